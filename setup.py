@@ -1,0 +1,80 @@
+"""Builds the one extension module, mha_c._core; everything else is in pyproject.toml.
+
+Switches, read from the environment (each builds in a folder of its own):
+    MHA_C_DEBUG=1      assertions on, little optimisation
+    MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers
+    MHA_C_COVERAGE=1   line coverage for gcov
+"""
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from glob import glob
+
+import numpy
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# Never -ffast-math and no contraction: NaN, infinities and the order of sums mean something here.
+# Never -march: every instruction set is compiled in target regions and chosen at import.
+BASE = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -g0".split()
+SWITCHES = {
+    "MHA_C_DEBUG": (["-O1", "-g", "-UNDEBUG", "-DMHA_DEBUG", "-Wall", "-Wextra"], []),
+    "MHA_C_SANITIZE": (
+        ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        ["-fsanitize=address,undefined"],
+    ),
+    "MHA_C_COVERAGE": (["-O1", "-g", "--coverage"], ["--coverage"]),
+}
+ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
+
+
+def sorted_glob(*patterns):
+    return sorted(path for pattern in patterns for path in glob(pattern))
+
+
+class BuildExt(build_ext):
+    """Compiles the sources side by side, and only those that changed or whose headers did."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.build_temp = "-".join([self.build_temp, *ACTIVE])
+
+    def build_extension(self, ext):
+        if self.compiler.compiler_type == "msvc":
+            ext.extra_compile_args, ext.extra_link_args = ["/O2", "/std:c11", "/fp:precise"], []
+        compile_sources = self.compiler.compile
+        newest_header = max(map(os.path.getmtime, ext.depends), default=0.0)
+
+        def compile_one(source, options):
+            (target,) = self.compiler.object_filenames([source], output_dir=options["output_dir"])
+            built = os.path.getmtime(target) if os.path.exists(target) and not self.force else 0.0
+            if built > max(newest_header, os.path.getmtime(source)):
+                return [target]
+            return compile_sources([source], **options)
+
+        def compile_all(sources, **options):
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = list(pool.map(lambda source: compile_one(source, options), sources))
+            return [target for targets in objects for target in targets]
+
+        self.compiler.compile = compile_all
+        super().build_extension(ext)
+
+
+core = Extension(
+    "mha_c._core",
+    sources=sorted_glob("csrc/*.c", "csrc/kernels/*.c", "csrc/python/*.c"),
+    depends=["setup.py", *sorted_glob("csrc/*.h", "csrc/*.inc", "csrc/*/*.h", "csrc/*/*.inc")],
+    include_dirs=["csrc", numpy.get_include()],
+    define_macros=[
+        ("NPY_NO_DEPRECATED_API", "NPY_1_21_API_VERSION"),
+        ("NPY_TARGET_VERSION", "NPY_1_21_API_VERSION"),  # the lowest NumPy of pyproject's dependencies
+    ],
+    extra_compile_args=BASE + [flag for name in ACTIVE for flag in SWITCHES[name][0]],
+    # -lm: the pool reads the floating-point mode.  nodelete: parked threads live as long as the process.
+    extra_link_args=["-pthread", "-lm", *(["-Wl,-z,nodelete"] if sys.platform == "linux" else [])]
+    + [flag for name in ACTIVE for flag in SWITCHES[name][1]],
+)
+
+setup(ext_modules=[core], cmdclass={"build_ext": BuildExt})
