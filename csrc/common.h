@@ -1,0 +1,74 @@
+/*
+ * common.h: compiler differences and small helpers that every C file of the core may use.
+ * No libc beyond the headers named here; Python, NumPy and stdio never come in.
+ */
+#ifndef MHA_COMMON_H
+#define MHA_COMMON_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define MHA_INLINE static inline __attribute__((always_inline))
+#define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#else
+#define MHA_INLINE static inline
+#define MHA_UNLIKELY(x) (x)
+#endif
+
+/* Unroll the loop that follows completely: arrays of vectors then live in registers. */
+#if defined(__clang__)
+#define MHA_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define MHA_UNROLL _Pragma("GCC unroll 16")
+#else
+#define MHA_UNROLL
+#endif
+
+#if defined(MHA_DEBUG)
+#include <assert.h>
+#define MHA_ASSERT(x) assert(x)
+#else
+#define MHA_ASSERT(x) ((void)0)
+#endif
+
+/* A cache line; also the width of the widest vector. */
+#define MHA_ALIGN ((size_t)64)
+
+MHA_INLINE size_t
+mha_min(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+MHA_INLINE size_t
+mha_max(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+MHA_INLINE size_t
+mha_ceil_div(size_t a, size_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* a rounded up to a multiple of b; the caller knows that it does not overflow. */
+MHA_INLINE size_t
+mha_round_up(size_t a, size_t b)
+{
+    return mha_ceil_div(a, b) * b;
+}
+
+/* *total *= factor; returns 0, or -1 on overflow and then *total is unchanged. */
+MHA_INLINE int
+mha_mul_size(size_t *total, size_t factor)
+{
+    if (factor != 0 && *total > SIZE_MAX / factor) {
+        return -1;
+    }
+    *total *= factor;
+    return 0;
+}
+
+#endif /* MHA_COMMON_H */

@@ -1,0 +1,84 @@
+/*
+ * cpu.c: which instruction sets the CPU and the OS offer.
+ *
+ * Compiled for the plainest CPU of its architecture, as it decides whether anything wider may run.
+ * A bit in CPUID is not enough: the OS must also save the wide registers when it switches threads,
+ * which XGETBV tells.  (macOS on x86 turns the AVX-512 state on only at first use; it counts as absent.)
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "cpu.h"
+
+#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+#include <cpuid.h>
+
+/* CPUID leaf 1, ECX. */
+#define HAS_FMA (1u << 12)
+#define HAS_OSXSAVE (1u << 27) /* the OS uses XSAVE, and XGETBV may be executed */
+/* CPUID leaf 7, EBX. */
+#define HAS_AVX2 (1u << 5)
+#define HAS_AVX512 ((1u << 16) | (1u << 17) | (1u << 30) | (1u << 31)) /* f, dq, bw, vl */
+/* XCR0, the register states that the OS saves. */
+#define SAVES_YMM 0x06u /* SSE and AVX state */
+#define SAVES_ZMM 0xE6u /* the same, mask registers, and both parts of the 512-bit state */
+
+static unsigned
+read_xcr0(void)
+{
+    unsigned low, high;
+
+    /* The bytes of xgetbv: its name and its intrinsic both need a target flag that this file must not have. */
+    __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0));
+    (void)high;
+    return low;
+}
+
+/* 1 if the CPU has AVX2, FMA and all of the leaf 7 bits `features`, and the OS saves all of `states`. */
+static int
+x86_offers(unsigned features, unsigned states)
+{
+    unsigned eax, ebx, ecx, edx;
+
+    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & HAS_OSXSAVE) == 0 || (ecx & HAS_FMA) == 0) {
+        return 0;
+    }
+    if ((read_xcr0() & states) != states || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+        return 0;
+    }
+    features |= HAS_AVX2;
+    return (ebx & features) == features;
+}
+#else
+#define HAS_AVX512 0u
+#define SAVES_YMM 0u
+#define SAVES_ZMM 0u
+
+static int
+x86_offers(unsigned features, unsigned states)
+{
+    (void)features;
+    (void)states;
+    return 0;
+}
+#endif
+
+int
+mha_cpu_offers(mha_isa isa)
+{
+    switch (isa) {
+    case MHA_ISA_SCALAR:
+        return 1;
+    case MHA_ISA_NEON: /* part of every 64-bit Arm CPU */
+#if defined(__aarch64__) || defined(_M_ARM64)
+        return 1;
+#else
+        return 0;
+#endif
+    case MHA_ISA_AVX2:
+        return x86_offers(0, SAVES_YMM);
+    case MHA_ISA_AVX512: /* its kernels use AVX2 and FMA instructions too */
+        return x86_offers(HAS_AVX512, SAVES_ZMM);
+    case MHA_N_ISAS:
+        break;
+    }
+    return 0;
+}

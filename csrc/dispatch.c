@@ -1,0 +1,110 @@
+/*
+ * dispatch.c: the compiled instruction sets, and the one in use.
+ *
+ * The choice is made once, when the module is imported, and then only read; mha_isa_select serves
+ * start-up and tests.  Nothing here runs an instruction that the CPU was not asked for.
+ */
+#include "dispatch.h"
+
+#include "cpu.h"
+
+/* Plainest first, in the order of mha_isa; an entry without tables is not compiled in. */
+static const struct {
+    const char *name;
+    const mha_kernels *kernels[2]; /* by mha_dtype */
+} isas[MHA_N_ISAS] = {
+    [MHA_ISA_SCALAR] = {"scalar", {&mha_kernels_f32_scalar, &mha_kernels_f64_scalar}},
+#if MHA_HAVE_NEON
+    [MHA_ISA_NEON] = {"neon", {&mha_kernels_f32_neon, &mha_kernels_f64_neon}},
+#else
+    [MHA_ISA_NEON] = {"neon", {NULL, NULL}},
+#endif
+#if MHA_HAVE_X86
+    [MHA_ISA_AVX2] = {"avx2", {&mha_kernels_f32_avx2, &mha_kernels_f64_avx2}},
+    [MHA_ISA_AVX512] = {"avx512", {&mha_kernels_f32_avx512, &mha_kernels_f64_avx512}},
+#else
+    [MHA_ISA_AVX2] = {"avx2", {NULL, NULL}},
+    [MHA_ISA_AVX512] = {"avx512", {NULL, NULL}},
+#endif
+};
+
+/* Scalar until somebody selects: correct everywhere, whatever runs before start-up has chosen. */
+static mha_isa active = MHA_ISA_SCALAR;
+
+static int
+is_isa(mha_isa isa)
+{
+    return (unsigned)isa < (unsigned)MHA_N_ISAS;
+}
+
+const char *
+mha_isa_name(mha_isa isa)
+{
+    return is_isa(isa) ? isas[isa].name : NULL;
+}
+
+int
+mha_isa_compiled(mha_isa isa)
+{
+    return is_isa(isa) && isas[isa].kernels[MHA_F32] != NULL;
+}
+
+int
+mha_isa_available(mha_isa isa)
+{
+    return mha_isa_compiled(isa) && mha_cpu_offers(isa);
+}
+
+mha_isa
+mha_isa_active(void)
+{
+    return active;
+}
+
+mha_status
+mha_isa_select(mha_isa isa)
+{
+    if (!mha_isa_available(isa)) {
+        return MHA_ERR_ISA;
+    }
+    active = isa;
+    return MHA_OK;
+}
+
+const mha_kernels *
+mha_kernels_for(mha_dtype dtype)
+{
+    return dtype == MHA_F32 || dtype == MHA_F64 ? isas[active].kernels[dtype] : NULL;
+}
+
+mha_scalar
+mha_scalar_from(const mha_kernels *kernels, double value)
+{
+    mha_scalar s = {0};
+
+    if (kernels->itemsize == sizeof(double)) {
+        s.f64 = value;
+    } else {
+        s.f32 = (float)value;
+    }
+    return s;
+}
+
+double
+mha_read(const mha_kernels *kernels, const void *numbers, size_t i)
+{
+    return kernels->itemsize == sizeof(double) ? ((const double *)numbers)[i]
+                                               : (double)((const float *)numbers)[i];
+}
+
+void
+mha_exp(mha_dtype dtype, size_t n, const void *x, void *y)
+{
+    mha_kernels_for(dtype)->exp_many(n, x, y);
+}
+
+void
+mha_tanh(mha_dtype dtype, size_t n, const void *x, void *y)
+{
+    mha_kernels_for(dtype)->tanh_many(n, x, y);
+}

@@ -1,0 +1,377 @@
+/*
+ * mha.h: the C API of mha_c, attention mathematics on plain buffers.  Read this file first.
+ *
+ * Nothing here knows Python or NumPy.  Every entry point takes plain structs, returns a
+ * status, never prints, aborts or keeps a pointer after it returns, and may be called from
+ * any number of threads at once.  Sizes are counts of numbers, never bytes, unless the name
+ * ends in _bytes; strides are counts of numbers too and may be zero or negative.
+ * The last axis of every floating-point operand is dense (stride 1).
+ *
+ * Notation of the comments: B batch, H heads, Q queries, K keys, D head_dim, Dv value_dim.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#ifndef MHA_H
+#define MHA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* --- Status ------------------------------------------------------------------------ */
+
+typedef enum {
+    MHA_OK = 0,
+    MHA_ERR_NOMEM = -1, /* scratch memory could not be had; outputs were not touched */
+    MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
+    MHA_ERR_ISA = -3,   /* this instruction set is unknown, not compiled in, or not on this CPU */
+    MHA_ERR_SIZE = -4   /* a product of sizes does not fit in memory's address range */
+} mha_status;
+
+#if defined(__GNUC__)
+#define MHA_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define MHA_MUST_CHECK
+#endif
+
+/* A short English text for a status; never NULL, never freed. */
+const char *mha_status_text(mha_status status);
+
+/* --- Instruction sets and threads ---------------------------------------------------- */
+
+/* Ordered from plainest to widest.  Scalar is in use until mha_isa_select has been called. */
+typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
+
+const char *mha_isa_name(mha_isa isa); /* "scalar", "neon", "avx2", "avx512"; NULL if out of range */
+int mha_isa_compiled(mha_isa isa);     /* 1 if this binary holds kernels for it */
+int mha_isa_available(mha_isa isa);    /* 1 if compiled in and offered by this CPU and OS */
+mha_isa mha_isa_active(void);
+
+/*
+ * Use the kernels of `isa` from now on.  For start-up and tests: the caller must make sure
+ * that no other call is running.  MHA_ERR_ISA, and no change, if it is not available.
+ * Weights packed under another ISA must be packed again.
+ */
+MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
+
+/*
+ * How many threads a call may use, this one included; at least 1.  Threads are started at the
+ * first call that is large enough to gain from them, and results do not depend on their number.
+ */
+void mha_threads_set(unsigned n_threads);
+unsigned mha_threads_get(void);
+
+/* CPUs this process may use: the smaller of its affinity mask and its cgroup quota, at least 1. */
+unsigned mha_threads_available(void);
+
+/* --- Operands ------------------------------------------------------------------------- */
+
+typedef enum { MHA_F32, MHA_F64 } mha_dtype;
+
+/* A read-only (B, H, rows, columns) operand: element (b, h, r, c) is data[b*batch_stride + h*head_stride + r*row_stride + c]. */
+typedef struct {
+    const void *data;
+    ptrdiff_t batch_stride, head_stride, row_stride;
+} mha_operand;
+
+/* The same, written. */
+typedef struct {
+    void *data;
+    ptrdiff_t batch_stride, head_stride, row_stride;
+} mha_result;
+
+/* A mask or bias over the scores (B, H, Q, K); a stride of 0 broadcasts that axis.  data NULL: none. */
+typedef struct {
+    const void *data;
+    ptrdiff_t batch_stride, head_stride, query_stride, key_stride;
+} mha_mask;
+
+/* Where query 0 stands on the causal diagonal: at key 0, or so that the last query sees the last key. */
+typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } mha_causal;
+
+#define MHA_NO_LIMIT ((int64_t)-1) /* window_left, window_right: that side is open */
+
+/*
+ * Which keys a query may see, as far as that is an interval: the intersection of
+ * lengths, causal corner and window.  Keys that no query of a tile sees are never read.
+ *
+ *   valid_lens      NULL for all keys; else B lengths (lens_per_batch 1) or B*Q lengths
+ *                   (lens_per_batch Q), clamped to 0..K.  Must not change during the call.
+ *   window_left, window_right
+ *                   query i sees key j when i - left <= j <= i + right, with i counted along
+ *                   the diagonal of `causal` (top-left unless it says bottom-right)
+ */
+typedef struct {
+    const int64_t *valid_lens;
+    size_t lens_per_batch;
+    mha_causal causal;
+    int64_t window_left, window_right;
+} mha_visibility;
+
+/*
+ * What a query that sees no key gets: the mean of all K values (d2l), or zeros (torch, ONNX).  A query all of
+ * whose scores are -inf counts as one; if they came to that by overflow, the mean is over the keys it sees.
+ */
+typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
+
+/* --- Attention --------------------------------------------------------------------------- */
+
+/*
+ * out = dropout(softmax(score(q, k) + bias)) v, one softmax per (batch, head, query) over the visible keys.
+ *
+ *   q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), out (B,H,Q,Dv).  Hkv divides H; query head h
+ *   uses key head h / (H / Hkv).  Inputs may overlap each other, out may overlap nothing.
+ *
+ *   score       additive_weights NULL:  scale * sum_d q[i,d] k[j,d]
+ *               else (D numbers):       scale * sum_d w[d] tanh(q[i,d] + k[j,d])
+ *   keep_mask   bytes, 0 hides the key from the query; its value then has no influence at all
+ *   bias        numbers of `dtype`, added to the scaled score; -inf throughout a row empties it
+ *   dropout     in 0..1: each weight is zeroed with that probability, the rest divided by
+ *               1 - dropout; the decision is a pure function of (seed, b, h, i, j, dropout)
+ *
+ * Optional outputs, each NULL or dense:
+ *   weights     (B,H,Q,K), before dropout; exactly 0 for keys a query may not see
+ *   row_max, row_sum   (B,H,Q), both or neither: the largest score m and sum of exp(score - m), the pair from which
+ *               mha_attention_weights rebuilds the weights; (0, 0) for a row without keys
+ *   lse         (B,H,Q): natural log of the sum of exp(score); -inf for a row without keys
+ *
+ * Errors: MHA_ERR_ARG, MHA_ERR_SIZE, MHA_ERR_NOMEM; outputs are then untouched.
+ * Results are the same bits for every thread count, batch, query split and alignment.
+ * Scratch memory does not grow with Q*K.
+ */
+typedef struct {
+    mha_dtype dtype;
+    size_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+    mha_operand q, k, v;
+    mha_result out;
+    const void *additive_weights;
+    double scale;
+    mha_visibility visible;
+    mha_mask keep_mask, bias;
+    mha_empty empty_rows;
+    double dropout;
+    uint64_t seed;
+    void *weights, *row_max, *row_sum, *lse;
+} mha_attention_args;
+
+MHA_MUST_CHECK mha_status mha_attention_forward(const mha_attention_args *args);
+
+/*
+ * The weights of an earlier call, to the bit, from its q, k, masks and its (row_max, row_sum):
+ * fills args->weights; v and out are not looked at.
+ */
+MHA_MUST_CHECK mha_status mha_attention_weights(const mha_attention_args *args);
+
+/* The gradient of a bias, added up over the axes of stride 0.  data NULL: not wanted. */
+typedef struct {
+    void *data;
+    ptrdiff_t batch_stride, head_stride, query_stride, key_stride;
+} mha_mask_result;
+
+/*
+ * Gradients of a loss with respect to q, k, v (and w, bias) of an earlier mha_attention_forward.
+ *
+ *   args        that call's arguments; row_max and row_sum (its results), dropout and seed are read,
+ *               its out, weights and lse are not looked at
+ *   out         (B,H,Q,Dv): what that call returned;  grad_out: the loss's gradient with respect to it
+ *   grad_q (B,H,Q,D), grad_k (B,Hkv,K,D), grad_v (B,Hkv,K,Dv): overwritten; exactly 0 for keys that
+ *               no query may see.  They may overlap nothing.
+ *   grad_additive_weights   D numbers, or NULL
+ *   grad_bias   broadcast like bias, with strides of its own
+ *
+ * Scores are computed again tile by tile: no Q x K buffer.  Same bits for every thread count.
+ */
+typedef struct {
+    mha_operand out, grad_out;
+    mha_result grad_q, grad_k, grad_v;
+    void *grad_additive_weights;
+    mha_mask_result grad_bias;
+} mha_attention_grads;
+
+MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads);
+
+/*
+ * The same mathematics in textbook loops with double accumulation: oracle and teaching text (reference.c).
+ * Without dropout: MHA_ERR_ARG for args->dropout != 0.
+ */
+MHA_MUST_CHECK mha_status mha_reference_attention(const mha_attention_args *args);
+
+/* --- Linear projections --------------------------------------------------------------------- */
+
+/*
+ * y = x W^T + bias with W packed for the active ISA.
+ * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow);
+ * mha_linear_pack fills them from a row-major (out_features, in_features) W.
+ */
+typedef struct {
+    const void *packed; /* NULL: no projection, the input is used as it is */
+    const void *bias;   /* out_features numbers, or NULL */
+    size_t out_features, in_features;
+} mha_linear;
+
+MHA_MUST_CHECK mha_status mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
+                                                 size_t *size_ret);
+MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features,
+                                          const void *weight, ptrdiff_t row_stride, void *packed);
+MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows,
+                                             const void *x, ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
+
+/*
+ * Gradients of y = x W^T + bias.  x (rows, in_features) and grad_y (rows, out_features) with the given
+ * row strides, weight row-major dense.  grad_x dense (rows, in_features), grad_weight dense (out, in),
+ * grad_bias out_features numbers: each overwritten, NULL if not wanted.
+ */
+typedef struct {
+    mha_dtype dtype;
+    size_t rows, out_features, in_features;
+    const void *x, *weight, *grad_y;
+    ptrdiff_t x_row_stride, grad_y_row_stride;
+    void *grad_x, *grad_weight, *grad_bias;
+} mha_linear_grads;
+
+MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
+
+/* --- Layers ----------------------------------------------------------------------------------- */
+
+/*
+ * A whole layer in one call: out = W_o( attention( W_q queries, W_k keys, W_v values ) ).
+ *
+ * MultiHeadAttention has all four projections; AdditiveAttention has W_q, W_k and
+ * additive_weights; DotProductAttention has none.  queries (B,Q,.), keys (B,K,.), values (B,K,.);
+ * out (B,Q,W_o.out_features) dense.  Heads are columns h*D .. (h+1)*D of the projected
+ * features.  Rows of keys and values outside the smallest interval that holds all the visible ones of
+ * their item are neither read nor projected
+ * (but all values of an item with an empty row, under MHA_EMPTY_UNIFORM).
+ *
+ * Optional outputs, NULL or dense: q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.)
+ * (rows that no query sees are left as they were; only where there is a projection), context
+ * (B,Q,W_o.in_features: what W_o is applied to; only with W_o), row_max, row_sum, weights as above.
+ */
+typedef struct {
+    mha_dtype dtype;
+    size_t batch, queries, keys, num_heads;
+    size_t query_size, key_size, value_size;
+    mha_operand query_rows, key_rows, value_rows; /* head_stride is not looked at */
+    mha_linear W_q, W_k, W_v, W_o;
+    const void *additive_weights;
+    mha_visibility visible;
+    mha_empty empty_rows;
+    double dropout;
+    uint64_t seed;
+    void *out;
+    void *q_projected, *k_projected, *v_projected, *context, *row_max, *row_sum, *weights;
+} mha_layer_args;
+
+MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
+
+/*
+ * Gradients of a whole layer.  `args` is the forward call's, with every optional output but `weights`
+ * asked for then and read now (and `out`, where there is no W_o); its packed weights only say which
+ * projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
+ * row-major dense.  Everything that is not NULL is overwritten; gradients of inputs are dense
+ * (B, rows, size).  Rows of keys and values that no query sees get gradient 0 and give none.
+ */
+typedef struct {
+    const mha_layer_args *forward;
+    const void *grad_out; /* dense, like out */
+    const void *weight[4];
+    void *grad_queries, *grad_keys, *grad_values;
+    void *grad_weight[4], *grad_bias[4];
+    void *grad_additive_weights;
+} mha_layer_grads;
+
+MHA_MUST_CHECK mha_status mha_layer_backward(const mha_layer_grads *grads);
+
+/* --- Masked softmax ----------------------------------------------------------------------------- */
+
+/*
+ * Softmax over the last axis of dense (batch, queries, keys) scores into dense `out` (may be the
+ * same memory), each row over the keys that `visible` (lengths only) leaves it; the others become 0.
+ */
+MHA_MUST_CHECK mha_status mha_masked_softmax(mha_dtype dtype, size_t batch, size_t queries, size_t keys,
+                                             const void *scores, const mha_visibility *visible,
+                                             mha_empty empty_rows, void *out);
+
+/* --- What a call will do, and why (explain.c) ---------------------------------------------------------- */
+
+/*
+ * These functions read the plan that the call itself would follow, under the instruction set and thread
+ * limit of this moment, and compute nothing.  Of the arguments' addresses only valid_lens is read; of the
+ * others it counts whether they are NULL.
+ */
+
+/* The kernels in use for a type: vectors of `lanes` numbers, products in register tiles of rows x columns. */
+typedef struct {
+    mha_isa isa;
+    size_t itemsize, lanes, tile_rows, tile_columns;
+} mha_kernel_facts;
+
+MHA_MUST_CHECK mha_status mha_kernels_explain(mha_dtype dtype, mha_kernel_facts *facts);
+
+typedef enum {
+    MHA_SHARE_ONE_TASK, /* one thread: there is nothing to share out */
+    MHA_SHARE_LITTLE,   /* one thread: less work than waking another is worth */
+    MHA_SHARE_WORK,     /* a further thread would get too little of it */
+    MHA_SHARE_TASKS,    /* there are no more tasks */
+    MHA_SHARE_ALL       /* as many as mha_threads_get allows */
+} mha_share_reason;
+
+/* How many threads share some work.  Times are estimates of one thread's, by the rule that decides. */
+typedef struct {
+    size_t n_tasks;
+    unsigned n_threads, most_threads;
+    mha_share_reason reason;
+    double seconds;       /* the work */
+    double least_seconds; /* from so much on it is shared, */
+    double least_each;    /* so that each thread gets at least so much */
+} mha_share_facts;
+
+mha_share_facts mha_threads_explain(void); /* of no work: the limits */
+
+typedef struct {
+    mha_kernel_facts kernels;
+    mha_share_facts share;
+    size_t batch, heads, kv_heads, queries, keys, head_dim, value_dim;
+    size_t key_block;    /* keys that are packed, scored and summed together */
+    size_t most_blocks;  /* key blocks that a query walks through, at most; > 1: their softmaxes are joined */
+    size_t tile_queries; /* queries that meet a block together */
+    size_t task_queries; /* queries of a task, for each of the heads that share a key head */
+    size_t n_splits;     /* > 1: few queries on many keys; so many blocks of each task are tasks of their own */
+    size_t n_tiles, n_tiles_all; /* pairs (queries, key block): computed, and if every query saw every key */
+    int weights_again;   /* the weights asked for are computed by a second pass */
+    size_t scratch_bytes; /* of the whole call */
+} mha_attention_facts;
+
+MHA_MUST_CHECK mha_status mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts);
+
+/* A projection; rows_needed are those that somebody sees, the others are left out. */
+typedef struct {
+    size_t rows, rows_needed, in_features, out_features, task_rows;
+    mha_share_facts share;
+} mha_linear_facts;
+
+MHA_MUST_CHECK mha_status mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows,
+                                             mha_linear_facts *facts);
+
+/* projections: W_q, W_k, W_v, which share their threads, and W_o; all 0 where there is none. */
+typedef struct {
+    mha_linear_facts projections[4];
+    mha_attention_facts attention;
+    size_t scratch_bytes;
+} mha_layer_facts;
+
+MHA_MUST_CHECK mha_status mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts);
+
+/* --- Hooks for tests and probes ------------------------------------------------------------------- */
+
+/* y[i] = exp(x[i]) or tanh(x[i]) by the active kernels. */
+void mha_exp(mha_dtype dtype, size_t n, const void *x, void *y);
+void mha_tanh(mha_dtype dtype, size_t n, const void *x, void *y);
+
+/*
+ * Replace the one allocator of the core (NULL, NULL: back to the C library's).  For tests that make
+ * allocations fail; not to be called while another call runs.
+ */
+typedef void *(*mha_alloc_fn)(size_t n_bytes);
+typedef void (*mha_free_fn)(void *memory);
+void mha_set_allocator(mha_alloc_fn alloc, mha_free_fn release);
+
+#endif /* MHA_H */
