@@ -1,0 +1,39 @@
+/*
+ * isa_avx512.c: every kernel compiled for x86-64 with AVX-512 F, VL, DQ and BW.
+ * The region between the pragmas is the only code of this file; everything in it is static
+ * but the two tables, so that no function built with wider instructions can be picked by others.
+ */
+#include "../common.h"
+#include "kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#if MHA_HAVE_X86
+#include <immintrin.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))), apply_to = function)
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")
+#endif
+
+#define MHA_ISA avx512
+
+#define VF_F64 0
+#include "simd_avx512.h"
+#include "texts.inc"
+#include "simd_undef.h"
+
+#define VF_F64 1
+#include "simd_avx512.h"
+#include "texts.inc"
+#include "simd_undef.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#endif
+#endif

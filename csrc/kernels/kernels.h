@@ -1,0 +1,181 @@
+/*
+ * kernels.h: the table of kernels, one per instruction set and number type.
+ *
+ * MHA_KERNELS is the only list: it makes the members of the table, and the
+ * initialisers in isa_*.c.  A kernel that is not listed cannot be called; one that an ISA
+ * lacks does not compile.  Kernels are straight-line: they check nothing and cannot fail.
+ * `real` in the comments is float or double; strides and sizes count numbers.
+ */
+#ifndef MHA_KERNELS_H
+#define MHA_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * c[i][j] = scale_i * ((accumulate ? c[i][j] : 0) + sum_p a[i][p] b[p][j]) + bias[j]
+ *
+ * The sum over p runs in order within parts of `part` steps, and part sums are added in order; parts
+ * end where (phase + p) is a multiple of `part`.  So a result depends on p alone, never
+ * on how rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
+ * `chunk`, a multiple of `part`, is for the cache alone: after so many steps it is the next columns' turn.
+ */
+typedef struct {
+    size_t rows, cols, depth;
+    size_t chunk, part, phase; /* part 0: as chunk */
+    const void *a; /* a[i][p] at a + i*a_row + p*a_step: a transposed operand costs nothing */
+    ptrdiff_t a_row, a_step;
+    const void *b;     /* step p at b + p*b_step; columns in groups of panel_width, b_group apart */
+    ptrdiff_t b_step;
+    ptrdiff_t b_group;
+    int b_padded;      /* the last vector of columns may be read whole */
+    void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
+    ptrdiff_t c_row;
+    void *const *c_rows;
+    int accumulate;
+    const void *scale; /* scale_i = scale[i * scale_step] */
+    size_t scale_step; /* 0 or 1 */
+    const void *bias;  /* cols numbers or NULL */
+} mha_product;
+
+/* scores[i][j] = scale * sum_d w[d] tanh(q[i][d] + k[j][d]), for additive attention. */
+typedef struct {
+    size_t rows, keys, depth;
+    const void *q, *k, *w;
+    ptrdiff_t q_row, k_row;
+    void *scores;
+    ptrdiff_t scores_row;
+    double scale;
+} mha_additive;
+
+/* A tile of scores, rows x width with width a multiple of the vector lanes, on its way through the softmax. */
+typedef struct {
+    size_t rows, width;
+    size_t visible; /* columns from here to width only fill the last vector: they count as hidden */
+    size_t phase;   /* vectors from the block's first key to column 0: sums are cut at multiples counted from there */
+    void *scores; /* in: scores, -inf where hidden; out: exp(score - max) */
+    ptrdiff_t scores_row;
+    void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
+} mha_softmax;
+
+/* out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row. */
+typedef struct {
+    size_t rows, cols;
+    int first; /* then out is not read, and rescale and factor are not looked at */
+    void *out;
+    ptrdiff_t out_row;
+    const void *block;
+    ptrdiff_t block_row;
+    const void *rescale, *factor, *inverse;
+} mha_merge;
+
+/* Dropout factors of a tile: rows queries from `query` on, keys from `key` on. */
+typedef struct {
+    size_t rows, keys;
+    uint64_t seed;
+    size_t item, head, query, key;
+    double p;
+    void *factors;
+    ptrdiff_t factors_row;
+} mha_dropout;
+
+/* A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes. */
+typedef struct {
+    size_t rows, cols;
+    void *weights, *grads; /* in: P, dP; out: P * factors, dS * scale */
+    const void *factors;   /* of dropout, or NULL */
+    ptrdiff_t row_stride;  /* of all three */
+    const void *delta;     /* one per row */
+    double scale;
+} mha_score_grads;
+
+/* Gradients of a tile of additive scores, added to grad_q, grad_k, grad_w; `grads` includes the scale. */
+typedef struct {
+    size_t rows, keys, depth;
+    size_t phase; /* of the first key in its block: sums over keys are cut at multiples counted from the block's start */
+    const void *q, *k, *w;
+    ptrdiff_t q_row, k_row;
+    const void *grads;
+    ptrdiff_t grads_row;
+    void *grad_q, *grad_k, *grad_w;
+    ptrdiff_t grad_q_row, grad_k_row;
+} mha_additive_grads;
+
+/* clang-format off */
+#define MHA_KERNELS(X) \
+    /* Rows first..end-1 of src, transposed into panels: dst[panel][p][panel_width]; rows before `first` count as 0. */ \
+    X(void, pack_panels, (const void *src, ptrdiff_t src_row, size_t first, size_t end, size_t depth, void *dst)) \
+    X(void, product, (const mha_product *product)) \
+    X(void, additive_scores, (const mha_additive *tile)) \
+    /* scores outside [first, last) of the row become -inf. */ \
+    X(void, hide_keys, (void *scores, size_t width, size_t first, size_t last)) \
+    /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
+    X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
+    X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
+    X(void, softmax_rows, (const mha_softmax *tile)) \
+    /* Joins a block's statistics to those of earlier blocks: rescale and factor bring both to the common max. \
+     * sum_rest, 0 before the first join, keeps what the sums lose to rounding: many small weights beside a large one. */ \
+    X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_rest, const void *block_max, \
+                              const void *block_sum, void *rescale, void *factor)) \
+    /* inverse[i] = 1 / sum[i], 0 for an empty row; max of an empty row becomes 0. */ \
+    X(void, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
+    X(void, merge_rows, (const mha_merge *merge)) \
+    /* weights[j] = exp(scores[j] - max) * inverse. */ \
+    X(void, weights_row, (size_t n, const void *scores, const void *max, const void *inverse, void *weights)) \
+    /* out[j] = in[j] * factor for the first n of cols numbers, 0 for the rest. */ \
+    X(void, scale_row, (size_t n, const void *in, const void *factor, size_t cols, void *out)) \
+    X(void, fill, (size_t n, double value, void *out)) \
+    /* lse[i] = max[i] + log(sum[i]), -inf for an empty row. */ \
+    X(void, logsumexp, (size_t rows, const void *max, const void *sum, void *lse)) \
+    /* 1 if every number of the rows is finite. */ \
+    X(int, all_finite, (size_t rows, size_t cols, const void *x, ptrdiff_t x_row)) \
+    /* Softmax over the first n of cols scores, in place; the rest become 0, all become `empty` if n is 0. */ \
+    X(void, softmax_row, (void *row, size_t cols, size_t n, double empty)) \
+    X(void, dropout_factors, (const mha_dropout *tile)) \
+    /* x[i][j] *= factors[i][j], rows of both row_stride apart. */ \
+    X(void, multiply_rows, (size_t rows, size_t cols, void *x, const void *factors, ptrdiff_t row_stride)) \
+    /* out[i] = sum_d a[i][d] b[i][d]. */ \
+    X(void, row_dots, (size_t rows, size_t cols, const void *a, ptrdiff_t a_row, const void *b, ptrdiff_t b_row, \
+                       void *out)) \
+    X(void, score_grads, (const mha_score_grads *tile)) \
+    X(void, column_sums, (size_t rows, size_t cols, const void *x, ptrdiff_t x_row, void *sums)) \
+    /* y[j * step] += x[j]. */ \
+    X(void, add_row, (size_t n, const void *x, void *y, ptrdiff_t step)) \
+    X(void, additive_grads, (const mha_additive_grads *tile)) \
+    X(void, exp_many, (size_t n, const void *x, void *y)) \
+    X(void, tanh_many, (size_t n, const void *x, void *y))
+/* clang-format on */
+
+#define MHA_KERNEL_MEMBER(result, name, parameters) result (*name) parameters;
+
+typedef struct {
+    const char *isa;
+    size_t itemsize;
+    size_t lanes;       /* numbers in a vector */
+    size_t panel_width; /* columns of a packed panel */
+    size_t tile_rows;   /* rows of the main register tile */
+    MHA_KERNELS(MHA_KERNEL_MEMBER)
+} mha_kernels;
+
+/* The compiled tables, see texts.inc; which of them exist is decided here alone. */
+#if defined(__x86_64__) || defined(_M_X64)
+#define MHA_HAVE_X86 1
+#else
+#define MHA_HAVE_X86 0
+#endif
+#if defined(__aarch64__) || defined(_M_ARM64)
+#define MHA_HAVE_NEON 1
+#else
+#define MHA_HAVE_NEON 0
+#endif
+
+extern const mha_kernels mha_kernels_f32_scalar, mha_kernels_f64_scalar;
+#if MHA_HAVE_X86
+extern const mha_kernels mha_kernels_f32_avx2, mha_kernels_f64_avx2;
+extern const mha_kernels mha_kernels_f32_avx512, mha_kernels_f64_avx512;
+#endif
+#if MHA_HAVE_NEON
+extern const mha_kernels mha_kernels_f32_neon, mha_kernels_f64_neon;
+#endif
+
+#endif

@@ -1,0 +1,265 @@
+/*
+ * simd_avx2.h: the vector vocabulary (README.md) for AVX2 with FMA. A register
+ * holds 8 float or 4 double; there are 16 of them. A mask is a register of
+ * integers as wide as the numbers: all bits set where a lane counts, else 0.
+ * Included once per type, VF_F64 being 0 or 1.
+ */
+#include "simd_names.h"
+
+#if VF_F64
+#define VF_LANES 4
+#define VF_OP(op) _mm256_##op##_pd
+#define VF_INT(op) _mm256_##op##_epi64
+#define VF_TO_INT(v) _mm256_castpd_si256(v)
+#define VF_FROM_INT(i) _mm256_castsi256_pd(i)
+#define VF_HALVES(a, b, order) _mm256_permute2f128_pd(a, b, order)
+typedef __m256d vf;
+#else
+#define VF_LANES 8
+#define VF_OP(op) _mm256_##op##_ps
+#define VF_INT(op) _mm256_##op##_epi32
+#define VF_TO_INT(v) _mm256_castps_si256(v)
+#define VF_FROM_INT(i) _mm256_castsi256_ps(i)
+#define VF_HALVES(a, b, order) _mm256_permute2f128_ps(a, b, order)
+typedef __m256 vf;
+#endif
+typedef __m256i vf_mask;
+
+/* 6 x 2 sums, 2 vectors of the panel and 1 broadcast fill 15 of 16 registers. */
+#define VF_TILE_ROWS 6
+#define VF_TILE_VECTORS 2
+#define VF_ACCUMULATORS 12
+
+#define VF_FUSED 1
+
+MHA_INLINE vf
+vf_set1(real x)
+{
+    return VF_OP(set1)(x);
+}
+
+MHA_INLINE vf
+vf_zero(void)
+{
+    return VF_OP(setzero)();
+}
+
+MHA_INLINE vf
+vf_load(const real *p)
+{
+    return VF_OP(loadu)(p);
+}
+
+MHA_INLINE void
+vf_store(real *p, vf v)
+{
+    VF_OP(storeu)(p, v);
+}
+
+/* The mask of the first n lanes, of all of them if n >= VF_LANES. */
+MHA_INLINE vf_mask
+vf_first_lanes(size_t n)
+{
+#if VF_F64
+    const __m256i count = _mm256_set1_epi64x((long long)mha_min(n, VF_LANES));
+    return _mm256_cmpgt_epi64(count, _mm256_setr_epi64x(0, 1, 2, 3));
+#else
+    const __m256i count = _mm256_set1_epi32((int)mha_min(n, VF_LANES));
+    return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+#endif
+}
+
+/* A lane that the mask leaves out is not accessed and cannot fault. */
+MHA_INLINE vf
+vf_load_first(const real *p, size_t n)
+{
+    return VF_OP(maskload)(p, vf_first_lanes(n));
+}
+
+MHA_INLINE void
+vf_store_first(real *p, vf v, size_t n)
+{
+    VF_OP(maskstore)(p, vf_first_lanes(n), v);
+}
+
+MHA_INLINE vf
+vf_keep_first(vf v, size_t n, vf fill)
+{
+    return VF_OP(blendv)(fill, v, VF_FROM_INT(vf_first_lanes(n)));
+}
+
+MHA_INLINE vf
+vf_add(vf a, vf b)
+{
+    return VF_OP(add)(a, b);
+}
+
+MHA_INLINE vf
+vf_sub(vf a, vf b)
+{
+    return VF_OP(sub)(a, b);
+}
+
+MHA_INLINE vf
+vf_mul(vf a, vf b)
+{
+    return VF_OP(mul)(a, b);
+}
+
+MHA_INLINE vf
+vf_div(vf a, vf b)
+{
+    return VF_OP(div)(a, b);
+}
+
+MHA_INLINE vf
+vf_fma(vf a, vf b, vf c)
+{
+    return VF_OP(fmadd)(a, b, c);
+}
+
+MHA_INLINE vf
+vf_fnma(vf a, vf b, vf c)
+{
+    return VF_OP(fnmadd)(a, b, c);
+}
+
+/* The instruction itself gives b where a or b is NaN. */
+MHA_INLINE vf
+vf_max(vf a, vf b)
+{
+    return VF_OP(max)(a, b);
+}
+
+MHA_INLINE vf
+vf_min(vf a, vf b)
+{
+    return VF_OP(min)(a, b);
+}
+
+MHA_INLINE vf
+vf_abs(vf a)
+{
+    return VF_OP(andnot)(vf_set1((real)-0.0), a); /* -0: only the sign bit set */
+}
+
+MHA_INLINE vf
+vf_copysign(vf a, vf sign)
+{
+    return VF_OP(or)(a, VF_OP(and)(vf_set1((real)-0.0), sign));
+}
+
+MHA_INLINE vf
+vf_select_lt(vf a, vf b, vf x, vf y)
+{
+    return VF_OP(blendv)(y, x, VF_OP(cmp)(a, b, _CMP_LT_OQ));
+}
+
+MHA_INLINE vf
+vf_round(vf a)
+{
+    return VF_OP(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* The low bits of k, n plus the bias, move up to where the exponent lies. */
+MHA_INLINE vf
+vf_pow2(vf k)
+{
+    return VF_FROM_INT(VF_INT(slli)(VF_TO_INT(k), VF_MANTISSA));
+}
+
+/*
+ * 2^n itself may be too large or too small for a number. So it is applied in two
+ * halves: the low bits of k, n plus twice the bias, are the sum of two exponents.
+ */
+MHA_INLINE vf
+vf_scale2(vf a, vf k)
+{
+    const __m256i both = VF_TO_INT(k);
+    const __m256i one = VF_INT(srli)(both, 1);
+    const __m256i other = VF_INT(sub)(both, one);
+    const vf scaled = vf_mul(a, VF_FROM_INT(VF_INT(slli)(one, VF_MANTISSA)));
+    return vf_mul(scaled, VF_FROM_INT(VF_INT(slli)(other, VF_MANTISSA)));
+}
+
+/* The upper half onto the lower one, until one lane is left. */
+MHA_INLINE real
+vf_hsum(vf v)
+{
+#if VF_F64
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+#else
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#endif
+}
+
+MHA_INLINE real
+vf_hmax(vf v)
+{
+#if VF_F64
+    const __m128d two = _mm_max_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
+    return _mm_cvtsd_f64(_mm_max_sd(two, _mm_unpackhi_pd(two, two)));
+#else
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+#endif
+}
+
+/*
+ * A register is 2 blocks of 128 bits. Interleaving works within each block:
+ * of a0 a1 a2 a3 and b0 b1 b2 b3 (float) it makes a0 b0 a1 b1 and a2 b2 a3 b3.
+ */
+MHA_INLINE void
+VF_NAME(interleave)(vf *a, vf *b)
+{
+    const vf low = VF_OP(unpacklo)(*a, *b);
+    *b = VF_OP(unpackhi)(*a, *b);
+    *a = low;
+}
+
+/* Transposes the small square within each block: 4 rows of float, 2 of double. */
+MHA_INLINE void
+VF_NAME(transpose_in_blocks)(vf *r)
+{
+#if VF_F64
+    VF_NAME(interleave)(r, r + 1);
+#else
+    VF_NAME(interleave)(r, r + 2);
+    VF_NAME(interleave)(r + 1, r + 3);
+    VF_NAME(interleave)(r, r + 1);
+    VF_NAME(interleave)(r + 2, r + 3);
+#endif
+}
+
+/* Blocks a0 a1 and b0 b1 become a0 b0 and a1 b1. */
+MHA_INLINE void
+VF_NAME(swap_blocks)(vf *a, vf *b)
+{
+    const vf low = VF_HALVES(*a, *b, 0x20);
+    *b = VF_HALVES(*a, *b, 0x31);
+    *a = low;
+}
+
+/*
+ * First inside the blocks, then the 2 x 2 blocks. All is inlined and every index
+ * a constant in the end, so that the compiler keeps the array in registers.
+ */
+MHA_INLINE void
+vf_transpose(vf r[VF_LANES])
+{
+    const size_t step = VF_LANES / 2; /* rows, and so columns, of a block */
+
+    VF_NAME(transpose_in_blocks)(r);
+    VF_NAME(transpose_in_blocks)(r + step);
+
+    VF_NAME(swap_blocks)(r, r + step);
+    VF_NAME(swap_blocks)(r + 1, r + 1 + step);
+#if !VF_F64
+    VF_NAME(swap_blocks)(r + 2, r + 2 + step);
+    VF_NAME(swap_blocks)(r + 3, r + 3 + step);
+#endif
+}

@@ -1,0 +1,249 @@
+/*
+ * simd_avx512.h: the vector vocabulary (README.md) for AVX-512 F, VL, DQ, BW.
+ * A register holds 16 float or 8 double; there are 32 of them, and mask
+ * registers (one bit a lane) that let a load or store skip lanes for good:
+ * a skipped lane cannot fault. Included once per type, VF_F64 being 0 or 1.
+ */
+#include "simd_names.h"
+
+#if VF_F64
+#define VF_LANES 8
+#define VF_OP(op) _mm512_##op##_pd
+#define VF_BLOCKS(a, b, order) _mm512_shuffle_f64x2(a, b, order)
+#define VF_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
+#define VF_EXPONENT(k) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(k), VF_MANTISSA))
+typedef __m512d vf;
+typedef __mmask8 vf_mask;
+#else
+#define VF_LANES 16
+#define VF_OP(op) _mm512_##op##_ps
+#define VF_BLOCKS(a, b, order) _mm512_shuffle_f32x4(a, b, order)
+#define VF_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
+#define VF_EXPONENT(k) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(k), VF_MANTISSA))
+typedef __m512 vf;
+typedef __mmask16 vf_mask;
+#endif
+
+/* 12 x 2 sums, 2 vectors of the panel and 1 broadcast fill 27 of 32 registers. */
+#define VF_TILE_ROWS 12
+#define VF_TILE_VECTORS 2
+#define VF_ACCUMULATORS 24
+
+#define VF_FUSED 1
+
+MHA_INLINE vf
+vf_set1(real x)
+{
+    return VF_OP(set1)(x);
+}
+
+MHA_INLINE vf
+vf_zero(void)
+{
+    return VF_OP(set1)(0);
+}
+
+MHA_INLINE vf
+vf_load(const real *p)
+{
+    return VF_OP(loadu)(p);
+}
+
+MHA_INLINE void
+vf_store(real *p, vf v)
+{
+    VF_OP(storeu)(p, v);
+}
+
+/* A mask with the first n bits set, all of them if n >= VF_LANES. */
+MHA_INLINE vf_mask
+vf_first_lanes(size_t n)
+{
+    return (vf_mask)((1u << mha_min(n, VF_LANES)) - 1u);
+}
+
+MHA_INLINE vf
+vf_load_first(const real *p, size_t n)
+{
+    return VF_OP(maskz_loadu)(vf_first_lanes(n), p);
+}
+
+MHA_INLINE void
+vf_store_first(real *p, vf v, size_t n)
+{
+    VF_OP(mask_storeu)(p, vf_first_lanes(n), v);
+}
+
+MHA_INLINE vf
+vf_keep_first(vf v, size_t n, vf fill)
+{
+    return VF_OP(mask_blend)(vf_first_lanes(n), fill, v);
+}
+
+MHA_INLINE vf
+vf_add(vf a, vf b)
+{
+    return VF_OP(add)(a, b);
+}
+
+MHA_INLINE vf
+vf_sub(vf a, vf b)
+{
+    return VF_OP(sub)(a, b);
+}
+
+MHA_INLINE vf
+vf_mul(vf a, vf b)
+{
+    return VF_OP(mul)(a, b);
+}
+
+MHA_INLINE vf
+vf_div(vf a, vf b)
+{
+    return VF_OP(div)(a, b);
+}
+
+MHA_INLINE vf
+vf_fma(vf a, vf b, vf c)
+{
+    return VF_OP(fmadd)(a, b, c);
+}
+
+MHA_INLINE vf
+vf_fnma(vf a, vf b, vf c)
+{
+    return VF_OP(fnmadd)(a, b, c);
+}
+
+/* The instruction itself gives b where a or b is NaN. */
+MHA_INLINE vf
+vf_max(vf a, vf b)
+{
+    return VF_OP(max)(a, b);
+}
+
+MHA_INLINE vf
+vf_min(vf a, vf b)
+{
+    return VF_OP(min)(a, b);
+}
+
+MHA_INLINE vf
+vf_abs(vf a)
+{
+    return VF_OP(abs)(a);
+}
+
+MHA_INLINE vf
+vf_select_lt(vf a, vf b, vf x, vf y)
+{
+    return VF_OP(mask_blend)(VF_LESS(a, b), y, x);
+}
+
+MHA_INLINE vf
+vf_copysign(vf a, vf sign)
+{
+    return VF_OP(or)(a, VF_OP(and)(vf_set1((real)-0.0), sign)); /* -0: only the sign bit set */
+}
+
+MHA_INLINE vf
+vf_round(vf a)
+{
+    return VF_OP(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* The low bits of k, n plus the bias, move up to where the exponent lies. */
+MHA_INLINE vf
+vf_pow2(vf k)
+{
+    return VF_EXPONENT(k);
+}
+
+/* One instruction does it all, but it wants n itself. */
+MHA_INLINE vf
+vf_scale2(vf a, vf k)
+{
+    return VF_OP(scalef)(a, vf_sub(k, vf_set1(VF_SCALE2_BASE)));
+}
+
+/* Halves are added until one lane is left. */
+MHA_INLINE real
+vf_hsum(vf v)
+{
+    return VF_OP(reduce_add)(v);
+}
+
+MHA_INLINE real
+vf_hmax(vf v)
+{
+    return VF_OP(reduce_max)(v);
+}
+
+/*
+ * A register is 4 blocks of 128 bits. Interleaving works within each block:
+ * of blocks a0 a1 a2 a3 and b0 b1 b2 b3 (float) it makes a0 b0 a1 b1 and
+ * a2 b2 a3 b3.
+ */
+MHA_INLINE void
+VF_NAME(interleave)(vf *a, vf *b)
+{
+    const vf low = VF_OP(unpacklo)(*a, *b);
+    *b = VF_OP(unpackhi)(*a, *b);
+    *a = low;
+}
+
+/* Of whole blocks, a0 a1 a2 a3 and b0 b1 b2 b3: a0 a2 b0 b2 and a1 a3 b1 b3. */
+MHA_INLINE void
+VF_NAME(sort_blocks)(vf *a, vf *b)
+{
+    const vf even = VF_BLOCKS(*a, *b, 0x88);
+    *b = VF_BLOCKS(*a, *b, 0xdd);
+    *a = even;
+}
+
+/* Transposes the 4 x 4 blocks of the rows r[0], r[step], r[2 step], r[3 step]. */
+MHA_INLINE void
+VF_NAME(transpose_blocks)(vf *r, size_t step)
+{
+    VF_NAME(sort_blocks)(r, r + step);
+    VF_NAME(sort_blocks)(r + 2 * step, r + 3 * step);
+    VF_NAME(sort_blocks)(r, r + 2 * step);
+    VF_NAME(sort_blocks)(r + step, r + 3 * step);
+}
+
+/* Transposes the small square within each block: 4 rows of float, 2 of double. */
+MHA_INLINE void
+VF_NAME(transpose_in_blocks)(vf *r)
+{
+#if VF_F64
+    VF_NAME(interleave)(r, r + 1);
+#else
+    VF_NAME(interleave)(r, r + 2);
+    VF_NAME(interleave)(r + 1, r + 3);
+    VF_NAME(interleave)(r, r + 1);
+    VF_NAME(interleave)(r + 2, r + 3);
+#endif
+}
+
+/*
+ * First inside the blocks, then the blocks. All is inlined and every index a
+ * constant in the end, so that the compiler keeps the array in registers.
+ */
+MHA_INLINE void
+vf_transpose(vf r[VF_LANES])
+{
+    const size_t step = VF_LANES / 4; /* rows, and so columns, of a block */
+
+    VF_NAME(transpose_in_blocks)(r);
+    VF_NAME(transpose_in_blocks)(r + step);
+    VF_NAME(transpose_in_blocks)(r + 2 * step);
+    VF_NAME(transpose_in_blocks)(r + 3 * step);
+
+    VF_NAME(transpose_blocks)(r, step);
+    VF_NAME(transpose_blocks)(r + 1, step);
+#if !VF_F64
+    VF_NAME(transpose_blocks)(r + 2, step);
+    VF_NAME(transpose_blocks)(r + 3, step);
+#endif
+}

@@ -1,0 +1,199 @@
+/*
+ * simd_scalar.h: the vector vocabulary (README.md) in plain C, a "vector" being
+ * one number. For any CPU, and the easiest to read: each word says in C what it
+ * means in every instruction set. Included once per type, VF_F64 being 0 or 1.
+ * Wants <string.h>; calls nothing of the maths library.
+ */
+#include "simd_names.h"
+
+/* The integer that has the size of a number, and its sign bit. */
+#if VF_F64
+#define VF_BITS uint64_t
+#define VF_SIGN ((uint64_t)1 << 63)
+#else
+#define VF_BITS uint32_t
+#define VF_SIGN ((uint32_t)1 << 31)
+#endif
+
+#define VF_LANES 1
+/* A tile of 4 x 4 sums; more would not fit the 16 registers of x86. */
+#define VF_TILE_ROWS 4
+#define VF_TILE_VECTORS 4
+#define VF_ACCUMULATORS 16
+
+#define VF_FUSED 0
+
+typedef real vf;
+
+/* A number as the integer of the same bits, and back. */
+MHA_INLINE VF_BITS
+VF_NAME(to_bits)(real x)
+{
+    VF_BITS bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+MHA_INLINE real
+VF_NAME(from_bits)(VF_BITS bits)
+{
+    real x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+MHA_INLINE vf
+vf_set1(real x)
+{
+    return x;
+}
+
+MHA_INLINE vf
+vf_zero(void)
+{
+    return 0;
+}
+
+MHA_INLINE vf
+vf_load(const real *p)
+{
+    return *p;
+}
+
+MHA_INLINE void
+vf_store(real *p, vf v)
+{
+    *p = v;
+}
+
+MHA_INLINE vf
+vf_load_first(const real *p, size_t n)
+{
+    return n == 0 ? 0 : *p;
+}
+
+MHA_INLINE void
+vf_store_first(real *p, vf v, size_t n)
+{
+    if (n != 0) {
+        *p = v;
+    }
+}
+
+MHA_INLINE vf
+vf_keep_first(vf v, size_t n, vf fill)
+{
+    return n == 0 ? fill : v;
+}
+
+MHA_INLINE vf
+vf_add(vf a, vf b)
+{
+    return a + b;
+}
+
+MHA_INLINE vf
+vf_sub(vf a, vf b)
+{
+    return a - b;
+}
+
+MHA_INLINE vf
+vf_mul(vf a, vf b)
+{
+    return a * b;
+}
+
+MHA_INLINE vf
+vf_div(vf a, vf b)
+{
+    return a / b;
+}
+
+/* Two roundings: a fused fma would be a slow library call on old CPUs. */
+MHA_INLINE vf
+vf_fma(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+
+MHA_INLINE vf
+vf_fnma(vf a, vf b, vf c)
+{
+    return c - a * b;
+}
+
+/* A comparison with NaN is false, so that NaN in a or b gives b. */
+MHA_INLINE vf
+vf_max(vf a, vf b)
+{
+    return a > b ? a : b;
+}
+
+MHA_INLINE vf
+vf_min(vf a, vf b)
+{
+    return a < b ? a : b;
+}
+
+MHA_INLINE vf
+vf_abs(vf a)
+{
+    return VF_NAME(from_bits)(VF_NAME(to_bits)(a) & ~VF_SIGN);
+}
+
+MHA_INLINE vf
+vf_copysign(vf a, vf sign)
+{
+    return VF_NAME(from_bits)(VF_NAME(to_bits)(a) | (VF_NAME(to_bits)(sign) & VF_SIGN));
+}
+
+MHA_INLINE vf
+vf_select_lt(vf a, vf b, vf x, vf y)
+{
+    return a < b ? x : y;
+}
+
+MHA_INLINE vf
+vf_round(vf a)
+{
+    return (a + VF_MAGIC) - VF_MAGIC;
+}
+
+/* The low bits of k, n plus the bias, move up to where the exponent lies. */
+MHA_INLINE vf
+vf_pow2(vf k)
+{
+    return VF_NAME(from_bits)(VF_NAME(to_bits)(k) << VF_MANTISSA);
+}
+
+/*
+ * 2^n itself may be too large or too small for a number. So it is applied in two
+ * halves: the low bits of k, n plus twice the bias, are the sum of two exponents.
+ */
+MHA_INLINE vf
+vf_scale2(vf a, vf k)
+{
+    const VF_BITS both = VF_NAME(to_bits)(k);
+    const VF_BITS one = both >> 1;
+    const VF_BITS other = both - one;
+    return a * VF_NAME(from_bits)(one << VF_MANTISSA) * VF_NAME(from_bits)(other << VF_MANTISSA);
+}
+
+MHA_INLINE real
+vf_hsum(vf v)
+{
+    return v;
+}
+
+MHA_INLINE real
+vf_hmax(vf v)
+{
+    return v;
+}
+
+MHA_INLINE void
+vf_transpose(vf r[VF_LANES])
+{
+    (void)r;
+}
