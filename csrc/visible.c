@@ -1,0 +1,98 @@
+/*
+ * visible.c: lengths, causal corners and windows as one interval of keys per query.
+ */
+#include "visible.h"
+
+#include "common.h"
+
+/* Sizes fit int64_t: they count numbers in memory.  Saturating sums keep wild windows harmless. */
+static int64_t
+add_saturated(int64_t a, int64_t b)
+{
+    return b > 0 && a > INT64_MAX - b ? INT64_MAX : b < 0 && a < INT64_MIN - b ? INT64_MIN : a + b;
+}
+
+static size_t
+clamp(int64_t x, size_t limit)
+{
+    return x <= 0 ? 0 : (uint64_t)x < limit ? (size_t)x : limit;
+}
+
+mha_interval
+mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
+{
+    mha_interval seen = {0, keys};
+    /* Where this query stands on the diagonal. */
+    int64_t diagonal = (int64_t)query;
+
+    if (visible->valid_lens != NULL) {
+        const size_t index = visible->lens_per_batch == 1 ? item : item * queries + query;
+        seen.last = clamp(visible->valid_lens[index], keys);
+    }
+    if (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT) {
+        diagonal += (int64_t)keys - (int64_t)queries;
+    }
+    if (visible->causal != MHA_CAUSAL_NONE) {
+        seen.last = mha_min(seen.last, clamp(diagonal + 1, keys));
+    }
+    if (visible->window_right >= 0) {
+        const int64_t right = add_saturated(diagonal, visible->window_right);
+        seen.last = mha_min(seen.last, clamp(add_saturated(right, 1), keys));
+    }
+    if (visible->window_left >= 0) {
+        seen.first = clamp(add_saturated(diagonal, -visible->window_left), keys);
+    }
+    if (seen.first >= seen.last) {
+        seen.first = seen.last = 0;
+    }
+    return seen;
+}
+
+mha_interval
+mha_intervals_join(const mha_interval *intervals, size_t n)
+{
+    mha_interval all = {SIZE_MAX, 0};
+
+    for (size_t i = 0; i < n; i++) {
+        /* An empty one, {0, 0}, has no say about where the keys start. */
+        const size_t first = intervals[i].last == 0 ? SIZE_MAX : intervals[i].first;
+        all.first = mha_min(all.first, first);
+        all.last = mha_max(all.last, intervals[i].last);
+    }
+    return all.last == 0 ? (mha_interval){0, 0} : all;
+}
+
+mha_interval
+mha_interval_meet(mha_interval a, mha_interval b)
+{
+    a.first = mha_max(a.first, b.first);
+    a.last = mha_min(a.last, b.last);
+    if (a.first >= a.last) {
+        a.first = a.last = 0;
+    }
+    return a;
+}
+
+int
+mha_same_for_all_queries(const mha_visibility *visible)
+{
+    return (visible->valid_lens == NULL || visible->lens_per_batch == 1) &&
+           visible->causal == MHA_CAUSAL_NONE && visible->window_left < 0 && visible->window_right < 0;
+}
+
+mha_interval
+mha_visible_item(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t *n_empty_ret)
+{
+    const size_t n = mha_same_for_all_queries(visible) ? mha_min(queries, 1) : queries;
+    mha_interval all = {0, 0};
+    size_t n_empty = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const mha_interval seen = mha_visible_keys(visible, queries, keys, item, i);
+        n_empty += seen.first == seen.last;
+        const mha_interval both[2] = {all, seen};
+        all = mha_intervals_join(both, 2);
+    }
+    *n_empty_ret = n < queries ? n_empty * queries : n_empty;
+    return all;
+}

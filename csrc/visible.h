@@ -1,0 +1,34 @@
+/*
+ * visible.h: every length, causal corner and window, reduced to one interval of keys per query.
+ * The only place that knows what those words mean; drivers and kernels see intervals.
+ */
+#ifndef MHA_VISIBLE_H
+#define MHA_VISIBLE_H
+
+#include "mha.h"
+
+/* Keys first .. last-1; empty as {0, 0}. */
+typedef struct {
+    size_t first, last;
+} mha_interval;
+
+/* The keys that query `query` of batch item `item` may see. */
+mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
+                              size_t query);
+
+/* 1 if all queries of an item see the same keys, 0 .. length. */
+int mha_same_for_all_queries(const mha_visibility *visible);
+
+/* The smallest interval that holds all n of them. */
+mha_interval mha_intervals_join(const mha_interval *intervals, size_t n);
+
+/* What the two have in common. */
+mha_interval mha_interval_meet(mha_interval a, mha_interval b);
+
+/*
+ * The keys that some query of the item sees, and in *n_empty_ret the number of queries that see none.
+ */
+mha_interval mha_visible_item(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
+                              size_t *n_empty_ret);
+
+#endif
