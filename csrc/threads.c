@@ -1,0 +1,380 @@
+/*
+ * threads.c: the pool behind mha_parallel_for, on POSIX threads.
+ *
+ * One job at a time.  The caller writes the job down, opens its gate and rings the bell.  A worker
+ * that hears the bell joins through the gate, which numbers it, and claims tasks until none is left.
+ * The caller claims tasks as well, then closes the gate and waits for those who have joined.
+ * Nobody ever waits for a worker that has not joined: one that the OS has not scheduled yet, that
+ * could not be started, or that did not survive a fork costs its help and nothing else.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#if defined(__linux__)
+#define _GNU_SOURCE /* pthread_setname_np, syscall */
+#endif
+
+#include "threads.h"
+
+#include "common.h"
+#include "mha.h"
+
+#if (defined(__unix__) || defined(__APPLE__)) && !defined(__STDC_NO_ATOMICS__) && !defined(MHA_NO_THREADS)
+#include <errno.h>
+#include <fenv.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#include "threads_park.h"
+
+#define MOST_THREADS 1024u
+#define STACK_BYTES ((size_t)1 << 20) /* kernels need little; thread-local data of a big process comes out of it too */
+
+/*
+ * How long a worker without work, or a caller whose tasks are all claimed, looks on before it parks: the jobs of one
+ * layer follow each other closer than that, and in vain it costs about what leaving the kernel costs.  The last part
+ * of it yields, or else 16 threads on 2 CPUs spend most of their time in each other's way.
+ */
+#define SPIN_NS 50000
+#define YIELD_AFTER_NS 10000
+
+/*
+ * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
+ * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
+ * and every further thread should bring 15 us of work as well.
+ */
+#define MADDS_PER_SECOND 25e9
+#define WORTH_SHARING (30e-6 * MADDS_PER_SECOND)
+#define WORK_PER_THREAD (15e-6 * MADDS_PER_SECOND)
+
+/* The gate: how many workers may join in its upper half, how many have joined in the lower; 0 is closed. */
+#define GATE_OPEN(places) ((unsigned)(places) << 16)
+#define GATE_PLACES(gate) ((gate) >> 16)
+#define GATE_JOINED(gate) ((gate)&0xFFFFu)
+
+/*
+ * The job and what its threads share.  Fields marked (owner) belong to the caller that holds `busy`; workers read
+ * them between joining and reporting that they have finished.
+ */
+static struct {
+    /* read by everybody at the start of a job: one cache line */
+    _Alignas(64) mha_counter bell; /* counts jobs */
+    atomic_uint gate;
+    mha_task_fn run; /* (owner) */
+    void *context;   /* (owner) */
+    size_t n_tasks;  /* (owner) */
+    fenv_t fp_mode;  /* (owner) of the calling thread */
+    /* written by everybody, each on its own line */
+    _Alignas(64) atomic_size_t next_task;
+    _Alignas(64) mha_counter finished; /* joined workers that have left the job again */
+    _Alignas(64) atomic_int busy;      /* some caller has the pool */
+    unsigned n_started;                /* (owner) workers that exist */
+    int watches_forks;                 /* (owner) */
+} pool = {.bell = MHA_COUNTER_ZERO, .finished = MHA_COUNTER_ZERO};
+
+static atomic_uint thread_limit; /* 0: not yet known */
+
+void
+mha_threads_set(unsigned n_threads)
+{
+    atomic_store(&thread_limit, n_threads < 1 ? 1 : n_threads < MOST_THREADS ? n_threads : MOST_THREADS);
+}
+
+unsigned
+mha_threads_get(void)
+{
+    unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
+
+    if (limit == 0) {
+        const unsigned available = mha_threads_available();
+        const unsigned wanted = available < MOST_THREADS ? available : MOST_THREADS;
+        /* If someone set or found it meanwhile, `limit` becomes what they stored. */
+        if (atomic_compare_exchange_strong(&thread_limit, &limit, wanted)) {
+            limit = wanted;
+        }
+    }
+    return limit;
+}
+
+/* How many threads, and why. */
+static unsigned
+decide(size_t n_tasks, double work, mha_share_reason *reason)
+{
+    if (n_tasks <= 1) {
+        *reason = MHA_SHARE_ONE_TASK;
+        return 1;
+    }
+    if (!(work >= WORTH_SHARING)) {
+        *reason = MHA_SHARE_LITTLE;
+        return 1;
+    }
+    const unsigned allowed = mha_threads_get();
+    const size_t most = mha_min(allowed, n_tasks);
+    const double worth = work / WORK_PER_THREAD;
+
+    if (worth < (double)most) {
+        *reason = MHA_SHARE_WORK;
+        return (unsigned)worth;
+    }
+    *reason = n_tasks < allowed ? MHA_SHARE_TASKS : MHA_SHARE_ALL;
+    return (unsigned)most;
+}
+
+unsigned
+mha_threads_for(size_t n_tasks, double work)
+{
+    mha_share_reason unused;
+
+    return decide(n_tasks, work, &unused);
+}
+
+mha_share_facts
+mha_threads_share(size_t n_tasks, double work)
+{
+    mha_share_facts facts = {
+        .n_tasks = n_tasks,
+        .most_threads = mha_threads_get(),
+        .seconds = work / MADDS_PER_SECOND,
+        .least_seconds = WORTH_SHARING / MADDS_PER_SECOND,
+        .least_each = WORK_PER_THREAD / MADDS_PER_SECOND,
+    };
+    facts.n_threads = decide(n_tasks, work, &facts.reason);
+    return facts;
+}
+
+/* Everything on the calling thread. */
+static void
+run_inline(size_t n_tasks, mha_task_fn run, void *context)
+{
+    for (size_t task = 0; task < n_tasks; task++) {
+        run(context, task, 0);
+    }
+}
+
+/* --- Worker threads ----------------------------------------------------------------- */
+
+static void
+claim_tasks(unsigned worker)
+{
+    const mha_task_fn run = pool.run;
+    void *const context = pool.context;
+    const size_t n_tasks = pool.n_tasks;
+    size_t task;
+
+    while ((task = atomic_fetch_add_explicit(&pool.next_task, 1, memory_order_relaxed)) < n_tasks) {
+        run(context, task, worker);
+    }
+}
+
+/* Takes part in the job whose gate is open, if any; returns whether it did. */
+static int
+join_job(void)
+{
+    unsigned gate = atomic_load_explicit(&pool.gate, memory_order_relaxed);
+
+    do {
+        if (GATE_JOINED(gate) >= GATE_PLACES(gate)) {
+            return 0;
+        }
+    } while (!atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
+                                                    memory_order_relaxed));
+    /* Rounding and subnormals as the caller has them, so that it makes no difference who runs a task. */
+    fesetenv(&pool.fp_mode);
+    claim_tasks(GATE_JOINED(gate) + 1);
+
+    /* The caller may return, and another job begin, from this addition on. */
+    atomic_fetch_add(&pool.finished.count, 1);
+    if (atomic_load(&pool.finished.parked) != 0) {
+        mha_counter_unpark(&pool.finished, 1);
+    }
+    return 1;
+}
+
+static void *
+work_forever(void *unused)
+{
+    int64_t worked_at = -SPIN_NS;
+
+    (void)unused;
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), "mha_c");
+#elif defined(__APPLE__)
+    pthread_setname_np("mha_c");
+#endif
+    for (;;) {
+        /* Read before looking at the gate: a job posted after that look changes it. */
+        const unsigned jobs_seen = atomic_load_explicit(&pool.bell.count, memory_order_acquire);
+        if (join_job()) {
+            worked_at = mha_now_ns(); /* only work earns the right to spin */
+        }
+        if (!mha_counter_spin(&pool.bell, jobs_seen, worked_at + YIELD_AFTER_NS, worked_at + SPIN_NS)) {
+            mha_counter_park(&pool.bell, jobs_seen);
+        }
+    }
+    return NULL;
+}
+
+/*
+ * In the child of a fork: the workers are gone, and so is the caller they may have worked for.  All state returns to
+ * that of a process that has not used the pool, and the next call starts new workers.  It needs no lock in the
+ * parent, for nothing of the old state is kept, however unfinished it was copied.
+ */
+static void
+forget_pool(void)
+{
+    atomic_store(&pool.gate, 0);
+    mha_counter_forget(&pool.bell);
+    mha_counter_forget(&pool.finished);
+    pool.n_started = 0;
+    atomic_store(&pool.busy, 0);
+}
+
+/* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
+static unsigned
+start_workers(unsigned wanted)
+{
+    const int saved_errno = errno;
+    pthread_attr_t attributes;
+    sigset_t blocked, before;
+
+    if (pool.n_started >= wanted) {
+        return wanted;
+    }
+    if (!pool.watches_forks) {
+        /* Without it a child would own workers that do not exist; then better none at all. */
+        if (pthread_atfork(NULL, NULL, forget_pool) != 0) {
+            return 0;
+        }
+        pool.watches_forks = 1;
+    }
+    if (pthread_attr_init(&attributes) != 0) {
+        return pool.n_started;
+    }
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+
+    /* A new thread inherits the mask.  Signals are for the program's own threads, except those that a fault of
+     * the thread itself raises: blocked, they would kill the process past its crash handler. */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGTRAP);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    while (pool.n_started < wanted) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, work_forever, NULL) != 0) {
+            break; /* fewer will do */
+        }
+        pool.n_started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    errno = saved_errno;
+    return pool.n_started;
+}
+
+/* --- Jobs ------------------------------------------------------------------------------ */
+
+/* Opens the job that the pool's fields describe to n_helpers workers. */
+static void
+post_job(unsigned n_helpers)
+{
+    atomic_store_explicit(&pool.gate, GATE_OPEN(n_helpers), memory_order_release);
+    atomic_fetch_add(&pool.bell.count, 1);
+
+    /* Those who are up hear the bell themselves; wake only as many as are missing. */
+    const unsigned n_parked = atomic_load(&pool.bell.parked);
+    const unsigned n_awake = pool.n_started > n_parked ? pool.n_started - n_parked : 0;
+    if (n_awake < n_helpers) {
+        mha_counter_unpark(&pool.bell, n_helpers - n_awake);
+    }
+}
+
+/* Closes the gate and returns when every worker that had come through has finished. */
+static void
+wait_for_helpers(void)
+{
+    const unsigned gate = atomic_exchange_explicit(&pool.gate, 0, memory_order_relaxed);
+    const unsigned n_joined = GATE_JOINED(gate);
+
+    for (;;) {
+        const unsigned n_finished = atomic_load_explicit(&pool.finished.count, memory_order_acquire);
+        if (n_finished == n_joined) {
+            return;
+        }
+        const int64_t now = mha_now_ns();
+        if (!mha_counter_spin(&pool.finished, n_finished, now + YIELD_AFTER_NS, now + SPIN_NS)) {
+            mha_counter_park(&pool.finished, n_finished);
+        }
+    }
+}
+
+void
+mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *context)
+{
+    const unsigned n_useful = (unsigned)mha_min(mha_min(n_workers, MOST_THREADS), n_tasks);
+
+    /* A pool that is taken has another caller, or is the one that this very task runs in. */
+    if (n_useful <= 1 || atomic_exchange_explicit(&pool.busy, 1, memory_order_acquire) != 0) {
+        run_inline(n_tasks, run, context);
+        return;
+    }
+    const unsigned n_helpers = start_workers(n_useful - 1);
+    if (n_helpers == 0) {
+        run_inline(n_tasks, run, context);
+    }
+    else {
+        pool.run = run;
+        pool.context = context;
+        pool.n_tasks = n_tasks;
+        fegetenv(&pool.fp_mode);
+        atomic_store_explicit(&pool.next_task, 0, memory_order_relaxed);
+        atomic_store_explicit(&pool.finished.count, 0, memory_order_relaxed);
+        post_job(n_helpers);
+        claim_tasks(0);
+        wait_for_helpers();
+    }
+    atomic_store_explicit(&pool.busy, 0, memory_order_release);
+}
+
+#else
+
+/* --- Platforms without POSIX threads: the calling thread does everything, and says so ------ */
+
+void
+mha_threads_set(unsigned n_threads)
+{
+    (void)n_threads;
+}
+
+unsigned
+mha_threads_get(void)
+{
+    return 1;
+}
+
+unsigned
+mha_threads_for(size_t n_tasks, double work)
+{
+    (void)n_tasks;
+    (void)work;
+    return 1;
+}
+
+mha_share_facts
+mha_threads_share(size_t n_tasks, double work)
+{
+    (void)work;
+    return (mha_share_facts){.n_tasks = n_tasks, .n_threads = 1, .most_threads = 1, .reason = MHA_SHARE_ALL};
+}
+
+void
+mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *context)
+{
+    (void)n_workers;
+    for (size_t task = 0; task < n_tasks; task++) {
+        run(context, task, 0);
+    }
+}
+#endif
