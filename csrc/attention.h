@@ -1,0 +1,130 @@
+/*
+ * attention.h: what the drivers of attention share: the plan of one call, its scratch memory, and
+ * one tile of scores.  For the files attention_*.c, layer*.c and reference.c.
+ *
+ * Shape of the work: a task is some queries of all heads that share one key head.  It walks over
+ * key blocks (packed once per task), and in each over tiles of query rows.
+ */
+#ifndef MHA_ATTENTION_H
+#define MHA_ATTENTION_H
+
+#include "dispatch.h"
+#include "mha.h"
+#include "scratch.h"
+#include "visible.h"
+
+#define MHA_ARENA_PARTS 14
+
+/* One worker's memory, as addresses; see plan_scratch for the sizes. */
+typedef struct {
+    char *packed_keys;
+    char *scores;  /* tile_rows rows, score_stride apart */
+    char *factors; /* of dropout, like scores */
+    char *block;   /* tile_rows x padded value_dim: one key block's part of the output */
+    char *masked_values; /* key_block x value_dim, only if something may hide single keys */
+    char *max, *sum, *sum_rest, *inverse; /* one per row of the task */
+    char *rescale, *factor, *block_max, *block_sum; /* one per row of a tile */
+    char *mean;    /* value_dim: the mean of all values, for empty rows */
+    mha_interval *rows; /* one per query of the task */
+} mha_arena;
+
+/* Everything about a call that does not change from task to task. */
+typedef struct {
+    const mha_attention_args *args;
+    const mha_kernels *kernels;
+    mha_scalar scale, one;
+    int same_keys;     /* all queries of an item see the same keys: 0 .. length */
+    size_t group;      /* query heads per key head */
+    size_t key_block;  /* keys per block; a function of the head sizes only, never of the data */
+    size_t score_stride; /* from one row of a tile's scores to the next */
+    size_t tile_rows;  /* query rows per tile */
+    size_t chunk;      /* queries per task */
+    size_t n_chunks;   /* tasks per key head */
+    size_t n_tasks;
+    size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
+    size_t partial_at, partial_bytes; /* what these leave behind for each block, see attention_fwd.c */
+    double work;       /* multiply-adds of the call, roughly: what decides about threads */
+    unsigned n_workers;
+    int weights_later; /* rows may span several blocks: weights are written by a second pass */
+    void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
+    const char *memory; /* set by mha_plan_place once the scratch memory is there */
+    size_t stats_at[2];
+    size_t at[MHA_ARENA_PARTS], rows_at; /* offsets of the arena's members within a worker's part */
+    size_t worker_bytes, first_worker;
+} mha_plan;
+
+/* Part of the work of a task: some rows of one head. */
+typedef struct {
+    size_t item, head, key_head;
+    size_t query, rows;    /* the first query and their number */
+    const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
+    mha_interval keys;     /* what any of them sees */
+} mha_tile;
+
+/*
+ * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
+ * key; the first `visible` of them reach to the last visible key, the rest only fill a vector.
+ */
+typedef struct {
+    size_t first_key;  /* of the block */
+    mha_interval keys; /* of the block, as far as the tile sees them */
+    size_t from, width, visible;
+} mha_tile_block;
+
+/* The part of a plan that forward and backward have in common, and the checks. */
+MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
+
+/*
+ * A call's life: init checks the sizes and adds what it needs to `scratch` (operands need not
+ * have addresses yet), the caller opens the scratch memory, place takes its share, run cannot fail.
+ */
+MHA_MUST_CHECK mha_status mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch);
+void mha_plan_place(mha_plan *plan, const mha_scratch *scratch);
+void mha_attention_run(const mha_plan *plan);
+
+mha_arena mha_plan_arena(const mha_plan *plan, unsigned worker);
+
+/* Split task number into (item, key head, first query, number of queries), and fill arena->rows. */
+mha_tile mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena);
+
+/* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
+mha_tile mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head,
+                       size_t row);
+
+/* The keys that row `row` of the tile sees. */
+mha_interval mha_row_keys(const mha_tile *tile, size_t row);
+
+/*
+ * The keys whose mean a row without weights gets under MHA_EMPTY_UNIFORM: all K; but if the row does see keys,
+ * and no mask or bias hid them, their scores overflowed to -inf: then those, for nobody promised to have the rest.
+ */
+mha_interval mha_mean_keys(const mha_plan *plan, const mha_tile *tile, size_t row);
+
+/* The weights of such a row: 1/n for each of those n keys, or zeros. */
+void mha_fill_empty_weights(const mha_plan *plan, const mha_tile *tile, size_t row, char *weights);
+
+/* Pack the keys of the block at first_key that the task sees; returns them. */
+mha_interval mha_pack_block(const mha_plan *plan, const mha_tile *task, mha_arena *arena, size_t first_key);
+
+/* Scores of the tile against one block, masks applied, into arena->scores; *block says where. */
+void mha_score_tile(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block);
+
+/*
+ * kernels->product, but where a key is visible to one row of the tile and hidden from another, and b holds
+ * NaN or infinity, no row is touched by what it may not see.  Rows of the product are the tile's rows
+ * and its depth the block's keys, or the other way round if rows_are_keys.
+ */
+void mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
+                         const mha_tile_block *block, const mha_product *product, int rows_are_keys);
+
+/* Dropout factors of the tile's rows and these keys, rows score_stride apart. */
+void mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors);
+
+/* A task of the weights pass (attention_weights.c): fills the task's rows of args->weights. */
+void mha_weights_task(void *plan, size_t task, unsigned worker);
+
+/* Address of element (item, head, row, 0) of an operand, and of a result. */
+const char *mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row);
+char *mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row);
+
+#endif

@@ -1,0 +1,219 @@
+/*
+ * attention_plan.c: the plan of an attention call: its sizes checked, its tiles, blocks and tasks
+ * chosen, its scratch memory laid out.  Decided once per call, from sizes alone.
+ */
+#include "attention.h"
+
+#include "common.h"
+#include "threads.h"
+
+/* A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB. */
+#define BLOCK_BYTES ((size_t)256 * 1024)
+#define BLOCK_STEP ((size_t)128) /* and the chunk of the value product: see attention_fwd.c */
+#define BLOCK_MOST ((size_t)512)
+/* Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache. */
+#define TILES_HIGH ((size_t)4)
+/* A task has at most so many queries, which bounds its row statistics. */
+#define CHUNK_MOST ((size_t)1536)
+/* Up to so many rows of a task, its key blocks may be shared out: their partial results are small. */
+#define SPLIT_ROWS ((size_t)64)
+/* So many tasks per thread even out their different lengths. */
+#define TASKS_PER_WORKER ((size_t)4)
+
+static size_t
+choose_key_block(const mha_attention_args *args, size_t itemsize)
+{
+    const size_t row_bytes = (args->head_dim + args->value_dim + 1) * itemsize;
+    const size_t fit = BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP;
+
+    return mha_min(mha_max(fit, BLOCK_STEP), BLOCK_MOST);
+}
+
+/* Multiply-adds of the whole call, roughly: what decides about threads. */
+static double
+estimate_work(const mha_attention_args *args)
+{
+    const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
+    /* A tanh costs about eight multiply-adds, an exponential with its passes twenty. */
+    const double per_score = (args->additive_weights != NULL ? 8.0 : 1.0) * (double)args->head_dim;
+
+    return scores * (per_score + (double)args->value_dim + 20.0);
+}
+
+/* 1 if no result has any number: there may be any count of rows then, and no memory behind it. */
+static int
+writes_nothing(const mha_attention_args *args)
+{
+    const int has_stats = args->row_max != NULL || args->lse != NULL;
+
+    return args->queries == 0 ||
+           (args->value_dim == 0 && (args->weights == NULL || args->keys == 0) && !has_stats);
+}
+
+/* Queries per task: all of them, unless there are too few heads to go round. */
+static void
+choose_tasks(mha_plan *plan)
+{
+    const mha_attention_args *args = plan->args;
+    const size_t heads = args->batch * args->kv_heads;
+    plan->work = estimate_work(args);
+    const size_t most = mha_threads_for(SIZE_MAX, plan->work);
+    const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
+    size_t chunk = mha_ceil_div(args->queries, wanted);
+
+    chunk = mha_round_up(mha_max(chunk, 1), plan->tile_rows);
+    plan->chunk = mha_min(mha_min(chunk, mha_round_up(CHUNK_MOST, plan->tile_rows)), mha_max(args->queries, 1));
+    plan->n_chunks = mha_ceil_div(args->queries, plan->chunk);
+    plan->n_tasks = writes_nothing(args) ? 0 : heads * plan->n_chunks;
+    plan->n_splits = 1;
+    if (plan->n_tasks < most && args->queries * plan->group <= SPLIT_ROWS) {
+        plan->n_splits = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
+    }
+    plan->n_workers = mha_threads_for(plan->n_tasks * plan->n_splits, plan->work);
+}
+
+/* 1 if two queries of an item may see different keys. */
+static int
+hides_single_keys(const mha_attention_args *args)
+{
+    return args->keep_mask.data != NULL || !mha_same_for_all_queries(&args->visible);
+}
+
+/* One worker's part of the scratch memory, in the order of mha_arena. */
+static void
+plan_scratch(mha_plan *plan, mha_scratch *scratch)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t rows = plan->chunk * plan->group;
+    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
+    const size_t values = mha_round_up(args->value_dim, k->lanes);
+    mha_scratch part = MHA_SCRATCH_EMPTY;
+
+    /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
+    plan->score_stride = keys + k->lanes;
+    const size_t sizes[MHA_ARENA_PARTS] = {
+        args->additive_weights == NULL ? keys * args->head_dim : 0,
+        plan->tile_rows * plan->score_stride,
+        args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
+        plan->tile_rows * values,
+        hides_single_keys(args) ? keys * values : 0,
+        rows,
+        rows,
+        rows,
+        rows,
+        plan->tile_rows,
+        plan->tile_rows,
+        plan->tile_rows,
+        plan->tile_rows,
+        values,
+    };
+    for (size_t i = 0; i < MHA_ARENA_PARTS; i++) {
+        plan->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
+    }
+    plan->rows_at = mha_scratch_add(&part, plan->chunk, sizeof(mha_interval));
+    plan->worker_bytes = part.total_bytes;
+    plan->first_worker = mha_scratch_add(scratch, plan->n_workers, part.total_bytes);
+    if (plan->n_splits > 1) {
+        plan->partial_bytes = mha_round_up(rows * (values + 2) * k->itemsize, MHA_ALIGN);
+        plan->partial_at = mha_scratch_add(scratch, plan->n_tasks * plan->n_splits, plan->partial_bytes);
+    }
+}
+
+static int
+sizes_overflow(const mha_attention_args *args, size_t itemsize)
+{
+    const size_t widest = mha_max(args->head_dim, args->value_dim);
+    size_t scores = args->batch, out = widest, keys = args->head_dim;
+
+    return mha_mul_size(&scores, args->heads) < 0 || mha_mul_size(&scores, args->queries) < 0 ||
+           mha_mul_size(&scores, itemsize * 4) < 0 || mha_mul_size(&out, scores) < 0 ||
+           mha_mul_size(&keys, args->keys) < 0 || mha_mul_size(&keys, itemsize * 4) < 0 ||
+           mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
+}
+
+/* A cheap second look: the binding has checked all this in the user's words. */
+static int
+is_sane(const mha_attention_args *args)
+{
+    return (args->row_max == NULL) == (args->row_sum == NULL) && args->heads > 0 && args->kv_heads > 0 && args->heads % args->kv_heads == 0 &&
+           (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
+            args->visible.lens_per_batch == args->queries) &&
+           args->dropout >= 0 && args->dropout <= 1;
+}
+
+mha_status
+mha_plan_describe(mha_plan *plan, const mha_attention_args *args)
+{
+    const mha_kernels *k = mha_kernels_for(args->dtype);
+
+    if (k == NULL || !is_sane(args)) {
+        return MHA_ERR_ARG;
+    }
+    if (sizes_overflow(args, k->itemsize)) {
+        return MHA_ERR_SIZE;
+    }
+    *plan = (mha_plan){.args = args, .kernels = k, .row_max = args->row_max, .row_sum = args->row_sum};
+    plan->scale = mha_scalar_from(k, args->scale);
+    plan->one = mha_scalar_from(k, 1);
+    plan->same_keys = mha_same_for_all_queries(&args->visible);
+    plan->group = args->heads / args->kv_heads;
+    plan->key_block = choose_key_block(args, k->itemsize);
+    return MHA_OK;
+}
+
+mha_status
+mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch)
+{
+    const mha_status status = mha_plan_describe(plan, args);
+
+    if (status != MHA_OK) {
+        return status;
+    }
+    const mha_kernels *k = plan->kernels;
+    plan->tile_rows = mha_min(TILES_HIGH * k->tile_rows, mha_max(args->queries, 1));
+    plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
+    choose_tasks(plan);
+
+    /* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
+    const int own_stats = plan->weights_later && args->row_max == NULL;
+    const size_t n_rows = own_stats ? args->batch * args->heads * args->queries : 0;
+    plan->stats_at[0] = mha_scratch_add(scratch, n_rows, k->itemsize);
+    plan->stats_at[1] = mha_scratch_add(scratch, n_rows, k->itemsize);
+    plan_scratch(plan, scratch);
+    return MHA_OK;
+}
+
+void
+mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
+{
+    plan->memory = scratch->base;
+    if (plan->weights_later && plan->row_max == NULL) {
+        plan->row_max = scratch->base + plan->stats_at[0];
+        plan->row_sum = scratch->base + plan->stats_at[1];
+    }
+}
+
+mha_arena
+mha_plan_arena(const mha_plan *plan, unsigned worker)
+{
+    char *base = (char *)plan->memory + plan->first_worker + worker * plan->worker_bytes;
+    mha_arena arena = {
+        .packed_keys = base + plan->at[0],
+        .scores = base + plan->at[1],
+        .factors = base + plan->at[2],
+        .block = base + plan->at[3],
+        .masked_values = base + plan->at[4],
+        .max = base + plan->at[5],
+        .sum = base + plan->at[6],
+        .sum_rest = base + plan->at[7],
+        .inverse = base + plan->at[8],
+        .rescale = base + plan->at[9],
+        .factor = base + plan->at[10],
+        .block_max = base + plan->at[11],
+        .block_sum = base + plan->at[12],
+        .mean = base + plan->at[13],
+        .rows = (mha_interval *)(void *)(base + plan->rows_at),
+    };
+    return arena;
+}

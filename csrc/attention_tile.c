@@ -1,0 +1,297 @@
+/*
+ * attention_tile.c: one tile of query rows against one block of keys: which rows and keys those are,
+ * their scores with every kind of mask applied, and products that keep hidden values out.
+ */
+#include "attention.h"
+
+#include "common.h"
+
+#include <string.h>
+
+/* Products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
+#define SCORE_PART ((size_t)32)
+
+const char *
+mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row)
+{
+    const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
+                             (ptrdiff_t)row * x->row_stride;
+    return (const char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
+}
+
+char *
+mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row)
+{
+    const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
+                             (ptrdiff_t)row * x->row_stride;
+    return (char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
+}
+
+mha_tile
+mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const size_t head = task / plan->n_chunks;
+    mha_tile t = {.item = head / args->kv_heads, .key_head = head % args->kv_heads, .row_keys = arena->rows};
+
+    t.head = t.key_head * plan->group;
+    t.query = task % plan->n_chunks * plan->chunk;
+    t.rows = mha_min(plan->chunk, args->queries - t.query);
+    if (plan->same_keys) {
+        t.row_keys = NULL;
+        t.keys = mha_visible_keys(&args->visible, args->queries, args->keys, t.item, t.query);
+        return t;
+    }
+    for (size_t i = 0; i < t.rows; i++) {
+        arena->rows[i] = mha_visible_keys(&args->visible, args->queries, args->keys, t.item, t.query + i);
+    }
+    t.keys = mha_intervals_join(arena->rows, t.rows);
+    return t;
+}
+
+mha_tile
+mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row)
+{
+    mha_tile t = *task;
+
+    t.head = task->head + group_head;
+    t.query = task->query + row;
+    t.rows = mha_min(plan->tile_rows, task->rows - row);
+    if (plan->same_keys) {
+        return t;
+    }
+    t.row_keys = arena->rows + row;
+    t.keys = mha_intervals_join(t.row_keys, t.rows);
+    return t;
+}
+
+mha_interval
+mha_row_keys(const mha_tile *tile, size_t row)
+{
+    return tile->row_keys != NULL ? tile->row_keys[row] : tile->keys;
+}
+
+mha_interval
+mha_mean_keys(const mha_plan *plan, const mha_tile *tile, size_t row)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_interval seen = mha_row_keys(tile, row), all = {0, args->keys};
+
+    return seen.first < seen.last && args->keep_mask.data == NULL && args->bias.data == NULL ? seen : all;
+}
+
+mha_interval
+mha_pack_block(const mha_plan *plan, const mha_tile *task, mha_arena *arena, size_t first_key)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_interval block = {first_key, first_key + plan->key_block};
+    const mha_interval keys = mha_interval_meet(task->keys, block);
+
+    if (keys.first < keys.last && args->additive_weights == NULL) {
+        plan->kernels->pack_panels(mha_operand_at(plan->kernels, &args->k, task->item, task->key_head, first_key),
+                                   args->k.row_stride, keys.first - first_key, keys.last - first_key,
+                                   args->head_dim, arena->packed_keys);
+    }
+    return keys;
+}
+
+static void
+dot_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t end = block->keys.last - block->first_key;
+
+    /* Panels are whole: start at the first that holds a visible key, and go on to a full vector. */
+    block->from = (block->keys.first - block->first_key) / k->panel_width * k->panel_width;
+    block->visible = end - block->from;
+    block->width = mha_round_up(block->visible, k->lanes);
+    const mha_product product = {
+        .rows = tile->rows,
+        .cols = block->width,
+        .depth = args->head_dim,
+        .chunk = SIZE_MAX,
+        .part = SCORE_PART,
+        .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
+        .a_row = args->q.row_stride,
+        .a_step = 1,
+        .b = arena->packed_keys + block->from * args->head_dim * k->itemsize,
+        .b_step = (ptrdiff_t)k->panel_width,
+        .b_group = (ptrdiff_t)(k->panel_width * args->head_dim),
+        .b_padded = 1,
+        .c = arena->scores + block->from * k->itemsize,
+        .c_row = (ptrdiff_t)plan->score_stride,
+        .scale = &plan->scale,
+    };
+    k->product(&product);
+}
+
+static void
+additive_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t first = block->keys.first - block->first_key, end = block->keys.last - block->first_key;
+
+    block->from = first / k->lanes * k->lanes;
+    block->visible = end - block->from;
+    block->width = mha_round_up(block->visible, k->lanes);
+    const mha_additive additive = {
+        .rows = tile->rows,
+        .keys = end - first,
+        .depth = args->head_dim,
+        .q = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
+        .k = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
+        .w = args->additive_weights,
+        .q_row = args->q.row_stride,
+        .k_row = args->k.row_stride,
+        .scores = arena->scores + first * k->itemsize,
+        .scores_row = (ptrdiff_t)plan->score_stride,
+        .scale = args->scale,
+    };
+    k->additive_scores(&additive);
+}
+
+/* Address of the mask's element for (row of the tile, key). */
+static const char *
+mask_at(const mha_mask *mask, size_t itemsize, const mha_tile *tile, size_t row, size_t key)
+{
+    const ptrdiff_t offset = (ptrdiff_t)tile->item * mask->batch_stride +
+                             (ptrdiff_t)tile->head * mask->head_stride +
+                             (ptrdiff_t)(tile->query + row) * mask->query_stride +
+                             (ptrdiff_t)key * mask->key_stride;
+    return (const char *)mask->data + offset * (ptrdiff_t)itemsize;
+}
+
+static void
+apply_masks(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, const mha_tile_block *block)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+
+    if (plan->same_keys && args->bias.data == NULL && args->keep_mask.data == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < tile->rows; i++) {
+        char *scores = arena->scores + i * plan->score_stride * k->itemsize;
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        const size_t n = seen.last - seen.first;
+
+        if (n > 0 && args->bias.data != NULL) {
+            k->add_bias(scores + (seen.first - block->first_key) * k->itemsize, n,
+                        mask_at(&args->bias, k->itemsize, tile, i, seen.first), args->bias.key_stride);
+        }
+        if (n > 0 && args->keep_mask.data != NULL) {
+            k->keep_keys(scores + (seen.first - block->first_key) * k->itemsize, n,
+                         (const uint8_t *)mask_at(&args->keep_mask, 1, tile, i, seen.first),
+                         args->keep_mask.key_stride);
+        }
+        if (n != block->visible) {
+            const size_t start = block->first_key + block->from;
+            k->hide_keys(scores + block->from * k->itemsize, block->visible, n > 0 ? seen.first - start : 0,
+                         n > 0 ? seen.last - start : 0);
+        }
+    }
+}
+
+void
+mha_score_tile(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+{
+    if (plan->args->additive_weights != NULL) {
+        additive_scores(plan, tile, arena, block);
+    } else {
+        dot_scores(plan, tile, arena, block);
+    }
+    apply_masks(plan, tile, arena, block);
+}
+
+/* 1 if some key of the block is visible to one row of the tile and hidden from another. */
+static int
+is_ragged(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block)
+{
+    if (plan->same_keys || plan->args->keep_mask.data != NULL) {
+        return plan->args->keep_mask.data != NULL;
+    }
+    for (size_t i = 0; i < tile->rows; i++) {
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        if (seen.first != block->keys.first || seen.last != block->keys.last) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* 1 if row `row` of the tile may see the key. */
+static int
+row_sees(const mha_plan *plan, const mha_tile *tile, size_t row, size_t key)
+{
+    const mha_interval seen = mha_row_keys(tile, row);
+
+    if (key < seen.first || key >= seen.last) {
+        return 0;
+    }
+    return plan->args->keep_mask.data == NULL || *mask_at(&plan->args->keep_mask, 1, tile, row, key) != 0;
+}
+
+/*
+ * The product row by row, with the rows of b that its row may not see replaced by 0.  For the rare
+ * block that holds NaN or infinity: 0 * NaN would leak from hidden keys into rows that hide them.
+ */
+static void
+product_of_visible(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block,
+                   const mha_product *all, int rows_are_keys)
+{
+    const size_t itemsize = plan->kernels->itemsize, row_bytes = all->cols * itemsize;
+
+    for (size_t i = 0; i < all->rows; i++) {
+        mha_product one = *all;
+        for (size_t j = 0; j < all->depth; j++) {
+            const size_t query = rows_are_keys ? j : i, key = block->keys.first + (rows_are_keys ? i : j);
+            char *b = arena->masked_values + j * row_bytes;
+            if (row_sees(plan, tile, query, key)) {
+                memcpy(b, (const char *)all->b + (ptrdiff_t)j * all->b_step * (ptrdiff_t)itemsize, row_bytes);
+            } else {
+                memset(b, 0, row_bytes);
+            }
+        }
+        one.rows = 1;
+        one.a = (const char *)all->a + (ptrdiff_t)i * all->a_row * (ptrdiff_t)itemsize;
+        one.b = arena->masked_values;
+        one.b_step = (ptrdiff_t)all->cols;
+        one.c = (char *)all->c + (ptrdiff_t)i * all->c_row * (ptrdiff_t)itemsize;
+        one.scale = (const char *)all->scale + i * all->scale_step * itemsize;
+        plan->kernels->product(&one);
+    }
+}
+
+void
+mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block,
+                    const mha_product *product, int rows_are_keys)
+{
+    const mha_kernels *k = plan->kernels;
+
+    if (is_ragged(plan, tile, block) && !k->all_finite(product->depth, product->cols, product->b, product->b_step)) {
+        product_of_visible(plan, tile, arena, block, product, rows_are_keys);
+    } else {
+        k->product(product);
+    }
+}
+
+void
+mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_dropout dropout = {
+        .rows = tile->rows,
+        .keys = keys.last - keys.first,
+        .seed = args->seed,
+        .item = tile->item,
+        .head = tile->head,
+        .query = tile->query,
+        .key = keys.first,
+        .p = args->dropout,
+        .factors = factors,
+        .factors_row = (ptrdiff_t)plan->score_stride,
+    };
+    plan->kernels->dropout_factors(&dropout);
+}

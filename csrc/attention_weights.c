@@ -1,0 +1,140 @@
+/*
+ * attention_weights.c: the attention weights themselves, from scores computed again and the row
+ * statistics of the call: exp(score - max) / sum, to the bit what the forward pass used.
+ *
+ * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
+ * of rows longer than one key block.
+ */
+#include "attention.h"
+
+#include "common.h"
+#include "threads.h"
+
+#include <string.h>
+
+/* The statistics of the rows of this head, into the arena: max, sum, 1/sum. */
+static void
+load_statistics(const mha_plan *plan, const mha_tile *rows, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t at = ((rows->item * args->heads + rows->head) * args->queries + rows->query) * k->itemsize;
+
+    memcpy(arena->max, (const char *)plan->row_max + at, rows->rows * k->itemsize);
+    memcpy(arena->sum, (const char *)plan->row_sum + at, rows->rows * k->itemsize);
+    k->invert_sums(rows->rows, arena->max, arena->sum, arena->inverse);
+}
+
+static char *
+weights_at(const mha_plan *plan, const mha_tile *rows)
+{
+    const mha_attention_args *args = plan->args;
+    const size_t row = (rows->item * args->heads + rows->head) * args->queries + rows->query;
+
+    return (char *)args->weights + row * args->keys * plan->kernels->itemsize;
+}
+
+static void
+weigh_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, mha_arena *arena,
+            mha_tile_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+    const size_t row_bytes = plan->args->keys * k->itemsize;
+    char *weights = weights_at(plan, tile);
+
+    mha_score_tile(plan, tile, arena, block);
+    for (size_t i = 0; i < tile->rows; i++) {
+        const size_t row = tile->query - task->query + i;
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        if (seen.first < seen.last) {
+            const size_t at = i * plan->score_stride + seen.first - block->first_key;
+            k->weights_row(seen.last - seen.first, arena->scores + at * k->itemsize, arena->max + row * k->itemsize,
+                           arena->inverse + row * k->itemsize,
+                           weights + i * row_bytes + seen.first * k->itemsize);
+        }
+    }
+}
+
+void
+mha_fill_empty_weights(const mha_plan *plan, const mha_tile *tile, size_t row, char *weights)
+{
+    const mha_kernels *k = plan->kernels;
+    const mha_interval keys = mha_mean_keys(plan, tile, row);
+    const size_t n = keys.last - keys.first;
+
+    k->fill(plan->args->keys, 0, weights);
+    if (plan->args->empty_rows == MHA_EMPTY_UNIFORM) {
+        k->fill(n, 1.0 / (double)n, weights + keys.first * k->itemsize);
+    }
+}
+
+/* Zeros outside each row's keys; and what empty rows get. */
+static void
+fill_outside(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t i = 0; i < tile->rows; i++) {
+        char *row = weights_at(plan, tile) + i * args->keys * k->itemsize;
+        const mha_interval seen = mha_row_keys(tile, i);
+        if (mha_read(k, arena->sum, tile->query - task->query + i) == 0) {
+            mha_fill_empty_weights(plan, tile, i, row);
+        } else {
+            memset(row, 0, seen.first * k->itemsize);
+            memset(row + seen.last * k->itemsize, 0, (args->keys - seen.last) * k->itemsize);
+        }
+    }
+}
+
+void
+mha_weights_task(void *context, size_t task_number, unsigned worker)
+{
+    const mha_plan *plan = context;
+    mha_arena arena = mha_plan_arena(plan, worker);
+    const mha_tile task = mha_task_rows(plan, task_number, &arena);
+
+    for (size_t g = 0; g < plan->group; g++) {
+        mha_tile rows = task;
+        rows.head += g;
+        load_statistics(plan, &rows, &arena);
+        for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
+             first += plan->key_block) {
+            const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
+            for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
+                const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+                mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+                if (block.keys.first < block.keys.last) {
+                    weigh_block(plan, &task, &tile, &arena, &block);
+                }
+            }
+        }
+        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
+            const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+            fill_outside(plan, &task, &tile, &arena);
+        }
+    }
+}
+
+mha_status
+mha_attention_weights(const mha_attention_args *args)
+{
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_plan plan;
+    mha_status status;
+
+    if (args->weights == NULL || args->row_max == NULL || args->row_sum == NULL) {
+        return MHA_ERR_ARG;
+    }
+    status = mha_plan_init(&plan, args, &scratch);
+    if (status == MHA_OK) {
+        status = mha_scratch_open(&scratch);
+    }
+    if (status != MHA_OK) {
+        return status;
+    }
+    mha_plan_place(&plan, &scratch);
+    mha_parallel_for(plan.n_tasks, plan.n_workers, mha_weights_task, &plan);
+    mha_scratch_close(&scratch);
+    return MHA_OK;
+}

@@ -1,0 +1,319 @@
+/*
+ * layer.c: a whole attention layer in one call: project queries, keys and values, attend, project back.
+ *
+ * Nothing is transposed: a projection writes (B, rows, H*D) and head h is its columns h*D .. (h+1)*D,
+ * which attention reads and writes through strides.  Rows of keys and values that no query sees are
+ * left out of the projections altogether: that is where padding saves time, and why what stands in
+ * it has no influence.
+ */
+#include "layer.h"
+
+#include "common.h"
+#include "linear.h"
+#include "threads.h"
+
+#include <math.h>
+#include <string.h>
+
+static double
+projection_work(const mha_layer_job *job, const mha_layer_input *in)
+{
+    return in->linear->packed == NULL ? 0.0
+                                      : (double)job->args->batch * (double)in->rows * (double)in->features *
+                                            (double)in->linear->in_features;
+}
+
+/* Sizes of the three inputs, and who holds their projected rows. */
+static void
+describe_inputs(mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    const mha_linear *linear[MHA_N_INPUTS] = {&a->W_q, &a->W_k, &a->W_v};
+    const mha_operand *rows[MHA_N_INPUTS] = {&a->query_rows, &a->key_rows, &a->value_rows};
+    const size_t n_rows[MHA_N_INPUTS] = {a->queries, a->keys, a->keys};
+    const size_t features[MHA_N_INPUTS] = {a->query_size, a->key_size, a->value_size};
+    void *kept[MHA_N_INPUTS] = {a->q_projected, a->k_projected, a->v_projected};
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        mha_layer_input *in = &job->inputs[i];
+        in->linear = linear[i];
+        in->input = rows[i];
+        in->rows = n_rows[i];
+        in->features = linear[i]->packed != NULL ? linear[i]->out_features : features[i];
+        in->projected = kept[i];
+        in->block = mha_linear_block(job->kernels, features[i]);
+        if (linear[i]->packed != NULL) {
+            in->n_blocks = mha_ceil_div(a->batch * in->rows, in->block);
+        }
+    }
+}
+
+/* The attention problem between the projections; addresses follow once there is memory. */
+static void
+describe_attention(mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    const size_t head_dim = job->inputs[MHA_QUERIES].features / a->num_heads;
+
+    job->attention = (mha_attention_args){
+        .dtype = a->dtype,
+        .batch = a->batch,
+        .heads = a->num_heads,
+        .kv_heads = a->num_heads,
+        .queries = a->queries,
+        .keys = a->keys,
+        .head_dim = head_dim,
+        .value_dim = job->inputs[MHA_VALUES].features / a->num_heads,
+        .additive_weights = a->additive_weights,
+        .scale = a->additive_weights != NULL || head_dim == 0 ? 1.0 : 1.0 / sqrt((double)head_dim),
+        .visible = a->visible,
+        .empty_rows = a->empty_rows,
+        .dropout = a->dropout,
+        .seed = a->seed,
+        .weights = a->weights,
+        .row_max = a->row_max,
+        .row_sum = a->row_sum,
+    };
+}
+
+static void
+plan_memory(mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    const size_t itemsize = job->kernels->itemsize;
+    size_t widest = 0, most_rows = 0;
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        mha_layer_input *in = &job->inputs[i];
+        if (in->linear->packed == NULL) {
+            continue;
+        }
+        if (in->projected == NULL) {
+            in->at = mha_scratch_add(&job->scratch, a->batch * in->rows, in->features * itemsize);
+        }
+        widest = mha_max(widest, in->linear->in_features);
+        most_rows = mha_max(most_rows, in->block);
+        job->work += projection_work(job, in);
+        job->n_tasks += in->n_blocks;
+    }
+    job->n_workers = mha_threads_for(job->n_tasks, job->work);
+    job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
+    if (a->W_o.packed != NULL && a->context == NULL) {
+        job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, job->inputs[MHA_VALUES].features * itemsize);
+    }
+    job->gather_bytes = mha_round_up(most_rows * widest * itemsize, MHA_ALIGN);
+    job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
+    job->gather_at = mha_scratch_add(&job->scratch, job->n_workers, job->gather_bytes);
+    job->pointers_at = mha_scratch_add(&job->scratch, job->n_workers, job->pointers_bytes);
+}
+
+void
+mha_layer_find_needed(mha_layer_job *job, mha_interval *room)
+{
+    const mha_layer_args *a = job->args;
+    mha_interval *keys = room, *values = room + a->batch;
+
+    if (a->visible.valid_lens == NULL && a->visible.causal == MHA_CAUSAL_NONE && a->visible.window_left < 0 &&
+        a->visible.window_right < 0) {
+        return;
+    }
+    for (size_t b = 0; b < a->batch; b++) {
+        size_t n_empty;
+        keys[b] = mha_visible_item(&a->visible, a->queries, a->keys, b, &n_empty);
+        values[b] = keys[b];
+        if (n_empty > 0 && a->empty_rows == MHA_EMPTY_UNIFORM) {
+            values[b] = (mha_interval){0, a->keys}; /* an empty row is the mean of all of them */
+        }
+    }
+    job->inputs[MHA_KEYS].needed = keys;
+    job->inputs[MHA_VALUES].needed = values;
+}
+
+mha_operand
+mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in)
+{
+    const ptrdiff_t features = (ptrdiff_t)in->features;
+    mha_operand x = *in->input;
+
+    if (in->linear->packed != NULL) {
+        x = (mha_operand){in->projected, (ptrdiff_t)in->rows * features, 0, features};
+    }
+    x.head_stride = features / (ptrdiff_t)job->args->num_heads;
+    return x;
+}
+
+static void
+place_memory(mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    mha_attention_args *attention = &job->attention;
+    const ptrdiff_t features = (ptrdiff_t)job->inputs[MHA_VALUES].features;
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        mha_layer_input *in = &job->inputs[i];
+        if (in->linear->packed != NULL && in->projected == NULL) {
+            in->projected = job->scratch.base + in->at;
+        }
+    }
+    mha_layer_find_needed(job, (mha_interval *)(void *)(job->scratch.base + job->needed_at));
+    attention->q = mha_layer_by_heads(job, &job->inputs[MHA_QUERIES]);
+    attention->k = mha_layer_by_heads(job, &job->inputs[MHA_KEYS]);
+    attention->v = mha_layer_by_heads(job, &job->inputs[MHA_VALUES]);
+    attention->out = (mha_result){
+        .data = a->W_o.packed == NULL ? a->out
+                : a->context != NULL  ? a->context
+                                      : (void *)(job->scratch.base + job->context_at),
+        .batch_stride = (ptrdiff_t)a->queries * features,
+        .head_stride = features / (ptrdiff_t)a->num_heads,
+        .row_stride = features,
+    };
+    mha_plan_place(&job->plan, &job->scratch);
+}
+
+/* Rows first .. last-1 of all items' rows: the needed ones copied side by side, so that tiles are full. */
+static void
+project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, unsigned worker)
+{
+    const size_t itemsize = job->kernels->itemsize, in_features = in->linear->in_features;
+    char *x = job->scratch.base + job->gather_at + worker * job->gather_bytes;
+    void **y = (void **)(void *)(job->scratch.base + job->pointers_at + worker * job->pointers_bytes);
+    size_t n = 0, item = first / in->rows, t = first % in->rows;
+
+    for (size_t r = first; r < last; r++) {
+        if (in->needed == NULL || (t >= in->needed[item].first && t < in->needed[item].last)) {
+            memcpy(x + n * in_features * itemsize, mha_operand_at(job->kernels, in->input, item, 0, t),
+                   in_features * itemsize);
+            y[n++] = in->projected + r * in->features * itemsize;
+        }
+        if (++t == in->rows) {
+            t = 0;
+            item++;
+        }
+    }
+    const mha_linear_rows rows = {.rows = n, .x = x, .x_row_stride = (ptrdiff_t)in_features, .y_rows = y};
+    mha_linear_apply(job->kernels, in->linear, &rows);
+}
+
+static void
+project_block(const mha_layer_job *job, const mha_layer_input *in, size_t block, unsigned worker)
+{
+    const size_t first = block * in->block;
+    const size_t last = mha_min(first + in->block, job->args->batch * in->rows);
+    const int evenly_spaced =
+        job->args->batch == 1 || in->input->batch_stride == (ptrdiff_t)in->rows * in->input->row_stride;
+
+    if (in->needed != NULL || !evenly_spaced) {
+        project_gathered(job, in, first, last, worker);
+        return;
+    }
+    const mha_linear_rows rows = {
+        .rows = last - first,
+        .x = mha_operand_at(job->kernels, in->input, 0, 0, first),
+        .x_row_stride = in->input->row_stride,
+        .y = in->projected + first * in->features * job->kernels->itemsize,
+        .y_row_stride = (ptrdiff_t)in->features,
+    };
+    mha_linear_apply(job->kernels, in->linear, &rows);
+}
+
+/* Tasks go through the inputs side by side: where all three are one array, its rows are still in cache. */
+static void
+project_task(void *context, size_t task, unsigned worker)
+{
+    const mha_layer_job *job = context;
+    const mha_layer_input *in = &job->inputs[task % MHA_N_INPUTS];
+
+    if (task / MHA_N_INPUTS < in->n_blocks) {
+        project_block(job, in, task / MHA_N_INPUTS, worker);
+    }
+}
+
+static void
+run_layer(mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    size_t n_blocks = 0;
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        n_blocks = mha_max(n_blocks, job->inputs[i].n_blocks);
+    }
+    mha_parallel_for(n_blocks * MHA_N_INPUTS, job->n_workers, project_task, job);
+    mha_attention_run(&job->plan);
+    if (a->W_o.packed != NULL) {
+        const ptrdiff_t features = (ptrdiff_t)job->inputs[MHA_VALUES].features;
+        const mha_status status =
+            mha_linear_forward(a->dtype, &a->W_o, a->batch * a->queries, job->attention.out.data, features, a->out,
+                               (ptrdiff_t)a->W_o.out_features);
+        (void)status; /* arguments were checked, and it allocates nothing */
+    }
+}
+
+static int
+is_sane(const mha_layer_args *a)
+{
+    const mha_linear *linear[MHA_N_INPUTS] = {&a->W_q, &a->W_k, &a->W_v};
+    const size_t size[MHA_N_INPUTS] = {a->query_size, a->key_size, a->value_size};
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const size_t features = linear[i]->packed != NULL ? linear[i]->out_features : size[i];
+        if (a->num_heads == 0 || features % a->num_heads != 0 ||
+            (linear[i]->packed != NULL && linear[i]->in_features != size[i])) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+mha_status
+mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
+{
+    size_t rows = args->keys;
+
+    *job = (mha_layer_job){.args = args, .kernels = mha_kernels_for(args->dtype), .scratch = MHA_SCRATCH_EMPTY};
+    if (job->kernels == NULL || !is_sane(args)) {
+        return MHA_ERR_ARG;
+    }
+    if (mha_mul_size(&rows, args->batch) < 0) {
+        return MHA_ERR_SIZE;
+    }
+    describe_inputs(job);
+    describe_attention(job);
+    if (job->inputs[MHA_QUERIES].features != job->inputs[MHA_KEYS].features ||
+        (args->W_o.packed != NULL && args->W_o.in_features != job->inputs[MHA_VALUES].features)) {
+        return MHA_ERR_ARG;
+    }
+    return MHA_OK;
+}
+
+mha_status
+mha_layer_plan(mha_layer_job *job, const mha_layer_args *args)
+{
+    mha_status status = mha_layer_describe(job, args);
+
+    if (status == MHA_OK) {
+        status = mha_plan_init(&job->plan, &job->attention, &job->scratch);
+    }
+    if (status == MHA_OK) {
+        plan_memory(job);
+    }
+    return status;
+}
+
+mha_status
+mha_layer_forward(const mha_layer_args *args)
+{
+    mha_layer_job job;
+    mha_status status = mha_layer_plan(&job, args);
+
+    if (status != MHA_OK) {
+        return status;
+    }
+    status = mha_scratch_open(&job.scratch);
+    if (status != MHA_OK) {
+        return status;
+    }
+    place_memory(&job);
+    run_layer(&job);
+    mha_scratch_close(&job.scratch);
+    return MHA_OK;
+}

@@ -1,0 +1,51 @@
+/*
+ * layer.h: what the forward (layer.c) and backward (layer_bwd.c) of a whole layer share: its three
+ * inputs on their way to attention, and the attention problem between the projections.
+ */
+#ifndef MHA_LAYER_H
+#define MHA_LAYER_H
+
+#include "attention.h"
+
+enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
+
+/* One input on its way to attention: rows of all items, projected or as they are. */
+typedef struct {
+    const mha_linear *linear;   /* linear->packed NULL: nothing to do */
+    const mha_operand *input;
+    const mha_interval *needed; /* rows of each item to project; NULL: all */
+    size_t rows;                /* per item */
+    size_t features;            /* per row, after projection */
+    size_t block, n_blocks;     /* rows per task, and how many tasks */
+    size_t at;                  /* offset of the projected rows in scratch memory, if they live there */
+    char *projected;            /* dense (B, rows, features) */
+} mha_layer_input;
+
+typedef struct {
+    const mha_layer_args *args;
+    const mha_kernels *kernels;
+    mha_attention_args attention;
+    mha_plan plan;
+    mha_layer_input inputs[MHA_N_INPUTS];
+    mha_scratch scratch;
+    size_t needed_at;           /* of the intervals of needed rows: keys of all items, then values */
+    size_t context_at;          /* of the attention output, where W_o follows */
+    size_t gather_at, pointers_at, gather_bytes, pointers_bytes; /* one part per worker */
+    size_t n_tasks;             /* of the projections of inputs, */
+    double work;                /* and their multiply-adds */
+    unsigned n_workers;
+} mha_layer_job;
+
+/* Sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together. */
+MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
+
+/* mha_layer_describe, the plan of attention, and all sizes of the forward call's scratch memory. */
+MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args);
+
+/* Which rows of keys and values each item needs, into job->inputs; room for 2 * B intervals is at `room`. */
+void mha_layer_find_needed(mha_layer_job *job, mha_interval *room);
+
+/* The projected rows of an input (or the input itself), with heads as column slices. */
+mha_operand mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in);
+
+#endif

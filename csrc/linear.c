@@ -1,0 +1,141 @@
+/*
+ * linear.c: y = x W^T + bias with W packed once into the panels that the product reads.
+ *
+ * Blocking: the product walks the depth in chunks of DEPTH_CHUNK, so that a chunk of one panel
+ * stays in the first-level cache while all rows of the block pass by; the block's rows of x
+ * stay in the second level.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
+ */
+#include "linear.h"
+
+#include "common.h"
+#include "threads.h"
+
+/* Steps of the depth summed at a time: 256 x 32 floats are the 32 KiB of a first-level cache. */
+#define DEPTH_CHUNK ((size_t)256)
+/* Bytes of x that a block of rows may take, half of the smallest second-level cache in use. */
+#define BLOCK_BYTES ((size_t)256 * 1024)
+#define BLOCK_MOST ((size_t)192)
+
+mha_status
+mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret)
+{
+    const mha_kernels *k = mha_kernels_for(dtype);
+    size_t size = in_features, n_bytes;
+
+    if (k == NULL) {
+        return MHA_ERR_ARG;
+    }
+    if (out_features > SIZE_MAX - k->panel_width ||
+        mha_mul_size(&size, mha_round_up(out_features, k->panel_width)) < 0) {
+        return MHA_ERR_SIZE;
+    }
+    n_bytes = size;
+    if (mha_mul_size(&n_bytes, 2 * k->itemsize) < 0) {
+        return MHA_ERR_SIZE;
+    }
+    *size_ret = size;
+    return MHA_OK;
+}
+
+mha_status
+mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight,
+                ptrdiff_t row_stride, void *packed)
+{
+    const mha_kernels *k = mha_kernels_for(dtype);
+    size_t size;
+    mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size);
+
+    if (status == MHA_OK) {
+        k->fill(size, 0, packed); /* so that equal weights give equal bytes */
+        k->pack_panels(weight, row_stride, 0, out_features, in_features, packed);
+    }
+    return status;
+}
+
+size_t
+mha_linear_block(const mha_kernels *kernels, size_t in_features)
+{
+    /* Two divisions: the product of a size that is yet to be refused may be 0. */
+    const size_t fit = BLOCK_BYTES / kernels->itemsize / mha_max(in_features, 1);
+    const size_t rows = mha_min(fit, BLOCK_MOST) / kernels->tile_rows * kernels->tile_rows;
+
+    return mha_max(rows, kernels->tile_rows);
+}
+
+void
+mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
+{
+    const mha_scalar one = mha_scalar_from(kernels, 1);
+    const mha_product product = {
+        .rows = rows->rows,
+        .cols = linear->out_features,
+        .depth = linear->in_features,
+        .chunk = DEPTH_CHUNK,
+        .a = rows->x,
+        .a_row = rows->x_row_stride,
+        .a_step = 1,
+        .b = linear->packed,
+        .b_step = (ptrdiff_t)kernels->panel_width,
+        .b_group = (ptrdiff_t)(kernels->panel_width * linear->in_features),
+        .b_padded = 1,
+        .c = rows->y,
+        .c_row = rows->y_row_stride,
+        .c_rows = rows->y_rows,
+        .scale = &one,
+        .bias = linear->bias,
+    };
+    if (rows->rows > 0 && linear->out_features > 0) {
+        kernels->product(&product);
+    }
+}
+
+/* The plain form: one projection of evenly spaced rows, split over threads by blocks of rows. */
+typedef struct {
+    const mha_kernels *kernels;
+    const mha_linear *linear;
+    mha_linear_rows all;
+    size_t block;
+} linear_job;
+
+static void
+run_block(void *context, size_t task, unsigned worker)
+{
+    const linear_job *job = context;
+    const ptrdiff_t first = (ptrdiff_t)(task * job->block), itemsize = (ptrdiff_t)job->kernels->itemsize;
+    mha_linear_rows rows = job->all;
+
+    (void)worker;
+    rows.rows = mha_min(job->block, job->all.rows - (size_t)first);
+    rows.x = (const char *)rows.x + first * rows.x_row_stride * itemsize;
+    rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
+    mha_linear_apply(job->kernels, job->linear, &rows);
+}
+
+mha_linear_plan
+mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
+{
+    const size_t block = mha_linear_block(kernels, linear->in_features);
+    const mha_linear_plan plan = {
+        .block = block,
+        .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */
+        .work = (double)rows * (double)linear->in_features * (double)linear->out_features,
+    };
+    return plan;
+}
+
+mha_status
+mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
+                   ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
+{
+    linear_job job = {.kernels = mha_kernels_for(dtype),
+                      .linear = linear,
+                      .all = {rows, x, x_row_stride, y, y_row_stride, NULL}};
+
+    if (job.kernels == NULL || linear->packed == NULL) {
+        return MHA_ERR_ARG;
+    }
+    const mha_linear_plan plan = mha_linear_plan_for(job.kernels, linear, rows);
+    job.block = plan.block;
+    mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
+    return MHA_OK;
+}
