@@ -1,0 +1,427 @@
+/*
+ * attention_bwd.c: gradients of attention, dot-product and additive, without a Q x K buffer.
+ *
+ * Weights are computed again, tile by tile, from the row statistics of the forward pass, kept as the
+ * pair (max, sum): their logarithm in one number would lose digits.  Per tile, with P the weights:
+ *     dV += (P F)^T G,  dP = G V^T,  dS = P (F dP - delta),  dQ += dS K,  dK += dS^T Q
+ * where F are the dropout factors, G the gradient of the output and delta_i = G_i . O_i.
+ *
+ * The keys are cut into parts of MHA_PART_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
+ * these are added up in order: so the bits depend neither on threads nor on batch size nor on keys behind
+ * the lengths.  A task is one key head of one item, with all its parts in turn; where heads are few, a task
+ * is one part, and several run side by side.
+ */
+#include "attention_bwd.h"
+
+#include "common.h"
+#include "threads.h"
+
+#include <string.h>
+
+#define VALUE_CHUNK ((size_t)128)
+
+void
+mha_backward_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t at = (head->item * args->heads + head->head) * args->queries * k->itemsize;
+    const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
+
+    memcpy(arena->base.max, (const char *)args->row_max + at, args->queries * k->itemsize);
+    memcpy(arena->base.sum, (const char *)args->row_sum + at, args->queries * k->itemsize);
+    k->invert_sums(args->queries, arena->base.max, arena->base.sum, arena->base.inverse);
+    k->row_dots(args->queries, args->value_dim, mha_operand_at(k, grad, head->item, head->head, 0),
+                grad->row_stride, mha_operand_at(k, out, head->item, head->head, 0), out->row_stride, arena->delta);
+}
+
+/* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */
+static void
+tile_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t i = 0; i < tile->rows; i++) {
+        char *row = arena->scores + i * plan->score_stride * k->itemsize;
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        const size_t first = seen.last > 0 ? seen.first - block->first_key : block->from;
+        const size_t last = seen.last > 0 ? seen.last - block->first_key : block->from;
+        const size_t stat = (tile->query + i) * k->itemsize;
+
+        memset(row + block->from * k->itemsize, 0, (first - block->from) * k->itemsize);
+        k->weights_row(last - first, row + first * k->itemsize, arena->max + stat, arena->inverse + stat,
+                       row + first * k->itemsize);
+        memset(row + last * k->itemsize, 0, (block->from + block->width - last) * k->itemsize);
+    }
+}
+
+void
+mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block, double scale)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const int drop = args->dropout > 0;
+
+    mha_score_tile(plan, tile, &arena->base, block);
+    tile_weights(plan, tile, &arena->base, block);
+    /* Whole panels, as the values were packed; additive scores may start inside one. */
+    const size_t from = block->from / k->panel_width * k->panel_width;
+    const mha_product product = {
+        .rows = tile->rows,
+        .cols = block->from + block->width - from,
+        .depth = args->value_dim,
+        .chunk = SIZE_MAX,
+        .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
+        .a_row = b->grads->grad_out.row_stride,
+        .a_step = 1,
+        .b = arena->packed_values + from * args->value_dim * k->itemsize,
+        .b_step = (ptrdiff_t)k->panel_width,
+        .b_group = (ptrdiff_t)(k->panel_width * args->value_dim),
+        .b_padded = 1,
+        .c = arena->grads + from * k->itemsize,
+        .c_row = (ptrdiff_t)plan->score_stride,
+        .scale = &plan->one,
+    };
+    k->product(&product);
+    if (drop) {
+        const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
+        mha_dropout_tile(plan, tile, keys, arena->base.factors + block->from * k->itemsize);
+    }
+    const mha_score_grads grads = {
+        .rows = tile->rows,
+        .cols = block->width,
+        .weights = arena->base.scores + block->from * k->itemsize,
+        .grads = arena->grads + block->from * k->itemsize,
+        .factors = drop ? arena->base.factors + block->from * k->itemsize : NULL,
+        .row_stride = (ptrdiff_t)plan->score_stride,
+        .delta = arena->delta + tile->query * k->itemsize,
+        .scale = scale,
+    };
+    k->score_grads(&grads);
+}
+
+/* Where the gradient of q of this head goes: the caller's array, or the part's own (of the worker, or in a round). */
+static mha_operand
+grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t part, size_t item, size_t head)
+{
+    const mha_attention_args *args = b->plan.args;
+    const mha_kernels *k = b->plan.kernels;
+    const mha_result *q = &b->grads->grad_q;
+
+    if (b->n_parts == 1) {
+        return (mha_operand){mha_result_at(k, q, item, head, 0), 0, 0, q->row_stride};
+    }
+    const size_t row = (item * args->heads + head) * args->queries, abreast = part % b->parts_abreast;
+    const char *own = b->memory + b->partial_at + abreast * b->partial_bytes + row * args->head_dim * k->itemsize;
+    return (mha_operand){b->parts_abreast == 1 ? arena->part_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
+}
+
+/* dV += (P F)^T G and, for dot products, dK += dS^T Q: rows are keys, the depth is the tile's queries. */
+static void
+add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena, const mha_tile_block *block,
+              const char *weights, const mha_operand *rows, size_t cols, const mha_result *result)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_kernels *k = plan->kernels;
+    const mha_product product = {
+        .rows = block->keys.last - block->keys.first,
+        .cols = cols,
+        .depth = tile->rows,
+        .chunk = SIZE_MAX,
+        .a = weights + (block->keys.first - block->first_key) * k->itemsize,
+        .a_row = 1,
+        .a_step = (ptrdiff_t)plan->score_stride,
+        .b = mha_operand_at(k, rows, tile->item, tile->head, tile->query),
+        .b_step = rows->row_stride,
+        .b_group = (ptrdiff_t)k->panel_width,
+        .c = mha_result_at(k, result, tile->item, tile->key_head, block->keys.first),
+        .c_row = result->row_stride,
+        .accumulate = 1,
+        .scale = &plan->one,
+    };
+    mha_guarded_product(plan, tile, &arena->base, block, &product, 1);
+}
+
+static void
+add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena,
+                const mha_tile_block *block, const mha_operand *grad_q)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t first = block->keys.first - block->first_key;
+    const mha_product product = {
+        .rows = tile->rows,
+        .cols = args->head_dim,
+        .depth = block->keys.last - block->keys.first,
+        .chunk = VALUE_CHUNK,
+        .phase = first,
+        .a = arena->grads + first * k->itemsize,
+        .a_row = (ptrdiff_t)plan->score_stride,
+        .a_step = 1,
+        .b = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
+        .b_step = args->k.row_stride,
+        .b_group = (ptrdiff_t)k->panel_width,
+        .c = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
+        .c_row = grad_q->row_stride,
+        .accumulate = 1,
+        .scale = &plan->one,
+    };
+    mha_guarded_product(plan, tile, &arena->base, block, &product, 0);
+}
+
+static void
+add_additive_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena,
+                   const mha_tile_block *block, const mha_operand *grad_q, void *grad_w)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_additive_grads grads = {
+        .rows = tile->rows,
+        .keys = block->keys.last - block->keys.first,
+        .phase = block->keys.first - block->first_key,
+        .depth = args->head_dim,
+        .q = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
+        .k = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
+        .w = args->additive_weights,
+        .q_row = args->q.row_stride,
+        .k_row = args->k.row_stride,
+        .grads = arena->grads + (block->keys.first - block->first_key) * k->itemsize,
+        .grads_row = (ptrdiff_t)plan->score_stride,
+        .grad_q = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
+        .grad_k = mha_result_at(k, &b->grads->grad_k, tile->item, tile->key_head, block->keys.first),
+        .grad_w = grad_w,
+        .grad_q_row = grad_q->row_stride,
+        .grad_k_row = b->grads->grad_k.row_stride,
+    };
+    k->additive_grads(&grads);
+}
+
+static void
+clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows, size_t cols)
+{
+    for (size_t i = 0; i < rows; i++) {
+        memset(first + (ptrdiff_t)i * row_stride * (ptrdiff_t)k->itemsize, 0, cols * k->itemsize);
+    }
+}
+
+/* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
+static void
+add_uniform_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena, mha_interval keys)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t i = 0; i < args->queries; i++) {
+        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, arena->base.sum, i) != 0) {
+            continue;
+        }
+        const mha_interval mean = mha_mean_keys(plan, head, i), mine = mha_interval_meet(mean, keys);
+        for (size_t first = mine.first / plan->key_block * plan->key_block; first < mine.last;
+             first += plan->key_block) {
+            const mha_interval whole = {first, first + plan->key_block};
+            const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, mine)};
+            const size_t n = block.keys.last - first;
+            mha_tile row = *head;
+            row.query = i;
+            row.rows = 1;
+            row.row_keys = NULL;
+            row.keys = block.keys;
+            k->fill(n, 1.0 / (double)(mean.last - mean.first), arena->base.scores);
+            if (args->dropout > 0) {
+                const mha_interval filled = {first, block.keys.last};
+                mha_dropout_tile(plan, &row, filled, arena->base.factors);
+                k->multiply_rows(1, n, arena->base.scores, arena->base.factors, 0);
+            }
+            add_key_grads(b, &row, arena, &block, arena->base.scores, &b->grads->grad_out, args->value_dim,
+                          &b->grads->grad_v);
+        }
+    }
+}
+
+/* One tile of queries against one block of keys. */
+static void
+backward_block(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block,
+               const mha_operand *grad_q, void *grad_w)
+{
+    const mha_attention_args *args = b->plan.args;
+
+    mha_backward_tile(b, tile, arena, block, args->scale);
+    add_key_grads(b, tile, arena, block, arena->base.scores, &b->grads->grad_out, args->value_dim,
+                  &b->grads->grad_v);
+    if (args->additive_weights != NULL) {
+        add_additive_grads(b, tile, arena, block, grad_q, grad_w);
+        return;
+    }
+    add_key_grads(b, tile, arena, block, arena->grads, &args->q, args->head_dim, &b->grads->grad_k);
+    add_query_grads(b, tile, arena, block, grad_q);
+}
+
+void
+mha_backward_pack_values(const mha_backward_plan *b, const mha_tile *task, const mha_backward_memory *arena, mha_interval keys,
+            size_t first_key)
+{
+    const mha_attention_args *args = b->plan.args;
+    const mha_kernels *k = b->plan.kernels;
+
+    if (keys.first < keys.last) {
+        k->pack_panels(mha_operand_at(k, &args->v, task->item, task->key_head, first_key), args->v.row_stride,
+                       keys.first - first_key, keys.last - first_key, args->value_dim, arena->packed_values);
+    }
+}
+
+/* Adds a part's gradient of q of one head to the caller's. */
+static void
+add_part(const mha_backward_plan *b, const mha_backward_memory *arena, size_t part, size_t item, size_t head)
+{
+    const mha_attention_args *args = b->plan.args;
+    const mha_kernels *k = b->plan.kernels;
+    const mha_operand q = grad_q_rows(b, arena, part, item, head);
+
+    for (size_t i = 0; i < args->queries && b->n_parts > 1; i++) {
+        char *out = mha_result_at(k, &b->grads->grad_q, item, head, i);
+        if (part == 0) {
+            memset(out, 0, args->head_dim * k->itemsize);
+        }
+        k->add_row(args->head_dim, mha_operand_at(k, &q, 0, 0, i), out, 1);
+    }
+}
+
+/* All queries of one head against the keys of one part. */
+static void
+backward_head(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory *arena, mha_interval part_keys,
+              size_t part, void *grad_w)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_operand grad_q = grad_q_rows(b, arena, part, head->item, head->head);
+
+    mha_backward_rows(b, head, arena);
+    clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, plan->args->queries,
+               plan->args->head_dim);
+    for (size_t first = part_keys.first; first < part_keys.last; first += plan->key_block) {
+        const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
+        mha_backward_pack_values(b, head, arena, keys, first);
+        for (size_t row = 0; row < head->rows && keys.first < keys.last; row += plan->tile_rows) {
+            const mha_tile tile = mha_task_tile(plan, head, &arena->base, 0, row);
+            mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+            if (block.keys.first < block.keys.last) {
+                backward_block(b, &tile, arena, &block, &grad_q, grad_w);
+            }
+        }
+    }
+    add_uniform_rows(b, head, arena, part_keys);
+    if (b->parts_abreast == 1) {
+        add_part(b, arena, part, head->item, head->head);
+    }
+}
+
+/* All heads that share a key head against one part of its keys. */
+static void
+run_part(const mha_backward_plan *b, const mha_tile *task, mha_backward_memory *arena, size_t part, void *grad_w)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_result *grad_k = &b->grads->grad_k, *grad_v = &b->grads->grad_v;
+    const size_t part_keys = MHA_PART_BLOCKS * plan->key_block;
+    const mha_interval all = {0, args->keys}, mine = {part * part_keys, (part + 1) * part_keys};
+    const mha_interval keys = mha_interval_meet(mine, all);
+
+    clear_rows(k, mha_result_at(k, grad_k, task->item, task->key_head, keys.first), grad_k->row_stride,
+               keys.last - keys.first, args->head_dim);
+    clear_rows(k, mha_result_at(k, grad_v, task->item, task->key_head, keys.first), grad_v->row_stride,
+               keys.last - keys.first, args->value_dim);
+    for (size_t g = 0; g < plan->group; g++) {
+        mha_tile head = *task;
+        head.head += g;
+        backward_head(b, &head, arena, keys, part, grad_w);
+    }
+}
+
+/* One part of this round, or all parts in turn. */
+static void
+run_task(void *context, size_t task_number, unsigned worker)
+{
+    const mha_backward_plan *b = context;
+    const mha_attention_args *args = b->plan.args;
+    const int in_turn = b->parts_abreast == 1;
+    const size_t head = task_number / b->parts_abreast;
+    const size_t first = in_turn ? 0 : b->first_part + task_number % b->parts_abreast;
+    const size_t last = in_turn ? b->n_parts : mha_min(first + 1, b->n_parts);
+    mha_backward_memory arena = mha_backward_arena(b, worker);
+    const mha_tile task = mha_task_rows(&b->plan, head, &arena.base);
+    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_parts + first) * b->weights_bytes;
+
+    if (first < last) {
+        b->plan.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
+    }
+    for (size_t part = first; part < last; part++) {
+        run_part(b, &task, &arena, part, grad_w);
+    }
+}
+
+/* The gradients of q of one head from the parts of this round, added up in order. */
+static void
+join_parts(void *context, size_t task, unsigned worker)
+{
+    const mha_backward_plan *b = context;
+    const size_t heads = b->plan.args->heads;
+
+    (void)worker;
+    for (size_t part = b->first_part; part < mha_min(b->first_part + b->parts_abreast, b->n_parts); part++) {
+        add_part(b, NULL, part, task / heads, task % heads);
+    }
+}
+
+/* --- The call ---------------------------------------------------------------------------------- */
+
+void
+mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    void *grad_w = grads->grad_additive_weights;
+
+    b->grads = grads;
+    b->memory = scratch->base;
+    for (b->first_part = 0; b->first_part < b->n_parts; b->first_part += b->parts_abreast) {
+        mha_parallel_for(plan->n_tasks, b->n_workers, run_task, b);
+        if (b->parts_abreast == 1) {
+            break; /* the tasks went through all parts */
+        }
+        mha_parallel_for(args->batch * args->heads, b->n_workers, join_parts, b);
+    }
+    if (grad_w != NULL && args->additive_weights != NULL) {
+        k->fill(args->head_dim, 0, grad_w);
+        for (size_t i = 0; i < b->n_weights; i++) {
+            k->add_row(args->head_dim, b->memory + b->weights_at + i * b->weights_bytes, grad_w, 1);
+        }
+    }
+    if (grads->grad_bias.data != NULL) {
+        mha_backward_bias(b);
+    }
+}
+
+mha_status
+mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads)
+{
+    mha_backward_plan b;
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_status status =
+        args->row_max != NULL && args->row_sum != NULL ? mha_backward_plan_init(&b, args, &scratch) : MHA_ERR_ARG;
+
+    if (status == MHA_OK) {
+        status = mha_scratch_open(&scratch);
+    }
+    if (status != MHA_OK) {
+        return status;
+    }
+    mha_backward_plan_run(&b, grads, &scratch);
+    mha_scratch_close(&scratch);
+    return MHA_OK;
+}

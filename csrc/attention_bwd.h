@@ -1,0 +1,56 @@
+/*
+ * attention_bwd.h: what the gradients of attention (attention_bwd.c) and of its bias
+ * (attention_bwd_bias.c) share: the plan, a worker's memory, and one tile on its way back.
+ */
+#ifndef MHA_ATTENTION_BWD_H
+#define MHA_ATTENTION_BWD_H
+
+#include "attention.h"
+
+#define BACKWARD_ARENA_PARTS 11
+#define MHA_PART_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see attention_bwd.c */
+
+/* One worker's memory beyond what scores need. */
+typedef struct {
+    mha_arena base;
+    char *packed_values;
+    char *grads;   /* dP, then dS: like base.scores */
+    char *delta;   /* one per query, like base.max */
+    char *part_grad_q; /* one part's gradient of q of one head, where a task has several parts */
+} mha_backward_memory;
+
+typedef struct {
+    mha_plan plan; /* first: it carries what a tile of scores needs */
+    const mha_attention_grads *grads;
+    unsigned n_workers;
+    size_t n_parts;       /* of the keys */
+    size_t parts_abreast; /* parts of one head that are tasks at the same time; 1: a task goes through all of them */
+    size_t first_part;    /* of this round of tasks */
+    size_t at[BACKWARD_ARENA_PARTS], rows_at, worker_bytes, first_worker;
+    size_t partial_at, partial_bytes;   /* gradients of q, one set per part of a round */
+    size_t weights_at, weights_bytes, n_weights; /* gradients of the additive weights, one set per task */
+    char *memory;
+} mha_backward_plan;
+
+/* Sizes and scratch memory of a backward pass, then the pass itself: as for mha_plan in attention.h. */
+MHA_MUST_CHECK mha_status mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args,
+                                                 mha_scratch *scratch);
+void mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch);
+
+mha_backward_memory mha_backward_arena(const mha_backward_plan *b, unsigned worker);
+
+/* Statistics, 1/sum and delta of all queries of one head, into the arena. */
+void mha_backward_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena);
+
+/* The values of a block as panels; `keys` are those of the block that the task sees. */
+void mha_backward_pack_values(const mha_backward_plan *b, const mha_tile *task, const mha_backward_memory *arena,
+                              mha_interval keys, size_t first_key);
+
+/* P (times F) in base.scores and dS * scale in grads, for one tile and block. */
+void mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block,
+                       double scale);
+
+/* The gradient of the bias: a pass of its own (attention_bwd_bias.c). */
+void mha_backward_bias(mha_backward_plan *b);
+
+#endif

@@ -1,0 +1,100 @@
+/*
+ * attention_bwd_bias.c: the gradient of an additive bias, dS summed over the axes that it is
+ * broadcast along.
+ *
+ * Several heads and items may add to one element, so tasks are split by query rows: all who add to
+ * a row are in one task and come in a fixed order.  The price is a second computation of dS, paid
+ * only by those who ask for this gradient.
+ */
+#include "attention_bwd.h"
+
+#include "common.h"
+#include "threads.h"
+
+#include <string.h>
+
+static char *
+bias_grad_at(const mha_backward_plan *b, const mha_tile *tile, size_t row, size_t key)
+{
+    const mha_mask_result *x = &b->grads->grad_bias;
+    const ptrdiff_t offset = (ptrdiff_t)tile->item * x->batch_stride + (ptrdiff_t)tile->head * x->head_stride +
+                             (ptrdiff_t)(tile->query + row) * x->query_stride + (ptrdiff_t)key * x->key_stride;
+    return (char *)x->data + offset * (ptrdiff_t)b->plan.kernels->itemsize;
+}
+
+/* Adds (or, for the first visit, clears) the bias gradients of the rows query .. query + rows - 1 of one head. */
+static void
+bias_rows(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory *arena)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+
+    mha_backward_rows(b, head, arena);
+    for (size_t first = 0; first < args->keys; first += plan->key_block) {
+        const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
+        mha_tile_block block = {.first_key = first, .keys = keys};
+        if (keys.first >= keys.last) {
+            continue;
+        }
+        mha_backward_pack_values(b, head, arena, keys, first);
+        mha_backward_tile(b, head, arena, &block, 1.0);
+        for (size_t i = 0; i < head->rows; i++) {
+            k->add_row(keys.last - keys.first,
+                       arena->grads + (i * plan->score_stride + keys.first - first) * k->itemsize,
+                       bias_grad_at(b, head, i, keys.first), b->grads->grad_bias.key_stride);
+        }
+    }
+}
+
+static void
+clear_bias_rows(const mha_backward_plan *b, const mha_tile *tile)
+{
+    const mha_attention_args *args = b->plan.args;
+
+    for (size_t i = 0; i < tile->rows; i++) {
+        for (size_t j = 0; j < args->keys; j++) {
+            memset(bias_grad_at(b, tile, i, j), 0, b->plan.kernels->itemsize);
+        }
+    }
+}
+
+/* The rows of one tile of queries, for all items and heads: whoever else adds to them is in this task too. */
+static void
+bias_task(void *context, size_t task, unsigned worker)
+{
+    const mha_backward_plan *b = context;
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    mha_backward_memory arena = mha_backward_arena(b, worker);
+    const mha_mask_result *bias = &b->grads->grad_bias;
+    const int one_task = bias->query_stride == 0;
+    const size_t first = one_task ? 0 : task * plan->tile_rows;
+    const size_t last = one_task ? args->queries : mha_min(first + plan->tile_rows, args->queries);
+
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
+            const size_t head = head_number % args->heads;
+            mha_tile whole = mha_task_rows(plan, head_number / plan->group, &arena.base);
+            whole.head = head;
+            for (size_t row = first; row < last; row += plan->tile_rows) {
+                mha_tile tile = mha_task_tile(plan, &whole, &arena.base, 0, row);
+                tile.rows = mha_min(tile.rows, last - row);
+                if (pass == 1) {
+                    bias_rows(b, &tile, &arena);
+                } else if ((bias->batch_stride != 0 || tile.item == 0) && (bias->head_stride != 0 || head == 0)) {
+                    clear_bias_rows(b, &tile);
+                }
+            }
+        }
+    }
+}
+
+void
+mha_backward_bias(mha_backward_plan *b)
+{
+    const size_t tiles = mha_ceil_div(b->plan.args->queries, b->plan.tile_rows);
+    const size_t n_tasks = b->grads->grad_bias.query_stride == 0 ? mha_min(tiles, 1) : tiles;
+
+    mha_parallel_for(n_tasks, b->n_workers, bias_task, b);
+}

@@ -1,0 +1,107 @@
+/*
+ * attention_bwd_plan.c: how a backward pass (attention_bwd.c) is cut into tasks, and its scratch memory.
+ */
+#include "attention_bwd.h"
+
+#include "common.h"
+#include "threads.h"
+
+#define KEY_BLOCK ((size_t)256)  /* two packed panels sets and two tiles of scores share the cache */
+#define TILES_HIGH ((size_t)8)   /* register tiles in a tile of queries: the depth of the dK and dV products */
+/* Fewer heads than this, and their keys are cut into tasks as well. */
+#define ENOUGH_TASKS ((size_t)8)
+
+static double
+backward_work(const mha_attention_args *args)
+{
+    const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
+
+    return scores * (3.0 * (double)args->head_dim + 2.0 * (double)args->value_dim + 40.0);
+}
+
+static void
+plan_arena(mha_backward_plan *b, mha_scratch *scratch)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
+    const size_t tile = plan->tile_rows * plan->score_stride;
+    const size_t widest = mha_max(args->head_dim, args->value_dim);
+    const size_t deepest = mha_max(keys, plan->tile_rows);
+    const size_t sizes[BACKWARD_ARENA_PARTS] = {
+        args->additive_weights == NULL ? keys * args->head_dim : 0,
+        keys * args->value_dim,
+        tile,
+        tile,
+        args->dropout > 0 ? tile : 0,
+        args->keep_mask.data != NULL || !plan->same_keys ? deepest * widest : 0,
+        args->queries,
+        args->queries,
+        args->queries,
+        args->queries,
+        b->n_parts > 1 && b->parts_abreast == 1 ? args->queries * args->head_dim : 0,
+    };
+    mha_scratch part = MHA_SCRATCH_EMPTY;
+
+    for (size_t i = 0; i < BACKWARD_ARENA_PARTS; i++) {
+        b->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
+    }
+    b->rows_at = mha_scratch_add(&part, args->queries, sizeof(mha_interval));
+    b->worker_bytes = part.total_bytes;
+    b->first_worker = mha_scratch_add(scratch, b->n_workers, part.total_bytes);
+}
+
+mha_backward_memory
+mha_backward_arena(const mha_backward_plan *b, unsigned worker)
+{
+    char *base = b->memory + b->first_worker + worker * b->worker_bytes;
+    mha_backward_memory arena = {
+        .base = {.packed_keys = base + b->at[0],
+                 .scores = base + b->at[2],
+                 .factors = base + b->at[4],
+                 .masked_values = base + b->at[5],
+                 .max = base + b->at[6],
+                 .sum = base + b->at[7],
+                 .inverse = base + b->at[8],
+                 .rows = (mha_interval *)(void *)(base + b->rows_at)},
+        .packed_values = base + b->at[1],
+        .grads = base + b->at[3],
+        .delta = base + b->at[9],
+        .part_grad_q = base + b->at[10],
+    };
+    return arena;
+}
+
+mha_status
+mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha_scratch *scratch)
+{
+    mha_plan *plan = &b->plan;
+    const mha_status status = mha_plan_describe(plan, args);
+
+    b->grads = NULL;
+    if (status != MHA_OK) {
+        return status;
+    }
+    const mha_kernels *k = plan->kernels;
+    const size_t heads = args->batch * args->kv_heads;
+    plan->key_block = KEY_BLOCK;
+    plan->tile_rows = TILES_HIGH * k->tile_rows;
+    plan->score_stride = mha_round_up(mha_min(KEY_BLOCK, args->keys), k->panel_width) + k->lanes;
+    plan->chunk = mha_max(args->queries, 1);
+    plan->n_chunks = 1;
+
+    b->n_parts = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_PART_BLOCKS), 1);
+    b->parts_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_parts) : 1;
+    const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
+    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * b->parts_abreast : 0;
+    b->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
+
+    b->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
+    b->partial_at = mha_scratch_add(scratch, b->parts_abreast > 1 ? b->parts_abreast : 0, b->partial_bytes);
+    b->weights_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
+    b->n_weights = plan->n_tasks == 0 ? 0 : b->parts_abreast == 1 ? heads : heads * b->n_parts;
+    b->weights_at = mha_scratch_add(scratch, b->n_weights, b->weights_bytes);
+    plan_arena(b, scratch);
+    return MHA_OK;
+}

@@ -1,0 +1,234 @@
+/*
+ * layer_bwd.c: gradients of a whole layer: back through W_o, through attention, through W_q, W_k, W_v.
+ *
+ * Rows of keys and values that no query saw get gradient 0 and give none to the weights: they are
+ * left out, not multiplied by 0, for what stands in padding may be NaN.
+ */
+#include "layer.h"
+
+#include "attention_bwd.h"
+#include "common.h"
+#include "linear.h"
+
+#include <string.h>
+
+enum { W_O = MHA_N_INPUTS };
+
+/* Offsets in scratch memory. */
+typedef struct {
+    mha_layer_job layer;
+    const mha_layer_grads *grads;
+    size_t context_at;                /* gradient of what W_o is applied to */
+    size_t projected_at[MHA_N_INPUTS]; /* gradients of the projected inputs */
+    size_t rows_at, grads_at, pointers_at; /* needed rows side by side: inputs, gradients, destinations */
+    char *memory;
+} backward_job;
+
+static void
+plan_memory(backward_job *job, mha_scratch *scratch)
+{
+    const mha_layer_args *a = job->layer.args;
+    const size_t itemsize = job->layer.kernels->itemsize;
+    size_t n_rows = 0, widest = 0, widest_projected = 0;
+
+    job->layer.needed_at = mha_scratch_add(scratch, a->batch, 2 * sizeof(mha_interval));
+    if (a->W_o.packed != NULL) {
+        job->context_at = mha_scratch_add(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
+    }
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_input *in = &job->layer.inputs[i];
+        job->projected_at[i] = mha_scratch_add(scratch, a->batch * in->rows, in->features * itemsize);
+        if (in->linear->packed != NULL) {
+            n_rows = mha_max(n_rows, a->batch * in->rows);
+            widest = mha_max(widest, in->linear->in_features);
+            widest_projected = mha_max(widest_projected, in->features);
+        }
+    }
+    job->rows_at = mha_scratch_add(scratch, n_rows, widest * itemsize);
+    job->grads_at = mha_scratch_add(scratch, n_rows, widest_projected * itemsize);
+    job->pointers_at = mha_scratch_add(scratch, n_rows, sizeof(void *));
+}
+
+static mha_linear_grads
+linear_grads(const backward_job *job, int which, size_t rows, const void *x, ptrdiff_t x_row, const void *grad_y)
+{
+    const mha_layer_args *a = job->layer.args;
+    const mha_linear *linear[MHA_N_INPUTS + 1] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+    const mha_linear_grads grads = {
+        .dtype = a->dtype,
+        .rows = rows,
+        .out_features = linear[which]->out_features,
+        .in_features = linear[which]->in_features,
+        .x = x,
+        .weight = job->grads->weight[which],
+        .grad_y = grad_y,
+        .x_row_stride = x_row,
+        .grad_y_row_stride = (ptrdiff_t)linear[which]->out_features,
+        .grad_weight = job->grads->grad_weight[which],
+        .grad_bias = job->grads->grad_bias[which],
+    };
+    return grads;
+}
+
+/* Back through W_o: returns the gradient of the attention output. */
+static const void *
+output_projection(const backward_job *job)
+{
+    const mha_layer_args *a = job->layer.args;
+
+    if (a->W_o.packed == NULL) {
+        return job->grads->grad_out;
+    }
+    mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
+                                          job->grads->grad_out);
+    grads.grad_x = job->memory + job->context_at;
+    mha_linear_grads_run(&grads, NULL);
+    return grads.grad_x;
+}
+
+static mha_result
+dense_by_heads(const backward_job *job, const mha_layer_input *in, void *data)
+{
+    const ptrdiff_t features = (ptrdiff_t)in->features;
+
+    return (mha_result){data, (ptrdiff_t)in->rows * features, features / (ptrdiff_t)job->layer.args->num_heads, features};
+}
+
+/* Where the gradient of a projected input goes: straight to the caller if nothing projects it. */
+static void *
+projected_grad(const backward_job *job, int i)
+{
+    void *wanted[MHA_N_INPUTS] = {job->grads->grad_queries, job->grads->grad_keys, job->grads->grad_values};
+
+    if (job->layer.inputs[i].linear->packed == NULL && wanted[i] != NULL) {
+        return wanted[i];
+    }
+    return job->memory + job->projected_at[i];
+}
+
+static mha_attention_grads
+attention_grads(const backward_job *job, const void *grad_context)
+{
+    const mha_layer_args *a = job->layer.args;
+    const mha_layer_input *inputs = job->layer.inputs;
+    void *context = a->W_o.packed != NULL ? a->context : a->out;
+    mha_layer_input out = inputs[MHA_VALUES];
+
+    out.rows = a->queries;
+    const mha_result strides = dense_by_heads(job, &out, context);
+    const mha_attention_grads grads = {
+        .out = {context, strides.batch_stride, strides.head_stride, strides.row_stride},
+        .grad_out = {grad_context, strides.batch_stride, strides.head_stride, strides.row_stride},
+        .grad_q = dense_by_heads(job, &inputs[MHA_QUERIES], projected_grad(job, MHA_QUERIES)),
+        .grad_k = dense_by_heads(job, &inputs[MHA_KEYS], projected_grad(job, MHA_KEYS)),
+        .grad_v = dense_by_heads(job, &inputs[MHA_VALUES], projected_grad(job, MHA_VALUES)),
+        .grad_additive_weights = job->grads->grad_additive_weights,
+    };
+    return grads;
+}
+
+/* Back through the projection of an input all of whose rows count and are evenly spaced. */
+static void
+project_all(const backward_job *job, int i, void *grad_x)
+{
+    const mha_layer_input *in = &job->layer.inputs[i];
+    mha_linear_grads grads = linear_grads(job, i, job->layer.args->batch * in->rows, in->input->data,
+                                          in->input->row_stride, job->memory + job->projected_at[i]);
+
+    grads.grad_x = grad_x;
+    mha_linear_grads_run(&grads, NULL);
+}
+
+/* The same with the needed rows, and their gradients, copied side by side. */
+static void
+project_needed(const backward_job *job, int i, void *grad_x)
+{
+    const mha_layer_input *in = &job->layer.inputs[i];
+    const mha_kernels *k = job->layer.kernels;
+    const size_t in_bytes = in->linear->in_features * k->itemsize, out_bytes = in->features * k->itemsize;
+    const size_t batch = job->layer.args->batch;
+    char *x = job->memory + job->rows_at, *grad_y = job->memory + job->grads_at;
+    void **grad_rows = (void **)(void *)(job->memory + job->pointers_at);
+    size_t n = 0;
+
+    if (grad_x != NULL) {
+        memset(grad_x, 0, batch * in->rows * in_bytes);
+    }
+    for (size_t b = 0; b < batch; b++) {
+        const mha_interval rows = in->needed != NULL ? in->needed[b] : (mha_interval){0, in->rows};
+        for (size_t t = rows.first; t < rows.last; t++, n++) {
+            const size_t row = b * in->rows + t;
+            memcpy(x + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
+            memcpy(grad_y + n * out_bytes, job->memory + job->projected_at[i] + row * out_bytes, out_bytes);
+            grad_rows[n] = grad_x != NULL ? (char *)grad_x + row * in_bytes : NULL;
+        }
+    }
+    mha_linear_grads grads = linear_grads(job, i, n, x, (ptrdiff_t)in->linear->in_features, grad_y);
+    grads.grad_x = grad_x;
+    mha_linear_grads_run(&grads, grad_rows);
+}
+
+static void
+input_projections(const backward_job *job)
+{
+    void *wanted[MHA_N_INPUTS] = {job->grads->grad_queries, job->grads->grad_keys, job->grads->grad_values};
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_input *in = &job->layer.inputs[i];
+        const int evenly_spaced =
+            job->layer.args->batch == 1 || in->input->batch_stride == (ptrdiff_t)in->rows * in->input->row_stride;
+        if (in->linear->packed == NULL) {
+            continue;
+        }
+        if (in->needed == NULL && evenly_spaced) {
+            project_all(job, i, wanted[i]);
+        } else {
+            project_needed(job, i, wanted[i]);
+        }
+    }
+}
+
+static int
+is_complete(const mha_layer_grads *grads)
+{
+    const mha_layer_args *a = grads->forward;
+
+    return grads->grad_out != NULL && a->row_max != NULL && a->row_sum != NULL &&
+           (a->W_q.packed == NULL || (a->q_projected != NULL && grads->weight[MHA_QUERIES] != NULL)) &&
+           (a->W_k.packed == NULL || (a->k_projected != NULL && grads->weight[MHA_KEYS] != NULL)) &&
+           (a->W_v.packed == NULL || (a->v_projected != NULL && grads->weight[MHA_VALUES] != NULL)) &&
+           (a->W_o.packed == NULL || (a->context != NULL && grads->weight[W_O] != NULL)) &&
+           (a->W_o.packed != NULL || a->out != NULL);
+}
+
+mha_status
+mha_layer_backward(const mha_layer_grads *grads)
+{
+    backward_job job = {.grads = grads};
+    mha_layer_job *layer = &job.layer;
+    mha_backward_plan plan;
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_status status = is_complete(grads) ? mha_layer_describe(layer, grads->forward) : MHA_ERR_ARG;
+
+    if (status == MHA_OK) {
+        status = mha_backward_plan_init(&plan, &layer->attention, &scratch);
+    }
+    if (status != MHA_OK) {
+        return status;
+    }
+    plan_memory(&job, &scratch);
+    status = mha_scratch_open(&scratch);
+    if (status != MHA_OK) {
+        return status;
+    }
+    job.memory = scratch.base;
+    mha_layer_find_needed(layer, (mha_interval *)(void *)(scratch.base + layer->needed_at));
+    layer->attention.q = mha_layer_by_heads(layer, &layer->inputs[MHA_QUERIES]);
+    layer->attention.k = mha_layer_by_heads(layer, &layer->inputs[MHA_KEYS]);
+    layer->attention.v = mha_layer_by_heads(layer, &layer->inputs[MHA_VALUES]);
+    const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
+    mha_backward_plan_run(&plan, &attention, &scratch);
+    input_projections(&job);
+    mha_scratch_close(&scratch);
+    return MHA_OK;
+}
