@@ -1,0 +1,330 @@
+/*
+ * args.c: the argument parser, scalar arguments, error texts, the status translator and the
+ * decision when to let other threads run.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "args.h"
+
+/* --- Parsing ------------------------------------------------------------------------- */
+
+static int
+count_names(const mha_py_signature *signature)
+{
+    int n = 0;
+
+    while (signature->names[n] != NULL) {
+        n++;
+    }
+    return n;
+}
+
+/* Where `keyword` stands in the signature, or -1.  Callers write keywords mostly in signature
+ * order, so the search starts behind the one found last. */
+static int
+find_name(const mha_py_signature *signature, int n_names, int start, PyObject *keyword)
+{
+    for (int step = 0; step < n_names; step++) {
+        const int i = (start + step) % n_names;
+
+        if (PyUnicode_CompareWithASCIIString(keyword, signature->names[i]) == 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static int
+parse_keywords(const mha_py_signature *signature, int n_names, PyObject *const *given, PyObject *keywords,
+               PyObject **values)
+{
+    const Py_ssize_t n_keywords = PyTuple_Size(keywords);
+    int position = -1;
+
+    for (Py_ssize_t k = 0; k < n_keywords; k++) {
+        PyObject *keyword = PyTuple_GetItem(keywords, k);
+
+        if (keyword == NULL) {
+            return -1;
+        }
+        position = find_name(signature, n_names, position + 1, keyword);
+        if (position < 0) {
+            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", signature->function, keyword);
+            return -1;
+        }
+        if (values[position] != NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", signature->function,
+                         signature->names[position]);
+            return -1;
+        }
+        values[position] = given[k];
+    }
+    return 0;
+}
+
+int
+mha_py_parse(const mha_py_signature *signature, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords,
+             PyObject **values)
+{
+    const int n_names = count_names(signature);
+
+    if (n_args > n_names) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d argument%s (%zd given)", signature->function, n_names,
+                     n_names == 1 ? "" : "s", n_args);
+        return -1;
+    }
+    for (int i = 0; i < n_names; i++) {
+        values[i] = i < n_args ? args[i] : NULL;
+    }
+    if (keywords != NULL && parse_keywords(signature, n_names, args + n_args, keywords, values) < 0) {
+        return -1;
+    }
+    for (int i = 0; i < signature->n_required; i++) {
+        if (values[i] == NULL) {
+            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", signature->function,
+                         signature->names[i], i + 1);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* --- Scalars --------------------------------------------------------------------------- */
+
+int
+mha_py_type_error(PyObject *value, const char *name, const char *expected)
+{
+    PyObject *type_name = PyObject_GetAttrString((PyObject *)Py_TYPE(value), "__name__");
+
+    if (type_name != NULL) {
+        PyErr_Format(PyExc_TypeError, "%s must be %s, got %S", name, expected, type_name);
+        Py_DECREF(type_name);
+    }
+    return -1;
+}
+
+/* True for Python's and NumPy's bool: a truth value where a number belongs is a mistake. */
+static int
+is_bool(PyObject *value)
+{
+    return PyBool_Check(value) || PyArray_IsScalar(value, Bool);
+}
+
+int
+mha_py_real(PyObject *value, const char *name, double *number_ret)
+{
+    double number;
+
+    if (PyFloat_CheckExact(value)) {
+        number = PyFloat_AsDouble(value);
+    } else if (is_bool(value) || PyUnicode_Check(value) || PyBytes_Check(value) ||
+               PyArray_IsScalar(value, ComplexFloating) ||
+               (PyArray_Check(value) && PyArray_NDIM((PyArrayObject *)value) > 0)) {
+        /* float() takes some of these, silently dropping what they mean. */
+        return mha_py_type_error(value, name, "a real number");
+    } else {
+        number = PyFloat_AsDouble(value);
+    }
+    if (number == -1.0 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            return mha_py_type_error(value, name, "a real number");
+        }
+        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError, "%s is too large for a float", name);
+        }
+        return -1;
+    }
+    if (number != number) {
+        PyErr_Format(PyExc_ValueError, "%s must not be NaN", name);
+        return -1;
+    }
+    *number_ret = number;
+    return 0;
+}
+
+/* An exact int (new reference) from anything with __index__ that is no bool. */
+static PyObject *
+whole_object(PyObject *value, const char *name)
+{
+    PyObject *whole;
+
+    if (PyLong_CheckExact(value)) {
+        Py_INCREF(value);
+        return value;
+    }
+    if (is_bool(value) || PyArray_Check(value)) {
+        mha_py_type_error(value, name, "a whole number");
+        return NULL;
+    }
+    whole = PyNumber_Index(value);
+    if (whole == NULL && PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        mha_py_type_error(value, name, "a whole number");
+    }
+    return whole;
+}
+
+int
+mha_py_whole(PyObject *value, const char *name, int64_t least, int64_t *number_ret)
+{
+    PyObject *whole = whole_object(value, name);
+    int overflow = 0;
+    long long number;
+
+    if (whole == NULL) {
+        return -1;
+    }
+    number = PyLong_AsLongLongAndOverflow(whole, &overflow);
+    Py_DECREF(whole);
+    if (overflow > 0) {
+        number = INT64_MAX;
+    }
+    if (overflow < 0 || number < least) {
+        PyErr_Format(PyExc_ValueError, "%s must be at least %lld, got %.100R", name, (long long)least, value);
+        return -1;
+    }
+    *number_ret = number;
+    return 0;
+}
+
+int
+mha_py_choice(PyObject *value, const char *name, const char *const *choices, int *choice_ret)
+{
+    PyObject *list;
+
+    if (!PyUnicode_Check(value)) {
+        return mha_py_type_error(value, name, "a string");
+    }
+    for (int i = 0; choices[i] != NULL; i++) {
+        if (PyUnicode_CompareWithASCIIString(value, choices[i]) == 0) {
+            *choice_ret = i;
+            return 0;
+        }
+    }
+    list = PyUnicode_FromFormat("'%s'", choices[0]);
+    for (int i = 1; choices[i] != NULL && list != NULL; i++) {
+        PyObject *longer = PyUnicode_FromFormat("%U or '%s'", list, choices[i]);
+
+        Py_DECREF(list);
+        list = longer;
+    }
+    if (list != NULL) {
+        PyErr_Format(PyExc_ValueError, "%s must be %U, got %.100R", name, list, value);
+        Py_DECREF(list);
+    }
+    return -1;
+}
+
+int
+mha_py_empty_rows(PyObject *value, mha_empty *empty_ret)
+{
+    static const char *const choices[] = {"zero", "uniform", NULL};
+    int choice;
+
+    if (mha_py_choice(value, "empty_rows", choices, &choice) < 0) {
+        return -1;
+    }
+    *empty_ret = choice == 0 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;
+    return 0;
+}
+
+int
+mha_py_probability(PyObject *value, const char *name, double *number_ret)
+{
+    double number;
+
+    if (mha_py_real(value, name, &number) < 0) {
+        return -1;
+    }
+    if (number < 0 || number > 1) {
+        PyErr_Format(PyExc_ValueError, "%s must lie in 0..1, got %.100R", name, value);
+        return -1;
+    }
+    *number_ret = number;
+    return 0;
+}
+
+int
+mha_py_seed(PyObject *value, uint64_t *seed_ret)
+{
+    PyObject *whole = whole_object(value, "seed");
+    unsigned long long seed;
+
+    if (whole == NULL) {
+        return -1;
+    }
+    seed = PyLong_AsUnsignedLongLong(whole);
+    Py_DECREF(whole);
+    if (seed == (unsigned long long)-1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError, "seed must lie in 0 .. 2**64 - 1, got %.100R", value);
+        }
+        return -1;
+    }
+    *seed_ret = seed;
+    return 0;
+}
+
+int
+mha_py_flag(PyObject *value, int *flag_ret)
+{
+    *flag_ret = value == NULL ? 0 : PyObject_IsTrue(value);
+    return *flag_ret < 0 ? -1 : 0;
+}
+
+/* --- Errors and calls ---------------------------------------------------------------------- */
+
+int
+mha_py_shape_error(PyObject *module, const char *format, ...)
+{
+    const mha_py_state *state = PyModule_GetState(module);
+    va_list parts;
+
+    if (state == NULL || state->shape_error == NULL) {
+        PyErr_SetString(PyExc_SystemError, "mha_c._core has been cleared");
+        return -1;
+    }
+    va_start(parts, format);
+    PyErr_FormatV(state->shape_error, format, parts);
+    va_end(parts);
+    return -1;
+}
+
+int
+mha_py_check(mha_status status, const char *function)
+{
+    PyObject *kind = PyExc_SystemError; /* MHA_ERR_ARG: this folder has a bug */
+
+    switch (status) {
+    case MHA_OK:
+        return 0;
+    case MHA_ERR_NOMEM:
+        kind = PyExc_MemoryError;
+        break;
+    case MHA_ERR_ISA:
+    case MHA_ERR_SIZE:
+        kind = PyExc_ValueError;
+        break;
+    case MHA_ERR_ARG:
+        break;
+    }
+    PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
+    return -1;
+}
+
+/* About 3 microseconds of arithmetic. */
+#define DETACH_FROM_WORK 1e4
+
+PyThreadState *
+mha_py_detach(double work)
+{
+    return work < DETACH_FROM_WORK ? NULL : PyEval_SaveThread();
+}
+
+void
+mha_py_attach(PyThreadState *saved)
+{
+    if (saved != NULL) {
+        PyEval_RestoreThread(saved);
+    }
+}

@@ -1,0 +1,127 @@
+/*
+ * module.c: the extension module mha_c._core: method table, state and slots, and the only
+ * file that imports NumPy's C API.
+ *
+ * Multi-phase initialisation; the module owns its one exception type and there are no C
+ * types and no C globals.  Sub-interpreters are refused because NumPy refuses them.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#define MHA_PY_IMPORTS_NUMPY
+#include "args.h"
+
+#define METHOD(name)                                                                                                   \
+    {                                                                                                                  \
+#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, py_##name##_doc                  \
+    }
+
+static PyMethodDef methods[] = {
+    METHOD(attention_forward),
+    METHOD(attention_backward),
+    METHOD(layer_forward),
+    METHOD(layer_forward_training),
+    METHOD(layer_backward),
+    METHOD(saved_weights),
+    METHOD(pack_linear),
+    METHOD(linear),
+    METHOD(linear_backward),
+    METHOD(masked_softmax),
+    METHOD(exp),
+    METHOD(tanh),
+    METHOD(explain_kernels),
+    METHOD(explain_attention),
+    METHOD(explain_layer),
+    METHOD(explain_linear),
+    METHOD(isas),
+    METHOD(isa),
+    METHOD(set_isa),
+    METHOD(get_num_threads),
+    METHOD(set_num_threads),
+    METHOD(available_threads),
+    {NULL, NULL, 0, NULL},
+};
+
+/* The widest instruction set that this CPU offers; Python may ask for another one later. */
+static int
+select_isa(void)
+{
+    mha_isa widest = MHA_ISA_SCALAR;
+
+    for (int i = 0; i < MHA_N_ISAS; i++) {
+        widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
+    }
+    return mha_py_check(mha_isa_select(widest), "mha_c._core");
+}
+
+static int
+core_exec(PyObject *module)
+{
+    mha_py_state *state = PyModule_GetState(module);
+
+    if (state == NULL || PyArray_ImportNumPyAPI() < 0 || select_isa() < 0) {
+        return -1;
+    }
+    state->shape_error =
+        PyErr_NewExceptionWithDoc("mha_c.ShapeError",
+                                  "Shapes that do not fit together; the message names the argument, what it got,\n"
+                                  "what was expected and the sizes that clash.",
+                                  PyExc_ValueError, NULL);
+    if (state->shape_error == NULL) {
+        return -1;
+    }
+    return PyObject_SetAttrString(module, "ShapeError", state->shape_error);
+}
+
+static int
+core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    mha_py_state *state = PyModule_GetState(module);
+
+    if (state != NULL) {
+        Py_VISIT(state->shape_error);
+    }
+    return 0;
+}
+
+static int
+core_clear(PyObject *module)
+{
+    mha_py_state *state = PyModule_GetState(module);
+
+    if (state != NULL) {
+        Py_CLEAR(state->shape_error);
+    }
+    return 0;
+}
+
+static void
+core_free(void *module)
+{
+    (void)core_clear((PyObject *)module);
+}
+
+static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, (void *)core_exec},
+#ifdef Py_mod_multiple_interpreters /* Python 3.12 */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    /* No Py_mod_gil: it may say NOT_USED once the suite has passed on a free-threaded Python (docs/promises.md). */
+    {0, NULL},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "mha_c._core",
+    .m_doc = "The compiled core of mha_c: private, use mha_c.functional and the layers.",
+    .m_size = sizeof(mha_py_state),
+    .m_methods = methods,
+    .m_slots = slots,
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&definition);
+}

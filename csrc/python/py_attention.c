@@ -1,0 +1,189 @@
+/*
+ * py_attention.c: attention_forward, attention on q, k and v as given, and masked_softmax.
+ *
+ * A call is one zeroed struct: whatever it came to own is released by one function, however
+ * far it got.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "args.h"
+
+enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, N_ARGS };
+
+static const mha_py_signature attention_signature = {
+    "attention_forward",
+    3,
+    {MHA_PY_ATTENTION_NAMES, "return_weights", "return_lse", "reference", "return_stats", NULL}};
+
+typedef struct {
+    mha_py_attention attention;
+    PyArrayObject *out, *weights, *lse, *row_max, *row_sum;
+    int want_weights, want_lse, want_stats, use_reference;
+} attention_call;
+
+static void
+end_call(attention_call *call)
+{
+    mha_py_drop_attention(&call->attention);
+    Py_XDECREF((PyObject *)call->out);
+    Py_XDECREF((PyObject *)call->weights);
+    Py_XDECREF((PyObject *)call->lse);
+    Py_XDECREF((PyObject *)call->row_max);
+    Py_XDECREF((PyObject *)call->row_sum);
+}
+
+static int
+take_wishes(attention_call *call, PyObject *const *values)
+{
+    return mha_py_flag(values[WEIGHTS], &call->want_weights) < 0 || mha_py_flag(values[LSE], &call->want_lse) < 0 ||
+                   mha_py_flag(values[REFERENCE], &call->use_reference) < 0 ||
+                   mha_py_flag(values[STATS], &call->want_stats) < 0
+               ? -1
+               : 0;
+}
+
+/* A (B, [H,] Q) output, if wanted. */
+static int
+make_per_row(const attention_call *call, int wanted, const char *name, PyArrayObject **array_ret, void **data_ret)
+{
+    const mha_py_attention *attention = &call->attention;
+
+    if (!wanted) {
+        return 0;
+    }
+    *array_ret = mha_py_new(name, attention->q.rank - 1, attention->scores, attention->q.type);
+    if (*array_ret == NULL) {
+        return -1;
+    }
+    *data_ret = PyArray_DATA(*array_ret);
+    return 0;
+}
+
+static int
+make_outputs(attention_call *call)
+{
+    mha_py_attention *attention = &call->attention;
+    mha_attention_args *args = &attention->args;
+    const int rank = attention->q.rank, type = attention->q.type;
+
+    if (call->want_weights) {
+        call->weights = mha_py_new("weights", rank, attention->scores, type);
+        if (call->weights == NULL) {
+            return -1;
+        }
+        args->weights = PyArray_DATA(call->weights);
+    }
+    if (make_per_row(call, call->want_lse, "lse", &call->lse, &args->lse) < 0 ||
+        make_per_row(call, call->want_stats, "row_max", &call->row_max, &args->row_max) < 0 ||
+        make_per_row(call, call->want_stats, "row_sum", &call->row_sum, &args->row_sum) < 0) {
+        return -1;
+    }
+    call->out = mha_py_new("the output", rank, attention->out_shape, type);
+    if (call->out == NULL) {
+        return -1;
+    }
+    args->out = mha_py_result(call->out);
+    return 0;
+}
+
+static int
+run(attention_call *call)
+{
+    const mha_attention_args *args = &call->attention.args;
+    PyThreadState *saved;
+    mha_status status;
+
+    if (args->heads == 0) {
+        return 0; /* nothing to fill in; the core wants at least one head */
+    }
+    if (call->use_reference && args->dropout != 0) {
+        PyErr_SetString(PyExc_ValueError, "reference=True has no dropout");
+        return -1;
+    }
+    saved = mha_py_detach(mha_py_attention_work(&call->attention));
+    status = call->use_reference ? mha_reference_attention(args) : mha_attention_forward(args);
+    mha_py_attach(saved);
+    return mha_py_check(status, attention_signature.function);
+}
+
+static PyObject *
+make_result(const attention_call *call)
+{
+    PyObject *weights = mha_py_borrow(call->weights), *lse = mha_py_borrow(call->lse);
+
+    if (call->want_stats) {
+        return Py_BuildValue("(OOO(OO))", call->out, weights, lse, call->row_max, call->row_sum);
+    }
+    return PyTuple_Pack(3, (PyObject *)call->out, weights, lse);
+}
+
+const char py_attention_forward_doc[] =
+    "attention_forward(q, k, v, w_v=None, valid_lens=None, keep_mask=None, bias=None, "
+    "causal=None, window_left=-1, window_right=-1, scale=None, dropout=0.0, seed=0, "
+    "empty_rows='zero', return_weights=False, return_lse=False, reference=False, "
+    "return_stats=False)\n--\n\n"
+    "Attention over q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv); additive if\n"
+    "w_v (D,) is given.  Returns (out, weights or None, lse or None), and with return_stats\n"
+    "also (row_max, row_sum), which attention_backward asks for.";
+
+PyObject *
+py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+{
+    PyObject *values[N_ARGS];
+    attention_call call = {0};
+    PyObject *result = NULL;
+
+    if (mha_py_parse(&attention_signature, args, n_args, keywords, values) < 0) {
+        return NULL;
+    }
+    if (mha_py_take_attention(module, values, &call.attention) == 0 && take_wishes(&call, values) == 0 &&
+        make_outputs(&call) == 0 && run(&call) == 0) {
+        result = make_result(&call);
+    }
+    end_call(&call);
+    return result;
+}
+
+/* --- Masked softmax ------------------------------------------------------------------------------ */
+
+static const mha_py_signature softmax_signature = {"masked_softmax", 3, {"x", "valid_lens", "empty_rows", NULL}};
+
+const char py_masked_softmax_doc[] =
+    "masked_softmax(x, valid_lens, empty_rows)\n--\n\n"
+    "Softmax over the last axis of x (B, Q, K), each row over its first valid_lens keys.";
+
+PyObject *
+py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+{
+    PyObject *values[3];
+    mha_py_array x = {0};
+    mha_py_lengths lengths = {0};
+    mha_empty empty_rows;
+    PyArrayObject *out = NULL;
+
+    if (mha_py_parse(&softmax_signature, args, n_args, keywords, values) < 0) {
+        return NULL;
+    }
+    if (mha_py_take(&x, values[0], "X", MHA_PY_DENSE, NULL) < 0 || mha_py_need_rank(module, &x, 3, "(B, Q, K)") < 0 ||
+        mha_py_take_lengths(module, values[1], x.shape[0], x.shape[1], &lengths) < 0 ||
+        mha_py_empty_rows(values[2], &empty_rows) < 0) {
+        goto done;
+    }
+    out = mha_py_new("the output", 3, x.shape, x.type);
+    if (out != NULL) {
+        const mha_visibility visible = mha_py_visibility(&lengths);
+        PyThreadState *saved = mha_py_detach(8 * (double)PyArray_SIZE(out));
+        const mha_status status =
+            mha_masked_softmax(mha_py_dtype(&x), (size_t)x.shape[0], (size_t)x.shape[1], (size_t)x.shape[2], x.data,
+                               &visible, empty_rows, PyArray_DATA(out));
+
+        mha_py_attach(saved);
+        if (mha_py_check(status, softmax_signature.function) < 0) {
+            Py_DECREF((PyObject *)out);
+            out = NULL;
+        }
+    }
+done:
+    mha_py_drop_lengths(&lengths);
+    mha_py_drop(&x);
+    return (PyObject *)out;
+}
