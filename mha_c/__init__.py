@@ -1,0 +1,75 @@
+"""mha_c: the attention layers of "Dive into Deep Learning" as NumPy layers on a C core.
+
+>>> import numpy as np, mha_c
+>>> X = np.random.default_rng(0).standard_normal((2, 4, 100), dtype=np.float32)
+>>> mha = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0)
+>>> mha(X, X, X, valid_lens=[3, 2]).shape
+(2, 4, 100)
+>>> mha.attention_weights.shape
+(2, 5, 4, 4)
+
+Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention.  Functions: mha_c.functional.  Other systems'
+layers: mha_c.variants.  For torch: mha_c.torch.  The book's own package: mha_c.d2l.  Pictures: show_heatmaps,
+mha_c.viz.  `import mha_c` imports NumPy and nothing else; the rest comes when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import config, functional
+from .config import get_num_threads, set_num_threads, show_config
+from .errors import ShapeError
+from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
+from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
+
+if TYPE_CHECKING:
+    from ._cost import cost
+    from ._explain import explain
+    from .viz import show_heatmaps
+
+    __version__: str
+
+__all__ = [
+    "AdditiveAttention",
+    "DotProductAttention",
+    "MultiHeadAttention",
+    "ProjectedKeys",
+    "ShapeError",
+    "cost",
+    "explain",
+    "functional",
+    "get_num_threads",
+    "masked_softmax",
+    "sequence_mask",
+    "set_num_threads",
+    "show_config",
+    "show_heatmaps",
+    "transpose_output",
+    "transpose_qkv",
+]
+
+# Modules that bring torch, matplotlib or mere weight with them: imported when first named.
+_LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
+
+config.apply_environment()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return import_module(f"{__name__}.{name}")
+    if name == "show_heatmaps":
+        value: Any = import_module(f"{__name__}.viz").show_heatmaps
+    elif name in ("cost", "explain"):
+        value = getattr(import_module(f"{__name__}._{name}"), name)
+    elif name == "__version__":
+        value = config.version()
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_LATER, "__version__"})

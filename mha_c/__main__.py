@@ -1,0 +1,30 @@
+"""python -m mha_c prints what it computes with; python -m mha_c demo runs the book's examples."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+USAGE = """usage: python -m mha_c            what this installation computes with
+       python -m mha_c demo       the book's examples, with the time of each
+       python -m mha_c.selftest   every instruction set of this CPU against plain NumPy"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        from .config import show_config
+
+        show_config()
+        return 0
+    if list(arguments) == ["demo"]:
+        from .demo import main as demo
+
+        demo()
+        return 0
+    asked = list(arguments) in (["-h"], ["--help"], ["help"])
+    print(USAGE, file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""Checks of the arguments that are no arrays: sizes, probabilities, switches, random numbers, constructor forms.
+
+The compiled core checks what it is given at each call; here stands what has to be refused earlier, when a
+layer is built, or what the core never sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ._core import _EmptyRows as EmptyRows
+
+    DType = np.dtype[Any]
+    RngLike = Optional[int | np.integer[Any] | np.random.Generator]
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """A size as a Python int.  True, 4.0 and '4' are mistakes, not sizes."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def probability(value: Any, name: str = "dropout") -> float:
+    """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a real number in 0..1, got {value!r} ({type(value).__name__})")
+    if not 0 <= value <= 1:  # also refuses NaN
+        raise ValueError(f"{name} must lie in 0..1, got {value}")
+    return value if isinstance(value, (int, float)) else float(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
+    return bool(value)
+
+
+def choice(value: Any, name: str, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r} ({type(value).__name__})")
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def empty_rows(value: Any) -> EmptyRows:
+    return cast("EmptyRows", choice(value, "empty_rows", ("uniform", "zero")))
+
+
+def float_type(value: Any) -> DType:
+    """float32 or float64: what the core computes in."""
+    try:
+        dtype = np.dtype(value)
+    except TypeError:
+        raise TypeError(f"dtype must be float32 or float64, got {value!r}") from None
+    if value is None or dtype not in (FLOAT32, FLOAT64):
+        raise TypeError(f"dtype must be float32 or float64, got {value!r}")
+    return FLOAT32 if dtype == FLOAT32 else FLOAT64
+
+
+def generator(rng: RngLike) -> np.random.Generator:
+    """The stream of random numbers that `rng` (None, a whole number or a Generator) stands for."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    if rng is None:
+        return np.random.default_rng()
+    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
+        return np.random.default_rng(whole(rng, "rng", least=0))
+    raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {rng!r}")
+
+
+def draw_seed(rng: np.random.Generator) -> int:
+    """One 64-bit seed for the dropout of one call."""
+    return int(rng.integers(0, 2**64, dtype=np.uint64))
+
+
+def bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Fits a call to the first of several constructor signatures that takes it.
+
+    A form is written as in a `def`: "num_hiddens, num_heads, dropout, bias=False".  The book's generations
+    never share a fitting call, since one form needs more arguments than the other takes.
+    """
+    for form in forms:
+        names, defaults = _parse(form)
+        if len(args) > len(names):
+            continue
+        given = dict(zip(names, args))
+        if given.keys() & named.keys() or not named.keys() <= set(names):
+            continue
+        given.update(named)
+        if all(name in given or name in defaults for name in names):
+            return {**defaults, **given}
+    shown = "\n".join(f"  {owner}({form})" for form in forms)
+    wanted = "either" if len(forms) > 1 else "these"
+    positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
+    keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
+    raise TypeError(f"{owner} takes {wanted}, not {positional}{keywords}:\n{shown}")
+
+
+def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:
+    """The names of a form, and the defaults of those that have one (False is the only default there is)."""
+    parts = [part.strip().partition("=") for part in form.split(",")]
+    return [name for name, _, _ in parts], {name: False for name, equals, _ in parts if equals}

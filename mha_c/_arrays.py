@@ -1,0 +1,139 @@
+"""What a caller hands in, as ndarrays; what the core gives back, in the caller's type.
+
+Lists, CPU tensors of torch and objects with `__array__` or `__dlpack__` become arrays here; what would be
+misread (masked arrays, tensors that expect a gradient, tensors of another device) is refused.  Element types
+are the core's business.  torch is never imported: a tensor can only exist where torch is loaded already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether `value` is a torch tensor.  A torch that is still being imported has no Tensor yet."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
+
+
+def to_array(value: Any, name: str) -> Array:
+    """`value` as a plain ndarray, without copying where that is possible."""
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...) and say which keys "
+            f"count with valid_lens or keep_mask"
+        )
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)
+    if is_tensor(value):
+        return _from_tensor(value, name)
+    if value is None or isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be an array, got {'None' if value is None else type(value).__name__}")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return _from_dlpack(value, name)
+    if isinstance(value, (list, tuple)):
+        return _from_list(value, name)
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"{name} must be an array, got {type(value).__name__}")
+    return array
+
+
+def to_arrays(*named: tuple[Any, str]) -> tuple[tuple[Array, ...], bool]:
+    """Several arguments at once, and whether one of them is a tensor: then the result shall be one too.
+
+    One object given twice in a row stays one array, so that the core sees that keys and values are the same.
+    """
+    arrays: list[Array] = []
+    any_tensor, previous = False, None
+    for value, name in named:
+        if value is previous and arrays:
+            arrays.append(arrays[-1])
+        elif type(value) is np.ndarray:
+            arrays.append(value)
+        elif is_tensor(value):
+            any_tensor = True
+            arrays.append(_from_tensor(value, name))
+        else:
+            arrays.append(to_array(value, name))
+        previous = value
+    return tuple(arrays), any_tensor
+
+
+def to_lengths(value: Any) -> Any:
+    """valid_lens with tensors and the like turned into arrays; the core reads every number type and checks."""
+    if is_tensor(value):
+        value = value.detach()  # lengths carry no gradient
+        if value.is_floating_point():
+            value = value.double()  # NumPy has no bfloat16
+        return _from_tensor(value, "valid_lens")
+    if isinstance(value, (list, tuple)):
+        return _from_list(value, "valid_lens")
+    return value if value is None else to_array(value, "valid_lens")
+
+
+def like_input(array: Array, as_tensor: bool) -> Any:
+    """A result in the type of the inputs: a tensor on the same memory, or the array itself."""
+    torch = sys.modules.get("torch") if as_tensor else None
+    return array if torch is None else torch.from_numpy(array)
+
+
+def parameter_array(value: Any, name: str) -> Array:
+    """A weight to copy: as `to_array`, but a trained torch parameter may be given as it is."""
+    if is_tensor(value):
+        value = value.detach()
+    return floats(to_array(value, name), name)
+
+
+def floats(array: Array, name: str) -> Array:
+    """The type check for arrays that do not go to the core under this name."""
+    if array.dtype.type not in (np.float32, np.float64):
+        raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
+    return array
+
+
+def _from_tensor(value: Any, name: str) -> Array:
+    if value.requires_grad:
+        raise TypeError(
+            f"{name} is a tensor that requires grad, and the NumPy side of mha_c would cut its gradient: use the "
+            f"same name from mha_c.torch, or pass {name}.detach()"
+        )
+    if value.device.type != "cpu":
+        raise TypeError(f"{name} is on device {value.device}; mha_c computes on the CPU: pass {name}.cpu()")
+    try:
+        array: Array = value.numpy()
+    except (TypeError, RuntimeError) as error:  # bfloat16, sparse, quantised, nested, conjugated, traced, ...
+        raise TypeError(
+            f"{name} is a {value.dtype} tensor ({value.layout}) that has no NumPy form ({error}); the NumPy side of "
+            f"mha_c computes float32 and float64"
+        ) from None
+    return array
+
+
+def _from_dlpack(value: Any, name: str) -> Array:
+    if not hasattr(np, "from_dlpack"):
+        raise TypeError(f"{name} speaks DLPack, which needs NumPy 1.22 or later; got NumPy {np.__version__}")
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError) as error:
+        raise TypeError(f"{name} ({type(value).__name__}) is not readable by the CPU: {error}") from None
+
+
+def _from_list(value: Any, name: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, RuntimeError, Warning) as error:  # RuntimeError: a list of tensors that require grad
+        kind = TypeError if isinstance(error, RuntimeError) else ValueError
+        raise kind(f"{name} is a list that makes no array: {error}") from None
+    if array.dtype == object:  # also what NumPy before 1.24 makes of a ragged list
+        kind = ValueError if any(isinstance(item, (list, tuple)) for item in value) else TypeError
+        raise kind(f"{name} is a list that makes no array of numbers")
+    return array

@@ -1,0 +1,298 @@
+"""The call of a layer: from the user's words to one call of the compiled core, back to the weights it used, and
+back to the gradients.
+
+Used by the layers of the book (`layers.py`) and by those of other systems (`variants.py`).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
+from ._base import Dropout, Layer
+from ._core import isa, layer_backward, layer_forward, layer_forward_training, saved_weights
+from .errors import ShapeError
+from .linear import State, packing_type
+
+if TYPE_CHECKING:
+    from ._arguments import RngLike
+    from .viz.page import Page
+
+    Array = np.ndarray[Any, Any]
+
+# What a call needs of the layer, gathered once and used until a parameter or the instruction set changes.
+# The last two fields are arguments of the core.
+Plan = tuple[Any, Any, str, tuple[Any, Any, Any, Any], Any]
+NO_PLAN: Plan = (None, None, "", (None, None, None, None), None)
+
+
+class Record(NamedTuple):
+    """What `backward` needs of a training call: the inputs themselves, but the output as it was then."""
+
+    plan: Plan
+    inputs: tuple[Array, Array, Array]
+    out: Array  # read only where there is no W_o, and then a copy: callers add to what they got (`out += x`)
+    tape: Any
+    dropout: float
+    seed: int
+    as_tensor: bool
+
+
+def without_key_projection(plan: Plan) -> Plan:
+    """The plan of a call whose keys have been through W_k already."""
+    W_q, _, W_v, W_o = plan[3]
+    return (*plan[:3], (W_q, None, W_v, W_o), plan[4])
+
+
+class AttentionLayer(Layer):
+    """The call that the three layers share, and what is read back after it."""
+
+    _roles = "W_q", "W_k", "W_v", "W_o"  # names of the four projections
+    _num_heads = 1  # the columns of the projected features are split into so many heads
+    _child: Optional[AttentionLayer] = None  # one that shows the weights of the last call too
+
+    def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
+        self._dropout = Dropout(dropout)
+        self._empty_rows = _arguments.empty_rows(empty_rows)
+        super().__init__(states, dtype, rng)
+        self._plan = NO_PLAN
+        self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
+        self._record: Optional[Record] = None
+        self._unused_seeds: list[int] = []
+        if all(state.in_features is not None for state in states):
+            self._parameters.states = self._drawn(states, {})
+
+    @property
+    def empty_rows(self) -> str:
+        """What a query without visible keys gets: "uniform", the mean of all values, or "zero"."""
+        return self._empty_rows
+
+    @overload
+    def __call__(
+        self, queries: Array, keys: Array, values: Array, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Array: ...
+    @overload
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any: ...
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any:
+        # A small call is over in a few microseconds: plain arrays take the shortest way through here.
+        as_tensor = False
+        if type(queries) is not np.ndarray or type(keys) is not np.ndarray or type(values) is not np.ndarray:
+            (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        if valid_lens is not None and type(valid_lens) is not np.ndarray:
+            valid_lens = to_lengths(valid_lens)
+        plan = self._current_plan(queries)
+        if plan is None:
+            return self._first_call(queries, keys, values, valid_lens, training, as_tensor)
+        return self._run(plan, queries, keys, values, valid_lens, training, as_tensor)
+
+    def _current_plan(self, queries: Array) -> Optional[Plan]:
+        """The plan for inputs of this type; None while sizes are open."""
+        plan = self._plan
+        if plan[0] is not queries.dtype or plan[1] is not self._parameters.states or plan[2] != isa():
+            states = self._parameters.states
+            if any(state.weight is None for state in states):
+                return None
+            plan = self._plan = self._make_plan(queries, states)
+        return plan
+
+    def _run(
+        self, plan: Plan, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool
+    ) -> Any:
+        if self.training if training is None else _arguments.flag(training, "training"):
+            return self._run_training(plan, (queries, keys, values), valid_lens, as_tensor)
+        out, saved = layer_forward(
+            queries, keys, values, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, 0.0, 0
+        )
+        return self._finish(out, saved, as_tensor)
+
+    def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
+        p = self._dropout._p
+        seed = self._next_seed() if p else 0
+        try:
+            out, saved, tape = layer_forward_training(
+                *inputs, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, p, seed
+            )
+        except BaseException:
+            if p:
+                self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
+            raise
+        kept = out if plan[3][3] is not None else out.copy()
+        self._record = Record(plan, inputs, kept, tape, p, seed, as_tensor)
+        return self._finish(out, saved, as_tensor)
+
+    def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
+        last = saved, as_tensor
+        self._last = last
+        if self._child is not None:
+            self._child._last = last
+        return like_input(out, True) if as_tensor else out
+
+    def _next_seed(self) -> int:
+        try:
+            return self._unused_seeds.pop()
+        except IndexError:
+            return _arguments.draw_seed(self._rng)
+
+    def _first_call(
+        self,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        valid_lens: Any,
+        training: Any,
+        as_tensor: bool,
+        keys_are_projected: bool = False,
+    ) -> Any:
+        """A call that fixes the open sizes.  They stay open, and the random numbers unused, if it fails."""
+        parameters, stream = self._parameters, self._drawing[0]
+        with parameters.lock:
+            states = parameters.states
+            before = stream.bit_generator.state
+            try:
+                if parameters.is_open():  # else another thread has just done it
+                    features = (array.shape[-1] if array.ndim else 0 for array in (queries, keys, values))
+                    states = self._drawn(states, dict(zip(self._roles, features)))
+                plan = self._make_plan(queries, states)
+                used = without_key_projection(plan) if keys_are_projected else plan
+                out = self._run(used, queries, keys, values, valid_lens, training, as_tensor)
+            except BaseException:
+                stream.bit_generator.state = before
+                if stream is self._rng:  # then the seed of the dropout is undrawn as well
+                    self._unused_seeds.clear()
+                raise
+            parameters.states, self._plan = states, plan
+        return out
+
+    def _make_plan(self, queries: Array, states: tuple[State, ...]) -> Plan:
+        dtype = packing_type(queries, self._parameters.dtype)
+        packed = {state.name: state.packed(dtype) for state in states if state.name != "w_v"}
+        q, k, v, o = (packed.get(name) for name in self._roles)
+        scorer = next((state.weight for state in states if state.name == "w_v"), None)
+        return queries.dtype, states, isa(), (q, k, v, o), None if scorer is None else scorer[0].astype(dtype)
+
+    def _weights(self) -> tuple[Array, bool]:
+        """(B, H, Q, K) of the last call, in memory of their own, and whether tensors went in."""
+        if self._last is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
+            )
+        saved, as_tensor = self._last
+        return saved_weights(saved), as_tensor
+
+    @property
+    def attention_weights(self) -> Any:
+        """Weights of the last call, (B, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
+
+        Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
+        A tensor if the call's inputs were tensors.  AttributeError before the first call; RuntimeError where
+        the instruction set is another than in the call (a pickle from another kind of CPU).
+        """
+        weights, as_tensor = self._weights()
+        batch, heads, n_queries, n_keys = weights.shape
+        return like_input(weights.reshape(batch * heads, n_queries, n_keys), as_tensor)
+
+    def view(self, tokens: Any = None, **options: Any) -> Page:
+        """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options.
+
+        The last expression of a notebook cell shows it; `.save("page.html")` writes one file that needs no network.
+
+        >>> import numpy as np, mha_c
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> x = np.ones((1, 3, 8))
+        >>> out = mha(x, x, x)
+        >>> print(mha.view(tokens="the cat sat").text.splitlines()[0])
+        MultiHeadAttention: 2 heads, 3 queries x 3 keys
+        """
+        page: Page = import_module("mha_c.viz").view(self, tokens, **options)
+        return page
+
+    # --- Gradients ------------------------------------------------------------------------------
+
+    def backward(self, grad_output: Any) -> Any:
+        """Gradients of a loss: (grad_queries, grad_keys, grad_values), from that with respect to the output.
+
+        grad_output   of the shape and type of what the last call in training mode returned
+        Returns arrays of the inputs' shapes (tensors if tensors went in).  Where one array served as several of
+        the three inputs, its gradient is the sum of theirs.  Gradients of the parameters are added to their
+        `grad` (`parameters()`, or `W_q.weight_grad` and so on); `zero_grad` clears them.
+
+        The gradients are those of that call, with the parameters and the dropout it had; its inputs must still be
+        as they were.  Keys and values that no query saw get exactly 0 and give nothing to the parameters.
+        RuntimeError without a call in training mode, and for a second backward of one call.
+
+        >>> import numpy as np, mha_c
+        >>> x = np.ones((2, 3, 4))
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> out = mha(x, x, x, valid_lens=[3, 2], training=True)
+        >>> grad_queries, grad_keys, grad_values = mha.backward(np.ones_like(out))
+        >>> grad_values.shape, mha.W_v.weight_grad.shape
+        ((2, 3, 4), (8, 4))
+        """
+        record = self._record
+        if record is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.backward needs a call in training mode before it (layer.train(), or "
+                f"training=True in the call), and each such call allows one backward"
+            )
+        by_name = {state.name: (i, state) for i, state in enumerate(record.plan[1])}
+        roles = [by_name.get(name) for name in self._roles]
+        if any(role is not None and packed is None for role, packed in zip(roles, record.plan[3])):
+            raise RuntimeError(
+                "the last call in training mode was given projected keys, which lead no gradient back to W_k: give "
+                "it the keys themselves"
+            )
+        grads = self._gradients(record, _checked_gradient(grad_output, record.out), roles)
+        with self._parameters.lock:
+            if self._record is not record:
+                raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
+            self._record = None
+            for role, weight, bias in zip(roles, grads[1], grads[2]):
+                if role is not None and weight is not None:
+                    self._parameters.add_grad(role[0], "weight", weight)
+                if role is not None and bias is not None:
+                    self._parameters.add_grad(role[0], "bias", bias)
+            if grads[3] is not None:
+                self._parameters.add_grad(by_name["w_v"][0], "weight", grads[3][None])
+        return tuple(like_input(grad, record.as_tensor) for grad in grads[0])
+
+    def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[tuple[int, State]]]) -> Any:
+        dtype = record.out.dtype
+        weights: Any = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
+        with_bias: Any = tuple(role is not None and role[1].has_bias for role in roles)
+        return layer_backward(
+            grad_output,
+            record.out,
+            record.tape,
+            *record.inputs,
+            weights,
+            record.plan[4],
+            self._num_heads,
+            self._empty_rows,
+            record.dropout,
+            record.seed,
+            needs_biases=with_bias,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_plan": NO_PLAN, "_record": None}
+
+
+def _weight_as(state: State, dtype: Any) -> Optional[Array]:
+    return None if state.weight is None else state.weight.astype(dtype, copy=False)
+
+
+def _checked_gradient(grad_output: Any, out: Array) -> Array:
+    array = floats(to_array(grad_output, "grad_output"), "grad_output")
+    if array.shape != out.shape:
+        raise ShapeError(f"grad_output has shape {array.shape}, but the output it belongs to has {out.shape}")
+    if array.dtype.type is not out.dtype.type:
+        raise TypeError(f"grad_output must be {out.dtype} as the output it belongs to, got {array.dtype}")
+    return array

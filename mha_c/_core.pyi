@@ -1,0 +1,195 @@
+"""The compiled core: thin functions over csrc/mha.h.  Private; use mha_c.functional and the layers.
+
+Arrays are float32 or float64 ndarrays, all of one type per call, any strides (copied only where the
+last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arrays`
+has turned lists, tensors and the like into arrays before.  `valid_lens` may be anything array-like:
+None, or shape (B,) or (B, Q), integers or floats (rounded up), snapshotted once.
+Every error names the argument in the caller's words, what it got and what was expected.
+"""
+
+from typing import Any, Literal, Optional, Tuple, overload
+
+import numpy as np
+
+_Array = np.ndarray[Any, Any]
+_EmptyRows = Literal["zero", "uniform"]
+_Causal = Literal[None, "top_left", "bottom_right"]
+
+class ShapeError(ValueError):
+    """Shapes that do not fit together; the message names argument, got, expected and the clashing sizes."""
+
+# One projection as the layers pass it: packed weight, bias or None, (out_features, in_features).
+# None in its place: no projection.
+_Projection = Optional[Tuple[_Array, Optional[_Array], Tuple[int, int]]]
+
+# Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to, row_max, row_sum,
+# a private copy of the lengths; None where there is none.
+_Tape = Tuple[
+    Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array], _Array, _Array, Optional[_Array]
+]
+
+@overload
+def attention_forward(
+    q: _Array,                      # (B, [H,] Q, D)
+    k: _Array,                      # (B, [Hkv,] K, D)
+    v: _Array,                      # (B, [Hkv,] K, Dv)
+    w_v: Optional[_Array] = None,   # (D,): additive scores; None: dot products
+    valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None,  # bool, broadcasts to the scores; rank 2 or the rank of the scores
+    bias: Optional[_Array] = None,       # as q's dtype, same ranks
+    causal: _Causal = None,
+    window_left: int = -1,         # -1: no limit on that side
+    window_right: int = -1,
+    scale: Optional[float] = None, # None: 1/sqrt(D) for dot products (1 if D == 0), 1 for additive
+    dropout: float = 0.0,
+    seed: int = 0,                 # 0 <= seed < 2**64
+    empty_rows: _EmptyRows = "zero",
+    return_weights: bool = False,
+    return_lse: bool = False,
+    reference: bool = False,       # the textbook loops of reference.c instead of the kernels; no dropout
+    return_stats: Literal[False] = False,
+) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
+    """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None)."""
+
+@overload
+def attention_forward(
+    q: _Array, k: _Array, v: _Array, w_v: Optional[_Array] = None, valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None, bias: Optional[_Array] = None, causal: _Causal = None, window_left: int = -1,
+    window_right: int = -1, scale: Optional[float] = None, dropout: float = 0.0, seed: int = 0,
+    empty_rows: _EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False, reference: bool = False,
+    *, return_stats: Literal[True],
+) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
+    """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
+
+def layer_forward(
+    queries: _Array, keys: _Array, values: _Array,  # (B, Q, .), (B, K, .), (B, K, .)
+    valid_lens: Any,
+    projections: Tuple[_Projection, _Projection, _Projection, _Projection],  # W_q, W_k, W_v, W_o
+    w_v: Optional[_Array],          # additive scores, or None
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,
+    seed: int,
+) -> Tuple[_Array, Tuple[Any, ...]]:
+    """One whole layer: (out (B, Q, .), saved).  `saved` is what `saved_weights` needs: either the weights
+    themselves, where they are the smaller, or the projected (copied, where nothing projects) q and k, the
+    row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
+    be copied and pickled."""
+
+def saved_weights(saved: Tuple[Any, ...]) -> _Array:
+    """attention_weights (B, H, Q, K) of the call that gave `saved`, to the bit.  RuntimeError if the
+    active ISA is another one than then."""
+
+def pack_linear(weight: _Array) -> _Array:
+    """A row-major (out_features, in_features) weight, packed for the active ISA: 1-D, 64-byte aligned."""
+
+def linear(x: _Array, projection: Tuple[_Array, Optional[_Array], Tuple[int, int]]) -> _Array:
+    """x (..., in_features) -> (..., out_features)."""
+
+def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows) -> _Array:
+    """x (B, Q, K) -> the same shape."""
+
+def exp(x: _Array) -> _Array: ...
+def tanh(x: _Array) -> _Array: ...
+
+def isas() -> Tuple[Tuple[str, bool], ...]:
+    """Every compiled instruction set, plainest first, with whether this CPU offers it."""
+def isa() -> str:
+    """The active one."""
+def set_isa(name: str) -> None:
+    """For start-up and tests.  ValueError lists what there is."""
+def get_num_threads() -> int: ...
+def set_num_threads(n: int) -> None: ...
+def available_threads() -> int: ...
+
+# --- Training -----------------------------------------------------------------------------
+
+def attention_backward(
+    grad_out: _Array,               # as out
+    out: _Array,                    # what attention_forward returned
+    row_stats: Tuple[_Array, _Array],  # its row_max and row_sum, each (B, [H,] Q): see return_stats
+    q: _Array, k: _Array, v: _Array,
+    w_v: Optional[_Array] = None,
+    valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None,
+    bias: Optional[_Array] = None,
+    causal: _Causal = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    empty_rows: _EmptyRows = "zero",
+    bias_grad: bool = False,
+) -> Tuple[_Array, _Array, _Array, Optional[_Array], Optional[_Array]]:
+    """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's shape."""
+
+def linear_backward(grad_y: _Array, x: _Array, weight: _Array, bias: bool) -> Tuple[_Array, _Array, Optional[_Array]]:
+    """(grad_x, grad_weight, grad_bias or None) of y = x W^T + bias, for x (..., in_features)."""
+
+def layer_forward_training(
+    queries: _Array, keys: _Array, values: _Array,
+    valid_lens: Any,
+    projections: Tuple[_Projection, _Projection, _Projection, _Projection],
+    w_v: Optional[_Array],
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,
+    seed: int,
+) -> Tuple[_Array, Tuple[Any, ...], _Tape]:
+    """`layer_forward` that also keeps what `layer_backward` needs: (out, saved, tape).  `saved` shares the
+    tape's arrays where it can, and is never computed for the sake of `saved_weights` if W_q and W_k are given."""
+
+def layer_backward(
+    grad_out: _Array,               # as out; copied unless dense
+    out: Optional[_Array],          # looked at only where there is no W_o
+    tape: _Tape,
+    queries: _Array, keys: _Array, values: _Array,  # as in the forward call, unchanged since
+    weights: Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],  # (out, in), or None
+    w_v: Optional[_Array],
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,                # the forward call's own, and its seed: the same weights are dropped
+    seed: int,
+    needs_inputs: Tuple[bool, bool, bool] = (True, True, True),
+    needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
+    needs_biases: Tuple[bool, bool, bool, bool] = (False, False, False, False),
+) -> Tuple[
+    Tuple[Optional[_Array], Optional[_Array], Optional[_Array]],
+    Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
+    Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
+    Optional[_Array],
+]:
+    """((grad_queries, grad_keys, grad_values), 4 gradients of weights, 4 of biases, grad_w_v or None); None where
+    not needed or where there is no such projection.  A tape that does not fit is refused."""
+
+# --- What a call will do: csrc/explain.c --------------------------------------------------
+
+_Facts = dict[str, Any]  # names and meaning: the mha_*_facts of csrc/mha.h
+
+def explain_kernels() -> _Facts:
+    """"float32" and "float64": what the active kernels look like; "share": when work is shared."""
+
+def explain_attention(
+    q: _Array, k: _Array, v: _Array, w_v: Optional[_Array] = None, valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None, bias: Optional[_Array] = None, causal: _Causal = None, window_left: int = -1,
+    window_right: int = -1, scale: Optional[float] = None, dropout: float = 0.0, seed: int = 0,
+    empty_rows: _EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False,
+) -> _Facts:
+    """What attention_forward would do with these arguments."""
+
+def explain_layer(
+    queries: _Array, keys: _Array, values: _Array,
+    valid_lens: Any,
+    projections: Tuple[_Projection, _Projection, _Projection, _Projection],
+    w_v: Optional[_Array],
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,
+    seed: int,
+    training: bool = False,
+) -> _Facts:
+    """What layer_forward (layer_forward_training) would do; "kept", "kept_bytes": what stays until the next call."""
+
+def explain_linear(x: _Array, projection: Tuple[_Array, Optional[_Array], Tuple[int, int]]) -> _Facts:
+    """What linear would do with these arguments."""

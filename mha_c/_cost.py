@@ -1,0 +1,273 @@
+"""`mha_c.cost`: what a call of a layer costs, step by step: arithmetic, memory traffic, memory, and the time it took.
+
+The counts are those of a lecture: a multiply-add is two operations, an exponential or a tanh one, and each array that
+a step reads or writes is moved once.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+from . import _arguments
+from .config import get_num_threads
+from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["Cost", "Step", "cost"]
+
+SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
+ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
+SECONDS = 0.3  # to spend on measuring, but one call at least
+
+# How the core cuts the work (csrc/attention_tile.c): keys of a block by bytes, rows of a tile, queries of a task.
+BLOCK_BYTES, BLOCK_STEP, BLOCK_MOST = 256 * 1024, 128, 512
+TILE_ROWS = 32
+TASK_MOST = 1536
+
+
+class Step(NamedTuple):
+    """One step of a call; the bytes are what it reads and writes."""
+
+    name: str
+    flops: int
+    naive_bytes: int  # scores and weights are arrays in memory
+    tiled_bytes: int  # scores and weights never leave the cache
+
+
+class Cost(NamedTuple):
+    """What `cost` gives; prints as a table.
+
+    title           the layer and the sizes
+    steps           one `Step` each, in the order of a call
+    naive_memory    bytes beside inputs, parameters and result, if all scores are held
+    tiled_memory    the same for a call of this package, about
+    seconds         of the fastest call measured; None where measure=False
+    threads         how many threads a call may use
+    """
+
+    title: str
+    steps: list[Step]
+    naive_memory: int
+    tiled_memory: int
+    seconds: Optional[float]
+    threads: int
+
+    @property
+    def flops(self) -> int:
+        return sum(step.flops for step in self.steps)
+
+    @property
+    def naive_bytes(self) -> int:
+        return sum(step.naive_bytes for step in self.steps)
+
+    @property
+    def tiled_bytes(self) -> int:
+        return sum(step.tiled_bytes for step in self.steps)
+
+    def __repr__(self) -> str:
+        rows = [(step.name, _count(step.flops), step.naive_bytes, step.tiled_bytes) for step in self.steps]
+        rows.append(("in all", _count(self.flops), self.naive_bytes, self.tiled_bytes))
+        rows.append(("memory beside the result", "", self.naive_memory, self.tiled_memory))
+        lines = [self.title, f"{'':<26}{'operations':>12}{'naive':>12}{'tiled':>12}"]
+        lines += [f"{name:<26}{flops:>12}{_bytes(naive):>12}{_bytes(tiled):>12}" for name, flops, naive, tiled in rows]
+        if self.seconds is not None:
+            threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+            rate = _count(int(self.flops / self.seconds))
+            lines.append(f"measured: {_time(self.seconds)} with {threads}, {rate} operations/s")
+        return "\n".join(lines)
+
+
+class _Sizes(NamedTuple):
+    """One call; projections are (name, rows, in_features, out_features)."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    additive: bool
+    inputs: tuple[int, int, int]  # features of queries, keys and values as the layer is given them
+    projections: list[tuple[str, int, int, int]]
+
+
+def cost(
+    layer: Any,
+    queries: int,
+    keys: Optional[int] = None,
+    *,
+    batch: int = 1,
+    features: Optional[int] = None,
+    measure: bool = True,
+) -> Cost:
+    """The cost of one call of a NumPy layer in evaluation, without a mask, and the time such a call takes here.
+
+    layer     a MultiHeadAttention, DotProductAttention or AdditiveAttention
+    queries, keys, batch   how many; keys = queries unless given
+    features  of the inputs, where the layer leaves them open.  Not given: num_hiddens; 64 for a DotProductAttention
+    measure   False: no call is made
+
+    Returns a `Cost`, which prints as a table: operations; bytes moved and memory needed if every array of scores is
+    held (naive), and if they are cut into tiles as here.  Errors: ValueError and TypeError, naming the argument.
+
+    >>> import mha_c
+    >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
+    >>> mha_c.set_num_threads(1)
+    >>> mha_c.cost(layer, queries=4096, measure=False)
+    MultiHeadAttention, 8 heads: batch 1, 4096 queries, 4096 keys, float32
+                                operations       naive       tiled
+    W_q queries                     2.15 G      17 MiB      17 MiB
+    W_k keys                        2.15 G      17 MiB      17 MiB
+    W_v values                      2.15 G      17 MiB      17 MiB
+    scores                          17.2 G     528 MiB      16 MiB
+    softmax                          671 M       1 GiB         0 B
+    weights x values                17.2 G     528 MiB      16 MiB
+    W_o heads                       2.15 G      17 MiB      17 MiB
+    in all                          43.6 G     2.1 GiB     100 MiB
+    memory beside the result                  1.03 GiB    32.4 MiB
+
+    The projected queries, keys and values and the heads' outputs count as memory either way.  Beside them stand all
+    scores and weights; or a tile for each thread, and what a look at `attention_weights` would need.
+    """
+    n_queries = _arguments.whole(queries, "queries")
+    n_keys = n_queries if keys is None else _arguments.whole(keys, "keys")
+    n_batch = _arguments.whole(batch, "batch")
+    if features is not None:
+        features = _arguments.whole(features, "features")
+    if isinstance(layer, MultiHeadAttention):
+        sizes = _multi_head(layer, n_batch, n_queries, n_keys, features)
+        name = f"MultiHeadAttention, {sizes.heads} heads"
+    elif isinstance(layer, (DotProductAttention, AdditiveAttention)):
+        sizes = _one_head(layer, n_batch, n_queries, n_keys, features)
+        name = type(layer).__name__
+    else:
+        raise TypeError(f"layer must be an attention layer of mha_c for NumPy, got {type(layer).__name__}")
+    itemsize, threads = layer.dtype.itemsize, get_num_threads()
+    seconds = _measured(layer, sizes) if measure else None
+    title = f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {layer.dtype}"
+    naive, tiled = _memory(sizes, itemsize, threads)
+    return Cost(title, _steps(sizes, itemsize), naive, tiled, seconds, threads)
+
+
+# --- Sizes ----------------------------------------------------------------------------------------
+
+
+def _multi_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
+    W_q, W_k, W_v, W_o = layer._parameters.states
+    given = features if features is not None else layer.num_hiddens
+    inputs = tuple(given if W.in_features is None else W.in_features for W in (W_q, W_k, W_v))
+    projections = [
+        ("W_q queries", batch * queries, inputs[0], W_q.out_features),
+        ("W_k keys", batch * keys, inputs[1], W_k.out_features),
+        ("W_v values", batch * keys, inputs[2], W_v.out_features),
+        ("W_o heads", batch * queries, W_o.in_features, W_o.out_features),
+    ]
+    head_dim, value_dim = W_q.out_features // layer.num_heads, W_v.out_features // layer.num_heads
+    return _Sizes(batch, layer.num_heads, queries, keys, head_dim, value_dim, False, inputs, projections)  # type: ignore
+
+
+def _one_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
+    if isinstance(layer, DotProductAttention):
+        size = features if features is not None else 64
+        return _Sizes(batch, 1, queries, keys, size, size, False, (size, size, size), [])
+    W_k, W_q, w_v = layer._parameters.states
+    hiddens = w_v.in_features
+    given = features if features is not None else hiddens
+    inputs = [given if W.in_features is None else W.in_features for W in (W_q, W_k)]
+    projections = [
+        ("W_q queries", batch * queries, inputs[0], hiddens),
+        ("W_k keys", batch * keys, inputs[1], hiddens),
+    ]
+    return _Sizes(batch, 1, queries, keys, hiddens, given, True, (inputs[0], inputs[1], given), projections)
+
+
+def _steps(s: _Sizes, itemsize: int) -> list[Step]:
+    def step(name: str, flops: int, tiled: int, naive_more: int = 0) -> Step:
+        return Step(name, flops, (tiled + naive_more) * itemsize, tiled * itemsize)
+
+    scores = s.batch * s.heads * s.queries * s.keys
+    rows, columns = s.batch * s.heads * s.queries, s.batch * s.heads * s.keys
+    features = scores * s.head_dim if s.additive else 0  # the sums and their tanh, each written and read
+    linear = [step(name, 2 * n * i * o, n * i + i * o + n * o) for name, n, i, o in s.projections]
+    attention = [
+        step("scores", (ADDITIVE if s.additive else 2) * scores * s.head_dim, (rows + columns) * s.head_dim,
+             scores + 4 * features),
+        step("softmax", SOFTMAX * scores, 0, 2 * scores),
+        step("weights x values", 2 * scores * s.value_dim, (rows + columns) * s.value_dim, scores),
+    ]  # fmt: skip
+    return [*linear[:3], *attention, *linear[3:]]
+
+
+def _memory(s: _Sizes, itemsize: int, threads: int) -> tuple[int, int]:
+    """Bytes beside inputs, parameters and result: naive, tiled."""
+    scores = s.batch * s.heads * s.queries * s.keys
+    rows, columns = s.batch * s.heads * s.queries, s.batch * s.heads * s.keys
+    # Projected q, k and v, and the heads' outputs that W_o reads.
+    projected = sum(n * out for _, n, _, out in s.projections[:3])
+    context = rows * s.value_dim if len(s.projections) == 4 else 0
+    held = max(2 * scores, 2 * scores * s.head_dim if s.additive else 0)  # scores, weights; or the sums and their tanh
+    # What a later look at attention_weights needs: two numbers a row, and q and k as they were.
+    looked_at = 2 * rows + (0 if s.projections else (rows + columns) * s.head_dim)
+    tiles = threads * _tile(s, itemsize)
+    return (projected + context + held) * itemsize, (projected + context + looked_at + tiles) * itemsize
+
+
+def _tile(s: _Sizes, itemsize: int) -> int:
+    """Numbers that one thread works in."""
+    fit = BLOCK_BYTES // ((s.head_dim + s.value_dim + 1) * itemsize) // BLOCK_STEP * BLOCK_STEP
+    keys = min(max(fit, BLOCK_STEP), BLOCK_MOST, s.keys)
+    rows = min(TILE_ROWS, s.queries)
+    packed_keys = 0 if s.additive else keys * s.head_dim
+    return packed_keys + rows * (keys + s.value_dim) + 3 * min(s.queries, TASK_MOST)
+
+
+def _measured(layer: Any, s: _Sizes) -> float:
+    layer = copy.deepcopy(layer)  # the user's keeps its open sizes and its last weights
+    rng = np.random.default_rng(0)
+    lengths = (s.queries, s.keys, s.keys)
+    arrays = [
+        rng.standard_normal((s.batch, n, size), dtype=np.float32).astype(layer.dtype, copy=False)
+        for n, size in zip(lengths, s.inputs)
+    ]
+    end = time.perf_counter() + SECONDS
+    best = float("inf")
+    for call in range(1000):
+        start = time.perf_counter()
+        layer(*arrays, training=False)
+        now = time.perf_counter()
+        if call > 0 or now > end:  # the first call packs the weights
+            best = min(best, now - start)
+        if now > end:
+            break
+    return best
+
+
+# --- Words ----------------------------------------------------------------------------------------
+
+
+def _count(number: int) -> str:
+    for factor, unit in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if number >= 1024**power:
+            scaled = number / 1024**power
+            return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"
+    return f"{number} B"
+
+
+def _time(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

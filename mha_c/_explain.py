@@ -1,0 +1,295 @@
+"""`mha_c.explain`: what a call will do and why, in words.
+
+The facts come from the compiled core, which reads them off the plan that the call itself follows (csrc/explain.c);
+this module only finds out which call is meant and turns facts into sentences.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+
+import numpy as np
+
+from . import _arguments, _core, functional
+from ._arrays import floats, to_array, to_arrays, to_lengths
+from ._attention import AttentionLayer, Plan, without_key_projection
+from .layers import ProjectedKeys
+
+if TYPE_CHECKING:
+    from .linear import State
+
+    Array = np.ndarray[Any, Any]
+    Facts = dict[str, Any]
+
+__all__ = ["Explanation", "explain"]
+
+
+class Explanation:
+    """What `explain` returns: prints as sentences; `as_dict()` gives the facts behind them."""
+
+    def __init__(self, title: str, facts: Facts, lines: list[tuple[str, str]]) -> None:
+        self._facts = facts
+        width = max(len(label) for label, _ in lines)
+        self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
+
+    def as_dict(self) -> Facts:
+        """The facts under the names they have in csrc/mha.h, times in seconds, sizes in bytes; yours to change."""
+        return copy.deepcopy(self._facts)
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
+    """Which kernels, tiles, threads and how much memory a call would use, and why.
+
+    explain(layer, queries, keys, values, valid_lens=None)      a NumPy layer, with the arguments of its call
+    explain(functional.dot_product_attention, q, k, v, ...)     or functional.additive_attention, with all options
+
+    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.  The arguments are
+    checked as the call checks them.  Times are the estimates by which the core decides about threads.
+
+    >>> import numpy as np, mha_c
+    >>> mha_c.set_num_threads(1)
+    >>> X = np.ones((2, 4, 100), dtype=np.float32)
+    >>> layer = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    >>> mha_c.explain(layer, X, X, X, valid_lens=[3, 2])  # doctest: +ELLIPSIS
+    MultiHeadAttention, float32: 2 items, 5 heads, 4 queries, 4 keys
+      kernels    ...
+      W_q        8 rows of 100 features -> 100
+      W_k        5 of 8 rows of 100 features -> 100: no query sees the others
+      W_v        5 of 8 rows of 100 features -> 100: no query sees the others
+      threads    one: 9.6 us of work, less than the 30 us that waking another one is worth
+      attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
+      tiles      4 queries at a time; 10 tasks of 4 queries
+      threads    one: 0.38 us of work, less than the 30 us that waking another one is worth
+      W_o        8 rows of 100 features -> 100
+      threads    one: there is one task, so nothing to share
+      memory     ... kB during the call; 640 B kept: the weights, which are fewer than queries and keys
+    """
+    if isinstance(call, AttentionLayer):
+        if list(inspect.signature(call.__call__).parameters) == ["x"]:  # self-attention of other courses
+            return _explain_layer(call, *args * 3, **{name: options["x"] for name in INPUTS if "x" in options})
+        return _explain_layer(call, *args, **options)
+    if call is functional.dot_product_attention:
+        return _explain_function(call, args, options)
+    if call is functional.additive_attention:
+        return _explain_function(call, args, options)
+    given = getattr(call, "__name__", type(call).__name__)
+    raise TypeError(
+        f"explain takes an attention layer of mha_c (for NumPy), functional.dot_product_attention or "
+        f"functional.additive_attention, and then the arguments of the call; got {given}"
+    )
+
+
+INPUTS = "queries", "keys", "values"
+
+
+# --- Which call ---------------------------------------------------------------------------------------
+
+
+def _explain_layer(
+    layer: AttentionLayer,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    training: Optional[bool] = None,
+) -> Explanation:
+    projected = isinstance(keys, ProjectedKeys)
+    if isinstance(keys, ProjectedKeys):
+        valid_lens = keys._valid_lens if valid_lens is None else valid_lens
+        keys = keys._array
+    (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+    plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
+    if projected:
+        plan = without_key_projection(plan)
+    in_training = layer.training if training is None else _arguments.flag(training, "training")
+    facts: Facts = _core.explain_layer(
+        queries, keys, values, to_lengths(valid_lens), plan[3], plan[4], layer._num_heads, layer._empty_rows,
+        layer._dropout.p if in_training else 0.0, 0, in_training,
+    )  # fmt: skip
+    facts["kept_bytes"] = int(facts["kept_bytes"])
+    named = {role: facts["projections"][name] for role, name in zip(layer._roles, W) if name in facts["projections"]}
+    facts["projections"] = named
+    return _explanation(type(layer).__name__, queries, facts, layer._roles[3])
+
+
+W = "W_q", "W_k", "W_v", "W_o"
+
+
+def _plan_with_zeros(layer: AttentionLayer, queries: Array, keys: Array, values: Array) -> Plan:
+    """For sizes that are still open: the weights are not drawn yet, and their numbers do not matter here."""
+    features = dict(zip(layer._roles, (array.shape[-1] if array.ndim else 0 for array in (queries, keys, values))))
+
+    def sized(state: State) -> State:
+        if state.weight is not None:
+            return state
+        n_in = features[state.name] if state.in_features is None else state.in_features
+        weight = np.zeros((state.out_features, n_in), layer.dtype)
+        return state.replace(weight, weight[:, 0].copy() if state.has_bias and n_in else None)
+
+    return layer._make_plan(queries, tuple(map(sized, layer._parameters.states)))
+
+
+def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], options: Facts) -> Explanation:
+    bound = inspect.signature(function).bind(*args, **options)
+    bound.apply_defaults()
+    given = bound.arguments
+    (q, k, v), _ = to_arrays((given["q"], "q"), (given["k"], "k"), (given["v"], "v"))
+    projections: dict[str, Facts] = {}
+    w_v = None
+    if "w_v" in given:
+        w_v = to_array(given["w_v"], "w_v")
+        q = _projected(q, "q", given["W_q"], "W_q", w_v, projections)
+        k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
+    rng = 0 if given["dropout"] else None  # a Generator would be asked for a number
+    names = "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "dropout", "empty_rows"
+    values = {name: given[name] for name in names}
+    core_options = functional._options(q, k, rng=rng, **values)
+    attention: Facts = _core.explain_attention(
+        q, k, v, w_v, *core_options, given["return_weights"], given["return_lse"]
+    )
+    facts = {"projections": projections, "attention": attention, "scratch_bytes": attention["scratch_bytes"]}
+    return _explanation(function.__name__, q, facts)
+
+
+def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, projections: dict[str, Facts]) -> Array:
+    """An array of the shape of x W^T, whose numbers do not matter here; notes the facts of the product."""
+    if weight is None:
+        return x
+    projected: Array = functional._projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
+    packed = _core.pack_linear(to_array(weight, weight_name)), None, (w_v.shape[0], x.shape[-1])
+    projections[weight_name] = _core.explain_linear(floats(x, name), packed)
+    return np.broadcast_to(projected.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
+
+
+# --- In words -------------------------------------------------------------------------------------------
+
+
+def _explanation(name: str, queries: Array, facts: Facts, output: str = "") -> Explanation:
+    """`output` is the projection that comes after the attention."""
+    attention = facts["attention"]
+    dtype = queries.dtype.name
+    sizes = [("item", "batch"), ("head", "heads"), ("query", "queries"), ("key", "keys")]
+    counted = ", ".join(_count(attention[key], word) for word, key in sizes)
+    inputs = {name: projection for name, projection in facts["projections"].items() if name != output}
+    lines = [("kernels", _kernels(attention["kernels"])), *_projections(inputs)]
+    lines += [("attention", _blocks(attention)), ("tiles", _tiles(attention))]
+    lines += [("", text) for text in _remarks(attention)]
+    lines.append(("threads", _threads(attention["share"])))
+    if output in facts["projections"]:
+        lines += _projections({output: facts["projections"][output]})
+    lines.append(("memory", _memory(facts)))
+    facts = {"call": name, "dtype": dtype, **facts}
+    return Explanation(f"{name}, {dtype}: {counted}", facts, lines)
+
+
+def _count(n: int, word: str) -> str:
+    many = "queries" if word == "query" else word + "s"
+    return f"{n} {word if n == 1 else many}"
+
+
+def _kernels(kernels: Facts) -> str:
+    offered = [name for name, available in _core.isas() if available]
+    why = "the widest this CPU offers" if kernels["isa"] == offered[-1] else f"though this CPU offers {offered[-1]}"
+    return (
+        f"{kernels['isa']}, {why}: {_count(kernels['lanes'], 'number')} in a vector, products in register tiles of "
+        f"{kernels['tile_rows']} x {kernels['tile_columns']}"
+    )
+
+
+def _projections(projections: dict[str, Facts]) -> list[tuple[str, str]]:
+    """A line each, and one about threads after those that share them."""
+    lines: list[tuple[str, str]] = []
+    for i, (name, projection) in enumerate(projections.items()):
+        lines.append((name, _rows(projection)))
+        following = list(projections.values())[i + 1 : i + 2]
+        if not following or following[0]["share"] != projection["share"]:
+            lines.append(("threads", _threads(projection["share"])))
+    return lines
+
+
+def _rows(projection: Facts) -> str:
+    n, needed = projection["rows"], projection["rows_needed"]
+    features = f"of {projection['in_features']} features -> {projection['out_features']}"
+    if needed == n:
+        return f"{_count(n, 'row')} {features}"
+    return f"{needed} of {_count(n, 'row')} {features}: no query sees the others"
+
+
+def _blocks(attention: Facts) -> str:
+    keys, block, n = attention["keys"], attention["key_block"], attention["most_blocks"]
+    if n == 0:
+        return "no query sees a key"
+    if n == 1:
+        inside = "in one block" if keys <= block else "in blocks, of which each query needs one"
+        return f"{_count(keys, 'key')} {inside} (of up to {block}): a plain softmax, straight to the result"
+    return f"{keys} keys in blocks of {block}, up to {n} for a query: a softmax of each, joined one after another"
+
+
+def _tiles(attention: Facts) -> str:
+    tasks, queries = attention["share"]["n_tasks"], attention["task_queries"]
+    group = attention["heads"] // attention["kv_heads"] if attention["kv_heads"] else 1
+    heads = f" of {group} heads" if group > 1 else ""
+    up_to = "up to " if queries and attention["queries"] % queries else ""
+    text = f"{_count(attention['tile_queries'], 'query')} at a time; "
+    return text + f"{_count(tasks, 'task')} of {up_to}{_count(queries, 'query')}{heads}"
+
+
+def _remarks(attention: Facts) -> list[str]:
+    """What not every call has."""
+    done, total = attention["n_tiles"], attention["n_tiles_all"]
+    remarks = []
+    if done < total:
+        remarks.append(f"{done} of {total} tiles are computed: no query of the others sees a key there")
+    if attention["n_splits"] > 1:
+        remarks.append(f"few queries on many keys: each of the {attention['n_splits']} key blocks is a task of its own")
+    if attention["weights_again"]:
+        remarks.append("the weights follow in a second pass, when every row's largest score and sum are known")
+    return remarks
+
+
+def _threads(share: Facts) -> str:
+    n, most, reason = share["n_threads"], share["most_threads"], share["reason"]
+    work, least, each = (_time(share[name]) for name in ("seconds", "least_seconds", "least_each"))
+    tasks = _count(share["n_tasks"], "task")
+    if reason == "one task":
+        return f"one: there is {'one task, so ' if share['n_tasks'] else ''}nothing to share"
+    if reason == "little work":
+        return f"one: {work} of work, less than the {least} that waking another one is worth"
+    if reason == "work":
+        return f"{n} of {most}: {work} of work, and each should get {each} of it"
+    if reason == "tasks":
+        return f"{n} of {most}: there are {tasks}, with {work} of work"
+    if most == 1:
+        return f"one: set_num_threads allows no more ({work} of work in {tasks})"
+    return f"{n}, all that set_num_threads allows: {work} of work in {tasks}"
+
+
+def _memory(facts: Facts) -> str:
+    text = f"{_bytes(facts['scratch_bytes'])} during the call"
+    if "kept" not in facts:
+        return text
+    what = {
+        "weights": "the weights, which are fewer than queries and keys",
+        "queries and keys": "queries and keys as they were scored, from which the weights are computed when read",
+    }
+    return f"{text}; {_bytes(facts['kept_bytes'])} kept: {what[facts['kept']]}"
+
+
+def _time(seconds: float) -> str:
+    for unit, factor in (("s", 1), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.2g} us"
+
+
+def _bytes(n: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n >= size:
+            return f"{n / size:.3g} {unit}"
+    return f"{n} B"

@@ -1,0 +1,311 @@
+"""Layers with heads, seen alike: a NumPy layer of this package, or a torch module with the book's projections.
+
+Used by `heads.py`.  A head is a block of rows of the query, key and value projections and the block of columns of the
+output projection with the same numbers.  torch is not imported: a torch module means that it is there already.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Optional, Protocol
+
+import numpy as np
+
+from ._attention import NO_PLAN, AttentionLayer
+from ._base import Layer
+from .linear import State
+from .viz.sources import collect, to_numpy
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+# Names of the four projections: those of the book, and of variants.MultiHeadedSelfAttention.
+ROLES = (
+    ("W_q", "W_k", "W_v", "W_o"),
+    ("query_projection", "key_projection", "value_projection", "final_linear_layer"),
+)
+DEEPEST = 6  # levels of objects, lists and dicts below a NumPy model in which layers are looked for
+
+
+class Headed(Protocol):
+    """What `heads.py` asks of a layer."""
+
+    num_heads: int
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """Nothing is dropped meanwhile; parameters, gradients and mode are afterwards what they were."""
+
+    def muted(self, head: int) -> AbstractContextManager[None]:
+        """The head's output is 0 meanwhile."""
+
+    def differentiating(self) -> AbstractContextManager[None]:
+        """The output projection asks for its gradient meanwhile."""
+
+    def forget_gradient(self) -> None: ...
+
+    def attention_weights(self) -> Array:
+        """(B, H, Q, K) of the last call."""
+
+    def check_prunable(self) -> None: ...
+
+    def keep(self, heads: Sequence[int]) -> None:
+        """Only these heads from now on."""
+
+
+def find(model: Any) -> dict[str, Headed]:
+    """The layers with heads in a model, by name; "" for a layer itself."""
+    found: dict[str, Headed] = {}
+    if callable(getattr(model, "named_modules", None)):
+        for name, module in model.named_modules():
+            roles = _torch_roles(module)
+            if roles is not None:
+                found[name] = TorchLayer(module, roles, name)
+    else:
+        for name, layer in _numpy_layers(model, "", set(), 0):
+            if layer._roles in ROLES and all(role in layer._linears for role in layer._roles):
+                found[name] = NumpyLayer(layer, name)
+    if not found:
+        raise TypeError(
+            f"{type(model).__name__} has no multi-head attention: a mha_c.MultiHeadAttention, a torch module with W_q, "
+            "W_k, W_v, W_o and num_heads, or a model that holds such layers, was expected"
+        )
+    return found
+
+
+def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, AttentionLayer]]:
+    if id(holder) in seen or depth > DEEPEST:
+        return
+    seen.add(id(holder))
+    if isinstance(holder, AttentionLayer):
+        yield name, holder
+        return
+    if isinstance(holder, dict):
+        members = list(holder.items())
+    elif isinstance(holder, (list, tuple)):
+        members = list(enumerate(holder))
+    else:
+        is_object = hasattr(holder, "__dict__") and not isinstance(holder, (type, type(sys), Layer))
+        members = list(vars(holder).items()) if is_object and not callable(getattr(holder, "__get__", None)) else []
+    for key, member in members:
+        yield from _numpy_layers(member, f"{name}.{key}" if name else str(key), seen, depth + 1)
+
+
+def _torch_roles(module: Any) -> Optional[tuple[str, ...]]:
+    if not hasattr(module, "num_heads"):
+        return None
+    if hasattr(module, "in_proj_weight") and hasattr(module, "out_proj"):  # torch.nn.MultiheadAttention
+        return ("", "", "", "out_proj")
+    return next((roles for roles in ROLES if all(hasattr(module, role) for role in roles)), None)
+
+
+def _numbers_of(heads: Sequence[int], size: int) -> list[int]:
+    """The rows, or columns, of these heads."""
+    return [head * size + i for head in heads for i in range(size)]
+
+
+class NumpyLayer:
+    """A MultiHeadAttention, or MultiHeadedSelfAttention, of this package."""
+
+    def __init__(self, layer: AttentionLayer, name: str) -> None:
+        self._layer, self._name, self.num_heads = layer, name, layer._num_heads
+        if layer._parameters.is_open():
+            raise ValueError(_open(name))
+        self._at = [state.name for state in layer._parameters.states].index(layer._roles[3])
+
+    @property
+    def _out(self) -> State:
+        return self._layer._parameters.states[self._at]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        layer, parameters = self._layer, self._layer._parameters
+        before = layer.training, layer._dropout._p, parameters.states, dict(parameters.grads), layer._record
+        try:
+            layer._dropout._p = 0.0
+            yield
+        finally:
+            layer.train(before[0])
+            layer._dropout._p, parameters.states, grads, layer._record = before[1:]
+            parameters.grads.clear()
+            parameters.grads.update(grads)
+
+    @contextmanager
+    def muted(self, head: int) -> Iterator[None]:
+        parameters, before = self._layer._parameters, self._layer._parameters.states
+        out = self._out
+        assert out.weight is not None
+        weight = out.weight.copy()
+        weight.reshape(weight.shape[0], self.num_heads, -1)[:, head] = 0
+        try:
+            parameters.states = (*before[: self._at], out.replace(weight, out.bias), *before[self._at + 1 :])
+            yield
+        finally:
+            parameters.states = before
+
+    def differentiating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def forget_gradient(self) -> None:
+        self._layer.zero_grad()
+
+    def gate_gradient(self) -> Array:
+        gradient = self._layer._parameters.grads.get((self._at, "weight"))
+        if gradient is None or self._out.weight is None:
+            raise ValueError(
+                "method 'gradient': loss did not call backward, so there is no gradient.  The layers are in training "
+                "mode meanwhile, and nothing is dropped"
+            )
+        return _by_head(self._out.weight, gradient, self.num_heads)
+
+    def attention_weights(self) -> Array:
+        return self._layer._weights()[0]
+
+    def check_prunable(self) -> None: ...
+
+    def keep(self, heads: Sequence[int]) -> None:
+        layer, parameters = self._layer, self._layer._parameters
+        with parameters.lock:
+            states = []
+            for state in parameters.states:
+                weight, bias = state.weight, state.bias
+                assert weight is not None
+                size = (weight.shape[1] if state is self._out else weight.shape[0]) // self.num_heads
+                numbers = _numbers_of(heads, size)
+                if state is self._out:
+                    weight = np.ascontiguousarray(weight[:, numbers])
+                else:
+                    weight, bias = weight[numbers], None if bias is None else bias[numbers]
+                states.append(State(state.name, weight.shape[0], weight.shape[1], state.has_bias, weight, bias))
+            parameters.states = tuple(states)
+            parameters.grads.clear()
+            layer._num_heads = self.num_heads = len(heads)
+            layer._plan, layer._record = NO_PLAN, None
+
+
+class TorchLayer:
+    """A torch module with four Linear children and num_heads; for measuring, torch.nn.MultiheadAttention too."""
+
+    def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
+        self._module, self._roles, self._name = module, roles, name
+        self.num_heads = int(module.num_heads)
+        self._linears = [getattr(module, role) if role else None for role in roles]
+        if any("Uninitialized" in type(linear.weight).__name__ for linear in self._linears if linear is not None):
+            raise ValueError(_open(name))
+
+    @property
+    def _weight(self) -> Any:
+        return self._linears[3].weight  # type: ignore[union-attr]
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        yield  # modes belong to the whole model: see `evaluating`
+
+    @contextmanager
+    def muted(self, head: int) -> Iterator[None]:
+        weight = self._weight.detach()  # shares memory, counts changes in place
+        size = weight.shape[1] // self.num_heads
+        columns = weight[:, head * size : (head + 1) * size]
+        before = columns.clone()
+        try:
+            columns.zero_()
+            yield
+        finally:
+            columns.copy_(before)
+
+    @contextmanager
+    def differentiating(self) -> Iterator[None]:
+        before = self._weight.requires_grad
+        self._weight.requires_grad_(True)
+        try:
+            yield
+        finally:
+            self._weight.requires_grad_(before)
+
+    def forget_gradient(self) -> None: ...  # autograd.grad leaves none behind
+
+    def attention_weights(self) -> Array:
+        try:
+            (layer,) = collect(self._module, self.num_heads)
+        except TypeError:
+            raise ValueError(
+                f"{type(self._module).__name__} keeps no attention_weights: method 'ablation' or 'gradient' needs none"
+            ) from None
+        return layer.weights
+
+    def check_prunable(self) -> None:
+        if self._linears[0] is None:
+            raise TypeError(
+                "torch.nn.MultiheadAttention cannot lose heads: they must fill embed_dim.  Modules with projections of "
+                "their own, such as mha_c.torch.MultiHeadAttention, can"
+            )
+        for role, linear in zip(self._roles, self._linears):
+            if not all(hasattr(linear, name) for name in ("in_features", "out_features", "weight", "bias")):
+                raise TypeError(f"{role} must be a torch.nn.Linear, got {type(linear).__name__}")
+
+    def keep(self, heads: Sequence[int]) -> None:
+        for linear in self._linears[:3]:
+            numbers = _numbers_of(heads, linear.weight.shape[0] // self.num_heads)  # type: ignore[union-attr]
+            _replace(linear, "weight", lambda old, numbers=numbers: old[numbers])
+            _replace(linear, "bias", lambda old, numbers=numbers: old[numbers])
+            linear.out_features = len(numbers)  # type: ignore[union-attr]
+        out: Any = self._linears[3]
+        numbers = _numbers_of(heads, out.weight.shape[1] // self.num_heads)
+        _replace(out, "weight", lambda old: old[:, numbers].contiguous())
+        out.in_features = len(numbers)
+        self._module.num_heads = self.num_heads = len(heads)
+
+
+def _replace(linear: Any, name: str, part: Any) -> None:
+    """A parameter of its own class with a part of the numbers; an optimizer's list does not see it."""
+    old = getattr(linear, name)
+    if old is not None:
+        setattr(linear, name, type(old)(part(old.detach()).clone(), requires_grad=old.requires_grad))
+
+
+def gate_gradients(loss: Any, layers: Sequence[Any]) -> list[Array]:
+    """d loss / d gate of every head of every layer; the loss is what a pass forward (NumPy: and back) has given."""
+    if not isinstance(layers[0], TorchLayer):
+        return [layer.gate_gradient() for layer in layers]
+    if not getattr(loss, "requires_grad", False):
+        raise ValueError("method 'gradient': loss must give a tensor that autograd can go back from")
+    weights = [layer._weight for layer in layers]
+    gradients = sys.modules["torch"].autograd.grad(loss, weights, allow_unused=True)
+    return [
+        np.zeros(layer.num_heads) if gradient is None else _by_head(weight, gradient, layer.num_heads)
+        for layer, weight, gradient in zip(layers, weights, gradients)
+    ]
+
+
+def _by_head(weight: Any, gradient: Any, num_heads: int) -> Array:
+    """Scaling head h's output by g scales its columns of W_o, so d/dg at 1 is the sum of W_o * dW_o over them."""
+    product = to_numpy(weight).astype(np.float64) * to_numpy(gradient)
+    sums: Array = product.reshape(product.shape[0], num_heads, -1).sum(axis=(0, 2))
+    return sums
+
+
+@contextmanager
+def evaluating(model: Any, layers: Sequence[Any], going_back: bool) -> Iterator[None]:
+    """torch: every module in eval mode meanwhile.  NumPy: training mode where the loss may go back, else eval."""
+    modules = list(model.modules()) if callable(getattr(model, "modules", None)) else []
+    before = [module.training for module in modules]
+    for layer in layers:
+        if isinstance(layer, NumpyLayer):
+            layer._layer.train(going_back)
+    try:
+        for module in modules:
+            module.training = False
+        yield
+    finally:
+        for module, training in zip(modules, before):
+            module.training = training
+
+
+def no_gradients() -> AbstractContextManager[Any]:
+    torch: Any = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()
+
+
+def _open(name: str) -> str:
+    return f"{name or 'the layer'} has no numbers yet: its sizes are fixed by the first call"

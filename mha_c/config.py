@@ -1,0 +1,148 @@
+"""What this installation computes with: instruction set and threads, chosen once at import; show_config.
+
+MHA_C_ISA            scalar, neon, avx2 or avx512 instead of the best this CPU offers; RuntimeError if it cannot be
+MHA_C_NUM_THREADS    threads one call may use; else OMP_NUM_THREADS; else the CPUs this process may use
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Any, Optional
+
+import numpy as np
+
+from . import _core
+
+# Who chose which number.  A limit on top of it that has been lifted again leaves no trace.
+_threads_chosen, _threads_reason, _limited_by = 0, "", ""
+
+
+def get_num_threads() -> int:
+    """How many threads one call may use, the calling one included.
+
+    >>> import mha_c
+    >>> mha_c.get_num_threads() >= 1
+    True
+    """
+    return _core.get_num_threads()
+
+
+def set_num_threads(n: int) -> None:
+    """Lets every call from now on use up to `n` threads, a whole number >= 1; more than the CPUs is allowed.
+
+    Results do not depend on it, to the bit.  Small calls use one thread in any case.  ValueError for anything
+    else.
+
+    >>> import mha_c
+    >>> mha_c.set_num_threads(1)
+    """
+    if isinstance(n, (bool, np.bool_)) or not isinstance(n, (int, np.integer)) or n < 1:
+        raise ValueError(f"the number of threads must be a whole number >= 1, got {n!r}")
+    _choose_threads(int(n), "set_num_threads")
+
+
+def limit_threads(n: int, who: str) -> None:
+    """set_num_threads on behalf of another package, which will put back what it found."""
+    global _limited_by
+    _core.set_num_threads(n)
+    _limited_by = who
+
+
+KERNEL_FACTS = "lanes", "tile_rows", "tile_columns"
+
+
+def show_config() -> dict[str, Any]:
+    """Prints what mha_c computes with, in a few lines for a bug report, and returns it as a dict.
+
+    Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
+    in a vector, rows and columns of a register tile), threads, threads_from, share_from (seconds of work below
+    which a call stays on one thread), numpy, and torch if it is imported already.  `mha_c.explain` says what this
+    means for one call.
+    """
+    offered = [name for name, available in _core.isas() if available]
+    kernels = _core.explain_kernels()
+    share = kernels.pop("share")
+    config: dict[str, Any] = {
+        "version": version(),
+        "isa": _core.isa(),
+        "isas": offered,
+        "kernels": {dtype: {name: facts[name] for name in KERNEL_FACTS} for dtype, facts in kernels.items()},
+        "threads": _core.get_num_threads(),
+        "threads_from": _threads_reason if _core.get_num_threads() == _threads_chosen else f"limited by {_limited_by}",
+        "share_from": share["least_seconds"],
+        "numpy": np.__version__,
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        config["torch"] = str(getattr(torch, "__version__", "being imported"))
+    isa_from = "MHA_C_ISA" if os.environ.get("MHA_C_ISA") else "the widest; MHA_C_ISA changes it"
+    print(f"mha_c {config['version']}   isa {config['isa']} ({isa_from}; this CPU: {' '.join(offered)})")
+    shapes = ", ".join(
+        f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
+        for dtype, facts in config["kernels"].items()
+    )
+    print(f"kernels {shapes}")
+    least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
+    print(f"threads {config['threads']} ({config['threads_from']}; {least})")
+    versions = f"   torch {config['torch']}" if "torch" in config else ""
+    print(f"numpy {config['numpy']}{versions}   python {sys.version.split()[0]} on {sys.platform}")
+    return config
+
+
+def version() -> str:
+    """The version of the installed package; looked up when asked for, since that takes a few milliseconds."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("mha_c")
+    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+        return "unknown"
+
+
+def _select_isa() -> None:
+    name = os.environ.get("MHA_C_ISA", "")
+    if not name:
+        return
+    offered = [isa for isa, available in _core.isas() if available]
+    if name not in offered:
+        absent = [isa for isa, available in _core.isas() if not available]
+        known = f"; compiled in but not offered by this CPU: {', '.join(absent)}" if absent else ""
+        raise RuntimeError(f"MHA_C_ISA={name!r}, but this CPU and this build have: {', '.join(offered)}{known}")
+    _core.set_isa(name)
+
+
+def _choose_threads(n: int, reason: str) -> None:
+    global _threads_chosen, _threads_reason
+    _core.set_num_threads(n)
+    _threads_chosen, _threads_reason = _core.get_num_threads(), reason
+
+
+def _select_threads() -> None:
+    for variable in ("MHA_C_NUM_THREADS", "OMP_NUM_THREADS"):
+        n = _threads_of(variable)
+        if n is not None:
+            _choose_threads(n, variable)
+            return
+    _choose_threads(_core.available_threads(), "the CPUs this process may use")
+
+
+def _threads_of(variable: str) -> Optional[int]:
+    """The number in an environment variable; None, with a warning, where it holds something else."""
+    text = os.environ.get(variable, "").strip()
+    if not text:
+        return None
+    # OpenMP allows a list, one number for each level of nesting; we have one level.
+    number = text.split(",")[0].strip() if variable == "OMP_NUM_THREADS" else text
+    if number.isascii() and number.isdigit() and int(number) >= 1:
+        return int(number)
+    message = f"{variable}={text!r} is ignored: it must be a whole number >= 1"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    return None
+
+
+def apply_environment() -> None:
+    """Called once, by the import of mha_c."""
+    _select_isa()
+    _select_threads()

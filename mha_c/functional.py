@@ -1,0 +1,412 @@
+"""Attention as functions of arrays: dot_product_attention, additive_attention, their gradients, merge.
+
+Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key
+head h // (H // Hkv).  Everything is float32 or everything float64, and the results too; CPU tensors of torch
+without gradient give tensors.  The layers differ in two points: there a row without visible keys is uniform by
+default (here zero), and dropout acts in training mode only (here whenever it is above 0).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, is_tensor, like_input, to_array, to_arrays, to_lengths
+from ._core import attention_backward, attention_forward, linear, linear_backward, pack_linear
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._arguments import RngLike
+    from ._core import _EmptyRows as EmptyRows
+
+    Array = np.ndarray[Any, Any]
+    Causal = Union[bool, str, None]
+    Window = Optional[tuple[Optional[int], Optional[int]]]
+    # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
+    Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
+
+__all__ = [
+    "additive_attention",
+    "additive_attention_backward",
+    "dot_product_attention",
+    "dot_product_attention_backward",
+    "merge",
+]
+
+
+def dot_product_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+    return_weights: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale q k^T + bias) v over the keys that each query may see.
+
+    q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv) -> out (B, [H,] Q, Dv); asked-for extras follow it
+    in the order weights, lse.
+
+    valid_lens      how many keys count: (B,) or (B, Q), integers or floats (rounded up)
+    keep_mask       bool, True = may attend; (Q, K) or the rank of the scores, broadcasting to them
+    bias            numbers added to the scaled scores, of the same shapes; -inf throughout empties a row
+    causal          False; "top_left": query i sees keys up to i; "bottom_right": the last query sees the last
+                    key; True where Q = K, for then both are the same
+    window          (left, right): query i sees key j when i - left <= j <= i + right, counted along the
+                    diagonal of `causal`; None on a side: no limit there
+    scale           None: 1/sqrt(D)
+    dropout, rng    each weight is dropped with this probability; an int as rng gives the same choice again, a
+                    Generator is asked for one such number
+    empty_rows      what a query without visible keys gets: "zero", or "uniform", the mean of all values
+    return_weights  weights (B, [H,] Q, K), before dropout, exactly 0 where a query may not look
+    return_lse      lse (B, [H,] Q): natural log of the sum of exp(score); -inf for a row without visible keys
+
+    Keys and values that no query sees are never read.  Errors: ShapeError (a ValueError), ValueError,
+    TypeError, each naming the argument.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.zeros((1, 3, 4)), np.zeros((1, 3, 4))
+    >>> v = np.array([[[1.0], [2.0], [6.0]]])
+    >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
+    array([1. , 1.5, 3. ])
+
+    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one;
+    its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2.
+    """
+    return _attention(
+        q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
+        return_weights, return_lse,
+    )  # fmt: skip
+
+
+def additive_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_v: Any,
+    W_q: Any = None,
+    W_k: Any = None,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+    return_weights: bool = False,
+    return_lse: bool = False,
+) -> Any:
+    """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention.
+
+    w_v (h,), W_q (h, query_size), W_k (h, key_size); W_q or W_k is None where q or k is projected already and
+    has h features.  scale None: 1.  The other arguments, results and errors are those of
+    `dot_product_attention`.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
+    array([[[2.]]])
+
+    The (B, Q, K, h) array of features that d2l builds never exists.  Source: Bahdanau, Cho and Bengio 2014.
+    """
+    w_v = to_array(w_v, "w_v")
+    if w_v.ndim != 1:
+        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
+    if W_q is not None:
+        q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
+    if W_k is not None:
+        k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
+    return _attention(
+        q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
+        return_weights, return_lse,
+    )  # fmt: skip
+
+
+def dot_product_attention_backward(
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+) -> Any:
+    """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
+
+    grad_out has the shape of `dot_product_attention(q, k, v, ...)`; all other arguments are those of that call.
+    Returns (grad_q, grad_k, grad_v), and grad_bias if a bias is given, each of its operand's shape: what was
+    broadcast is summed.  Keys and values that no query sees get exactly 0.  With dropout, rng has to be the whole
+    number that the forward call was given: then the same weights are dropped.
+
+    The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.zeros((1, 1, 4)), np.zeros((1, 2, 4))
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> grad_q, grad_k, grad_v = functional.dot_product_attention_backward(np.ones((1, 1, 1)), q, k, v)
+    >>> grad_v[0, :, 0]
+    array([0.5, 0.5])
+
+    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
+    """
+    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
+    rng = _given_seed(rng, dropout)
+    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    grad_q, grad_k, grad_v, _, grad_bias = _gradients(grad, q, k, v, None, options)
+    return _given(as_tensor, grad_q, grad_k, grad_v, grad_bias)
+
+
+def additive_attention_backward(
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    w_v: Any,
+    W_q: Any = None,
+    W_k: Any = None,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+) -> Any:
+    """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
+
+    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias for those of W_q, W_k, bias that
+    are given.  Otherwise as `dot_product_attention_backward`.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> grads = functional.additive_attention_backward(
+    ...     np.ones((1, 1, 1)), np.zeros((1, 1, 2)), np.eye(2)[None], v, w_v=np.array([1.0, 1.0]), W_k=np.eye(2)
+    ... )
+    >>> [grad.shape for grad in grads]  # of q, k, v, w_v, W_k
+    [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
+
+    Rows of k that no query sees give no gradient to W_k, whatever stands in them.
+    """
+    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
+    w_v = to_array(w_v, "w_v")
+    if w_v.ndim != 1:
+        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
+    scored_q = q if W_q is None else _projected(q, "q", W_q, "W_q", w_v.shape[0])
+    scored_k = k if W_k is None else _projected(k, "k", W_k, "W_k", w_v.shape[0])
+    rng = _given_seed(rng, dropout)
+    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    grad_q, grad_k, grad_v, grad_w_v, grad_bias = _gradients(grad, scored_q, scored_k, v, w_v, options)
+    grad_W_q = grad_W_k = None
+    if W_q is not None:
+        grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
+    if W_k is not None:
+        grad_k, grad_W_k = _project_back(grad_k, k, to_array(W_k, "W_k"))
+    return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, grad_bias)
+
+
+def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    """Attention over the keys of a and b together, from the attention over each: (out, lse).
+
+    out_a, out_b (B, [H,] Q, Dv) and lse_a, lse_b (B, [H,] Q) are results of calls with return_lse=True (without
+    dropout) for the same queries over disjoint sets of keys; all float32 or all float64.  Where one side saw no
+    key (lse -inf), the other comes back bit for bit; where neither did, out is 0 and lse -inf.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 6, 4))
+    >>> whole, lse = functional.dot_product_attention(q, k, v, return_lse=True)
+    >>> a = functional.dot_product_attention(q, k[:, :2], v[:, :2], return_lse=True)
+    >>> b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], return_lse=True)
+    >>> np.allclose(functional.merge(*a, *b)[0], whole)
+    True
+
+    Source: the rule by which FlashAttention and ring attention join blocks; natural logarithms throughout.
+    """
+    named = (out_a, "out_a"), (lse_a, "lse_a"), (out_b, "out_b"), (lse_b, "lse_b")
+    arrays, as_tensor = to_arrays(*named)
+    _check_parts(dict(zip(("out_a", "lse_a", "out_b", "lse_b"), arrays)))
+    a, log_a, b, log_b = arrays
+    a_is_empty, b_is_empty = np.isneginf(log_a), np.isneginf(log_b)
+    larger = np.maximum(log_a, log_b)
+    larger = np.where(np.isneginf(larger), larger.dtype.type(0), larger)
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and +inf in, NaN out, as from one softmax
+        share_a, share_b = np.exp(log_a - larger), np.exp(log_b - larger)
+        total = share_a + share_b
+        total[a_is_empty & b_is_empty] = 1
+        lse = larger + np.log(total)
+        out = a * (share_a / total)[..., None] + b * (share_b / total)[..., None]
+    # Not by multiplication with 0: an empty side may hold anything, and the other keeps its bits.
+    out = np.where(b_is_empty[..., None], a, np.where(a_is_empty[..., None], b, out))
+    out[a_is_empty & b_is_empty] = 0
+    lse = np.where(b_is_empty, log_a, np.where(a_is_empty, log_b, lse))
+    return like_input(out, as_tensor), like_input(lse, as_tensor)
+
+
+def _attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    w_v: Optional[Array],
+    valid_lens: Any,
+    keep_mask: Any,
+    bias: Any,
+    causal: Causal,
+    window: Window,
+    scale: Optional[float],
+    dropout: float,
+    rng: RngLike,
+    empty_rows: EmptyRows,
+    return_weights: bool,
+    return_lse: bool,
+) -> Any:
+    as_tensor = False
+    if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
+        (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
+    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
+    if not (return_weights or return_lse):
+        return like_input(out, True) if as_tensor else out
+    return tuple(like_input(array, as_tensor) for array in (out, weights, lse) if array is not None)
+
+
+def _options(
+    q: Array,
+    k: Array,
+    valid_lens: Any,
+    keep_mask: Any,
+    bias: Any,
+    causal: Causal,
+    window: Window,
+    scale: Optional[float],
+    dropout: float,
+    rng: RngLike,
+    empty_rows: EmptyRows,
+) -> Options:
+    """valid_lens ... empty_rows as the core takes them, in its order."""
+    left, right = (-1, -1) if window is None else _window(window)
+    return (
+        valid_lens if valid_lens is None or type(valid_lens) is np.ndarray else to_lengths(valid_lens),
+        None if keep_mask is None else to_array(keep_mask, "keep_mask"),
+        None if bias is None else to_array(bias, "bias"),
+        None if causal is False else _corner(causal, q, k),
+        left,
+        right,
+        scale,
+        dropout,
+        0 if rng is None and not dropout else _seed(rng, dropout),
+        empty_rows,
+    )
+
+
+def _corner(causal: Causal, q: Array, k: Array) -> Any:
+    """`causal` in the core's words: None, "top_left" or "bottom_right"."""
+    if not isinstance(causal, (bool, np.bool_)):
+        return causal
+    if not causal:
+        return None
+    n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))
+    if n_queries != n_keys:
+        raise ValueError(
+            f"causal=True is ambiguous for {n_queries} queries and {n_keys} keys: say 'top_left' (query i sees keys "
+            f"0..i) or 'bottom_right' (the last query sees the last key, as when decoding with earlier keys)"
+        )
+    return "top_left"
+
+
+def _window(window: Any) -> tuple[int, int]:
+    """(left, right) in the core's words, where -1 is no limit."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
+    left, right = (-1 if side is None else _arguments.whole(side, "window", least=0) for side in window)
+    return left, right
+
+
+def _seed(rng: RngLike, dropout: Any) -> int:
+    """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
+    if isinstance(rng, (int, np.integer)):
+        if _arguments.whole(rng, "rng", least=0) >= 2**64:
+            raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {rng}")
+        return int(rng)
+    stream = _arguments.generator(rng)
+    return _arguments.draw_seed(stream) if dropout else 0
+
+
+def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
+    """A backward call cannot draw a seed of its own: other weights would be dropped than in the forward call."""
+    if rng is None and dropout:
+        raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
+    return rng
+
+
+def _gradients(
+    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
+) -> tuple[Array, Array, Array, Optional[Array], Optional[Array]]:
+    """Of q, k, v, w_v and bias: forward once more, then backward."""
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, return_stats=True)
+    has_bias = options[2] is not None
+    return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias)
+
+
+def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:
+    """Gradients of x and W, from that of x W^T.  Rows without gradient are left out: NaN may stand in padding."""
+    counts = grad.any(axis=-1, keepdims=True)
+    grad_x, grad_W, _ = linear_backward(grad, x if counts.all() else np.where(counts, x, x.dtype.type(0)), W, False)
+    return grad_x, grad_W
+
+
+def _given(as_tensor: bool, *gradients: Optional[Array]) -> tuple[Any, ...]:
+    """Those that there are, in the type of the inputs."""
+    return tuple(like_input(gradient, as_tensor) for gradient in gradients if gradient is not None)
+
+
+def _projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> Any:
+    """x (..., features) times weight (n_out, features) transposed."""
+    array, W = floats(to_array(x, name), name), to_array(weight, weight_name)
+    if array.ndim not in (3, 4):
+        raise ShapeError(f"{name} must have shape (B, [H,] rows, features), got {array.shape}")
+    if W.shape != (n_out, array.shape[-1]):
+        wanted = f"(h, features of {name}) = ({n_out}, {array.shape[-1]})"
+        raise ShapeError(f"{weight_name} must have shape {wanted}, got {W.shape}; {name} has shape {array.shape}")
+    if W.dtype != array.dtype:
+        raise TypeError(f"{weight_name} must have the type of {name}, {array.dtype}, got {W.dtype}")
+    return like_input(linear(array, (pack_linear(W), None, (n_out, W.shape[1]))), is_tensor(x))
+
+
+def _check_parts(parts: dict[str, Array]) -> None:
+    first = parts["out_a"]
+    for name, array in parts.items():
+        if floats(array, name).dtype != first.dtype:
+            raise TypeError(f"{name} must be {first.dtype} as out_a, got {array.dtype}")
+        shape = first.shape[:-1] if name.startswith("lse") else first.shape
+        if array.shape != shape or first.ndim < 2:
+            wanted = "(B, [H,] Q)" if name.startswith("lse") else "(B, [H,] Q, Dv)"
+            raise ShapeError(f"{name} must have shape {wanted} = {shape}, got {array.shape}; out_a has {first.shape}")

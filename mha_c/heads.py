@@ -1,0 +1,354 @@
+"""Which heads of a layer matter, and the layer without the others.
+
+    found = heads.importance(layer, (queries, keys, values, valid_lens), "gradient", loss=loss)
+    found                                  # a table; found.chart() is a bar chart
+    heads.prune(layer, found.ranked()[:4])  # the four that matter least are gone, and their time with them
+
+For NumPy layers of this package, for torch modules with the book's projections (those of `mha_c.torch` and of d2l),
+and for models that hold such layers.  torch is not imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+
+import numpy as np
+
+from . import _headed
+from ._headed import Headed
+from .viz.sources import to_numpy
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    Array = np.ndarray[Any, Any]
+    Loss = Callable[[Any, Any], Any]
+
+__all__ = ["METHODS", "Importance", "importance", "prune"]
+
+METHODS = ("ablation", "gradient", "entropy", "confidence")
+_LESS_IS_MORE = ("entropy",)  # a head that looks everywhere has the highest entropy and the least to say
+
+
+class Importance:
+    """What `importance` measured: `scores`, one array per method over `names`; shows itself as a table.
+
+    names     the heads, in order: numbers for a single layer, pairs (layer's name, number) for a model
+    scores    {method: (len(names),) array}
+    baseline  the mean loss with all heads; None where no loss was given
+
+    >>> found = Importance([0, 1], {"ablation": np.array([0.5, 0.125])}, baseline=1.0)
+    >>> found
+    head importance, loss with all heads 1
+    head      ablation
+    0              0.5  ####################
+    1            0.125  #####
+    >>> found.ranked()
+    [1, 0]
+    """
+
+    def __init__(self, names: Sequence[Any], scores: Mapping[str, Array], baseline: Optional[float] = None) -> None:
+        self.names, self.scores, self.baseline = list(names), dict(scores), baseline
+
+    def ranked(self, method: Optional[str] = None) -> list[Any]:
+        """`names`, the least important head first: what to hand to `prune`, as far as one dares.
+
+        method  one of those measured; the first if not given.  For "entropy" the highest comes first.
+        """
+        scores = self._column(method)
+        order = np.argsort(-scores if (method or next(iter(self.scores))) in _LESS_IS_MORE else scores, kind="stable")
+        return [self.names[i] for i in order]
+
+    def chart(self, **options: Any) -> Figure:
+        """A bar chart, one panel per method, as a matplotlib Figure; `figsize` in inches.  Needs mha_c[viz]."""
+        from .viz.bars import show_bars
+
+        one_layer = len({name[0] for name in self.names if isinstance(name, tuple)}) < 2
+        labels = [str(name[-1]) if isinstance(name, tuple) and one_layer else _label(name) for name in self.names]
+        return show_bars(self.scores, labels, **options)
+
+    def _column(self, method: Optional[str]) -> Array:
+        if method is None:
+            return next(iter(self.scores.values()))
+        if method not in self.scores:
+            raise ValueError(f"method {method!r} was not measured; there is {', '.join(self.scores)}")
+        return self.scores[method]
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
+        return np.array(self._column(None), dtype=dtype)
+
+    def __repr__(self) -> str:
+        loss = "" if self.baseline is None else f", loss with all heads {self.baseline:.4g}"
+        labels = ["head", *(_label(name) for name in self.names)]
+        width = max(map(len, labels))
+        lines = [f"{labels[0]:<{width}}" + "".join(f"{method:>14}" for method in self.scores)]
+        for i, label in enumerate(labels[1:]):
+            numbers = "".join(f"{column[i]:>14.4g}" for column in self.scores.values())
+            lines.append(f"{label:<{width}}{numbers}  {self._bar(i)}".rstrip())
+        return "\n".join([f"head importance{loss}", *lines])
+
+    def _bar(self, i: int) -> str:
+        """The first column drawn with signs, so that a table of one method needs no picture."""
+        column = self._column(None)
+        top = np.abs(column).max(initial=0)
+        return "#" * round(20 * max(0.0, float(column[i])) / top) if len(self.scores) == 1 and top > 0 else ""
+
+
+def importance(
+    model: Any,
+    data: Any,
+    method: Union[str, Sequence[str]] = "ablation",
+    *,
+    loss: Optional[Loss] = None,
+    per_example: bool = True,
+) -> Importance:
+    """How much each head of a layer, or of all layers of a model, matters on some data.
+
+    model   a MultiHeadAttention (mha_c, mha_c.torch, d2l) or variants.MultiHeadedSelfAttention; a torch model that
+            holds such modules; for NumPy any object, dict or list that holds such layers
+    data    one batch, a tuple (or a dict, or an array), or a list of batches or other iterable over them
+    loss    loss(model, batch) gives the loss, a number (torch: a tensor); for "gradient" in NumPy it also goes back,
+            that is it calls `backward` of the layers.  Not given: model(*batch) is called
+    method  one of METHODS, or several of them; "all" for all that `data` and `loss` allow:
+
+      "ablation"    how much the mean loss grows if the head's output is replaced by 0.  Without a loss: how much the
+                    output changes, |without - with| / |with|
+      "gradient"    the mean over the examples of |d loss / d gate|, where the gate is a factor 1 on the head's
+                    output: one backward pass where ablation needs a forward pass per head.  Needs a loss
+      "entropy"     of the head's weights in bits, mean over all queries: 0 = looks at one key
+      "confidence"  the largest weight of a query, mean over all queries
+
+    per_example   for "gradient": every example by itself, as the definition asks (opposite signs must not cancel);
+                  False takes each batch as one example, which is faster
+
+    Nothing is dropped meanwhile: torch models are in eval mode, and NumPy layers in training mode without dropout if
+    there is a loss.  Parameters, gradients and modes are afterwards what they were.
+
+    Errors: ValueError for a method that needs a loss without one, for layers whose sizes are still open, for data
+    without a batch; TypeError for a model without such layers.
+
+    >>> import numpy as np, mha_c
+    >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+    >>> x = np.random.default_rng(0).standard_normal((2, 3, 8))
+    >>> y = mha(x, x, x)
+    >>> def loss(layer, batch):
+    ...     x, y = batch
+    ...     error = layer(x, x, x) - 2 * y
+    ...     layer.backward(2 * error / error.size)
+    ...     return (error**2).mean()
+    >>> mha_c.heads.importance(mha, (x, y), "gradient", loss=loss).scores["gradient"].shape
+    (2,)
+
+    Source: Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?" (ablation, gradient); Voita et
+    al. 2019, "Analyzing multi-head self-attention" (confidence).
+    """
+    methods = _methods(method, loss)
+    layers = _headed.find(model)
+    batches = _batches(data)
+    scores: dict[str, Array] = {}
+    baseline = None
+    with ExitStack() as stack:
+        for layer in layers.values():
+            stack.enter_context(layer.quiet())
+        stack.enter_context(_headed.evaluating(model, list(layers.values()), loss is not None))
+        if loss is not None:
+            baseline = _mean_loss(model, batches, loss)
+        for name in methods:
+            if name == "ablation":
+                scores[name] = _ablation(model, layers, batches, loss, baseline)
+            elif name == "gradient":
+                assert loss is not None
+                parts = [part for batch in batches for part in (_examples(batch) if per_example else [batch])]
+                scores[name] = _gradient(model, layers, parts, loss)
+            elif name not in scores:
+                measured = _looks(model, layers, batches, loss)
+                scores.update({look: measured[look] for look in methods if look in measured})
+    names = [i if name == "" else (name, i) for name, layer in layers.items() for i in range(layer.num_heads)]
+    return Importance(names, {name: scores[name] for name in methods}, baseline)
+
+
+def prune(model: Any, heads: Any) -> Any:
+    """Takes heads out of a layer, or out of the layers of a model, and gives it back.  The layer is changed.
+
+    model   as in `importance`
+    heads   for a layer the numbers of the heads to take out; for a model pairs (layer's name, number), or
+            {layer's name: numbers}.  What `Importance.ranked` gives, cut where you want
+
+    W_q, W_k and W_v lose the heads' rows, W_o their columns: fewer parameters, less work, and the same size of the
+    result.  The remaining heads' weights and outputs are what they were; the result is that of the whole layer with
+    the outputs of the heads taken out replaced by 0.  Keep the whole layer with copy.deepcopy before.
+
+    Gradients and what `backward` would need are forgotten; an optimizer has to be made anew (torch: the parameters
+    are new objects).  A layer that other threads are calling must not be pruned.
+
+    Errors: ValueError for a head that is not there, for taking out all heads of a layer, for open sizes; TypeError
+    for torch.nn.MultiheadAttention, whose heads must fill embed_dim.  Nothing has changed then.
+
+    >>> import numpy as np, mha_c
+    >>> mha = mha_c.MultiHeadAttention(8, 8, 8, 8, 4, 0.1, rng=0)
+    >>> mha_c.heads.prune(mha, [0, 2]).W_q, mha.W_o
+    (Linear(in_features=8, out_features=4, bias=False), Linear(in_features=4, out_features=8, bias=False))
+    >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
+    ((1, 3, 8), 2)
+
+    Source: Michel, Levy and Neubig 2019.
+    """
+    layers = _headed.find(model)
+    removed = _chosen(heads, layers)
+    kept = {name: [h for h in range(layers[name].num_heads) if h not in gone] for name, gone in removed.items()}
+    for name, left in kept.items():
+        layers[name].check_prunable()
+        if not left:
+            raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would go; one at least must stay")
+    for name, left in kept.items():
+        layers[name].keep(left)
+    return model
+
+
+# --- The measures ---------------------------------------------------------------------------------
+
+
+def _ablation(
+    model: Any, layers: dict[str, Headed], batches: list[Any], loss: Optional[Loss], baseline: Optional[float]
+) -> Array:
+    whole = None if loss is not None else [_output(model, batch) for batch in batches]
+    found = []
+    for layer in layers.values():
+        for head in range(layer.num_heads):
+            with layer.muted(head):
+                if loss is not None and baseline is not None:
+                    found.append(_mean_loss(model, batches, loss) - baseline)
+                    continue
+                assert whole is not None
+                changed = [_output(model, batch) for batch in batches]
+                distance = sum(float(((a - b) ** 2).sum()) for a, b in zip(changed, whole))
+                length = sum(float((b**2).sum()) for b in whole)
+                found.append((distance / length) ** 0.5 if length else 0.0)
+    return np.array(found)
+
+
+def _gradient(model: Any, layers: dict[str, Headed], parts: list[Any], loss: Loss) -> Array:
+    """A factor on a head's output is the same factor on its columns of W_o, so W_o and its gradient tell."""
+    sums = {name: np.zeros(layer.num_heads) for name, layer in layers.items()}
+    with ExitStack() as stack:
+        for layer in layers.values():
+            stack.enter_context(layer.differentiating())
+        for part in parts:
+            for layer in layers.values():
+                layer.forget_gradient()
+            value = loss(model, part)
+            for total, gates in zip(sums.values(), _headed.gate_gradients(value, list(layers.values()))):
+                total += np.abs(gates)
+    return np.concatenate(list(sums.values())) / len(parts)
+
+
+def _looks(model: Any, layers: dict[str, Headed], batches: list[Any], loss: Optional[Loss]) -> dict[str, Array]:
+    """Entropy and confidence, from the weights that each batch leaves behind."""
+    sums = {name: np.zeros((3, layer.num_heads)) for name, layer in layers.items()}
+    for batch in batches:
+        _output(model, batch) if loss is None else _number(loss, model, batch)
+        for name, layer in layers.items():
+            weights = layer.attention_weights().astype(np.float64)  # (B, H, Q, K)
+            logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
+            sees = weights.any(axis=-1)  # a query that sees nothing tells nothing
+            sums[name] += [
+                -(weights * logs).sum(axis=(0, 2, 3)),
+                weights.max(axis=-1, initial=0).sum(axis=(0, 2)),
+                sees.sum(axis=(0, 2)),
+            ]
+    entropy, confidence, count = np.concatenate(list(sums.values()), axis=1)
+    return {"entropy": entropy / np.maximum(count, 1), "confidence": confidence / np.maximum(count, 1)}
+
+
+def _mean_loss(model: Any, batches: list[Any], loss: Loss) -> float:
+    return float(np.mean([_number(loss, model, batch) for batch in batches]))
+
+
+def _number(loss: Loss, model: Any, batch: Any) -> float:
+    with _headed.no_gradients():
+        value = to_numpy(loss(model, batch), "loss")
+    if value.size != 1:
+        raise ValueError(f"loss must give one number for a batch, got shape {value.shape}")
+    return float(value.reshape(()))
+
+
+def _output(model: Any, batch: Any) -> Array:
+    with _headed.no_gradients():
+        if isinstance(batch, Mapping):
+            out = model(**batch)
+        else:
+            out = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    return to_numpy(out[0] if isinstance(out, (tuple, list)) else out, "the model's output").astype(np.float64)
+
+
+# --- Reading the arguments ------------------------------------------------------------------------
+
+
+def _methods(method: Any, loss: Any) -> list[str]:
+    if method == "all":
+        return [name for name in METHODS if name != "gradient" or loss is not None]
+    chosen = [method] if isinstance(method, str) else list(method)
+    unknown = [name for name in chosen if name not in METHODS]
+    if unknown or not chosen:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, several of them, or 'all'; got {method!r}")
+    if "gradient" in chosen and loss is None:
+        raise ValueError("method 'gradient' needs loss=, a function (model, batch) that gives the loss")
+    return chosen
+
+
+def _batches(data: Any) -> list[Any]:
+    batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
+    if not batches:
+        raise ValueError("data: at least one batch is needed")
+    return batches
+
+
+def _examples(batch: Any) -> list[Any]:
+    """The examples of a batch one by one, each with a batch axis of length 1."""
+    if hasattr(batch, "shape"):
+        return [batch[i : i + 1] for i in range(batch.shape[0])]
+    members = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
+    size = next((x.shape[0] for x in members if getattr(x, "shape", ())), None)
+    if size is None:
+        raise ValueError("data: no array with a batch axis; per_example=False takes each batch as one example")
+
+    def part(x: Any, i: int) -> Any:
+        has_axis = getattr(x, "shape", (None,))[:1] == (size,) or (isinstance(x, (list, tuple)) and len(x) == size)
+        return x[i : i + 1] if has_axis else x
+
+    examples: list[Any] = []
+    for i in range(size):
+        same = {id(x): part(x, i) for x in members}  # one array as queries, keys and values stays one array
+        parts = [same[id(x)] for x in members]
+        examples.append(dict(zip(batch, parts)) if isinstance(batch, Mapping) else tuple(parts))
+    return examples
+
+
+def _chosen(heads: Any, layers: dict[str, Headed]) -> dict[str, set[int]]:
+    """The heads to take out, by layer."""
+    if isinstance(heads, Mapping):
+        pairs = [(name, head) for name, numbers in heads.items() for head in numbers]
+    else:
+        listed = [heads] if isinstance(heads, (int, np.integer)) else list(heads)
+        pairs = [head if isinstance(head, tuple) else ("", head) for head in listed]
+    removed: dict[str, set[int]] = {}
+    for name, head in pairs:
+        if name not in layers:
+            known = ", ".join(map(repr, layers))
+            raise ValueError(f"heads: pairs (layer, head) expected, with a layer of {known}; got {(name, head)!r}")
+        if isinstance(head, bool) or not isinstance(head, (int, np.integer)):
+            raise TypeError(f"heads: whole numbers expected, got {head!r}")
+        if not 0 <= head < layers[name].num_heads:
+            raise ValueError(f"heads: there is no head {head}{_of(name)}, which has 0 to {layers[name].num_heads - 1}")
+        removed.setdefault(name, set()).add(int(head))
+    return removed
+
+
+def _of(name: str) -> str:
+    return f" of {name!r}" if name else " of this layer"
+
+
+def _label(name: Any) -> str:
+    return str(name) if not isinstance(name, tuple) else f"{name[0]} {name[1]}"

@@ -1,0 +1,340 @@
+"""The attention layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention.
+
+Constructors take the arguments of every edition of d2l, parameters carry its names, results its shapes.  One
+call is one call of the compiled core; what a later look at `attention_weights` needs is kept from it, and the
+weights are computed when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Optional, overload
+
+import numpy as np
+
+from . import _arguments, masking
+from ._arrays import floats, like_input, to_arrays, to_lengths
+from ._attention import AttentionLayer, without_key_projection
+from ._base import Dropout
+from ._core import linear
+from .errors import ShapeError
+from .linear import Projection, State, packing_type
+
+if TYPE_CHECKING:
+    from ._arguments import RngLike
+
+    Array = np.ndarray[Any, Any]
+
+
+class DotProductAttention(AttentionLayer):
+    """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
+
+    DotProductAttention(dropout), with the keyword-only arguments of `MultiHeadAttention`.
+
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None)
+    gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
+
+    >>> import numpy as np, mha_c
+    >>> queries, keys = np.ones((2, 1, 2)), np.ones((2, 10, 2))
+    >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
+    >>> attention = mha_c.DotProductAttention(dropout=0.5)
+    >>> attention(queries, keys, values, valid_lens=[2, 6]).round(4)
+    array([[[ 2.,  3.,  4.,  5.]],
+    <BLANKLINE>
+           [[10., 11., 12., 13.]]])
+    >>> attention.attention_weights.shape
+    (2, 1, 10)
+
+    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
+    """
+
+    def __init__(
+        self, dropout: float, *, dtype: Any = np.float32, rng: RngLike = None, empty_rows: str = "uniform"
+    ) -> None:
+        super().__init__((), dropout, dtype, rng, empty_rows)
+
+    @property
+    def dropout(self) -> Dropout:
+        return self._dropout
+
+    def _children(self) -> Iterable[tuple[str, Any]]:
+        return [("dropout", self._dropout)]
+
+
+class MultiHeadAttention(AttentionLayer):
+    """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
+
+    Both generations of the book's constructor, told apart by the arguments given:
+
+        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)                    d2l 1.0, mxnet
+        MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
+                                                                                d2l 0.16-0.17, TensorFlow
+
+    num_hiddens, num_heads   features of the result; num_heads divides them
+    dropout      probability in 0..1 with which a weight is dropped, in training mode only
+    bias         whether the four projections add a bias (`use_bias` means the same)
+    dtype        float32 or float64: type of the parameters
+    rng          None, a whole number or a numpy.random.Generator: for the first weights, and for dropout
+    empty_rows   what a query whose length is <= 0 gets: "uniform", the mean over all keys, as in d2l; or "zero"
+
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None)
+    gives (B, Q, num_hiddens).
+
+    queries, keys, values   all float32 or all float64, whatever `dtype` is; arrays, nested lists, CPU tensors
+                without gradient.  The result has their type; it is a tensor if one of them is.  Never modified.
+    valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
+                values beyond are never read.
+    training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In
+                training mode weights are dropped, and what `backward` needs is kept until then.
+
+    Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K).
+    Parameters are `W_q`, `W_k`, `W_v`, `W_o`, with `.weight` and `.bias` to read and assign; see `initialize`,
+    `state_dict`, `load_state_dict`; for training `backward`, `parameters`, `zero_grad`.  Several threads may call
+    one layer at once.
+
+    Errors: ShapeError (a ValueError), ValueError, TypeError, each naming the argument; nothing has changed then.
+
+    >>> import numpy as np, mha_c
+    >>> X = np.ones((2, 4, 100), dtype=np.float32)
+    >>> Y = np.ones((2, 6, 100), dtype=np.float32)
+    >>> mha = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0)
+    >>> mha(X, Y, Y, valid_lens=[3, 2]).shape
+    (2, 4, 100)
+    >>> mha.attention_weights.shape
+    (2, 5, 4, 6)
+
+    Unlike d2l: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
+    """
+
+    W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
+    FORMS = (
+        "num_hiddens, num_heads, dropout, bias=False",
+        "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
+    )
+
+    @overload
+    def __init__(
+        self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = ..., *, use_bias: bool = ...,
+        dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
+        bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+    ) -> None: ...  # fmt: skip
+    def __init__(
+        self,
+        *sizes: Any,
+        dtype: Any = np.float32,
+        rng: RngLike = None,
+        empty_rows: str = "uniform",
+        **named: Any,
+    ) -> None:
+        given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
+        self._num_hiddens = hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
+        self._num_heads = _arguments.whole(given["num_heads"], "num_heads")
+        if self._num_hiddens % self._num_heads:
+            raise ValueError(f"num_hiddens ({self._num_hiddens}) must be divisible by num_heads ({self._num_heads})")
+        bias = _arguments.flag(given["bias"], "bias")
+        states = tuple(
+            State(name, hiddens, _arguments.whole(given[size], size) if size in given else None, bias)
+            for name, size in (("W_q", "query_size"), ("W_k", "key_size"), ("W_v", "value_size"))
+        )
+        super().__init__((*states, State("W_o", hiddens, hiddens, bias)), given["dropout"], dtype, rng, empty_rows)
+        self._child = self._attention = DotProductAttention(0, dtype=dtype, rng=self._rng, empty_rows=empty_rows)
+        self._attention._dropout = self._dropout
+
+    @property
+    def num_hiddens(self) -> int:
+        return self._num_hiddens
+
+    @property
+    def num_heads(self) -> int:
+        return self._num_heads
+
+    @property
+    def attention(self) -> DotProductAttention:
+        """The inner attention of d2l: its `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h."""
+        return self._attention
+
+    @property
+    def attention_weights(self) -> Any:
+        """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
+
+        Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
+        A tensor if the call's inputs were tensors.  AttributeError before the first call; RuntimeError where
+        the instruction set is another than in the call (a pickle from another kind of CPU).
+        """
+        return like_input(*self._weights())
+
+    def train(self, mode: bool = True) -> MultiHeadAttention:
+        self._attention.train(mode)
+        return super().train(mode)
+
+    def transpose_qkv(self, X: Any) -> Any:
+        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads.  Not needed by the layer."""
+        return masking.transpose_qkv(X, self._num_heads)
+
+    def transpose_output(self, X: Any) -> Any:
+        """The reverse of `transpose_qkv`."""
+        return masking.transpose_output(X, self._num_heads)
+
+    def _children(self) -> Iterable[tuple[str, Any]]:
+        return [("attention", self._attention), *self._linears.items()]
+
+
+class ProjectedKeys:
+    """Keys that have been through W_k of one AdditiveAttention; see `AdditiveAttention.project_keys`."""
+
+    __slots__ = ("_array", "_as_tensor", "_n_projected", "_valid_lens", "_weight")
+
+    def __init__(self, array: Array, n_projected: int, valid_lens: Any, weight: Array, as_tensor: bool) -> None:
+        self._array, self._n_projected, self._valid_lens = array, n_projected, valid_lens
+        self._weight, self._as_tensor = weight, as_tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, K, num_hiddens)"""
+        shape: tuple[int, ...] = self._array.shape
+        return shape
+
+    def __repr__(self) -> str:
+        return f"ProjectedKeys(shape={self.shape}, dtype={self._array.dtype})"
+
+
+class AdditiveAttention(AttentionLayer):
+    """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
+
+    Both generations of the book's constructor:
+
+        AdditiveAttention(num_hiddens, dropout)                         d2l 1.0, mxnet
+        AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17, TensorFlow
+
+    with the keyword-only arguments of `MultiHeadAttention` (dtype, rng, empty_rows).
+
+    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
+    *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
+    may also be what `project_keys` gave.  Parameters: `W_k`, `W_q`, `w_v`.
+
+    >>> import numpy as np, mha_c
+    >>> queries, keys = np.ones((2, 1, 20)), np.ones((2, 10, 2))
+    >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
+    >>> attention = mha_c.AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1)
+    >>> attention(queries, keys, values, valid_lens=[2, 6]).round(4)
+    array([[[ 2.,  3.,  4.,  5.]],
+    <BLANKLINE>
+           [[10., 11., 12., 13.]]])
+
+    Unlike d2l's, it never builds the (B, Q, K, num_hiddens) array of features.
+    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
+    """
+
+    W_k, W_q, w_v = Projection(), Projection(), Projection()
+    FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
+
+    @overload
+    def __init__(
+        self, num_hiddens: int, dropout: float, *, dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
+        dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+    ) -> None: ...  # fmt: skip
+    def __init__(
+        self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: str = "uniform", **named: Any
+    ) -> None:
+        given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
+        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
+        states = tuple(
+            State(name, hiddens, _arguments.whole(given[size], size) if size in given else None)
+            for name, size in (("W_k", "key_size"), ("W_q", "query_size"))
+        )
+        super().__init__((*states, State("w_v", 1, hiddens)), given["dropout"], dtype, rng, empty_rows)
+
+    @property
+    def dropout(self) -> Dropout:
+        return self._dropout
+
+    def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeys:
+        """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
+
+        keys (B, K, key_size).  The result takes the place of `keys` in a call, which then skips W_k and gives
+        the same numbers.  valid_lens ((B,) or (B, Q)), if given, holds for the calls that give none of their
+        own, and keys beyond the longest length are not read; a call may not look beyond them.
+        Once W_k has another weight, the result is refused (ValueError): project again.
+
+        >>> import numpy as np, mha_c
+        >>> attention = mha_c.AdditiveAttention(num_hiddens=8, dropout=0.1, rng=0)
+        >>> encoder_outputs = np.ones((2, 10, 16), dtype=np.float32)
+        >>> keys = attention.project_keys(encoder_outputs, valid_lens=[2, 6])
+        >>> attention(np.ones((2, 1, 20), dtype=np.float32), keys, encoder_outputs).shape
+        (2, 1, 16)
+
+        d2l has no such call and projects the keys again at each step.
+        """
+        (array,), as_tensor = to_arrays((keys, "keys"))
+        if floats(array, "keys").ndim != 3:
+            raise ShapeError(f"keys must have shape (B, K, key_size), got {array.shape}")
+        lens = np.array(to_lengths(valid_lens)) if valid_lens is not None else None
+        batch, n_keys, key_size = array.shape
+        n_projected = n_keys if lens is None else longest(lens, n_keys)
+        state = self._key_state(key_size)
+        assert state.weight is not None
+        out = linear(array[:, :n_projected], state.packed(packing_type(array, self.dtype)))
+        if n_projected < n_keys:
+            unread = np.zeros((batch, n_keys - n_projected, state.out_features), out.dtype)
+            out = np.concatenate([out, unread], axis=1)
+        return ProjectedKeys(out, n_projected, lens, state.weight, as_tensor)
+
+    def _key_state(self, key_size: int) -> State:
+        """W_k, drawn now if it is still open: it is the first of the layer's parameters in any case."""
+        with self._parameters.lock:
+            state, *others = self._parameters.states
+            if state.in_features not in (None, key_size):
+                raise ShapeError(f"keys has {key_size} features, but W_k takes {state.in_features}")
+            if state.weight is None:
+                (state,) = self._drawn((state,), {"W_k": key_size})
+                self._parameters.states = (state, *others)
+        return state
+
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any:
+        if type(keys) is not ProjectedKeys:
+            return super().__call__(queries, keys, values, valid_lens, training=training)
+        (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
+        as_tensor = as_tensor or keys._as_tensor
+        weight = self._parameters.states[0].weight
+        if weight is not keys._weight and (weight is None or not np.array_equal(weight, keys._weight)):
+            raise ValueError("keys were projected by another W_k: call project_keys again")
+        if valid_lens is None:
+            valid_lens = keys._valid_lens
+        else:
+            valid_lens = to_lengths(valid_lens)
+        if keys._n_projected < keys.shape[1] and longest(np.asarray(valid_lens), keys.shape[1]) > keys._n_projected:
+            raise ValueError(f"valid_lens reaches beyond the {keys._n_projected} keys that project_keys was told of")
+        plan = self._current_plan(queries)
+        if plan is None:
+            return self._first_call(queries, keys._array, values, valid_lens, training, as_tensor, True)
+        return self._run(without_key_projection(plan), queries, keys._array, values, valid_lens, training, as_tensor)
+
+    def _children(self) -> Iterable[tuple[str, Any]]:
+        return [*self._linears.items(), ("dropout", self._dropout)]
+
+
+def longest(valid_lens: Array, n_keys: int) -> int:
+    """How many keys the longest length leaves, where the lengths make sense; the call itself checks them."""
+    if valid_lens.dtype.kind not in "iuf" or valid_lens.size == 0 or not np.isfinite(valid_lens).all():
+        return n_keys
+    return int(np.clip(np.ceil(valid_lens.max()), 0, n_keys))
+
+
+def _one_bias(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`use_bias`, mxnet's word, as `bias`."""
+    if "use_bias" not in named:
+        return named
+    if "bias" in named:
+        raise TypeError("bias and use_bias mean the same: give one of them")
+    return {("bias" if name == "use_bias" else name): value for name, value in named.items()}

@@ -1,0 +1,335 @@
+"""The projections of the layers: `layer.W_q` and its like, which print and load as torch's Linear.
+
+A layer's weights live in one `Parameters` object as a tuple of immutable `State`s.  Assigning a parameter
+replaces the tuple in one statement, so that a call running in another thread sees the old weights or the new
+ones, never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per
+element type and instruction set.  `Linear` is the user's handle on one State, `Parameter` on one of its arrays
+and the gradient that belongs to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union, overload
+
+import numpy as np
+
+from . import _core
+from ._arrays import like_input, parameter_array, to_arrays
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+    DType = np.dtype[Any]
+    Packed = tuple[Array, Optional[Array], tuple[int, int]]
+
+
+class State:
+    """One projection at one moment: y = x weight^T + bias.  Never changed, only replaced.
+
+    in_features is None as long as it is open.  weight None: the numbers have not been drawn yet (torch's
+    LazyLinear).  `reorder`, if given, is the order of weight's rows in which the kernels want them.
+    """
+
+    __slots__ = ("_packed", "bias", "has_bias", "in_features", "name", "out_features", "reorder", "weight")
+
+    def __init__(
+        self,
+        name: str,
+        out_features: int,
+        in_features: Optional[int],
+        has_bias: bool = False,
+        weight: Optional[Array] = None,
+        bias: Optional[Array] = None,
+        reorder: Optional[Array] = None,
+    ) -> None:
+        self.name, self.out_features, self.in_features = name, out_features, in_features
+        self.has_bias, self.reorder = has_bias, reorder
+        self.weight, self.bias = _frozen(weight), _frozen(bias)
+        self._packed: dict[tuple[str, str], Packed] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the packed form: it belongs to this process's instruction set and needs its alignment.
+        fields = (self.name, self.out_features, self.in_features, self.has_bias, self.weight, self.bias, self.reorder)
+        return State, fields
+
+    def replace(self, weight: Array, bias: Optional[Array]) -> State:
+        return State(self.name, self.out_features, weight.shape[1], self.has_bias, weight, bias, self.reorder)
+
+    def packed(self, dtype: DType) -> Packed:
+        """The triple (packed weight, bias, (out_features, in_features)) that the core takes, in `dtype`."""
+        if self.weight is None or self.in_features is None:
+            raise ValueError(f"{self.name} has no weight yet: call the layer once, or load_state_dict")
+        key = (dtype.char, _core.isa())
+        packed = self._packed.get(key)
+        if packed is None:
+            weight = self.weight if self.reorder is None else self.weight[self.reorder]
+            bias = None if self.bias is None else self.bias.astype(dtype)
+            packed = _core.pack_linear(weight.astype(dtype, copy=False)), bias, (self.out_features, self.in_features)
+            self._packed[key] = packed
+        return packed
+
+    def misfit(self, suffix: str, shape: tuple[int, ...]) -> Optional[str]:
+        """What is wrong with this shape for weight or bias, or None."""
+        if suffix == "bias":
+            expected: tuple[Any, ...] = (self.out_features,)
+            fits = shape == expected
+        else:
+            expected = (self.out_features, "in_features" if self.in_features is None else self.in_features)
+            fits = len(shape) == 2 and shape[0] == expected[0] and self.in_features in (None, shape[1])
+        wanted = f"({', '.join(map(str, expected))}{',' if len(expected) == 1 else ''})"
+        return None if fits else f"{self.name}.{suffix} must have shape {wanted}, got {shape}"
+
+
+class Parameters:
+    """All projections of one layer; `states` is only ever replaced as a whole.
+
+    `grads` holds what `backward` gave since `zero_grad`, by (number of the projection, "weight" or "bias").
+    Copies and pickles of a layer start without.
+    """
+
+    __slots__ = ("dtype", "grads", "lock", "states")
+
+    def __init__(self, dtype: DType, states: tuple[State, ...]) -> None:
+        self.dtype, self.states = dtype, states
+        self.grads: dict[tuple[int, str], Array] = {}
+        self.lock = threading.RLock()  # for writers; a reader takes `states` once
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Parameters, (self.dtype, self.states)
+
+    def is_open(self) -> bool:
+        return any(state.weight is None for state in self.states)
+
+    def copied(self, array: Array) -> Array:
+        """A private dense copy in the layer's own type."""
+        return np.array(array, dtype=self.dtype, order="C", copy=True)
+
+    def assign(self, index: int, suffix: str, value: Any) -> None:
+        state = self.states[index]
+        array = parameter_array(value, f"{state.name}.{suffix}")
+        with self.lock:
+            state = self.states[index]
+            problem = state.misfit(suffix, array.shape)
+            if problem is not None:
+                raise ShapeError(problem)
+            weight, bias = state.weight, state.bias
+            if suffix == "bias":
+                if weight is None:
+                    raise ValueError(f"{state.name}.weight is still open: assign it before {state.name}.bias")
+                bias = self.copied(array)
+            else:
+                weight = self.copied(array)
+                if state.has_bias and bias is None:
+                    bias = np.zeros(state.out_features, self.dtype)
+            self.states = (*self.states[:index], state.replace(weight, bias), *self.states[index + 1 :])
+
+    def set_grad(self, index: int, suffix: str, value: Any) -> None:
+        """An array of the parameter's shape, kept as it is given if its type is the layer's; None: no gradient."""
+        if value is None:
+            self.grads.pop((index, suffix), None)
+            return
+        name = f"{self.states[index].name}.{suffix}"
+        array = parameter_array(value, f"the gradient of {name}")
+        problem = self.states[index].misfit(suffix, array.shape)
+        if problem is not None:
+            raise ShapeError(f"the gradient of {problem}")
+        self.grads[index, suffix] = array.astype(self.dtype, copy=False)
+
+    def add_grad(self, index: int, suffix: str, gradient: Array) -> None:
+        """Gradients of several backward calls add up, as in torch.  The caller holds the lock."""
+        gradient = gradient.astype(self.dtype, copy=False)
+        so_far = self.grads.get((index, suffix))
+        self.grads[index, suffix] = gradient if so_far is None else so_far + gradient
+
+
+class Linear:
+    """One projection y = x W^T + b of a layer, as `layer.W_q`; prints as torch's Linear (or LazyLinear).
+
+    `weight` (out_features, in_features) and `bias` (out_features,) or None read as read-only arrays of the
+    layer's dtype.  Assigning copies a NumPy array, list or tensor of that shape, and the next call uses it.
+    While a size is open, there is nothing to read: AttributeError.  `weight_grad` and `bias_grad` are what the
+    layer's `backward` gave, None before it.
+
+    >>> import mha_c
+    >>> W_q = mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, rng=0).W_q
+    >>> W_q
+    Linear(in_features=4, out_features=6, bias=False)
+    >>> W_q.weight = np.eye(6, 4)
+    >>> W_q.weight[0]
+    array([1., 0., 0., 0.], dtype=float32)
+    """
+
+    __slots__ = ("_index", "_parameters")
+
+    def __init__(self, parameters: Parameters, index: int) -> None:
+        self._parameters, self._index = parameters, index
+
+    @property
+    def _state(self) -> State:
+        return self._parameters.states[self._index]
+
+    @property
+    def weight(self) -> Array:
+        weight = self._state.weight
+        if weight is None:
+            _still_open(self._state.name)
+        view: Array = weight.view()
+        return view
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        self._parameters.assign(self._index, "weight", value)
+
+    @property
+    def bias(self) -> Optional[Array]:
+        state = self._state
+        if state.has_bias and state.bias is None:
+            _still_open(state.name)
+        return None if state.bias is None else state.bias.view()
+
+    @bias.setter
+    def bias(self, value: Any) -> None:
+        if not self._state.has_bias:
+            if value is not None:
+                raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
+            return
+        self._parameters.assign(self._index, "bias", value)
+
+    @property
+    def weight_grad(self) -> Optional[Array]:
+        return self._parameters.grads.get((self._index, "weight"))
+
+    @weight_grad.setter
+    def weight_grad(self, value: Any) -> None:
+        self._parameters.set_grad(self._index, "weight", value)
+
+    @property
+    def bias_grad(self) -> Optional[Array]:
+        return self._parameters.grads.get((self._index, "bias"))
+
+    @bias_grad.setter
+    def bias_grad(self, value: Any) -> None:
+        if value is not None and not self._state.has_bias:
+            raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
+        self._parameters.set_grad(self._index, "bias", value)
+
+    @property
+    def in_features(self) -> int:
+        """0 while it is open, as in torch."""
+        state = self._state
+        return 0 if state.weight is None or state.in_features is None else state.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self._state.out_features
+
+    def __call__(self, x: Any) -> Any:
+        """x (..., in_features) -> (..., out_features); tensor in, tensor out."""
+        (array,), as_tensor = to_arrays((x, "x"))
+        state = self._state
+        if state.reorder is not None:  # the packed form has its rows in another order
+            state = State(state.name, state.out_features, state.in_features, state.has_bias, state.weight, state.bias)
+        return like_input(_core.linear(array, state.packed(packing_type(array, self._parameters.dtype))), as_tensor)
+
+    def __repr__(self) -> str:
+        state = self._state
+        kind = "LazyLinear" if state.weight is None else "Linear"
+        return f"{kind}(in_features={self.in_features}, out_features={state.out_features}, bias={state.has_bias})"
+
+
+class Parameter:
+    """One weight or bias, as an optimizer sees it: see `layer.parameters()`.
+
+    `name` is torch's ("W_q.weight"); `data` reads and assigns as `layer.W_q.weight` does; `grad` is an array of
+    its shape, or None before the first `backward` and after `zero_grad`.  `p -= step` and `p += step` update it.
+
+    >>> import mha_c
+    >>> mha = mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, rng=0)
+    >>> p = mha.parameters()[0]
+    >>> p, p.grad is None
+    (Parameter('W_q.weight', shape=(6, 4)), True)
+    >>> p -= 0.1 * p.data
+    """
+
+    __slots__ = ("_linear", "_suffix")
+
+    def __init__(self, linear: Linear, suffix: str) -> None:
+        self._linear, self._suffix = linear, suffix
+
+    @property
+    def name(self) -> str:
+        return f"{self._linear._state.name}.{self._suffix}"
+
+    @property
+    def data(self) -> Array:
+        data: Array = getattr(self._linear, self._suffix)
+        return data
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        setattr(self._linear, self._suffix, value)
+
+    @property
+    def grad(self) -> Optional[Array]:
+        grad: Optional[Array] = getattr(self._linear, f"{self._suffix}_grad")
+        return grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        setattr(self._linear, f"{self._suffix}_grad", value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    def __iadd__(self, step: Any) -> Parameter:
+        self.data = self.data + step
+        return self
+
+    def __isub__(self, step: Any) -> Parameter:
+        self.data = self.data - step
+        return self
+
+    def __repr__(self) -> str:
+        is_open = self._linear._state.weight is None
+        return f"Parameter({self.name!r}, {'still open' if is_open else f'shape={self.shape}'})"
+
+
+class Projection:
+    """Class attribute that gives each layer its own `Linear`: `W_q = Projection()`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, layer: None, owner: type) -> Projection: ...
+    @overload
+    def __get__(self, layer: Any, owner: type) -> Linear: ...
+    def __get__(self, layer: Any, owner: type) -> Union[Linear, Projection]:
+        if layer is None:
+            return self
+        linear: Linear = layer._linears[self._name]
+        return linear
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        raise TypeError(f"{self._name} cannot be replaced; assign {self._name}.weight instead")
+
+    def __delete__(self, layer: Any) -> None:
+        raise TypeError(f"{self._name} cannot be deleted")
+
+
+def packing_type(array: Array, default: DType) -> DType:
+    """The native float type whose weights serve `array`; any other array is refused by the core, later."""
+    return np.dtype(array.dtype.type) if array.dtype.type in (np.float32, np.float64) else default
+
+
+def _frozen(array: Optional[Array]) -> Optional[Array]:
+    if array is not None:
+        array.flags.writeable = False
+    return array
+
+
+def _still_open(name: str) -> NoReturn:
+    raise AttributeError(f"{name} has no numbers yet: its size is fixed by the first call or by load_state_dict")

@@ -1,0 +1,112 @@
+"""The book's small functions around masks and heads: masked_softmax, sequence_mask, transpose_qkv, transpose_output.
+
+None of them modifies its argument, and each gives back the type it was given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import like_input, to_arrays, to_lengths
+from ._core import masked_softmax as core_masked_softmax
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._core import _EmptyRows as EmptyRows
+
+    Array = np.ndarray[Any, Any]
+
+
+def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
+    """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
+
+    X           scores (B, Q, K), float32 or float64; any shape if valid_lens is None
+    valid_lens  None, (B,) or (B, Q), integers or floats (rounded up)
+    empty_rows  a row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0 ("zero")
+
+    >>> import mha_c
+    >>> mha_c.masked_softmax([[[0.0, 0.0, 9.0]], [[0.0, 0.0, 0.0]]], [2, 3]).round(3)
+    array([[[0.5  , 0.5  , 0.   ]],
+    <BLANKLINE>
+           [[0.333, 0.333, 0.333]]])
+
+    Unlike d2l's, it leaves X alone and never reads what is masked.  Source: d2l 11.3.1.
+    """
+    (scores,), as_tensor = to_arrays((X, "X"))
+    lens = to_lengths(valid_lens)
+    shape = scores.shape
+    if lens is None and scores.ndim != 3 and scores.ndim > 0:
+        n_rows = int(np.prod(shape[:-1], dtype=np.int64))
+        scores = scores.reshape(1, n_rows, shape[-1])
+    return like_input(core_masked_softmax(scores, lens, empty_rows).reshape(shape), as_tensor)
+
+
+def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
+    """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`.
+
+    X          (B, T) or (B, T, ...), of any type
+    valid_len  (B,), integers or floats (rounded up)
+
+    >>> import mha_c
+    >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
+    array([[1, 0, 0],
+           [4, 5, 0]])
+
+    Unlike d2l's for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
+    """
+    (array,), as_tensor = to_arrays((X, "X"))
+    lens = np.asarray(to_lengths(valid_len))
+    if array.ndim < 2:
+        raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {array.shape}")
+    if lens.dtype.kind not in "iuf":
+        raise TypeError(f"valid_len must hold integers or floats, got {lens.dtype}")
+    if lens.shape != array.shape[:1]:
+        raise ShapeError(f"valid_len must have shape (B,) = ({array.shape[0]},), got {lens.shape}")
+    if not np.isfinite(lens).all():
+        raise ValueError("valid_len must be finite, got NaN or infinity")
+    out = array.copy()
+    out[np.arange(array.shape[1]) >= lens[:, None]] = value
+    return like_input(out, as_tensor)
+
+
+def transpose_qkv(X: Any, num_heads: int) -> Any:
+    """(B, T, H*d) -> (B*H, T, d): splits the features into H heads; row b*H + h is head h of item b.
+
+    >>> import numpy as np, mha_c
+    >>> mha_c.transpose_qkv(np.zeros((2, 4, 100)), num_heads=5).shape
+    (10, 4, 20)
+
+    The layers do not need it: to them, heads are strides.  Source: d2l 11.5.2.
+    """
+    (array,), as_tensor = to_arrays((X, "X"))
+    heads = _arguments.whole(num_heads, "num_heads")
+    if array.ndim != 3:
+        raise ShapeError(f"X must have shape (B, T, num_hiddens), got {array.shape}")
+    batch, steps, features = array.shape
+    if features % heads:
+        raise ShapeError(f"the last axis of X ({features}) must be divisible by num_heads ({heads})")
+    split = array.reshape(batch, steps, heads, features // heads).transpose(0, 2, 1, 3)
+    return like_input(split.reshape(batch * heads, steps, features // heads), as_tensor)
+
+
+def transpose_output(X: Any, num_heads: int) -> Any:
+    """(B*H, T, d) -> (B, T, H*d): the reverse of `transpose_qkv`.
+
+    >>> import numpy as np, mha_c
+    >>> mha_c.transpose_output(np.zeros((10, 4, 20)), num_heads=5).shape
+    (2, 4, 100)
+
+    Source: d2l 11.5.2.
+    """
+    (array,), as_tensor = to_arrays((X, "X"))
+    heads = _arguments.whole(num_heads, "num_heads")
+    if array.ndim != 3:
+        raise ShapeError(f"X must have shape (B*num_heads, T, d), got {array.shape}")
+    rows, steps, features = array.shape
+    if rows % heads:
+        raise ShapeError(f"the first axis of X ({rows}) must be divisible by num_heads ({heads})")
+    joined = array.reshape(rows // heads, heads, steps, features).transpose(0, 2, 1, 3)
+    return like_input(joined.reshape(rows // heads, steps, heads * features), as_tensor)

@@ -1,0 +1,331 @@
+"""Attention one step at a time, for a class: what is computed, with numbers to follow by hand.
+
+    import mha_c.teach as teach
+    steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
+    steps.weights                      # every intermediate matrix, as NumPy
+    steps                              # last line of a notebook cell: a player, Back, Next, Play
+    teach.tiles(q, k, v, block_size=2)  # the same output without ever holding the whole matrix
+
+Plain NumPy on purpose: the functions here are meant to be read.  The layers compute the same in C.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_c.viz import labels
+from mha_c.viz.page import Page
+from mha_c.viz.sources import to_numpy
+
+Array = NDArray[np.float64]
+
+MASKED = -1e6  # what d2l writes over the score of a masked key: exp of it is 0
+LARGEST = 64  # rows or columns of a matrix that a class can still look at
+
+
+class _Inputs(NamedTuple):
+    """One example: queries (Q, D), keys (K, D), values (K, Dv), and how many keys each query may see."""
+
+    q: Array
+    k: Array
+    v: Array
+    lengths: NDArray[np.int64]
+    query_tokens: labels.Sentence
+    key_tokens: labels.Sentence
+
+
+# ---- the five steps ----------------------------------------------------------------------------------------------
+
+
+class Steps(Page):
+    """What `steps` recorded; shows itself as a player.
+
+    scores (Q, K)   q k^T
+    scaled (Q, K)   scores / sqrt(D)
+    masked (Q, K)   scaled, with -1e6 where a key is not to be seen
+    weights (Q, K)  softmax of masked, row by row
+    output (Q, Dv)  weights v
+    """
+
+    def __init__(self, inputs: _Inputs) -> None:
+        q, k, v = inputs.q, inputs.k, inputs.v
+        self.inputs = inputs
+        self.scores = q @ k.T
+        self.scaled = self.scores / np.sqrt(q.shape[1]) if q.shape[1] else self.scores
+        self.masked = mask(self.scaled, inputs.lengths)
+        self.weights = softmax(self.masked)
+        self.output = self.weights @ v
+        matrices = {"Q": q, "K": k, "V": v}
+        matrices.update({name: getattr(self, name) for name in ("scores", "scaled", "masked", "weights", "output")})
+        data = {**_common(inputs), "player": "steps", "title": "Attention, step by step", "steps": _STEPS}
+        data["matrices"] = {name: _numbers(matrix) for name, matrix in matrices.items()}
+        lines = [f"{data['title']}: {q.shape[0]} queries, {k.shape[0]} keys, {q.shape[1]} features"]
+        for step in _STEPS[1:]:
+            lines += ["", f"{step['title']}   {_plain(step['formula'])}", _matrix_text(matrices[step["id"]])]
+        super().__init__("teach", data, "\n".join(lines), data["title"])
+
+    def tiles(self, block_size: Optional[int] = None) -> Tiles:
+        """The same attention, one block of keys after another."""
+        return Tiles(self.inputs, block_size)
+
+
+def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None, example: int = 0) -> Steps:
+    """Dot-product attention with every intermediate matrix kept, and a player that shows them.
+
+    q (Q, D), k (K, D), v (K, Dv), or with a batch axis in front, of which `example` is taken; NumPy, torch or lists.
+    valid_lens: None, one length, or one per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
+    tokens: one sentence, or a tuple (query tokens, key tokens).
+    """
+    return Steps(_read(q, k, v, valid_lens, tokens, example))
+
+
+def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:
+    """Query i sees the first lengths[i] keys; the other scores become -1e6."""
+    key = np.arange(scores.shape[1])
+    seen = key[None, :] < lengths[:, None]
+    return np.where(seen, scores, MASKED)
+
+
+def softmax(scores: Array) -> Array:
+    """exp(s) / sum of exp(s), row by row.  Taking off the largest score changes nothing and keeps exp small."""
+    largest = scores.max(axis=1, keepdims=True)
+    e = np.exp(scores - largest)
+    return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+
+# ---- the same in tiles -------------------------------------------------------------------------------------------
+
+
+class Tile(NamedTuple):
+    """One block of keys, first to last (not included), and what is known after it."""
+
+    first: int
+    last: int
+    scores: Array  # (Q, block): scaled and masked
+    old_max: Array  # (Q,) largest score before this block, -inf at the start
+    new_max: Array  # (Q,) largest score so far
+    rescale: Array  # (Q,) exp(old_max - new_max): what the past is worth now
+    weights: Array  # (Q, block): exp(scores - new_max)
+    old_sum: Array  # (Q,) sum of exp before this block
+    new_sum: Array  # (Q,) old_sum * rescale + sum of this block's weights
+    output: Array  # (Q, Dv): old output * rescale + weights v, not yet divided by the sum
+
+
+class Tiles(Page):
+    """What `tiles` recorded: `.tiles`, a list of Tile, and `.output` (Q, Dv); shows itself as a player."""
+
+    def __init__(self, inputs: _Inputs, block_size: Optional[int] = None) -> None:
+        num_queries, num_keys = inputs.q.shape[0], inputs.k.shape[0]
+        if block_size is None:
+            block_size = max(1, -(-num_keys // 4)) if num_keys > 4 else min(2, num_keys)
+        if isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer)) or block_size < 1:
+            raise ValueError(f"block_size: a whole number >= 1 expected, got {block_size!r}")
+        self.inputs = inputs
+        self.block_size = min(int(block_size), num_keys)
+        self.tiles = online_softmax(inputs.q, inputs.k, inputs.v, inputs.lengths, self.block_size)
+        last = self.tiles[-1]
+        self.output = last.output / last.new_sum[:, None]
+        data = {**_common(inputs), "player": "tiles", "title": "The online softmax, tile by tile"}
+        data.update(queries=num_queries, keys=num_keys, output=_numbers(self.output), steps=_TILE_STEPS)
+        data["tiles"] = [{name: _json(value) for name, value in tile._asdict().items()} for tile in self.tiles]
+        super().__init__("teach", data, self._as_text(str(data["title"])), str(data["title"]))
+
+    def _as_text(self, title: str) -> str:
+        lines = [f"{title}: {len(self.tiles)} tiles of {self.block_size} keys"]
+        for tile in self.tiles:
+            lines += ["", f"keys {tile.first} to {tile.last - 1}", "query     max     sum  rescale"]
+            for i, row in enumerate(zip(tile.new_max, tile.new_sum, tile.rescale)):
+                lines.append(f"{i:>5}" + "".join(f"{x:8.3f}" for x in row))
+        return "\n".join([*lines, "", "output: what was summed up, divided by the sum", _matrix_text(self.output)])
+
+
+def tiles(
+    q: Any,
+    k: Any,
+    v: Any,
+    valid_lens: Any = None,
+    *,
+    block_size: Optional[int] = None,
+    tokens: Any = None,
+    example: int = 0,
+) -> Tiles:
+    """Attention over one block of keys after another, keeping only a maximum, a sum and an output per query.
+
+    Arguments as in `steps`; block_size is the number of keys in a tile.
+    """
+    return Tiles(_read(q, k, v, valid_lens, tokens, example), block_size)
+
+
+def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], block_size: int) -> list[Tile]:
+    """The loop that flash attention is built on."""
+    largest = np.full(len(q), -np.inf)  # of the scores seen so far
+    total = np.zeros(len(q))  # of exp(score - largest)
+    output = np.zeros((len(q), v.shape[1]))  # of exp(score - largest) * value
+    tiles = []
+    for first in range(0, len(k), block_size):
+        last = min(first + block_size, len(k))
+        scores = q @ k[first:last].T / np.sqrt(max(1, q.shape[1]))
+        scores = mask(scores, lengths - first)
+
+        new_largest = np.maximum(largest, scores.max(axis=1))
+        # Everything so far was measured against the old maximum; this factor moves it to the new one.
+        rescale = np.exp(largest - new_largest)
+        weights = np.exp(scores - new_largest[:, None])
+        new_total = total * rescale + weights.sum(axis=1)
+        output = output * rescale[:, None] + weights @ v[first:last]
+
+        tiles.append(Tile(first, last, scores, largest, new_largest, rescale, weights, total, new_total, output))
+        largest, total = new_largest, new_total
+    return tiles
+
+
+# ---- reading the arguments ----------------------------------------------------------------------------------------
+
+
+def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) -> _Inputs:
+    arrays = {name: to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
+    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
+    ranks = {array.ndim for array in arrays.values()}
+    if ranks not in ({2}, {3}):
+        raise ValueError(f"q (Q, D), k (K, D), v (K, Dv), or all with a batch axis in front, expected; got {shapes}")
+    batched = ranks == {3}
+    if batched:
+        sizes = {array.shape[0] for array in arrays.values()}
+        if len(sizes) > 1:
+            raise ValueError(f"q, k and v must have the same batch axis; got {shapes}")
+        if not 0 <= example < min(sizes):
+            raise ValueError(f"example: {example} of {min(sizes)}, counted from 0")
+        arrays = {name: array[example] for name, array in arrays.items()}
+    q_, k_, v_ = arrays["q"], arrays["k"], arrays["v"]
+    if q_.shape[1] != k_.shape[1] or k_.shape[0] != v_.shape[0] or not q_.shape[0] or not k_.shape[0]:
+        raise ValueError(f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected; got {shapes}")
+    if max(*q_.shape, *k_.shape, *v_.shape) > LARGEST:
+        raise ValueError(
+            f"teach shows matrices up to {LARGEST} x {LARGEST}; got {shapes}.  mha_c.viz.view shows larger weights"
+        )
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise ValueError("q, k and v must be finite numbers")
+    lengths = _lengths(valid_lens, len(q_), len(k_), batched, example)
+    pair = labels.pair_of(tokens, 0, 1)
+    return _Inputs(q_, k_, v_, lengths, *labels.fit(pair, len(q_), len(k_)))
+
+
+def _lengths(valid_lens: Any, num_queries: int, num_keys: int, batched: bool, example: int) -> NDArray[np.int64]:
+    """How many keys each query sees."""
+    if valid_lens is None:
+        return np.full(num_queries, num_keys)
+    lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
+    if batched and lens.ndim:
+        lens = lens[example]
+    if lens.shape not in ((), (1,), (num_queries,)):
+        raise ValueError(f"valid_lens: one length or {num_queries} (one per query) expected, got shape {lens.shape}")
+    return np.broadcast_to(np.clip(lens, 0, num_keys).astype(np.int64), (num_queries,))
+
+
+# ---- what the players say -----------------------------------------------------------------------------------------
+
+_STEPS: list[dict[str, str]] = [
+    {
+        "id": "inputs",
+        "title": "Queries, keys, values",
+        "formula": "Q,  K,  V",
+        "caption": "Each query asks, each key answers how well it fits, and its value is what is then read. "
+        "One row per token.",
+    },
+    {
+        "id": "scores",
+        "title": "Scores",
+        "formula": "S = Q K^T      s_ij = q_i · k_j",
+        "caption": "Every query meets every key: a row of Q and a column of K^T give one number. "
+        "Similar directions give large scores.",
+    },
+    {
+        "id": "scaled",
+        "title": "Scaled",
+        "formula": "S / √d",
+        "caption": "Dot products grow with the number of features d. Dividing by its root keeps them in the range "
+        "where softmax still listens to all keys.",
+    },
+    {
+        "id": "masked",
+        "title": "Masked",
+        "formula": "s_ij ← −10^6   where j ≥ length_i",
+        "caption": "Padding, or the future, must not be read: its scores are overwritten, so that exp makes them 0.",
+    },
+    {
+        "id": "weights",
+        "title": "Weights",
+        "formula": "A = softmax(S)      a_ij = exp(s_ij) / Σ_j exp(s_ij)",
+        "caption": "Row by row the scores become shares of one whole: positive, and their sum is 1.",
+    },
+    {
+        "id": "output",
+        "title": "Output",
+        "formula": "O = A V      o_i = Σ_j a_ij v_j",
+        "caption": "Each output row is a mixture of the value rows, in the shares that the weights give.",
+    },
+]
+
+_TILE_STEPS: list[dict[str, str]] = [
+    {
+        "id": "scores",
+        "title": "Scores of this tile",
+        "formula": "s_ij = q_i · k_j / √d",
+        "caption": "Only one block of keys is looked at. Its scores are the only ones in memory.",
+    },
+    {
+        "id": "max",
+        "title": "New maximum",
+        "formula": "m ← max(m, s)      α = exp(m_old − m)      ℓ ← α ℓ      o ← α o",
+        "caption": "If a larger score turns up, what was summed up before is made smaller by one factor α per query. "
+        "Nothing has to be computed again.",
+    },
+    {
+        "id": "sum",
+        "title": "Add the tile",
+        "formula": "p = exp(s − m)      ℓ ← ℓ + Σ p      o ← o + p V",
+        "caption": "The tile's weights go into the sum and into the output, and the tile is forgotten.",
+    },
+    {
+        "id": "divide",
+        "title": "Divide once",
+        "formula": "o ← o / ℓ",
+        "caption": "After the last tile every output row is divided by its sum. That is softmax times V, and the "
+        "whole matrix was never there. For 16 384 tokens it would take 1 GiB; a tile of 64 x 128 takes 32 KiB.",
+    },
+]
+
+
+def _common(inputs: _Inputs) -> dict[str, Any]:
+    """What both players need, and the notes they show."""
+    return {
+        "qt": inputs.query_tokens,
+        "kt": inputs.key_tokens,
+        "lengths": inputs.lengths.tolist(),
+        "features": inputs.q.shape[1],
+        "V": _numbers(inputs.v),
+    }
+
+
+def _plain(formula: str) -> str:
+    return formula.replace("^T", "ᵀ").replace("^6", "⁶")
+
+
+def _numbers(matrix: Array) -> Any:
+    return np.round(matrix, 6).tolist()
+
+
+def _json(value: Any) -> Any:
+    """Lists for the page; minus infinity, which JSON lacks, becomes null."""
+    if isinstance(value, np.ndarray):
+        return [None if x == -np.inf else x for x in _numbers(value)] if value.ndim == 1 else _numbers(value)
+    return value
+
+
+def _matrix_text(matrix: Array) -> str:
+    shown = matrix[:12, :12]
+    rows = ["".join("    -1e6" if x == MASKED else f"{x:8.3f}" for x in row) for row in shown]
+    return "\n".join(rows + (["     ..."] if matrix.shape != shown.shape else []))

@@ -1,0 +1,54 @@
+"""Makes threadpoolctl, and through it joblib and scikit-learn, see and limit the threads of mha_c.  Optional.
+
+>>> import mha_c
+>>> mha_c.threadpool.register()                        # doctest: +SKIP
+>>> with threadpoolctl.threadpool_limits(limits=1):    # doctest: +SKIP
+...     layer(queries, keys, values)                   # on one thread, like BLAS and OpenMP
+
+threadpoolctl recognises a library by the name of its file; one line is needed because ours is not on its list.
+`limits={"mha_c": 2}` means ours alone.  The only importer of threadpoolctl.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import _core, config
+
+__all__ = ["register"]
+
+_registered: list[Any] = []
+
+
+def register() -> None:
+    """Adds mha_c to what `threadpool_limits` and `threadpool_info` work on, in this process; once is enough.
+
+    ImportError if threadpoolctl is not installed (it is no dependency: pip install threadpoolctl).
+    """
+    import threadpoolctl
+
+    if _registered:
+        return
+    ours = os.path.realpath(_core.__file__)
+
+    class Controller(threadpoolctl.LibController):  # type: ignore[misc]
+        user_api = internal_api = "mha_c"
+        filename_prefixes = (os.path.basename(ours).lower(),)
+        check_symbols = ("PyInit__core",)
+
+        def get_num_threads(self) -> int:
+            return _core.get_num_threads()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            config.limit_threads(num_threads, "threadpoolctl")
+
+        def get_version(self) -> str:
+            return config.version()
+
+        def set_additional_attributes(self) -> None:
+            if os.path.realpath(self.filepath) != ours:  # another package's _core: has none of the symbols, then
+                self.dynlib = None
+
+    threadpoolctl.register(Controller)
+    _registered.append(Controller)

@@ -1,0 +1,220 @@
+"""Attention layers of other systems, under their own names and contracts, on the same C core.
+
+scaled_dot_product_attention, MultiHeadedSelfAttention, SelfAttentionAISummer, MultiHeadSelfAttentionAISummer.
+Types follow the layers of the book: float32 or float64 in, the same out; CPU tensors without gradient give
+tensors; weights start Xavier-uniform; `state_dict` and `load_state_dict` use the original's names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, like_input, to_array, to_arrays
+from ._attention import AttentionLayer
+from ._base import Layer
+from ._core import attention_forward, linear
+from .errors import ShapeError
+from .linear import Projection, State, packing_type
+
+if TYPE_CHECKING:
+    from ._arguments import RngLike
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = [
+    "MultiHeadSelfAttentionAISummer",
+    "MultiHeadedSelfAttention",
+    "SelfAttentionAISummer",
+    "scaled_dot_product_attention",
+]
+
+
+def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
+
+    query (..., Q, d), key (..., K, d), value (..., K, Dv) -> context (..., Q, Dv), weights (..., Q, K).  Leading
+    axes broadcast.
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> context, weights = variants.scaled_dot_product_attention(np.ones((5, 3)), np.ones((4, 3)), np.ones((4, 2)))
+    >>> context.shape, weights.shape
+    ((5, 2), (5, 4))
+    """
+    (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
+    for array, name in ((q, "query"), (k, "key"), (v, "value")):
+        if floats(array, name).ndim < 2:
+            raise ShapeError(f"{name} must have shape (..., rows, features), got {array.shape}")
+    if k.shape[-1] != q.shape[-1]:
+        raise ShapeError(f"key has {k.shape[-1]} features, but query has {q.shape[-1]}: {k.shape}, {q.shape}")
+    if v.shape[-2] != k.shape[-2]:
+        raise ShapeError(f"value has {v.shape[-2]} rows, but key has {k.shape[-2]}: {v.shape}, {k.shape}")
+    try:
+        leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    except ValueError:
+        raise ShapeError(
+            f"the leading axes of query {q.shape}, key {k.shape} and value {v.shape} do not broadcast"
+        ) from None
+    n_items = int(np.prod(leading, dtype=np.int64))
+    items = [np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v)]
+    out, weights, _ = attention_forward(items[0], items[1], items[2], return_weights=True)
+    assert weights is not None
+    shaped = (array.reshape(*leading, *array.shape[1:]) for array in (out, weights))
+    context, weights = (like_input(array, as_tensor) for array in shaped)
+    return context, weights
+
+
+class MultiHeadedSelfAttention(AttentionLayer):
+    """Multi-head self-attention of one argument, four projections without biases.
+
+    MultiHeadedSelfAttention(d_model, num_heads), keyword-only dtype and rng as in MultiHeadAttention; num_heads
+    divides d_model.  Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then
+    (B, num_heads, T, T).  Parameters: `query_projection`, `key_projection`, `value_projection`,
+    `final_linear_layer`.
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(np.ones((1, 3, 8))).shape
+    (1, 3, 8)
+    """
+
+    query_projection, key_projection = Projection(), Projection()
+    value_projection, final_linear_layer = Projection(), Projection()
+    _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
+
+    def __init__(self, d_model: int, num_heads: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
+        self.d_model, self._num_heads = _arguments.whole(d_model, "d_model"), _arguments.whole(num_heads, "num_heads")
+        if d_model % num_heads:
+            raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
+        states = tuple(State(name, self.d_model, self.d_model) for name in self._roles)
+        super().__init__(states, 0, dtype, rng, "uniform")
+
+    @property
+    def num_heads(self) -> int:
+        return self._num_heads
+
+    def __call__(self, x: Any) -> Any:  # type: ignore[override]
+        (array,), as_tensor = to_arrays((x, "x"))
+        _need_features(array, self.d_model)
+        source = x if as_tensor else array  # a tensor goes on as itself, so that the weights become one as well
+        return super().__call__(source, source, source)
+
+    def backward(self, grad_output: Any) -> Any:
+        """The gradient of x; everything else as `MultiHeadAttention.backward`."""
+        grad_queries, grad_keys, grad_values = super().backward(grad_output)
+        return grad_queries + grad_keys + grad_values
+
+    @property
+    def attention_weights(self) -> Any:
+        """Weights of the last call, (B, H, T, T); see MultiHeadAttention."""
+        return like_input(*self._weights())
+
+
+class SelfAttentionAISummer(Layer):
+    """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
+
+    SelfAttentionAISummer(dim), keyword-only dtype and rng.  Call: layer(x (B, T, dim), mask=None) gives
+    (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary of `keep_mask`; a query that drops
+    everything gets zeros (in the original: NaN).  Scores are scaled by dim**-0.5.
+
+    Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> causal = np.triu(np.ones((3, 3), dtype=bool), k=1)
+    >>> variants.SelfAttentionAISummer(4)(np.ones((2, 3, 4)), mask=causal).shape
+    (2, 3, 4)
+
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
+    """
+
+    to_qvk = Projection()
+
+    def __init__(self, dim: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
+        self.dim = _arguments.whole(dim, "dim")
+        super().__init__((_qkv_state(self.dim, 1, self.dim),), dtype, rng)
+        self.initialize()
+
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        (array,), as_tensor = to_arrays((x, "x"))
+        out = _attend(self, array, mask, 1, self.dim)
+        return like_input(out[:, 0], as_tensor)
+
+
+class MultiHeadSelfAttentionAISummer(Layer):
+    """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
+
+    MultiHeadSelfAttentionAISummer(dim, heads=8, dim_head=None), keyword-only dtype and rng; dim_head is
+    dim // heads unless given.  Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in
+    SelfAttentionAISummer (True = drop).  Scores are scaled by dim_head**-0.5.
+
+    Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
+    query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(np.ones((2, 3, 16))).shape
+    (2, 3, 16)
+
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
+    """
+
+    to_qvk, W_0 = Projection(), Projection()
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 8,
+        dim_head: Optional[int] = None,
+        *,
+        dtype: Any = np.float32,
+        rng: RngLike = None,
+    ) -> None:
+        self.dim, self.heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
+        if dim_head is None and self.dim < self.heads:
+            raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
+        self.dim_head = self.dim // self.heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
+        states = _qkv_state(self.dim, self.heads, self.dim_head), State("W_0", self.dim, self.heads * self.dim_head)
+        super().__init__(states, dtype, rng)
+        self.initialize()
+
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        (array,), as_tensor = to_arrays((x, "x"))
+        out = _attend(self, array, mask, self.heads, self.dim_head)
+        joined = out.transpose(0, 2, 1, 3).reshape(*array.shape[:2], self.heads * self.dim_head)
+        packed = self._parameters.states[1].packed(packing_type(array, self.dtype))
+        return like_input(linear(joined, packed), as_tensor)
+
+
+def _qkv_state(dim: int, heads: int, dim_head: int) -> State:
+    """to_qvk, packed so that the features come out as (query, key, value) x head x component."""
+    feature = np.arange(dim_head * 3 * heads).reshape(dim_head, 3, heads)
+    return State("to_qvk", feature.size, dim, reorder=feature.transpose(1, 2, 0).reshape(-1))
+
+
+def _attend(layer: Layer, x: Array, mask: Any, heads: int, dim_head: int) -> Array:
+    """(B, heads, T, dim_head) of one AI Summer layer; queries, keys and values are views of one product."""
+    state = layer._parameters.states[0]
+    assert state.in_features is not None
+    _need_features(x, state.in_features)
+    batch, steps, _ = x.shape
+    keep = None
+    if mask is not None:
+        drop = to_array(mask, "mask")
+        if drop.dtype != np.bool_:
+            raise TypeError(f"mask must be bool, True = drop, got {drop.dtype}")
+        if drop.shape != (steps, steps):
+            raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {drop.shape}")
+        keep = ~drop
+    features = linear(x, state.packed(packing_type(x, layer.dtype)))
+    split = features.reshape(batch, steps, 3, heads, dim_head)
+    q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
+    return attention_forward(q, k, v, keep_mask=keep, scale=dim_head**-0.5)[0]
+
+
+def _need_features(x: Array, features: int) -> None:
+    if floats(x, "x").ndim != 3 or x.shape[2] != features:
+        raise ShapeError(f"x must have shape (B, T, {features}), got {x.shape}")

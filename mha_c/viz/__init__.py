@@ -1,0 +1,14 @@
+"""Seeing attention weights: `show_heatmaps` (d2l's, static, needs matplotlib) and `view` (a page to explore).
+
+    view(mha, tokens="the cat sat on the mat")            # last expression of a notebook cell
+    view(weights, tokens=(target, source)).save("a.html")  # one file, opens from the disk
+
+Neither imports torch; both take its tensors.
+"""
+
+from mha_c.viz.bars import show_bars
+from mha_c.viz.heatmaps import show_heatmaps
+from mha_c.viz.interactive import view
+from mha_c.viz.page import Page
+
+__all__ = ["Page", "show_bars", "show_heatmaps", "view"]

@@ -1,0 +1,52 @@
+"""`show_bars`: numbers side by side as bar charts.  matplotlib is imported inside the call only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_LABELS_UP_TO = 40  # below one panel; more cannot be read
+
+
+def show_bars(
+    columns: Mapping[str, Any],
+    labels: Sequence[str],
+    xlabel: str = "Head",
+    *,
+    figsize: Optional[tuple[float, float]] = None,
+    color: str = "#b2182b",
+) -> Figure:
+    """One panel of bars for each column, all over the same labels; returns the Figure.
+
+    columns   {title: numbers}, each as long as `labels`
+    figsize   inches of the whole figure; where it is not given, the figure grows with panels and labels
+
+    ImportError with what to install where matplotlib is missing.
+
+    >>> from mha_c.viz import show_bars
+    >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
+    1
+    """
+    try:
+        from mha_c.viz import _figure
+    except ImportError as missing:
+        raise ImportError("show_bars needs matplotlib: pip install mha_c[viz]") from missing
+    if figsize is None:
+        figsize = (max(2.6, 0.22 * len(labels) + 1.0) * len(columns), 2.6)
+    figure = _figure.new(figsize, managed=True)
+    panels = figure.subplots(1, len(columns), squeeze=False)[0]
+    for ax, (title, numbers) in zip(panels, columns.items()):
+        ax.bar(range(len(labels)), np.asarray(numbers, dtype=float), color=color, width=0.8)
+        ax.set_title(title)
+        ax.set_xlabel(xlabel)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.axhline(0, color="0.6", linewidth=0.8)
+        if len(labels) <= _LABELS_UP_TO:
+            upright = max(map(len, labels), default=0) > 3
+            ax.set_xticks(range(len(labels)), [label.replace("$", r"\$") for label in labels], rotation=90 * upright)
+    return figure

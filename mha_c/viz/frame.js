@@ -1,0 +1,154 @@
+// The frame of the attention view: title, what to show, the scale beneath, the keys that work everywhere.
+
+const KEYS = [
+  ["← ↑ ↓ →", "move from cell to cell"], ["0 … 9", "choose a head"], ["m", "mean of the heads"],
+  ["[  ]", "head before, head after"], ["v", "matrix, lines, sentence"], ["+  −  Esc", "zoom in, out, back"],
+  ["Enter", "chosen head or button"],
+];
+
+function Frame(app, parts, grid, readout) {
+  const { data, state } = app;
+  const subtitle = el("div", { class: "mhac-subtitle" });
+  const modes = MODES.filter((mode) => mode !== "Sentence" || data.panels.some((panel) => panel.qt && panel.kt));
+  const modeChoice = choice("Show as", modes, 0, (i) => setMode(modes[i]));
+  const header = el("header", {},
+    el("div", { class: "mhac-titles" }, el("h3", { text: data.title }), subtitle),
+    el("div", { class: "mhac-controls" }, ...selectors(app), modeChoice));
+  const stage = el("div", { class: "mhac-main" }, ...modes.map((mode) => parts[mode].node));
+  const legend = Legend(app, () => parts.Matrix.reset());
+  const words = el("p", { class: "mhac-words" });
+  const main = el("section", { class: "mhac-center" }, words, stage, legend.node);
+  const body = el("div", { class: "mhac-body" }, grid.node, main, readout.node);
+  const root = el("div", { class: "mhac-root", role: "group", "aria-label": data.title, "data-size": "large" },
+    header, body, footer(data));
+  app.size = () => root.getAttribute("data-size");
+  root.addEventListener("keydown", keys);
+
+  function setMode(mode) {
+    state.mode = mode;
+    app.pointed = null;
+    app.redraw();
+  }
+
+  function update() {
+    const { panel } = app;
+    const heads = panel.h > 1 ? panel.h + " heads · " : "";
+    setText(subtitle, heads + panel.q + " quer" + (panel.q > 1 ? "ies" : "y") + " × " + panel.k + " key" +
+      (panel.k > 1 ? "s" : ""));
+    if (!modes.includes(state.mode)) state.mode = "Matrix";
+    for (const mode of modes) parts[mode].node.hidden = mode !== state.mode;
+    root.setAttribute("data-mode", state.mode);
+    root.toggleAttribute("data-single", panel.stats.length < 2);
+    const [entropy, confidence, said] = panel.stats[state.head];
+    const alone = panel.stats.length < 2 && !data.heads;
+    words.replaceChildren(el("b", { text: alone ? "" : app.headName(state.head) }),
+      (alone ? said[0].toUpperCase() + said.slice(1) : " " + said) + " ",
+      el("span", { class: "mhac-note", text: "entropy " + entropy.toFixed(2) + " of " +
+        Math.log2(panel.k).toFixed(2) + " bits · largest weight " + confidence.toFixed(2) + " on average" }));
+    legend.draw();
+  }
+
+  function keys(event) {
+    const typing = event.composedPath()[0].tagName === "SELECT";
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const last = app.panel.stats.length - 1;
+    const key = event.key;
+    if (/^[0-9]$/.test(key) && Number(key) < app.panel.h) grid.pick(Number(key));
+    else if (key === "m" && last > 0) grid.pick(last);
+    else if (key === "[" || key === "]") grid.pick(clamp(state.head + (key === "]" ? 1 : -1), 0, last));
+    else if (key === "v") {
+      const next = modes[(modes.indexOf(state.mode) + 1) % modes.length];
+      modeChoice.set(modes.indexOf(next));
+      setMode(next);
+      requestAnimationFrame(() => {
+        const { node } = parts[next];
+        (node.matches("[tabindex]") ? node : node.querySelector("[tabindex]")).focus({ preventScroll: true });
+      });
+    } else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  return { root, update };
+}
+
+// Which layer, which example: only where there are several.
+function selectors(app) {
+  const { data, state } = app;
+  const select = (label, names, values, which) => {
+    if (values.length < 2) return null;
+    const box = el("select", { "aria-label": label }, ...values.map((value, i) =>
+      el("option", { value, text: names[i] })));
+    box.addEventListener("change", async () => {
+      const wanted = { layer: state.layer, example: state.example, [which]: Number(box.value) };
+      await app.open(wanted.layer, wanted.example);
+      app.redraw();
+    });
+    return box;
+  };
+  const examples = [...new Set(data.panels.map((panel) => panel.example))];
+  const layers = [...new Set(data.panels.map((panel) => panel.layer))];
+  return [
+    select("Layer", layers.map((i) => data.layers[i]), layers, "layer"),
+    select("Example", examples.map((i) => "example " + (i + 1)), examples, "example"),
+  ];
+}
+
+// The colour scale with its numbers, the choice of scale, and the slider of the lines.
+function Legend(app, reset) {
+  const { state } = app;
+  const bar = el("canvas", { role: "img" });
+  const low = el("span", { text: "0" });
+  const high = el("span");
+  const middle = el("span", { class: "mhac-scale-middle" });
+  const scale = choice("Colour scale", ["linear", "√"], state.root ? 1 : 0, (i) => {
+    state.root = i === 1;
+    app.redraw();
+  });
+  scale.title = "√ brings out small weights";
+  const count = el("output");
+  const slider = el("input", { type: "range", min: 1, max: 1, step: 1, "aria-label": "Lines per query" });
+  slider.addEventListener("input", () => {
+    state.topk = Number(slider.value);
+    app.redraw();
+  });
+  slider.addEventListener("keydown", (event) => event.stopPropagation());
+  const lines = el("label", { class: "mhac-topk" }, el("span", { text: "strongest keys per query" }), slider, count);
+  const hint = el("span", { class: "mhac-note mhac-hint", text: "Drag over a part to enlarge it." });
+  const back = el("button", { type: "button", class: "mhac-button mhac-hint", text: "Show the whole matrix",
+    onclick: reset });
+  const node = el("div", { class: "mhac-legend" }, lines, hint, back,
+    el("div", { class: "mhac-scale" }, el("span", { class: "mhac-note", text: "weight" }), low,
+      el("div", { class: "mhac-scale-bar" }, bar, middle), high, scale));
+
+  function draw() {
+    const most = Math.min(app.panel.k, 32);
+    slider.max = most;
+    state.topk = Math.min(state.topk, most);
+    slider.value = state.topk;
+    setText(count, String(state.topk));
+    lines.hidden = state.mode !== "Lines" || most < 2;
+    const context = sized(bar, 132, 10);
+    for (let x = 0; x < 132; x++) {
+      context.fillStyle = app.ramp.css[Math.round((x / 131) * (STEPS - 1))];
+      context.fillRect(x, 0, 1, 10);
+    }
+    const { zoom, panel } = app;
+    const zoomed = zoom.q1 - zoom.q0 < panel.q || zoom.k1 - zoom.k0 < panel.k;
+    back.hidden = state.mode !== "Matrix" || !zoomed;
+    hint.hidden = state.mode !== "Matrix" || zoomed || panel.q * panel.k <= 400;
+    const ofRow = state.mode === "Sentence";
+    setText(high, ofRow ? "strongest of the row" : number(app.code.top, true));
+    setText(middle, ofRow ? "" : number(app.code.top * (state.root ? 0.25 : 0.5), true));
+    bar.setAttribute("aria-label", "colours from weight 0 to " + number(app.code.top, true));
+  }
+  return { node, draw };
+}
+
+function footer(data) {
+  const help = el("details", {}, el("summary", { text: "Keyboard" }), el("dl", {},
+    ...KEYS.flatMap(([key, what]) => [el("dt", { text: key }), el("dd", { text: what })])));
+  const notes = data.notes.map((note) => el("p", { text: note }));
+  return el("footer", {}, el("div", {}, ...notes,
+    el("p", { text: "Weights say where a head looks, not why a model decides." })), help);
+}

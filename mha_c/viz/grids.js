@@ -1,0 +1,188 @@
+// A small matrix with its name, labels and numbers, for the players.  Small enough to be a canvas of its own; where
+// it stands in a product, it is given the same cells and margins as its neighbours, so that rows and columns line up.
+
+const NUMBERS_UP_TO = 8; // rows and columns; beyond, colours only
+const GRID_FONT = "12px " + FONT;
+
+// Signed numbers: one hue each side of the paper.
+const SIDES = {
+  light: { paper: [246, 243, 239], plus: [190, 62, 72], minus: [52, 104, 168] },
+  dark: { paper: [36, 38, 45], plus: [226, 110, 88], minus: [88, 146, 214] },
+};
+
+function signed(theme, share) {
+  const side = SIDES[theme];
+  const end = share < 0 ? side.minus : side.plus;
+  const t = Math.pow(Math.min(1, Math.abs(share)), 0.8) * 0.92;
+  const rgb = side.paper.map((c, i) => Math.round(c + (end[i] - c) * t));
+  const light = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 140;
+  return { fill: "rgb(" + rgb.join(",") + ")", ink: light ? "#1d1b1a" : "#fbf8f4" };
+}
+
+// spec: name, data (list of rows, null for a cell that holds nothing), kind "signed", "weight" or "plain", rows and columns (labels or null),
+// masked(i, j), note (a small text under the name)
+function Grid(app, spec) {
+  const height = spec.data.length;
+  const width = spec.data[0] ? spec.data[0].length : 0;
+  const canvas = el("canvas", { role: "img" });
+  const node = el("figure", { class: "mhac-grid", "data-name": spec.name },
+    el("figcaption", {}, el("b", {}, ...formula(spec.name)),
+      width > 1 ? el("span", { class: "mhac-note", text: height + " × " + width }) : null), canvas);
+  const most = Math.max(1e-9, ...spec.data.flat().map((x, at) =>
+    (x === null || hidden(Math.floor(at / width), at % width) ? 0 : Math.abs(x))));
+  let place = null;
+
+  function hidden(i, j) {
+    return Boolean(spec.masked && spec.masked(i, j));
+  }
+
+  const labelWidth = (context, labels, room) =>
+    Math.ceil(labels.reduce((a, text) => Math.max(a, Math.min(room, context.measureText(text).width)), 0));
+
+  // The margins that the labels want, before cells are known.
+  function margins() {
+    const context = canvas.getContext("2d");
+    context.font = "600 " + GRID_FONT;
+    return {
+      left: spec.rows ? labelWidth(context, spec.rows, 84) + 9 : 0,
+      top: spec.columns ? Math.ceil(labelWidth(context, spec.columns, 70) * 0.72) + 12 : 0,
+      right: spec.columns ? Math.min(44, labelWidth(context, spec.columns, 70) * 0.6) : 0,
+    };
+  }
+
+  function setPlace(cell, margin) {
+    place = { ...cell, ...margin };
+  }
+
+  function color(i, j) {
+    const x = spec.data[i][j];
+    if (spec.kind === "weight") {
+      const level = Math.round((STEPS - 1) * clamp(x, 0, 1) * 0.94);
+      return { fill: app.ramp.css[level], ink: app.ramp.ink(level) };
+    }
+    if (spec.kind === "plain") return { fill: app.color("paper"), ink: app.color("ink") };
+    return signed(app.theme, x / most);
+  }
+
+  // look: row and column to mark, cell {i, j} to ring, shown(i, j): is the cell there yet
+  function draw(look) {
+    const { w, h, left, top, right } = place;
+    const context = sized(canvas, left + width * w + Math.max(2, right), top + height * h + 2);
+    const few = width <= NUMBERS_UP_TO && height <= NUMBERS_UP_TO;
+    const numbers = w >= 29 && (few || spec.kind === "plain") && h >= 10;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    for (let i = 0; i < height; i++) {
+      for (let j = 0; j < width; j++) drawCell(context, look, i, j, numbers);
+    }
+    drawLabels(context, look);
+    drawMarks(context, look);
+    canvas.setAttribute("aria-label", spec.name + ", " + height + " rows, " + width + " columns");
+  }
+
+  function drawCell(context, look, i, j, numbers) {
+    const { w, h, left, top } = place;
+    const gap = w >= 12 ? 1 : w >= 6 ? 0.5 : 0;
+    const box = [left + j * w + gap / 2, top + i * h + gap / 2, w - gap, h - gap];
+    const there = (!look.shown || look.shown(i, j)) && spec.data[i][j] !== null;
+    if (w >= 12) roundRect(context, ...box, Math.min(3, w / 8));
+    else {
+      context.beginPath();
+      context.rect(...box);
+    }
+    if (!there) {
+      context.strokeStyle = app.color("faint");
+      context.lineWidth = 1;
+      if (w >= 6) context.stroke();
+      return;
+    }
+    const masked = hidden(i, j);
+    const { fill, ink } = masked ? { fill: app.color("wash"), ink: app.color("soft") } : color(i, j);
+    context.fillStyle = fill;
+    context.fill();
+    if (masked) hatch(context, box);
+    if (!numbers) return;
+    context.font = (h < 14 ? "9.5px " : w >= 44 && h >= 24 ? "13px " : "11.5px ") + FONT;
+    context.fillStyle = ink;
+    if (!masked) context.fillText(digits(spec.data[i][j], w), box[0] + box[2] / 2, box[1] + box[3] / 2 + 0.5);
+  }
+
+  function hatch(context, [x, y, w, h]) {
+    context.save();
+    context.clip();
+    context.strokeStyle = app.color("faint");
+    context.lineWidth = 1.5;
+    for (let at = -h; at < w; at += 6) {
+      context.beginPath();
+      context.moveTo(x + at, y + h);
+      context.lineTo(x + at + h, y);
+      context.stroke();
+    }
+    context.restore();
+  }
+
+  function drawLabels(context, look) {
+    const { w, h, left, top } = place;
+    const pen = (marked) => {
+      context.font = (marked ? "600 " : "") + GRID_FONT;
+      context.fillStyle = app.color(marked ? "ink" : "soft");
+    };
+    context.textBaseline = "middle";
+    if (spec.rows && h >= 11) {
+      context.textAlign = "right";
+      spec.rows.forEach((text, i) => {
+        pen(look.row === i);
+        context.fillText(shorten(context, text, 84), left - 6, top + (i + 0.5) * h);
+      });
+    }
+    if (!spec.columns || w < 11) return;
+    context.textAlign = "left";
+    spec.columns.forEach((text, j) => {
+      pen(look.column === j);
+      context.save();
+      context.translate(left + (j + 0.5) * w, top - 6);
+      context.rotate(-Math.PI / 4);
+      context.fillText(shorten(context, text, 70), 0, 0);
+      context.restore();
+    });
+  }
+
+  function drawMarks(context, look) {
+    const { w, h, left, top } = place;
+    context.strokeStyle = app.color("ink");
+    context.lineWidth = 1.5;
+    const frame = (x, y, a, b) => {
+      roundRect(context, x, y, a, b, 3);
+      context.stroke();
+    };
+    if (look.row !== undefined && look.row !== null) frame(left + 0.5, top + look.row * h, width * w - 1, h);
+    if (look.column !== undefined && look.column !== null) frame(left + look.column * w, top + 0.5, w, height * h - 1);
+    if (!look.cell) return;
+    context.lineWidth = 2.5;
+    frame(left + look.cell.j * w, top + look.cell.i * h, w, h);
+  }
+
+  function at(event) {
+    const box = canvas.getBoundingClientRect();
+    const j = Math.floor((event.clientX - box.left - place.left) / place.w);
+    const i = Math.floor((event.clientY - box.top - place.top) / place.h);
+    return i >= 0 && i < height && j >= 0 && j < width ? { i, j } : null;
+  }
+
+  return { node, canvas, spec, height, width, margins, setPlace, draw, at };
+}
+
+// Two decimals where they fit, fewer for large numbers.
+function digits(x, w) {
+  const text = Math.abs(x) >= 100 ? x.toFixed(0) : x.toFixed(Math.abs(x) >= 10 || w < 32 ? 1 : 2);
+  return /[1-9]/.test(text) ? text.replace("-", "−") : text.replace("-", "");
+}
+
+// "s_ij = q_i · k_j^T": letters with their indices and exponents.
+function formula(text) {
+  return text.split(/([_^](?:old|ij|[A-Za-z0-9]))/).map((part) => {
+    if (part[0] === "_") return el("sub", { text: part.slice(1) });
+    if (part[0] === "^") return el("sup", { text: part.slice(1) });
+    return part;
+  });
+}

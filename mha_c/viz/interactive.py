@@ -1,0 +1,234 @@
+"""`view`: the interactive page of a layer's heads.  Gathers the weights, packs them, says them in words."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mha_c.viz import labels, pack
+from mha_c.viz.page import Page
+from mha_c.viz.sources import Layer, collect, to_numpy
+
+Array = NDArray[Any]
+
+MAX_BYTES = 4_000_000  # of packed weights in one page
+MAX_CELLS = 1 << 22  # of one layer and example: a browser keeps them as 16 MB of floats
+MAX_EXAMPLES = 64
+NOTHING = 1e-6  # weight that may be cut off with the padding
+
+
+class _Panel(NamedTuple):
+    """One layer of one example, cropped to its tokens: what one screen shows."""
+
+    layer: int
+    example: int
+    weights: Array  # (heads, queries, keys)
+    queries: labels.Sentence
+    keys: labels.Sentence
+    self_attention: bool
+
+
+def view(
+    weights: Any,
+    tokens: Any = None,
+    *,
+    valid_lens: Any = None,
+    num_heads: Optional[int] = None,
+    head_names: Optional[Sequence[str]] = None,
+    layer_names: Optional[Sequence[str]] = None,
+    title: Optional[str] = None,
+    max_bytes: int = MAX_BYTES,
+) -> Page:
+    """An interactive page of attention weights: heads side by side, one large, lines, text; it needs no network.
+
+    weights      an array (queries, keys), (heads, queries, keys), (batch, heads, queries, keys) or (layers, ...) of
+                 them, NumPy, torch or nested lists; a list of arrays, one per layer or decoding step; or a layer or
+                 model that was called and has `attention_weights`, of this package or of d2l
+    tokens       one sentence for queries and keys, a tuple (query tokens, key tokens), or a list with one of either
+                 per example; a sentence is a list of strings, or a string split at its blanks.  What follows the
+                 last token is taken for padding and left out
+    valid_lens   keys from this position on are left out: one number, or one per example
+    num_heads    splits d2l's (batch * heads, queries, keys); layers know it themselves
+    head_names, layer_names, title   what to write instead of "head 0" (heads count from 0, as in mha_c.heads),
+                 "layer 1", the layer's type
+    max_bytes    at most so many bytes of packed weights: beyond, fewer examples, then neighbours summed up
+
+    The weights in the page are rounded (see mha_c.viz.pack); exact ones stay in the array.
+    """
+    layers = collect(weights, num_heads, layer_names)
+    if title is None:
+        plain = isinstance(weights, (list, tuple)) or hasattr(weights, "shape")
+        title = "Attention weights" if plain else type(weights).__name__
+    examples = min(len(layer.weights) for layer in layers)
+    lens = _lengths(valid_lens, examples)
+
+    def panels(example: int) -> list[_Panel]:
+        pair = labels.pair_of(tokens, example, examples)
+        return [_panel(i, layer, example, pair, lens) for i, layer in enumerate(layers)]
+
+    shown, encoded, notes = _encode_all(panels, examples, max_bytes)
+    if head_names is not None and len(head_names) != shown[0].weights.shape[0]:
+        raise ValueError(f"head_names has {len(head_names)} names for {shown[0].weights.shape[0]} heads")
+    names = [str(name) for name in head_names] if head_names is not None else None
+    data = {
+        "title": title,
+        "layers": [layer.name for layer in layers],
+        "heads": names,
+        "notes": notes,
+        "panels": encoded,
+    }
+    text = _text(title, layers, shown, encoded, notes, names)
+    return Page("view", data, text, title, picture=lambda: _picture(shown[0]))
+
+
+def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
+    """How many keys to show of each example."""
+    if valid_lens is None:
+        return None
+    lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
+    if lens.ndim == 2:  # one per query: show the keys that any of them sees
+        lens = lens.max(axis=1)
+    if lens.size not in (1, examples):
+        raise ValueError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
+    return [int(n) for n in np.broadcast_to(lens.ravel(), (examples,))]
+
+
+def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, lens: Optional[list[int]]) -> _Panel:
+    weights = layer.weights[example]
+    pack.check(weights)
+    named_self = layer.name.startswith("self")
+    queries, keys = labels.fit(pair, weights.shape[1], weights.shape[2], named_self)
+    if lens is not None and lens[example] > 0:
+        weights = weights[:, :, : lens[example]]
+        keys = keys[: lens[example]] if keys is not None else None
+    if queries is not None:
+        weights = weights[:, : len(queries)]
+    if keys is not None and weights[:, :, len(keys) :].max(initial=0) <= NOTHING:
+        weights = weights[:, :, : len(keys)]
+    self_attention = named_self or (weights.shape[1] == weights.shape[2] and queries == keys)
+    return _Panel(index, example, weights, queries, keys, self_attention)
+
+
+def _encode_all(panels: Any, examples: int, max_bytes: int) -> tuple[list[_Panel], list[dict[str, Any]], list[str]]:
+    """As many examples as fit; if not even the first does, its neighbouring queries and keys are joined."""
+    shown: list[_Panel] = panels(0)
+    notes: list[str] = []
+    factor = 1
+    while True:
+        encoded = [_encode(panel, factor) for panel in shown]
+        size = sum(map(_size, encoded))
+        largest = max(e["h"] * e["q"] * e["k"] for e in encoded)
+        coarsest = all(max(e["q"], e["k"]) <= pack.POOL_ABOVE for e in encoded)
+        if (size <= max_bytes and largest <= MAX_CELLS) or coarsest:
+            break
+        factor *= 2
+    if factor > 1:
+        notes.append(f"Too large to show in full: {factor} neighbouring queries and keys are joined into one cell.")
+    count = 1
+    while count < min(examples, MAX_EXAMPLES):
+        more = panels(count)
+        more_encoded = [_encode(panel, factor) for panel in more]
+        size += sum(map(_size, more_encoded))
+        if size > max_bytes:
+            break
+        shown += more
+        encoded += more_encoded
+        count += 1
+    if count < examples:
+        notes.append(f"Examples 1 to {count} of {examples}.")
+    return shown, encoded, notes
+
+
+def _size(encoded: dict[str, Any]) -> int:
+    return len(encoded["w"]) + len(encoded["m"])
+
+
+def _encode(panel: _Panel, factor: int) -> dict[str, Any]:
+    heads = panel.weights
+    q_step = k_step = 1
+    if factor > 1:
+        heads, q_step, k_step = pack.pool(heads, factor)
+    all_heads = [*panel.weights, panel.weights.mean(axis=0)] if len(heads) > 1 else list(panel.weights)
+    stats = [pack.head_stats(head, panel.keys, panel.self_attention) for head in all_heads]
+    return {
+        "layer": panel.layer,
+        "example": panel.example,
+        "h": heads.shape[0],
+        "q": heads.shape[1],
+        "k": heads.shape[2],
+        "self": panel.self_attention,
+        "qt": _joined(panel.queries, panel.weights.shape[1], q_step),
+        "kt": _joined(panel.keys, panel.weights.shape[2], k_step),
+        "stats": [[round(s.entropy, 4), round(s.confidence, 4), s.words] for s in stats],
+        **pack.encode(heads),
+    }
+
+
+def _joined(sentence: labels.Sentence, size: int, step: int) -> labels.Sentence:
+    """The labels of the rows, where each may stand for `step` tokens."""
+    if step == 1:
+        return sentence
+    names = sentence or [str(i) for i in range(size)]
+    blocks = [names[i : min(i + step, size)] or [str(i)] for i in range(0, size, step)]
+    return [block[0] if len(block) == 1 else f"{block[0]} … {block[-1]}" for block in blocks]
+
+
+def _text(
+    title: str,
+    layers: list[Layer],
+    shown: list[_Panel],
+    encoded: list[dict[str, Any]],
+    notes: list[str],
+    head_names: Optional[list[str]],
+) -> str:
+    """What stands in for the page where it cannot run: one line per head of the first example."""
+    heads, num_queries, num_keys = shown[0].weights.shape
+    lines = [f"{title}: {heads} head{'s' * (heads > 1)}, {num_queries} queries x {num_keys} keys"]
+    for panel, code in zip(shown, encoded):
+        if panel.example:
+            break
+        if len(layers) > 1:
+            lines.append(layers[panel.layer].name)
+        for i, (entropy, confidence, words) in enumerate(code["stats"]):
+            name = "mean" if i == len(panel.weights) else (head_names[i] if head_names else f"head {i}")
+            lines.append(f"  {name:<8} {words:<42} entropy {entropy:.2f} bits   confidence {confidence:.2f}")
+    first = shown[0]
+    if len(layers) == 1 and max(first.weights.shape[1:]) <= 12:
+        lines += ["", "mean of the heads, queries down, keys across" if heads > 1 else "queries down, keys across"]
+        lines += _table(first)
+    return "\n".join(lines + notes)
+
+
+def _table(panel: _Panel) -> list[str]:
+    mean = panel.weights.mean(axis=0)
+    rows = [*(panel.queries or []), *map(str, range(len(panel.queries or []), mean.shape[0]))]
+    columns = [*(panel.keys or []), *map(str, range(len(panel.keys or []), mean.shape[1]))]
+    width = max(6, *(len(name[:10]) + 1 for name in columns))
+    side = max(len(name[:14]) for name in rows)
+    head = " " * (side + 2) + "".join(name[:10].rjust(width) for name in columns)
+    body = [
+        "  " + name[:14].ljust(side) + "".join(f"{weight:.2f}".rjust(width) for weight in row)
+        for name, row in zip(rows, mean)
+    ]
+    return [head, *body]
+
+
+def _picture(panel: _Panel) -> bytes:
+    """A PNG of the heads, for exports that show neither HTML nor scripts."""
+    from mha_c.viz.heatmaps import draw
+
+    heads = panel.weights[:16]
+    if max(heads.shape[1:]) > 256:
+        heads = pack.pool(heads, -(-max(heads.shape[1:]) // 256))[0]
+    titles = [f"Head {i}" for i in range(len(heads))]
+    rows = -(-len(heads) // 4)
+    pad = rows * min(4, len(heads)) - len(heads)
+    grid: list[Optional[Array]] = [*heads, *[None] * pad]
+    figure = draw(grid, (rows, len(grid) // rows), "Keys", "Queries", titles + [""] * pad, None, "Reds", None)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()

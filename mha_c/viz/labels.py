@@ -1,0 +1,74 @@
+"""Which token stands at which row and column.
+
+`tokens` may be one sentence (labels queries and keys), a tuple (query tokens, key tokens), or a list with one of
+either per example.  A sentence is a list of strings, or a string that is split at its blanks.  A sentence shorter
+than the axis is followed by padding; a longer one is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+Sentence = Optional[list[str]]
+
+
+class Pair(NamedTuple):
+    """The sentences of one example; None where positions are to be shown instead."""
+
+    queries: Sentence
+    keys: Sentence
+
+
+def pair_of(tokens: Any, example: int, examples: int) -> Pair:
+    """The two sentences of one example."""
+    if isinstance(tokens, list) and any(_is_sentence(item) for item in tokens):
+        if len(tokens) != examples:
+            raise ValueError(
+                f"tokens is a list of {len(tokens)} sentences, the weights hold {examples} example(s); "
+                "queries and keys with tokens of their own are a tuple (query_tokens, key_tokens)"
+            )
+        return pair_of(tokens[example], 0, 1)
+    if isinstance(tokens, tuple) and len(tokens) == 2:
+        # ("the cat", "le chat") are two sentences, ("the", "cat") is one
+        if not all(isinstance(item, str) for item in tokens) or all(" " in item.strip() for item in tokens):
+            return Pair(_sentence(tokens[0]), _sentence(tokens[1]))
+    sentence = _sentence(tokens)
+    return Pair(sentence, sentence)
+
+
+def _is_sentence(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) or int(getattr(item, "ndim", 0)) > 0
+
+
+def _sentence(tokens: Any) -> Sentence:
+    if tokens is None:
+        return None
+    if isinstance(tokens, str):
+        return tokens.split()
+    if hasattr(tokens, "tolist"):  # an array of strings or of token ids
+        tokens = tokens.tolist()
+    return [token if isinstance(token, str) else str(token) for token in tokens]
+
+
+def fit(pair: Pair, num_queries: int, num_keys: int, self_attention: bool = False) -> tuple[Sentence, Sentence]:
+    """The sentences for the rows and the columns of one matrix.
+
+    A decoder's self-attention has the query tokens on both sides, its cross-attention has not; so a sentence is
+    taken where it fits exactly, and only then where it leaves room for padding.
+    """
+    keys = [pair.queries] if self_attention else [pair.keys, pair.queries]
+    return _pick([pair.queries], num_queries, "queries"), _pick(keys, num_keys, "keys")
+
+
+def _pick(sentences: list[Sentence], size: int, what: str) -> Sentence:
+    given = [sentence for sentence in sentences[:1] if sentence is None]
+    if given:
+        return None
+    known = [sentence for sentence in sentences if sentence is not None]
+    for sentence in known:
+        if len(sentence) == size:
+            return sentence
+    for sentence in known:
+        if len(sentence) < size:
+            return sentence
+    raise ValueError(f"tokens: {len(known[0])} tokens for {size} {what}")

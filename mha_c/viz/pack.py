@@ -1,0 +1,108 @@
+"""Weights made small enough for a page, and said in words.
+
+A row of weights becomes bytes, sqrt(weight / largest weight of the row), plus that largest weight as a float32.  So a
+row that spreads over 512 keys keeps its shape, where one scale for all rows would round it to nothing; and the root
+keeps the many small weights beside a large one, which would otherwise be lost together with their sum.  The largest
+error is 0.4 % of the row's largest weight.  Small matrices get 16 bits per weight without the root, which is exact
+to the digits that a page shows.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+SMALL = 1 << 16  # up to so many weights a panel is sent with 16 bits each
+POOL_ABOVE = 64  # an axis no longer than this is never made coarser
+SHORTER = 0.9  # compression has to save a tenth, or the bytes go as they are
+
+
+def check(weights: Array) -> None:
+    """Weights are finite and not negative; anything else is worth an error, not a picture."""
+    if not np.isfinite(weights).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(weights))[0])
+        raise ValueError(f"weights: not a finite number at (head, query, key) {where}")
+    if weights.size and weights.min() < 0:
+        raise ValueError("weights: negative numbers; scores can be looked at with show_heatmaps or mha_c.teach.steps")
+
+
+def encode(weights: Array) -> dict[str, Any]:
+    """(heads, queries, keys) as the fields the page decodes: bits, z (deflated), w (weights), m (row maxima)."""
+    bits = 16 if weights.size <= SMALL else 8
+    top = weights.max(axis=-1, keepdims=True).astype(np.float32)
+    scale = np.where(top > 0, top, 1).astype(np.float64)
+    share = weights / scale
+    levels = np.rint(share * 65535) if bits == 16 else np.rint(np.sqrt(share) * 255)
+    raw = levels.astype("<u2" if bits == 16 else "u1").tobytes()
+    packed = zlib.compress(raw, 9)
+    deflated = len(packed) < SHORTER * len(raw) and len(raw) > 4096
+    return {
+        "bits": bits,
+        "z": deflated,
+        "w": base64.b64encode(packed if deflated else raw).decode(),
+        "m": base64.b64encode(top.astype("<f4").tobytes()).decode(),
+    }
+
+
+def pool(weights: Array, factor: int) -> tuple[Array, int, int]:
+    """Blocks of `factor` queries and keys: summed over the keys, averaged over the queries, so rows still sum to 1."""
+    q_step = factor if weights.shape[1] > POOL_ABOVE else 1
+    k_step = factor if weights.shape[2] > POOL_ABOVE else 1
+    q_starts = np.arange(0, weights.shape[1], q_step)
+    sizes = np.diff(np.append(q_starts, weights.shape[1]))
+    blocks = np.add.reduceat(weights, np.arange(0, weights.shape[2], k_step), axis=2)
+    blocks = np.add.reduceat(blocks, q_starts, axis=1) / sizes[:, None].astype(weights.dtype)
+    return blocks, q_step, k_step
+
+
+class HeadStats(NamedTuple):
+    """What a head does, in two numbers and a few words."""
+
+    entropy: float  # bits, mean over the queries; 0 = one key, log2(keys) = all alike
+    confidence: float  # largest weight, mean over the queries
+    words: str
+
+
+def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: bool) -> HeadStats:
+    """Entropy, confidence and pattern of one head's (queries, keys)."""
+    sums = weights.sum(axis=1, dtype=np.float64)
+    rows = weights[sums > 0].astype(np.float64) / sums[sums > 0, None]  # a row of zeros looks nowhere
+    if not len(rows):
+        return HeadStats(0.0, 0.0, "no attention at all")
+    logs = np.log2(rows, out=np.zeros_like(rows), where=rows > 0)
+    entropy = -(rows * logs).sum(axis=1)
+    visible = np.maximum((rows > 0).sum(axis=1), 1)
+    words = _pattern(weights, key_tokens, self_attention)
+    if words is None or entropy.mean() > 0.93 * np.log2(visible).mean() > 0:
+        words = "spread evenly" if entropy.mean() > 0.8 * np.log2(visible).mean() else "mixed"
+    return HeadStats(float(entropy.mean()), float(rows.max(axis=1).mean()), words)
+
+
+def _pattern(weights: Array, key_tokens: Optional[list[str]], self_attention: bool) -> Optional[str]:
+    """The place that gets most of the weight, if one gets at least a quarter of it."""
+    num_queries, num_keys = weights.shape
+    if num_keys == 1:
+        return "only one key to look at"
+    found: list[tuple[float, str]] = []
+    if num_queries > 1:
+        here = "the token itself" if self_attention else "the same position"
+        before, after = ("previous token", "next token") if self_attention else ("position before", "position after")
+        for offset, words in ((0, here), (-1, f"the {before}"), (1, f"the {after}")):
+            line = np.diagonal(weights, offset)
+            if len(line):
+                found.append((float(line.mean()), words))
+    columns = weights.mean(axis=0)
+    best = int(columns.argmax())
+    names = {0: "the first token", num_keys - 1: "the last token"} if self_attention else {}
+    label = f"“{key_tokens[best]}”" if key_tokens and best < len(key_tokens) else f"key {best}"
+    found.append((float(columns[best]), names.get(best, label)))
+    share, words = max(found)
+    if share < 0.25:
+        return None
+    return f"{'mostly' if share >= 0.4 else 'partly'} {words}, {100 * share:.0f} %"

@@ -1,0 +1,147 @@
+"""A page in one piece: text, style, script and data in a blob that asks the network for nothing.
+
+`Page` is what view and teach return.  A notebook shows it through `_repr_mimebundle_`; `save` writes a file whose
+Content-Security-Policy allows its own style and script and nothing else.  The text in it is what is seen where
+scripts do not run (an untrusted notebook, a code host, a browser without JavaScript); the script, when it runs,
+puts the view into a shadow root of the same element, which takes the text's place.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Container
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Optional, Union
+
+# How often a content was shown in this process.  An id is this count and a hash of the content: unique in a page,
+# yet the same each time a notebook is run, so that notebooks kept in git do not change for nothing.
+_shown: Counter[str] = Counter()
+
+SCRIPTS = {
+    "view": ["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"],
+    "teach": ["base.js", "grids.js", "scenes.js", "teach.js"],
+}
+
+_DOCUMENT = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+{blob}
+</body>
+</html>
+"""
+
+_PAGE_STYLE = (
+    ":root{color-scheme:light dark}"
+    "body{margin:0 auto;padding:clamp(8px,2.5vw,32px);max-width:1240px;background:#f4f2ef;color:#1d1b1a}"
+    "pre{font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}"
+    "@media (prefers-color-scheme:dark){body{background:#101114;color:#e9e7e4}}"
+    "@media print{body{background:none;padding:0}}"
+)
+
+
+class Page:
+    """A self-contained page: the last expression of a notebook cell shows it, `save` writes it, `print` its text."""
+
+    def __init__(
+        self,
+        kind: str,
+        data: dict[str, Any],
+        text: str,
+        title: str,
+        picture: Optional[Callable[[], bytes]] = None,
+    ) -> None:
+        self.kind = kind
+        self.data = data
+        self.text = text
+        self.title = title
+        self._picture = picture  # draws a PNG for readers that show no HTML, such as LaTeX export
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def blob(self, number: int) -> str:
+        """The element, its text and its script; `number` tells apart several of the same content in one page."""
+        return (
+            f'<div class="mhac" data-mhac="{self._id(number)}" data-lm-suppress-shortcuts="true">'
+            f'<pre class="mhac-text">{html.escape(self.text)}</pre></div>\n'
+            f"<script>{self._script(number)}</script>"
+        )
+
+    def html(self) -> str:
+        """The whole document that `save` writes."""
+        digest = base64.b64encode(hashlib.sha256(self._script(0).encode()).digest()).decode()
+        policy = (
+            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+            "base-uri 'none'; form-action 'none'"
+        )
+        return _DOCUMENT.format(
+            policy=policy, title=html.escape(self.title), style=_PAGE_STYLE, blob=self.blob(number=0)
+        )
+
+    def save(self, path: Union[str, Path]) -> Path:
+        """Write one HTML file that opens from the disk, without network.  The same page gives the same bytes."""
+        path = Path(path)
+        path.write_bytes(self.html().encode("utf-8"))
+        return path
+
+    def _repr_html_(self) -> str:
+        self_hash = self._hash()
+        _shown[self_hash] += 1
+        return self.blob(_shown[self_hash])
+
+    def _repr_mimebundle_(
+        self, include: Optional[Container[str]] = None, exclude: Optional[Container[str]] = None
+    ) -> dict[str, Any]:
+        makers: dict[str, Callable[[], Any]] = {"text/plain": lambda: self.text, "text/html": self._repr_html_}
+        if self._picture is not None and "matplotlib" in sys.modules:  # never imported for a side dish
+            picture = self._picture
+            makers["image/png"] = lambda: base64.b64encode(picture()).decode()
+        return {
+            kind: make()
+            for kind, make in makers.items()
+            if (not include or kind in include) and not (exclude and kind in exclude)
+        }
+
+    def _hash(self) -> str:
+        return hashlib.sha256(_as_javascript(self.data).encode()).hexdigest()[:10]
+
+    def _id(self, number: int) -> str:
+        return f"mhac-{number}-{self._hash()}"
+
+    def _script(self, number: int) -> str:
+        style = json.dumps(_asset("base.css") + _asset(f"{self.kind}.css"))
+        parts = [_asset(name) for name in SCRIPTS[self.kind]]
+        start = f'mount("{self._id(number)}", {style}, {_as_javascript(self.data)});'
+        return "\n".join(["(function () {", '"use strict";', *parts, start, "})();"])
+
+
+def _as_javascript(data: Any) -> str:
+    """JSON that may stand in a script element: tokens are data, and a token may be `</script>`."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def _asset(name: str) -> str:
+    """A file beside this module, without indentation and comment lines: they are for readers of the sources."""
+    text = (resources.files("mha_c.viz") / name).read_text(encoding="utf-8")
+    if name.endswith(".css"):
+        text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))

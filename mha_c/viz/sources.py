@@ -1,0 +1,165 @@
+"""From whatever holds attention weights to plain arrays.
+
+Used by view and show_heatmaps.  A source may be a NumPy array, a torch tensor (torch is never imported here),
+a nested list, a list per layer or per decoding step as d2l's decoders keep them, or a layer or model that has
+`attention_weights`.  What comes out of `collect` is one array (batch, heads, queries, keys) per layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Tree = Union[Array, list["Tree"]]
+
+
+class Layer(NamedTuple):
+    """The weights of one layer: (batch, heads, queries, keys)."""
+
+    name: str
+    weights: Array
+
+
+def to_numpy(value: Any, name: str = "weights") -> Array:
+    """A float32 or float64 array; shares memory with the input where it can."""
+    if isinstance(value, (list, tuple)):  # may hold tensors, which NumPy does not take apart
+        value = [to_numpy(item, name) if holds_arrays(item, rank=1) else item for item in value]
+    elif hasattr(value, "detach"):  # a torch tensor: drop the graph, leave the device
+        value = value.detach()
+        value = value.cpu() if hasattr(value, "cpu") else value
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has no such type
+            value = value.float()
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}")
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(np.float32)
+    return array
+
+
+def holds_arrays(value: Any, rank: int = 2) -> bool:
+    """Is this an array, or a list with an array somewhere in it?  Rows of numbers (rank 1) make one matrix."""
+    if isinstance(value, (list, tuple)):
+        return any(holds_arrays(item, rank) for item in value)
+    return int(getattr(value, "ndim", 0)) >= rank
+
+
+def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[Sequence[str]] = None) -> list[Layer]:
+    """The layers' weights, each (batch, heads, queries, keys).
+
+    A rank-3 array is (heads, queries, keys), unless it comes from a layer (batch, queries, keys) or the number of
+    heads is known: then its first axis is d2l's batch * heads.
+    """
+    holder = not isinstance(source, (list, tuple)) and not holds_arrays(source, rank=1)
+    if holder:
+        num_heads = num_heads or _find_num_heads(source)
+        source = _read_attribute(source)
+    tree = _tree(source)
+    steps = isinstance(tree, list) and _is_list_of_steps(tree)
+    if isinstance(tree, list) and steps:
+        tree = _join_steps(tree)
+    leaves, names = _flatten(tree)
+    if layer_names is not None:
+        if len(layer_names) != len(leaves):
+            raise ValueError(f"layer_names has {len(layer_names)} names for {len(leaves)} layers")
+        names = [str(name) for name in layer_names]
+    first_is_batch = holder or steps
+    return [Layer(name, _four_axes(leaf, num_heads, first_is_batch)) for name, leaf in zip(names, leaves)]
+
+
+def _read_attribute(holder: Any) -> Any:
+    """`attention_weights` of a layer, of the child of d2l's multi-head layer, or Hugging Face's `attentions`."""
+    for owner in (holder, getattr(holder, "attention", None)):
+        for name in ("attention_weights", "attentions"):
+            # getattr's default would swallow our layers' "call the layer first"
+            if owner is not None and (hasattr(type(owner), name) or hasattr(owner, name)):
+                return getattr(owner, name)
+    raise TypeError(
+        f"{type(holder).__name__} has no attention_weights: give an array, a list of arrays, "
+        "or a layer or model that was called and keeps its weights"
+    )
+
+
+def _find_num_heads(holder: Any) -> Optional[int]:
+    found = getattr(holder, "num_heads", None)
+    if found is None and callable(getattr(holder, "modules", None)):  # a torch model: ask its layers
+        found = next((m.num_heads for m in holder.modules() if hasattr(m, "num_heads")), None)
+    return int(found) if isinstance(found, (int, np.integer)) else None
+
+
+def _tree(source: Any) -> Tree:
+    if isinstance(source, (list, tuple)) and holds_arrays(source):
+        return [_tree(item) for item in source]
+    array = to_numpy(source)
+    if array.size == 0:
+        raise ValueError(f"weights: nothing to show, the shape is {array.shape}")
+    return array
+
+
+def _leaves(tree: Tree) -> list[Array]:
+    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, list) else [tree]
+
+
+def _depth(tree: Tree) -> int:
+    return 1 + max(_depth(item) for item in tree) if isinstance(tree, list) else 0
+
+
+def _is_list_of_steps(tree: list[Tree]) -> bool:
+    """Decoding one token at a time leaves a list per step of weights with a single query each.
+
+    d2l's recurrent decoder gives [step], and its predictions [step][one]; its Transformer [step][self, cross][block].
+    One call of that Transformer gives [self, cross][block], which is not a list of steps even for a single query.
+    """
+    if any(leaf.ndim != 3 or leaf.shape[1] != 1 for leaf in _leaves(tree)):
+        return False
+    inner = {len(item) if isinstance(item, list) else 0 for item in tree}
+    if len(inner) > 1:
+        return False
+    return _depth(tree) != 2 or inner == {1} or len(tree) != 2
+
+
+def _join_steps(steps: Sequence[Tree]) -> Tree:
+    """A list per step becomes one array with a query per step; a shorter row of keys is filled up with zeros."""
+    if isinstance(steps[0], list):
+        joined = [_join_steps([step[i] for step in steps]) for i in range(len(steps[0]))]
+        return joined[0] if len(joined) == 1 else joined
+    num_keys = max(step.shape[2] for step in steps)  # type: ignore[union-attr]
+    rows = [np.pad(step, ((0, 0), (0, 0), (0, num_keys - step.shape[2]))) for step in steps]  # type: ignore
+    return np.concatenate(rows, axis=1)
+
+
+def _flatten(tree: Tree) -> tuple[list[Array], list[str]]:
+    if not isinstance(tree, list):
+        if tree.ndim == 5:  # layers stacked into one array
+            tree = list(tree)
+        else:
+            return [tree], [""]
+    if len(tree) == 1:
+        return _flatten(tree[0])
+    if any(isinstance(item, list) for item in tree):
+        kinds = ["self-attention", "cross-attention"] if len(tree) == 2 else [str(i + 1) for i in range(len(tree))]
+        groups = [item if isinstance(item, list) else [item] for item in tree]
+        names = [f"{kind}, block {i + 1}" for kind, group in zip(kinds, groups) for i in range(len(group))]
+        return _leaves(tree), names
+    return _leaves(tree), [f"layer {i + 1}" for i in range(len(tree))]
+
+
+def _four_axes(weights: Array, num_heads: Optional[int], first_is_batch: bool) -> Array:
+    if weights.ndim == 4:
+        return weights
+    if weights.ndim == 2:
+        return weights[None, None]
+    if weights.ndim != 3:
+        raise ValueError(
+            f"weights: rank 2 (queries, keys), 3 (heads, queries, keys) or 4 (batch, heads, queries, keys) expected, "
+            f"got shape {weights.shape}"
+        )
+    if num_heads is not None:
+        if num_heads < 1 or weights.shape[0] % num_heads:
+            raise ValueError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
+        return weights.reshape(-1, num_heads, *weights.shape[1:])
+    return weights[:, None] if first_is_batch else weights[None]

@@ -1,0 +1,202 @@
+// The player: Back, Play, Next, a bar with all steps, formula and caption, the matrices, the arithmetic of one cell.
+// Arrow keys left and right step, space plays, up and down choose the query; pointing at a cell explains it.
+
+const STEP_MS = { steps: 3200, tiles: 2200 };
+const REVEAL_MS = 700;
+
+async function build(host, data) {
+  const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
+  const scenes = data.player === "tiles" ? tileScenes(app, data) : stepScenes(app, data);
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const state = { at: 0, cell: { i: 0, j: 0 }, timer: null, started: 0 };
+  const ui = playerFrame(data, scenes, { go, step, toggle, row: moveRow });
+  let scene = null;
+
+  function go(at) {
+    state.at = clamp(at, 0, scenes.length - 1);
+    scene = scenes[state.at].make();
+    const { result } = scene;
+    if (result) {
+      state.cell = { i: Math.min(state.cell.i, result.height - 1), j: Math.min(state.cell.j, result.width - 1) };
+      result.canvas.addEventListener("pointermove", (event) => point(result.at(event)));
+    }
+    state.started = performance.now();
+    ui.show(state.at, scene);
+    draw();
+    animate();
+    if (state.at === scenes.length - 1) stop();
+  }
+
+  function step(by) {
+    stop();
+    go(state.at + by);
+  }
+
+  function moveRow(by) {
+    if (!scene.result) return;
+    point({ ...state.cell, i: clamp(state.cell.i + by, 0, scene.result.height - 1) });
+  }
+
+  function point(cell) {
+    if (!cell || (cell.i === state.cell.i && cell.j === state.cell.j)) return;
+    state.cell = cell;
+    draw();
+  }
+
+  // The result appears row by row, as it would be written down; all at once for those who want no motion.
+  function shown() {
+    const part = still.matches ? 1 : (performance.now() - state.started) / REVEAL_MS;
+    if (part >= 1 || !scene.result) return null;
+    const { width, height } = scene.result;
+    return (i, j) => i * width + j < part * width * height;
+  }
+
+  function draw() {
+    const width = ui.stage.clientWidth;
+    if (!width) return;
+    scene.fit(width);
+    scene.draw({ cell: state.cell, shown: shown() });
+    ui.explain(scene.explain(state.cell));
+  }
+
+  // The height of the tallest of the first scenes: what stands below the stage does not jump from step to step.
+  function measure() {
+    ui.stage.style.minHeight = "";
+    if (ui.root.getAttribute("data-size") === "small") return; // matrices stand one below the other there
+    const heights = scenes.slice(0, 6).map((each) => {
+      const made = each.make();
+      ui.stage.replaceChildren(made.node);
+      made.fit(ui.stage.clientWidth);
+      made.draw({ cell: { i: 0, j: 0 }, shown: null });
+      return made.node.offsetHeight;
+    });
+    ui.stage.style.minHeight = Math.max(...heights) + "px";
+    ui.stage.replaceChildren(scene.node);
+  }
+
+  function animate() {
+    if (!shown()) {
+      draw();
+      return;
+    }
+    requestAnimationFrame(() => {
+      draw();
+      animate();
+    });
+  }
+
+  function toggle() {
+    if (state.timer) {
+      stop();
+      return;
+    }
+    if (state.at === scenes.length - 1) go(0);
+    else go(state.at + 1);
+    state.timer = setInterval(() => go(state.at + 1), STEP_MS[data.player]);
+    ui.playing(true);
+    if (state.at === scenes.length - 1) stop();
+  }
+
+  function stop() {
+    clearInterval(state.timer);
+    state.timer = null;
+    ui.playing(false);
+  }
+
+  go(0);
+  return {
+    root: ui.root,
+    ready() {
+      followTheme(host, (theme) => {
+        ui.root.setAttribute("data-theme", theme);
+        app.theme = theme;
+        app.ramp = ramp(theme);
+        draw();
+      });
+      let width = 0;
+      new ResizeObserver(() => {
+        if (ui.root.clientWidth === width) return;
+        width = ui.root.clientWidth;
+        ui.root.setAttribute("data-size", width < 620 ? "small" : "large");
+        measure();
+        draw();
+      }).observe(ui.root);
+    },
+  };
+}
+
+function playerFrame(data, scenes, does) {
+  const button = (text, label, action) =>
+    el("button", { type: "button", class: "mhac-button", text, "aria-label": label, onclick: action });
+  const back = button("Back", "Back, left arrow", () => does.step(-1));
+  const play = button("Play", "Play, space", () => does.toggle());
+  const next = button("Next", "Next, right arrow", () => does.step(1));
+  next.classList.add("mhac-primary");
+  const title = el("h4", { class: "mhac-step" });
+  const math = el("div", { class: "mhac-formula" });
+  const caption = el("p", { class: "mhac-caption" });
+  const stage = el("div", { class: "mhac-stage" }, el("div"));
+  const sum = el("p", { class: "mhac-sum", "aria-live": "polite" });
+  const memory = Memory();
+  const dots = scenes.map((scene, i) => el("button", { type: "button", class: "mhac-dot", "aria-label": scene.title,
+    title: scene.title, "data-group": scene.group, onclick: () => does.step(i - at) }));
+  let at = 0;
+  const bar = el("nav", { class: "mhac-dots", "aria-label": "Steps" }, ...dots);
+  const root = el("div", { class: "mhac-root mhac-player", role: "group", "aria-label": data.title, tabindex: 0 },
+    el("header", {}, el("div", { class: "mhac-titles" }, el("h3", { text: data.title })),
+      el("div", { class: "mhac-controls" }, back, play, next)),
+    bar, el("div", { class: "mhac-said" }, title, math, caption), memory.node, stage, sum,
+    el("footer", {}, el("p", { text: "← → step · space plays · ↑ ↓ choose the query · point at a cell" })));
+
+  root.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const onButton = event.composedPath()[0].tagName === "BUTTON";
+    const action = {
+      ArrowLeft: () => does.step(-1), ArrowRight: () => does.step(1), ArrowUp: () => does.row(-1),
+      ArrowDown: () => does.row(1), " ": onButton ? null : () => does.toggle(),
+    }[event.key];
+    if (!action) return;
+    event.preventDefault();
+    event.stopPropagation();
+    action();
+  });
+
+  return {
+    root, stage,
+    playing: (on) => setText(play, on ? "Pause" : "Play"),
+    explain: (text) => setText(sum, text),
+    show(index, scene) {
+      at = index;
+      back.disabled = index === 0;
+      next.disabled = index === scenes.length - 1;
+      setText(title, index + 1 + " / " + scenes.length + "   " + scenes[index].title);
+      math.replaceChildren(...formula(scenes[index].formula));
+      caption.replaceChildren(...formula(scenes[index].caption));
+      stage.replaceChildren(scene.node);
+      memory.show(scene.memory);
+      dots.forEach((dot, i) => {
+        dot.classList.toggle("mhac-done", i <= index);
+        dot.classList.toggle("mhac-first", i > 0 && scenes[i].group !== scenes[i - 1].group);
+        if (i === index) dot.setAttribute("aria-current", "step");
+        else dot.removeAttribute("aria-current");
+      });
+    },
+  };
+}
+
+// How many scores are in memory now, beside the whole matrix.
+function Memory() {
+  const fill = el("span");
+  const text = el("span", { class: "mhac-note" });
+  const node = el("div", { class: "mhac-memory", hidden: true }, el("span", { class: "mhac-note", text: "scores held" }),
+    el("span", { class: "mhac-gauge" }, fill), text);
+  return {
+    node,
+    show(memory) {
+      node.hidden = !memory;
+      if (!memory) return;
+      fill.style.width = (100 * memory.held) / memory.whole + "%";
+      setText(text, memory.held + " of " + memory.whole);
+    },
+  };
+}
