@@ -1,0 +1,42 @@
+"""mha_c.torch: the layers as torch modules, with gradients by autograd.  The only part of mha_c that imports torch.
+
+>>> import torch, mha_c.torch
+>>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1)
+>>> X = torch.randn(2, 4, 8)
+>>> mha(X, X, X, torch.tensor([3, 2])).sum().backward()
+>>> mha.W_q.weight.grad.shape
+torch.Size([8, 8])
+
+Layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention, AttentionDecoder,
+Seq2SeqAttentionDecoder.  Functions: mha_c.torch.functional.  Other systems' layers: mha_c.torch.variants.
+convert(model) replaces the attention modules of d2l and torch inside a model; mha_c.d2l does so for the book's
+package as a whole.
+"""
+
+from __future__ import annotations
+
+from . import functional, variants
+from .convert import convert, from_torch_state, to_torch_state
+from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder
+from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
+from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
+from .multihead import MultiheadAttention
+
+__all__ = [
+    "AdditiveAttention",
+    "AttentionDecoder",
+    "DotProductAttention",
+    "MultiHeadAttention",
+    "MultiheadAttention",
+    "ProjectedKeys",
+    "Seq2SeqAttentionDecoder",
+    "convert",
+    "from_torch_state",
+    "functional",
+    "masked_softmax",
+    "sequence_mask",
+    "to_torch_state",
+    "transpose_output",
+    "transpose_qkv",
+    "variants",
+]

@@ -1,0 +1,135 @@
+"""Between tensors and the compiled core: views on their memory, lengths, seeds, threads, and what cannot be served.
+
+A CPU tensor and the ndarray of its `numpy()` are the same memory, strides included; nothing is copied here.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import _core, config
+from .._arrays import to_lengths
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+FLOATS = (torch.float32, torch.float64)  # what the core computes in
+HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
+
+_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
+_in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+_compiler = getattr(torch, "compiler", None)
+is_compiling = getattr(_compiler, "is_compiling", None) or torch._dynamo.is_compiling
+
+
+def traced(*tensors: Any) -> bool:
+    """Whether the operators of `ops.py` must do the work: a compiler or tracer is looking, or no plain tensors."""
+    return is_compiling() or _tracing() is not None or any(type(x) not in _PLAIN for x in tensors)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+
+
+def refuse_functorch() -> None:
+    if _in_functorch():
+        raise RuntimeError(
+            "mha_c.torch does not work inside torch.func transforms (vmap, grad, jvp, ...): batch by the axes that the "
+            "call has, and use .backward() or torch.autograd.grad for gradients"
+        )
+
+
+def array(tensor: Tensor) -> Array:
+    """The tensor's own memory."""
+    view: Array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
+    return view
+
+
+def dense_tensor(value: Array) -> Tensor:
+    return torch.from_numpy(value)
+
+
+def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
+    return None if tensor is None else array(tensor)
+
+
+def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
+    return None if value is None else torch.from_numpy(value)
+
+
+def lengths(valid_lens: Any) -> Any:
+    """valid_lens as the core reads them; it checks type, shape and values."""
+    if type(valid_lens) is Tensor and not valid_lens.requires_grad and valid_lens.dtype is torch.int64:
+        return valid_lens.numpy()
+    return to_lengths(valid_lens)
+
+
+def check_inputs(**named: Any) -> None:
+    """The errors that the caller should read instead of torch's own: what is no tensor, or not on the CPU."""
+    for name, value in named.items():
+        if value is None:
+            continue
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
+        if value.device.type not in ("cpu", "meta"):
+            raise TypeError(f"{name} is on device {value.device}, but mha_c computes on the CPU: pass {name}.cpu()")
+        if value.layout is not torch.strided or not value.is_floating_point():
+            raise TypeError(
+                f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "
+                f"got {value.dtype} ({value.layout})"
+            )
+
+
+def refuse_types(**named: Any) -> NoReturn:
+    """Inputs and parameters of different types."""
+    listed = ", ".join(f"{name} {value.dtype}" for name, value in named.items() if value is not None)
+    raise TypeError(
+        f"tensors of different types: {listed}; convert the inputs (.float(), .double()) or the module (.to(dtype))"
+    )
+
+
+class _Local(threading.local):
+    def __init__(self) -> None:
+        self.room = torch.empty((), dtype=torch.int64)
+
+
+_local = _Local()
+
+
+SEEDS = 2**63 - 1
+
+
+def draw_seed(generator: Optional[torch.Generator] = None) -> int:
+    """A number below SEEDS from torch's generator: torch.manual_seed fixes them."""
+    return int(_local.room.random_(0, SEEDS, generator=generator).item())
+
+
+def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
+    """The same number for a compiler, which cannot look into tensors."""
+    if generator is None:
+        return torch.randint(0, SEEDS, ())
+    return torch.randint(0, SEEDS, (), generator=generator)
+
+
+# --- Threads: at most as many as torch may use ------------------------------------------------------
+
+_seen = -1  # torch's number when we last looked
+_own = _lowered = 0  # ours before we lowered it, and what we lowered it to
+
+
+def follow_threads() -> None:
+    """The core uses at most torch.get_num_threads() threads; a larger number than that is restored when it may be."""
+    global _seen, _own, _lowered
+    allowed = torch.get_num_threads()
+    if allowed == _seen and _core.get_num_threads() <= allowed:
+        return
+    current = _core.get_num_threads()
+    if current != _lowered:  # set by the user since
+        _own = current
+    _seen, _lowered = allowed, min(_own, allowed)
+    if _lowered != current:
+        config.limit_threads(_lowered, "torch.get_num_threads")

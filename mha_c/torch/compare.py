@@ -1,0 +1,79 @@
+"""An attention module, or a model with some inside, beside the same with our modules: what `mha_c.d2l.compare` runs."""
+
+from __future__ import annotations
+
+import copy
+import time
+from typing import Any, Callable
+
+import torch
+from torch import Tensor, nn
+
+from .convert import convert
+
+
+def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
+    """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(*inputs)  # fixes lazy sizes
+        ours = convert(copy.deepcopy(module))
+        if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
+            raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
+        difference = _difference(module, ours, inputs)
+        forward = _timed(lambda: _forward(module, inputs), lambda: _forward(ours, inputs), seconds / 2)
+        module.train()
+        ours.train()
+        both = _timed(lambda: _training(module, inputs), lambda: _training(ours, inputs), seconds / 2)
+    finally:
+        module.train(was_training)
+    result = {
+        "largest_difference": difference,
+        "forward_us": forward[0], "forward_ours_us": forward[1], "forward_ratio": forward[0] / forward[1],
+        "training_us": both[0], "training_ours_us": both[1], "training_ratio": both[0] / both[1],
+    }  # fmt: skip
+    if show:
+        print(f"{type(module).__name__}: largest difference {difference:.1e}")
+        for name, (theirs, own) in (("forward", forward), ("forward + backward", both)):
+            print(f"  {name:<20}{theirs:9.1f} us, with mha_c {own:9.1f} us: {theirs / own:.2f} times as fast")
+    return result
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [x for item in value for x in _tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _difference(theirs: nn.Module, ours: nn.Module, inputs: Any) -> float:
+    with torch.no_grad():
+        pairs = zip(_tensors(theirs(*inputs)), _tensors(ours(*inputs)))
+        return max((float((a - b).abs().max()) for a, b in pairs if a.numel()), default=0.0)
+
+
+def _forward(module: nn.Module, inputs: Any) -> None:
+    with torch.no_grad():
+        module(*inputs)
+
+
+def _training(module: nn.Module, inputs: Any) -> None:
+    loss: Any = sum(x.sum() for x in _tensors(module(*inputs)) if x.requires_grad)
+    if isinstance(loss, Tensor):
+        loss.backward()
+    module.zero_grad(set_to_none=True)
+
+
+def _timed(theirs: Callable[[], None], ours: Callable[[], None], seconds: float) -> tuple[float, float]:
+    """Microseconds of the fastest call of each, turn by turn."""
+    best = [float("inf"), float("inf")]
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < end:
+        for i, call in enumerate((theirs, ours)):
+            start = time.perf_counter()
+            call()
+            best[i] = min(best[i], time.perf_counter() - start)
+        rounds += 1
+    return best[0] * 1e6, best[1] * 1e6

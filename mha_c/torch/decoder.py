@@ -1,0 +1,87 @@
+"""The attention decoder of the book's Bahdanau chapter: AttentionDecoder, Seq2SeqAttentionDecoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import AdditiveAttention
+
+if TYPE_CHECKING:
+    from ..viz.page import Page
+
+
+class AttentionDecoder(nn.Module):
+    """The book's base class of decoders that show attention weights; abstract.  Source: d2l 11.4 (10.4)."""
+
+    def init_state(self, enc_outputs: Any, *args: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, X: Tensor, state: Any) -> Any:
+        raise NotImplementedError
+
+    @property
+    def attention_weights(self) -> Any:
+        raise NotImplementedError
+
+    def view(self, tokens: Any = None, **options: Any) -> Page:
+        """The weights of the last call, a row for each step: see `mha_c.viz.view` for tokens and options."""
+        from ..viz import view
+
+        return view(self, tokens, **options)
+
+
+class Seq2SeqAttentionDecoder(AttentionDecoder):
+    """A GRU over [context ; embedding]; the context is additive attention of its top hidden state on the encoder.
+
+    Seq2SeqAttentionDecoder(vocab_size, embed_size, num_hiddens, num_layers, dropout=0)
+
+    decoder.init_state((outputs (T, B, num_hiddens), hidden (num_layers, B, num_hiddens)), enc_valid_lens=None)
+    gives the state that the first call takes; forward(X (B, T) whole numbers, state) gives (scores (B, T,
+    vocab_size), the state for the next call).  `attention_weights` is then a list of (B, 1, K), one for each
+    step.  Children: attention, embedding, rnn, dense, as in the book's text.
+
+    >>> import torch, mha_c.torch
+    >>> decoder = mha_c.torch.Seq2SeqAttentionDecoder(vocab_size=10, embed_size=8, num_hiddens=16, num_layers=2)
+    >>> state = decoder.init_state((torch.zeros(7, 4, 16), torch.zeros(2, 4, 16)), None)
+    >>> output, state = decoder(torch.zeros(4, 7, dtype=torch.long), state)
+    >>> output.shape, state[0].shape, len(decoder.attention_weights)
+    (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
+
+    Unlike the book's: the keys go through W_k once for all steps of a call, not at each step; the weights are
+    detached.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
+    """
+
+    def __init__(self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0) -> None:
+        super().__init__()
+        self.attention = AdditiveAttention(num_hiddens, num_hiddens, num_hiddens, dropout)
+        self.embedding = nn.Embedding(vocab_size, embed_size)
+        self.rnn = nn.GRU(embed_size + num_hiddens, num_hiddens, num_layers, dropout=dropout)
+        self.dense = nn.Linear(num_hiddens, vocab_size)
+        self._attention_weights: list[Tensor] = []
+
+    def init_state(self, enc_outputs: Any, enc_valid_lens: Any = None, *args: Any) -> Any:
+        outputs, hidden_state = enc_outputs
+        return outputs.permute(1, 0, 2), hidden_state, enc_valid_lens
+
+    def forward(self, X: Tensor, state: Any) -> Any:
+        enc_outputs, hidden_state, enc_valid_lens = state
+        embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
+        keys = enc_outputs if len(embedded) == 1 else self.attention.project_keys(enc_outputs)
+        outputs, self._attention_weights = [], []
+        for x in embedded:
+            query = hidden_state[-1].unsqueeze(1)
+            context = self.attention(query, keys, enc_outputs, enc_valid_lens)  # (B, 1, num_hiddens)
+            step = torch.cat((context, x.unsqueeze(1)), dim=-1).permute(1, 0, 2)
+            out, hidden_state = self.rnn(step, hidden_state)
+            outputs.append(out)
+            self._attention_weights.append(self.attention.attention_weights)
+        scores = self.dense(torch.cat(outputs, dim=0)).permute(1, 0, 2)
+        return scores, [enc_outputs, hidden_state, enc_valid_lens]
+
+    @property
+    def attention_weights(self) -> list[Tensor]:
+        """One (B, 1, K) for each step of the last call."""
+        return self._attention_weights

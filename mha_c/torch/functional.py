@@ -1,0 +1,192 @@
+"""Attention as functions of tensors, with gradients by autograd: the twins of `mha_c.functional`.
+
+Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key
+head h // (H // Hkv).  float32 and float64 are computed natively; bfloat16 and float16 in float32, the result
+rounded.  Where nothing else is said, arguments mean what they mean in `mha_c.functional`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from .. import _arguments
+from ..errors import ShapeError
+from ..functional import _corner, _window
+from . import ops
+from ._tensors import (
+    FLOATS,
+    HALVES,
+    check_inputs,
+    draw_seed,
+    draw_seed_tensor,
+    is_compiling,
+    lengths,
+    refuse_functorch,
+    refuse_types,
+    traced,
+)  # fmt: skip
+from .autograd import AttentionCall, apply_attention, run_attention
+
+Rng = Union[None, int, torch.Generator]
+
+__all__ = ["additive_attention", "dot_product_attention", "merge"]
+
+
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None, causal: Any = False, window: Any = None, scale: Optional[float] = None,
+    dropout: float = 0.0, rng: Rng = None, empty_rows: str = "zero", return_weights: bool = False,
+    return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
+
+    Gradients reach q, k, v and bias; weights and lse, which follow the output if asked for, carry none.
+    rng     None: torch's generator, so that torch.manual_seed reproduces a run; a torch.Generator; or a whole number
+
+    >>> import torch, mha_c.torch
+    >>> q, k, v = torch.randn(3, 1, 4, 5, 8, requires_grad=True)
+    >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
+    torch.Size([1, 4, 5, 8])
+
+    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one; its
+    is_causal=True is causal="top_left".  A row without visible keys is 0 here and has gradient 0.
+    """
+    return _attention(q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
+                      return_weights, return_lse)  # fmt: skip
+
+
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = False,
+    window: Any = None, scale: Optional[float] = None, dropout: float = 0.0, rng: Rng = None,
+    empty_rows: str = "zero", return_weights: bool = False, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention; see mha_c.functional.
+
+    w_v (h,), W_q (h, query_size), W_k (h, key_size); W_q or W_k is None where q or k is projected already.
+    Gradients reach all tensors that require them.
+
+    >>> import torch, mha_c.torch
+    >>> q, k, v = torch.zeros(1, 1, 2), torch.zeros(1, 2, 2), torch.tensor([[[1.0], [3.0]]])
+    >>> mha_c.torch.functional.additive_attention(q, k, v, w_v=torch.ones(2))
+    tensor([[[2.]]])
+    """
+    check_inputs(w_v=w_v)
+    if w_v.dim() != 1:
+        raise ShapeError(f"w_v must have shape (h,), got {tuple(w_v.shape)}")
+    q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
+    k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
+    return _attention(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
+                      return_weights, return_lse)  # fmt: skip
+
+
+def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over the keys of a and b together, from the attention over each: (out, lse); see mha_c.functional.
+
+    >>> import torch
+    >>> from mha_c.torch import functional
+    >>> q, k, v = torch.randn(3, 1, 6, 4)
+    >>> a = functional.dot_product_attention(q, k[:, :2], v[:, :2], return_lse=True)
+    >>> b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], return_lse=True)
+    >>> torch.allclose(functional.merge(*a, *b)[0], functional.dot_product_attention(q, k, v), atol=1e-6)
+    True
+    """
+    check_inputs(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    for name, x, shape in (("lse_a", lse_a, out_a.shape[:-1]), ("out_b", out_b, out_a.shape),
+                           ("lse_b", lse_b, out_a.shape[:-1])):  # fmt: skip
+        if x.shape != shape or x.dtype != out_a.dtype:
+            raise ShapeError(f"{name} must have shape {tuple(shape)} and {out_a.dtype}, as out_a has it, "
+                             f"got {tuple(x.shape)} and {x.dtype}")  # fmt: skip
+    a_is_empty, b_is_empty = torch.isneginf(lse_a), torch.isneginf(lse_b)
+    larger = torch.maximum(lse_a, lse_b)
+    larger = torch.where(torch.isneginf(larger), torch.zeros_like(larger), larger).detach()
+    share_a, share_b = torch.exp(lse_a - larger), torch.exp(lse_b - larger)
+    total = torch.where(a_is_empty & b_is_empty, torch.ones_like(larger), share_a + share_b)
+    out = out_a * (share_a / total)[..., None] + out_b * (share_b / total)[..., None]
+    out = torch.where(b_is_empty[..., None], out_a, torch.where(a_is_empty[..., None], out_b, out))
+    out = torch.where((a_is_empty & b_is_empty)[..., None], torch.zeros_like(out), out)
+    lse = torch.where(b_is_empty, lse_a, torch.where(a_is_empty, lse_b, larger + torch.log(total)))
+    return out, lse
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], valid_lens: Any, keep_mask: Any, bias: Optional[Tensor],
+    causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
+    return_lse: bool,
+) -> Any:  # fmt: skip
+    refuse_functorch()
+    check_inputs(q=q, k=k, v=v, bias=bias)
+    if keep_mask is not None and not isinstance(keep_mask, Tensor):
+        keep_mask = torch.as_tensor(keep_mask)
+    tensors, dtype = (q, k, v, w_v, bias), q.dtype
+    common = dtype if dtype in FLOATS else torch.float32
+    if any(x is not None and x.dtype is not common for x in tensors):
+        tensors = _converted(tensors, common)
+    q, k, v, w_v, bias = tensors
+    left, right = (-1, -1) if window is None else _window(window)
+    corner = None if causal is False else _corner(causal, q, k)
+    if traced(*tensors):
+        seed_tensor = _seed_tensor(rng) if dropout else None
+        found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
+                             seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
+    else:
+        call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout), empty_rows,
+                             return_weights, return_lse)  # fmt: skip
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+            found = apply_attention(call, q, k, v, w_v, keep_mask, bias)
+        else:
+            found = [None if x is None else torch.from_numpy(x) for x in
+                     run_attention(call, q, k, v, w_v, keep_mask, bias)[:3]]  # fmt: skip
+    wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
+    if dtype is not common:
+        wanted = [x.to(dtype) for x in wanted]
+    return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+def _converted(tensors: Any, common: torch.dtype) -> Any:
+    """16-bit floats as float32, also beside float32 (as under autocast); other mixtures are mistakes."""
+    types = {x.dtype for x in tensors if x is not None}
+    if common is torch.float64 or not types <= {torch.float32, *HALVES}:
+        refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias"), tensors)))
+    return tuple(None if x is None else x.to(common) for x in tensors)
+
+
+def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *rest: Any) -> Any:
+    if not ops.available():
+        raise RuntimeError(f"torch.compile and tracing of mha_c need torch 2.4 or later; this is {torch.__version__}")
+    if valid_lens is not None and not isinstance(valid_lens, Tensor):
+        valid_lens = torch.as_tensor(valid_lens)
+    return torch.ops.mha_c.attention(q, k, v, w_v, valid_lens, *rest)
+
+
+def _seed(rng: Rng, dropout: float) -> int:
+    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
+        return _arguments.whole(rng, "rng", least=0)
+    if rng is not None and not isinstance(rng, torch.Generator):
+        raise TypeError(f"rng must be None, a whole number or a torch.Generator, got {rng!r}")
+    return draw_seed(rng) if dropout else 0
+
+
+def _seed_tensor(rng: Rng) -> Tensor:
+    return torch.tensor(rng) if isinstance(rng, int) else draw_seed_tensor(rng)
+
+
+def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str, n_out: int) -> Tensor:
+    """x (..., features) times weight (n_out, features) transposed."""
+    if weight is None:
+        return x
+    check_inputs(**{name: x, weight_name: weight})
+    if weight.dim() != 2 or x.dim() < 2 or tuple(weight.shape) != (n_out, x.shape[-1]):
+        features = x.shape[-1] if x.dim() else "features"
+        raise ShapeError(
+            f"{weight_name} must have shape (h, features of {name}) = ({n_out}, {features}), "
+            f"got {tuple(weight.shape)}; {name} has shape {tuple(x.shape)}"
+        )
+    if weight.dtype != x.dtype and not is_compiling() and {weight.dtype, x.dtype}.isdisjoint(HALVES):
+        refuse_types(**{name: x, weight_name: weight})
+    return linear(x, weight.to(x.dtype))

@@ -1,0 +1,305 @@
+"""The attention layers of the book as torch modules: MultiHeadAttention, DotProductAttention, AdditiveAttention.
+
+They stand where d2l's stand: real nn.Linear children with d2l's names in d2l's order (so that weights load both
+ways and Xavier hooks find them), training mode at the start, gradients by autograd.  Each call is one call of the
+compiled core, forward and backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import _arguments
+from ..errors import ShapeError
+from ..layers import _one_bias
+from . import masking
+from ._layer import NONE, attend
+from ._module import AttentionModule, has_hooks, is_standard
+from ._tensors import check_inputs, refuse_functorch
+from .lazy import LazyWeights, computed
+
+
+class DotProductAttention(AttentionModule):
+    """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
+
+    DotProductAttention(dropout, *, empty_rows="uniform").  Call: attention(queries (B, Q, d), keys (B, K, d),
+    values (B, K, Dv), valid_lens=None, *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those
+    of `MultiHeadAttention`.
+
+    >>> import torch, mha_c.torch
+    >>> queries, keys = torch.ones(2, 1, 2), torch.ones(2, 10, 2)
+    >>> values = torch.arange(40.0).reshape(1, 10, 4).repeat(2, 1, 1)
+    >>> attention = mha_c.torch.DotProductAttention(dropout=0.5).eval()
+    >>> attention(queries, keys, values, torch.tensor([2, 6])).shape
+    torch.Size([2, 1, 4])
+
+    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
+    """
+
+    def __init__(self, dropout: float, *, empty_rows: str = "uniform") -> None:
+        super().__init__(empty_rows)
+        self.dropout = nn.Dropout(_arguments.probability(dropout))
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, Q, K); (B*H, Q, K), row b*H + h, for the one inside MultiHeadAttention."""
+        return self._shown(by_head=False)
+
+    def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        queries, keys, values = plain_inputs(queries, keys, values)
+        if type(self.dropout) is not nn.Dropout:
+            return textbook(self, queries, keys, values, valid_lens)
+        p = self._dropout_now(training)
+        out, self._last = attend(queries, keys, values, valid_lens, empty_rows=self.empty_rows, dropout=p)
+        return out
+
+
+class MultiHeadAttention(AttentionModule):
+    """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
+
+    Both generations of the book's constructor, told apart by the arguments given:
+
+        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)                    d2l 1.0
+        MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
+                                                                                d2l 0.16-0.17
+
+    and the keyword empty_rows="uniform" (what a query whose length is <= 0 gets: the mean over all keys, as in
+    d2l; or "zero").  `use_bias` means the same as `bias`.  In the first form the projections are nn.LazyLinear
+    until the first call, as in d2l.
+
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None) gives
+    (B, Q, num_hiddens).
+
+    queries, keys, values   CPU tensors of the parameters' type, float32 or float64; bfloat16 and float16, also mixed
+                with float32 (as under autocast), are computed in float32 and the result rounded to queries' type
+    valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
+                (rounded up); keys and values beyond are never read
+    training    True or False: overrides the mode of the dropout for one call
+
+    Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
+    dropout, detached, computed when first used.  Dropout draws one seed from torch's generator for each call.
+
+    Errors: ShapeError (a ValueError), ValueError, TypeError, each naming the argument.  Second derivatives and
+    torch.func transforms: RuntimeError.
+
+    >>> import torch, mha_c.torch
+    >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    >>> X, Y = torch.ones(2, 4, 100), torch.ones(2, 6, 100)
+    >>> mha(X, Y, Y, torch.tensor([3, 2])).shape
+    torch.Size([2, 4, 100])
+    >>> mha.attention_weights.shape
+    torch.Size([2, 5, 4, 6])
+
+    Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
+    after a training step).  A child replaced by something else, or with hooks, is called as d2l would call it.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
+    """
+
+    _roles = "W_q", "W_k", "W_v", "W_o"
+    _inner_type = DotProductAttention
+    FORMS = (
+        "num_hiddens, num_heads, dropout, bias=False",
+        "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
+    )
+
+    def __init__(self, *sizes: Any, empty_rows: str = "uniform", **named: Any) -> None:
+        given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
+        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
+        heads = _arguments.whole(given["num_heads"], "num_heads")
+        if hiddens % heads:
+            raise ValueError(f"num_hiddens ({hiddens}) must be divisible by num_heads ({heads})")
+        bias = _arguments.flag(given["bias"], "bias")
+        super().__init__(empty_rows)
+        self.num_heads = heads
+        self.attention = DotProductAttention(given["dropout"], empty_rows=empty_rows)
+        self.W_q = linear(given, "query_size", hiddens, bias)
+        self.W_k = linear(given, "key_size", hiddens, bias)
+        self.W_v = linear(given, "value_size", hiddens, bias)
+        self.W_o = nn.Linear(hiddens, hiddens, bias) if "key_size" in given else nn.LazyLinear(hiddens, bias)
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, H, Q, K): before dropout, detached, rows sum to 1."""
+        inner = self.attention
+        weights = inner._shown(by_head=True) if isinstance(inner, AttentionModule) else inner.attention_weights
+        if weights.dim() == 4 and weights.shape[1] == self.num_heads:
+            return weights
+        # The child was called by itself, with the heads folded into the batch.
+        return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
+
+    def transpose_qkv(self, X: Tensor) -> Tensor:
+        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads."""
+        return masking.transpose_qkv(X, self.num_heads)
+
+    def transpose_output(self, X: Tensor) -> Tensor:
+        """The reverse of `transpose_qkv`."""
+        return masking.transpose_output(X, self.num_heads)
+
+    def _inner(self) -> Any:
+        return self._modules["attention"]
+
+    def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        queries, keys, values = plain_inputs(queries, keys, values)
+        materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
+        materialize_after(self.W_o, self.W_v)
+        linears = self.W_q, self.W_k, self.W_v, self.W_o
+        inner = self.attention
+        if is_standard(self):
+            out, inner._last = attend(
+                queries, keys, values, valid_lens, four(linears, "weight"), four(linears, "bias"), None,
+                self.num_heads, self.empty_rows, self._dropout_now(training),
+            )  # fmt: skip
+            return out
+        queries, keys, values = self.W_q(queries), self.W_k(keys), self.W_v(values)
+        if type(inner) is DotProductAttention and type(inner.dropout) is nn.Dropout and not has_hooks(inner):
+            p = self._dropout_now(training)
+            context, inner._last = attend(queries, keys, values, valid_lens, num_heads=self.num_heads,
+                                          empty_rows=self.empty_rows, dropout=p)  # fmt: skip
+            return self.W_o(context)
+        heads = [self.transpose_qkv(x) for x in (queries, keys, values)]
+        if valid_lens is not None:
+            valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
+        return self.W_o(self.transpose_output(inner(*heads, valid_lens)))
+
+
+class ProjectedKeys:
+    """Keys that have been through W_k of one AdditiveAttention; see `AdditiveAttention.project_keys`."""
+
+    __slots__ = ("tensor", "valid_lens")
+
+    def __init__(self, tensor: Tensor, valid_lens: Any) -> None:
+        self.tensor, self.valid_lens = tensor, valid_lens
+
+    @property
+    def shape(self) -> torch.Size:
+        """(B, K, num_hiddens)"""
+        return self.tensor.shape
+
+    def __repr__(self) -> str:
+        return f"ProjectedKeys(shape={tuple(self.shape)}, dtype={self.tensor.dtype})"
+
+
+class AdditiveAttention(AttentionModule):
+    """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
+
+    Both generations of the book's constructor:
+
+        AdditiveAttention(num_hiddens, dropout)                         d2l 1.0
+        AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17
+
+    with the keyword empty_rows of `MultiHeadAttention`.  Call: attention(queries (B, Q, query_size), keys
+    (B, K, key_size), values (B, K, Dv), valid_lens=None, *, training=None) gives (B, Q, Dv).  Arguments, types and
+    errors are those of `MultiHeadAttention`; `keys` may also be what `project_keys` gave.  `attention_weights`
+    is (B, Q, K).  Children in d2l's order: W_k, W_q, w_v, dropout.
+
+    >>> import torch, mha_c.torch
+    >>> attention = mha_c.torch.AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1)
+    >>> attention(torch.ones(2, 1, 20), torch.ones(2, 10, 2), torch.ones(2, 10, 4), torch.tensor([2, 6])).shape
+    torch.Size([2, 1, 4])
+
+    Unlike d2l's, it never builds the (B, Q, K, num_hiddens) tensor of features, forward or backward.
+    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
+    """
+
+    _roles = "W_q", "W_k", None, None
+    _scorer = "w_v"
+    FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
+
+    def __init__(self, *sizes: Any, empty_rows: str = "uniform", **named: Any) -> None:
+        given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
+        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
+        super().__init__(empty_rows)
+        self.W_k = linear(given, "key_size", hiddens, False)
+        self.W_q = linear(given, "query_size", hiddens, False)
+        self.w_v = nn.Linear(hiddens, 1, bias=False) if "key_size" in given else nn.LazyLinear(1, bias=False)
+        self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, Q, K): before dropout, detached, rows sum to 1."""
+        return self._shown(by_head=False)
+
+    def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
+        """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
+
+        keys (B, K, key_size).  The result takes the place of `keys` in a call, which then skips W_k; gradients
+        reach keys and W_k through it.  valid_lens, if given, holds for the calls that give none of their own.
+        Project again when W_k has changed.  d2l has no such call and projects the keys at each step.
+        """
+        (keys,) = plain_inputs(keys)
+        materialize((self.W_k, keys))
+        return ProjectedKeys(self.W_k(keys), valid_lens)
+
+    def _slowly(self, queries: Tensor, keys: Any, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        projected = type(keys) is ProjectedKeys
+        if projected:
+            valid_lens = keys.valid_lens if valid_lens is None else valid_lens
+            keys = keys.tensor
+        queries, keys, values = plain_inputs(queries, keys, values)
+        materialize((self.W_q, queries), *([] if projected else [(self.W_k, keys)]))
+        materialize_after(self.w_v, self.W_q)
+        if type(self.dropout) is not nn.Dropout or type(self.w_v) is not nn.Linear or has_hooks(self.w_v):
+            keys = keys if projected else self.W_k(keys)
+            return textbook(self, self.W_q(queries), keys, values, valid_lens, self.w_v)
+        weights = [self.W_q.weight, None if projected else self.W_k.weight]
+        if not is_standard(self):
+            queries, keys = self.W_q(queries), keys if projected else self.W_k(keys)
+            weights = [None, None]
+        out, self._last = attend(
+            queries, keys, values, valid_lens, (weights[0], weights[1], None, None), NONE, self.w_v.weight, 1,
+            self.empty_rows, self._dropout_now(training),
+        )  # fmt: skip
+        return out
+
+
+# --- What the layers share ----------------------------------------------------------------------------
+
+
+def linear(given: dict[str, Any], size: str, out_features: int, bias: bool) -> nn.Linear:
+    if size not in given:
+        return nn.LazyLinear(out_features, bias)
+    return nn.Linear(_arguments.whole(given[size], size), out_features, bias)
+
+
+def plain_inputs(*tensors: Any) -> Any:
+    """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
+    refuse_functorch()
+    names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
+    check_inputs(**dict(zip(names, tensors)))
+    for name, tensor in zip(names, tensors):
+        if tensor.dim() != 3:
+            raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(tensor.shape)}")
+    return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)
+
+
+def materialize(*pairs: tuple[nn.Module, Tensor]) -> None:
+    """Lazy projections get their size from what they will be given, in d2l's order (the order of the draws)."""
+    for module, rows in pairs:
+        if isinstance(module, nn.LazyLinear):
+            with torch.no_grad():
+                module(torch.empty(0, rows.shape[-1], dtype=module.weight.dtype))
+
+
+def materialize_after(module: nn.Module, before: nn.Module) -> None:
+    if isinstance(module, nn.LazyLinear):
+        materialize((module, torch.empty(0, before.out_features)))
+
+
+def four(linears: Any, name: str) -> Any:
+    return tuple(getattr(child, name) for child in linears)
+
+
+def textbook(
+    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, scorer: Optional[nn.Module] = None
+) -> Tensor:
+    """d2l's own lines in torch, for a dropout or a w_v that has been replaced by something else."""
+    if scorer is None:
+        scores = queries @ keys.transpose(1, 2) / max(queries.shape[-1], 1) ** 0.5
+    else:
+        scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
+    weights = masking.masked_softmax(scores, valid_lens, empty_rows=module.empty_rows)
+    module._last = ("weights", weights.detach().unsqueeze(1).clone().numpy()), weights.dtype
+    return module.dropout(weights) @ values

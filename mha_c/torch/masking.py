@@ -1,0 +1,86 @@
+"""The book's small functions around masks and heads for tensors, with gradients.
+
+masked_softmax, sequence_mask, transpose_qkv, transpose_output.  None of them modifies its argument.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _arguments
+from ..errors import ShapeError
+
+
+def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: str = "uniform") -> Tensor:
+    """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
+
+    X           scores (B, Q, K); any shape if valid_lens is None
+    valid_lens  None, (B,) or (B, Q), integers or floats (rounded up)
+    empty_rows  a row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0 ("zero")
+
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))
+    tensor([[[0.5000, 0.5000, 0.0000, 0.0000]]])
+
+    Unlike d2l's, it leaves X alone.  Source: d2l 11.3.1.
+    """
+    _arguments.empty_rows(empty_rows)
+    if valid_lens is None:
+        return torch.softmax(X, dim=-1)
+    if X.dim() != 3:
+        raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
+    lens = _lengths(valid_lens, "valid_lens", [(X.shape[0],), (X.shape[0], X.shape[1])])
+    lens = lens[:, None] if lens.dim() == 1 else lens
+    keep = torch.arange(X.shape[2], device=X.device) < lens[..., None]
+    empty = lens[..., None] <= 0
+    # An empty row is uniform: softmax of equal scores.  No -inf throughout a row, whose gradient would be NaN.
+    scores = torch.where(keep, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
+    weights = torch.softmax(scores, dim=-1)
+    return weights if empty_rows == "uniform" else torch.where(empty, torch.zeros((), dtype=X.dtype), weights)
+
+
+def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
+    """A copy of X (B, T) or (B, T, ...) in which everything at or beyond `valid_len` (B,) along axis 1 is `value`.
+
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.sequence_mask(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([1, 2]))
+    tensor([[1, 0, 0],
+            [4, 5, 0]])
+
+    Unlike d2l's, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
+    """
+    if X.dim() < 2:
+        raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
+    lens = _lengths(valid_len, "valid_len", [(X.shape[0],)])
+    drop = torch.arange(X.shape[1], device=X.device) >= lens[:, None]
+    return X.masked_fill(drop.reshape(*drop.shape, *[1] * (X.dim() - 2)), value)
+
+
+def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
+    """(B, T, H*d) -> (B*H, T, d): splits the features into H heads; row b*H + h is head h of item b.  d2l 11.5.2."""
+    if X.dim() != 3:
+        raise ShapeError(f"X must have shape (B, T, num_hiddens), got {tuple(X.shape)}")
+    if X.shape[2] % num_heads:
+        raise ShapeError(f"the last axis of X ({X.shape[2]}) must be divisible by num_heads ({num_heads})")
+    return X.unflatten(2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def transpose_output(X: Tensor, num_heads: int) -> Tensor:
+    """(B*H, T, d) -> (B, T, H*d): the reverse of `transpose_qkv`.  d2l 11.5.2."""
+    if X.dim() != 3:
+        raise ShapeError(f"X must have shape (B*num_heads, T, d), got {tuple(X.shape)}")
+    if X.shape[0] % num_heads:
+        raise ShapeError(f"the first axis of X ({X.shape[0]}) must be divisible by num_heads ({num_heads})")
+    return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)
+
+
+def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
+    lens = torch.as_tensor(value)
+    if lens.dtype is torch.bool or lens.is_complex():
+        raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
+    if tuple(lens.shape) not in shapes:
+        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(lens.shape)}")
+    return lens

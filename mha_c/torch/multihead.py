@@ -1,0 +1,106 @@
+"""nn.MultiheadAttention with the attention itself computed by the core: what `convert` puts in its place."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..errors import ShapeError
+from .functional import dot_product_attention
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch's own class and parameters (so its files load, and isinstance holds), another way to compute.
+
+    Constructor, parameters, arguments and results are those of nn.MultiheadAttention.  Differences: a query that
+    may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on its path); returned
+    weights are those before dropout, and carry no gradient.  add_bias_kv, add_zero_attn and nested tensors are
+    left to torch.
+
+    >>> import torch, mha_c.torch
+    >>> mha = mha_c.torch.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = torch.randn(3, 5, 8)
+    >>> out, weights = mha(x, x, x)
+    >>> out.shape, weights.shape
+    (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
+    """
+
+    @classmethod
+    def adopt(cls, module: nn.MultiheadAttention) -> MultiheadAttention:
+        """The same module, parameters included, as one of ours."""
+        twin = cls.__new__(cls)
+        twin.__dict__.update(module.__dict__)
+        for name in ("_parameters", "_modules", "_buffers"):
+            twin.__dict__[name] = dict(module.__dict__[name])
+        return twin
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+        if self.bias_k is not None or self.add_zero_attn or query.is_nested:
+            found: tuple[Tensor, Optional[Tensor]] = super().forward(
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+            )
+            return found
+        if is_causal and attn_mask is None:
+            raise RuntimeError("is_causal=True needs attn_mask as well, as in torch")
+        batched = query.dim() == 3
+        q, k, v = (x if batched else x.unsqueeze(0 if self.batch_first else 1) for x in (query, key, value))
+        if not self.batch_first:
+            q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v)]
+        keep, bias = self._masks(key_padding_mask, attn_mask, q, k.shape[1], heads[0].dtype)
+        out, *weights = _as_tuple(dot_product_attention(
+            heads[0], heads[1], heads[2], keep_mask=keep, bias=bias, dropout=self.dropout if self.training else 0.0,
+            return_weights=need_weights,
+        ))  # fmt: skip
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        out = out if self.batch_first else out.transpose(0, 1)
+        shown = weights[0].mean(1) if weights and average_attn_weights else weights[0] if weights else None
+        if not batched:
+            out = out.squeeze(0 if self.batch_first else 1)
+            shown = None if shown is None else shown.squeeze(0)
+        return out, shown
+
+    def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        if self._qkv_same_embed_dim:
+            weights: Any = self.in_proj_weight.chunk(3)
+        else:
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        if q is k is v and self._qkv_same_embed_dim:
+            return list(linear(q, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1))
+        return [linear(x, W, b) for x, W, b in zip((q, k, v), weights, biases)]
+
+    def _masks(
+        self, padding: Optional[Tensor], mask: Optional[Tensor], q: Tensor, n_keys: int, dtype: torch.dtype
+    ) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        """(keep_mask, bias): torch's True = drop turned round, float masks added."""
+        batch, n_queries = q.shape[0], q.shape[1]
+        keep = bias = None
+        if padding is not None:
+            padding = padding.reshape(-1, n_keys)
+            keep, bias = _keep_or_add(padding[:, None, None, :], keep, bias, dtype)
+        if mask is not None:
+            if mask.dim() == 3:
+                mask = mask.reshape(batch, self.num_heads, n_queries, n_keys)
+            elif tuple(mask.shape) != (n_queries, n_keys):
+                raise ShapeError(f"attn_mask must have shape {(n_queries, n_keys)}, got {tuple(mask.shape)}")
+            keep, bias = _keep_or_add(mask if mask.dim() == 4 else mask[None, None], keep, bias, dtype)
+        return keep, bias
+
+
+def _keep_or_add(mask: Tensor, keep: Any, bias: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    if mask.dtype is torch.bool:
+        return (~mask if keep is None else keep & ~mask), bias
+    mask = mask.to(dtype)
+    return keep, (mask if bias is None else bias + mask)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

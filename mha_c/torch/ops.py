@@ -1,0 +1,239 @@
+"""The same calls as operators of torch's dispatcher, for torch.compile, torch.export and torch.jit.trace.
+
+Eager calls go to the core by a shorter way (`autograd.py`).  An operator has as many results as its schema says:
+what is not there is an empty tensor.  `available()` tells whether this torch is new enough (2.4).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._core import (
+    attention_backward,
+    attention_forward,
+    isa,
+    layer_backward,
+    layer_forward_training,
+    pack_linear,
+    saved_weights,
+)  # fmt: skip
+from ._tensors import array, follow_threads, lengths, optional_array
+
+N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
+_LAYER = (
+    "Tensor queries, Tensor keys, Tensor values, Tensor? valid_lens, Tensor? W_q, Tensor? W_k, Tensor? W_v, "
+    "Tensor? W_o, Tensor? b_q, Tensor? b_k, Tensor? b_v, Tensor? b_o, Tensor? w_v, int num_heads, str empty_rows, "
+    "float dropout, Tensor? seed"
+)
+_ATTENTION = (
+    "Tensor q, Tensor k, Tensor v, Tensor? w_v, Tensor? valid_lens, Tensor? keep_mask, Tensor? bias, str? causal, "
+    "int left, int right, float? scale, float dropout, Tensor? seed, str empty_rows"
+)
+SCHEMAS = {
+    "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
+    "layer_backward": f"(Tensor grad_out, Tensor out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
+    f"bool[] needs) -> ({', '.join(['Tensor'] * 12)})",
+    "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor row_max, Tensor row_sum, Tensor lens, int num_heads, "
+    "str empty_rows) -> Tensor",
+    "attention": f"({_ATTENTION}, bool return_weights, bool return_lse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "attention_backward": f"(Tensor grad_out, Tensor out, Tensor row_max, Tensor row_sum, {_ATTENTION}, bool bias_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+}
+
+
+def available() -> bool:
+    return all(hasattr(torch.library, name) for name in ("define", "impl", "register_fake", "register_autograd"))
+
+
+def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
+    return torch.from_numpy(value) if value is not None else like.new_empty(0, dtype=dtype or like.dtype)
+
+
+def _seed(seed: Optional[Tensor]) -> int:
+    return 0 if seed is None else int(seed.item())
+
+
+def _lens(lens: Tensor) -> Any:
+    return lens.numpy() if lens.numel() else None
+
+
+# --- A whole layer ----------------------------------------------------------------------------------
+
+
+def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
+    *parameters, w_v, num_heads, empty_rows, dropout, seed = rest
+    follow_threads()
+    projections: Any = tuple(
+        None if W is None else (pack_linear(array(W)), optional_array(b), tuple(W.shape))
+        for W, b in zip(parameters[:4], parameters[4:])
+    )
+    out, _, tape = layer_forward_training(
+        array(queries), array(keys), array(values), lengths(valid_lens), projections,
+        None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout, _seed(seed),
+    )  # fmt: skip
+    *parts, lens = tape
+    if lens is None and valid_lens is not None:  # lengths that leave every key are not kept
+        lens = np.full(tuple(valid_lens.shape), keys.shape[1])
+    return (torch.from_numpy(out), *[_tensor(part, queries) for part in parts], _tensor(lens, queries, torch.int64))
+
+
+def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
+    (W_q, W_k, W_v, W_o, *_), num_heads = rest[:8], rest[9]
+    batch, n_queries, _ = queries.shape
+    n_keys = keys.shape[1]
+    features = values.shape[2] if W_v is None else W_v.shape[0]
+    out = queries.new_empty(batch, n_queries, features if W_o is None else W_o.shape[0])
+
+    def projected(W: Optional[Tensor], rows: Any, size: Any) -> Tensor:
+        return queries.new_empty(0) if W is None else queries.new_empty(batch, rows, size)
+
+    q, k, v = (projected(W, n, W is not None and W.shape[0]) for W, n in
+               ((W_q, n_queries), (W_k, n_keys), (W_v, n_keys)))  # fmt: skip
+    context = projected(W_o, n_queries, features)
+    rows = batch, num_heads, n_queries
+    lens_shape = (0,) if valid_lens is None else valid_lens.shape
+    lens = queries.new_empty(lens_shape, dtype=torch.int64)
+    return out, q, k, v, context, queries.new_empty(rows), queries.new_empty(rows), lens
+
+
+def _layer_grads(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
+    queries, keys, values, _, *parameters, w_v, num_heads, empty_rows, dropout, seed = layer
+    follow_threads()
+    parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
+    if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then an empty part of the tape is a real one
+        parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
+    weights_given: Any = tuple(optional_array(W) for W in parameters[:4])
+    flags: Any = tuple(needs[:3]), tuple(needs[3:7]), tuple(needs[7:11])
+    inputs, weights, biases, of_w_v = layer_backward(
+        array(grad_out), array(out), parts, array(queries), array(keys), array(values),
+        weights_given, None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout, _seed(seed), *flags,
+    )  # fmt: skip
+    of_w_v = None if of_w_v is None else of_w_v.reshape(1, -1)
+    return tuple(_tensor(grad, queries) for grad in (*inputs, *weights, *biases, of_w_v))
+
+
+def _layer_grads_fake(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    layer, needs = rest[N_TAPE:-1], rest[-1]
+    queries, keys, values, _, *parameters = layer
+    results = (queries, keys, values, *parameters[:8], parameters[8])
+    wanted = (*needs[:11], parameters[8] is not None)
+    return tuple(queries.new_empty(x.shape if want and x is not None else (0,)) for x, want in zip(results, wanted))
+
+
+def _layer_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors = (*inputs[:13], inputs[16])
+    ctx.save_for_backward(*tensors, *output)
+    ctx.options = inputs[13:16]
+    ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13])]
+
+
+def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
+    *inputs, seed, out = ctx.saved_tensors[:15]
+    tape = ctx.saved_tensors[15:]
+    grads = torch.ops.mha_c.layer_backward(grad_out, out, *tape, *inputs, *ctx.options, seed, ctx.needs)
+    found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
+    return (*found[:3], None, *found[3:12], None, None, None, None)
+
+
+def _weights(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, row_sum: Tensor, lens: Tensor, *rest: Any) -> Tensor:
+    num_heads, empty_rows = rest
+    follow_threads()
+    return torch.from_numpy(saved_weights(recompute(q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows)))
+
+
+def recompute(
+    q: Tensor, k: Tensor, w_v: Optional[Tensor], row_max: Tensor, row_sum: Tensor, lens: Tensor, num_heads: int,
+    empty_rows: str,
+) -> Any:  # fmt: skip
+    """What _core.saved_weights takes, from the tape of a layer."""
+    scorer = None if w_v is None else np.ascontiguousarray(array(w_v)[0])
+    arrays = (np.ascontiguousarray(array(x)) for x in (q, k))
+    return ("recompute", isa(), *arrays, scorer, array(row_max), array(row_sum), _lens(lens), num_heads, empty_rows)
+
+
+def _weights_fake(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(*row_max.shape, k.shape[1])
+
+
+# --- Attention on q, k, v as given ------------------------------------------------------------------
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    *options, want_weights, want_lse = rest
+    w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows = options
+    follow_threads()
+    out, weights, lse, (row_max, row_sum) = attention_forward(
+        array(q), array(k), array(v), optional_array(w_v), lengths(valid_lens), optional_array(keep_mask),
+        optional_array(bias), causal, left, right, scale, dropout, _seed(seed), empty_rows, want_weights, want_lse,
+        return_stats=True,
+    )  # fmt: skip
+    return (torch.from_numpy(out), *[_tensor(x, q) for x in (weights, lse, row_max, row_sum)])
+
+
+def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    want_weights, want_lse = rest[-2:]
+    rows = q.shape[:-1]
+    weights = q.new_empty((*rows, k.shape[-2]) if want_weights else (0,))
+    lse = q.new_empty(rows if want_lse else (0,))
+    return q.new_empty(*rows, v.shape[-1]), weights, lse, q.new_empty(rows), q.new_empty(rows)
+
+
+def _attention_grads(
+    grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows, bias_grad = rest
+    follow_threads()
+    grads = attention_backward(
+        array(grad_out), array(out), (array(row_max), array(row_sum)), array(q), array(k), array(v),
+        optional_array(w_v), lengths(valid_lens), optional_array(keep_mask), optional_array(bias), causal, left, right,
+        scale, dropout, _seed(seed), empty_rows, bias_grad,
+    )  # fmt: skip
+    return tuple(_tensor(grad, q) for grad in grads)
+
+
+def _attention_grads_fake(grad_out: Tensor, out: Tensor, m: Tensor, s: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    q, k, v, w_v, _, _, bias = rest[:7]
+    others = (w_v, bias if rest[-1] else None)
+    return (*[x.new_empty(x.shape) for x in (q, k, v)], *[q.new_empty(0 if x is None else x.shape) for x in others])
+
+
+def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:7], inputs[12], output[0], output[3], output[4])
+    ctx.options = (*inputs[7:12], inputs[13])
+    ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:4], inputs[6])]
+
+
+def _attention_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
+    *inputs, seed, out, row_max, row_sum = ctx.saved_tensors
+    *options, empty_rows = ctx.options
+    grads = torch.ops.mha_c.attention_backward(
+        grad_out, out, row_max, row_sum, *inputs, *options, seed, empty_rows, ctx.needs[4]
+    )
+    found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
+    return (*found[:4], None, None, found[4], *[None] * 9)
+
+
+def _register() -> None:
+    library = torch.library
+    kernels = {
+        "layer": (_layer, _layer_fake),
+        "layer_backward": (_layer_grads, _layer_grads_fake),
+        "weights": (_weights, _weights_fake),
+        "attention": (_attention, _attention_fake),
+        "attention_backward": (_attention_grads, _attention_grads_fake),
+    }
+    for name, (kernel, fake) in kernels.items():
+        library.define(f"mha_c::{name}", SCHEMAS[name])
+        library.impl(f"mha_c::{name}", "cpu", kernel)
+        library.register_fake(f"mha_c::{name}", fake)
+    library.register_autograd("mha_c::layer", _layer_autograd, setup_context=_layer_setup)
+    library.register_autograd("mha_c::attention", _attention_autograd, setup_context=_attention_setup)
+
+
+if available():
+    _register()

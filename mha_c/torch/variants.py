@@ -1,0 +1,183 @@
+"""Attention layers of other systems as torch modules, under their own names and contracts, on the same C core.
+
+scaled_dot_product_attention, MultiHeadedSelfAttention, SelfAttentionAISummer, MultiHeadSelfAttentionAISummer.
+Parameters are real nn.Linear children with the originals' names, so that state_dicts load both ways.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import _arguments
+from ..errors import ShapeError
+from ._layer import NONE, attend, weights_of
+from ._tensors import check_inputs
+from .functional import dot_product_attention
+from .layers import four
+
+if TYPE_CHECKING:
+    from ..viz.page import Page
+
+__all__ = [
+    "MultiHeadSelfAttentionAISummer",
+    "MultiHeadedSelfAttention",
+    "SelfAttentionAISummer",
+    "scaled_dot_product_attention",
+]
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
+
+    query (..., Q, d), key (..., K, d), value (..., K, Dv) -> context (..., Q, Dv), weights (..., Q, K).  Leading
+    axes broadcast.  The weights carry no gradient.
+
+    >>> import torch
+    >>> from mha_c.torch import variants
+    >>> context, weights = variants.scaled_dot_product_attention(torch.ones(5, 3), torch.ones(4, 3), torch.ones(4, 2))
+    >>> context.shape, weights.shape
+    (torch.Size([5, 2]), torch.Size([5, 4]))
+    """
+    check_inputs(query=query, key=key, value=value)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() < 2:
+            raise ShapeError(f"{name} must have shape (..., rows, features), got {tuple(x.shape)}")
+    try:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    except RuntimeError:
+        raise ShapeError(
+            f"the leading axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} "
+            f"do not broadcast"
+        ) from None
+    n_items = 1
+    for size in leading:
+        n_items *= size
+    items = [x.expand(*leading, *x.shape[-2:]).reshape(n_items, *x.shape[-2:]) for x in (query, key, value)]
+    out, weights = dot_product_attention(items[0], items[1], items[2], return_weights=True)
+    return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
+
+
+class MultiHeadedSelfAttention(nn.Module):
+    """Multi-head self-attention of one argument, four projections without biases.
+
+    MultiHeadedSelfAttention(d_model, num_heads); num_heads divides d_model.  Call: layer(x (B, T, d_model)) gives
+    (B, T, d_model); `attention_weights` is then (B, num_heads, T, T), detached.
+
+    >>> import torch
+    >>> from mha_c.torch import variants
+    >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(torch.ones(1, 3, 8)).shape
+    torch.Size([1, 3, 8])
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.d_model, self.num_heads = _arguments.whole(d_model, "d_model"), _arguments.whole(num_heads, "num_heads")
+        if d_model % num_heads:
+            raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
+        self.query_projection = nn.Linear(d_model, d_model, bias=False)
+        self.key_projection = nn.Linear(d_model, d_model, bias=False)
+        self.value_projection = nn.Linear(d_model, d_model, bias=False)
+        self.final_linear_layer = nn.Linear(d_model, d_model, bias=False)
+        self._last: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        _need_features(x, self.d_model)
+        linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
+        out, self._last = attend(x, x, x, None, four(linears, "weight"), NONE, None, self.num_heads)
+        return out
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, H, T, T)."""
+        if self.__dict__.get("_last") is None:
+            raise RuntimeError("no attention_weights yet: call the layer first, then read them")
+        return weights_of(self._last, by_head=True)
+
+    def view(self, tokens: Any = None, **options: Any) -> Page:
+        """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options."""
+        from ..viz import view
+
+        return view(self, tokens, **options)
+
+
+class SelfAttentionAISummer(nn.Module):
+    """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
+
+    SelfAttentionAISummer(dim).  Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with
+    **True = drop**, the contrary of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).
+    Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
+
+    >>> import torch
+    >>> from mha_c.torch import variants
+    >>> causal = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    >>> variants.SelfAttentionAISummer(4)(torch.ones(2, 3, 4), mask=causal).shape
+    torch.Size([2, 3, 4])
+
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = _arguments.whole(dim, "dim")
+        self.to_qvk = nn.Linear(dim, 3 * dim, bias=False)
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        _need_features(x, self.dim)
+        return _attend(self.to_qvk(x), mask, 1, self.dim)[:, 0]
+
+
+class MultiHeadSelfAttentionAISummer(nn.Module):
+    """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
+
+    MultiHeadSelfAttentionAISummer(dim, heads=8, dim_head=None); dim_head is dim // heads unless given.  Call:
+    layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
+    Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
+    query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
+
+    >>> import torch
+    >>> from mha_c.torch import variants
+    >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(torch.ones(2, 3, 16)).shape
+    torch.Size([2, 3, 16])
+
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
+    """
+
+    def __init__(self, dim: int, heads: int = 8, dim_head: Optional[int] = None) -> None:
+        super().__init__()
+        self.dim, self.heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
+        if dim_head is None and dim < heads:
+            raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
+        self.dim_head = dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
+        self.to_qvk = nn.Linear(dim, 3 * self.heads * self.dim_head, bias=False)
+        self.W_0 = nn.Linear(self.heads * self.dim_head, dim, bias=False)
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        _need_features(x, self.dim)
+        out = _attend(self.to_qvk(x), mask, self.heads, self.dim_head)
+        return self.W_0(out.transpose(1, 2).flatten(2))
+
+
+def _attend(features: Tensor, mask: Optional[Tensor], heads: int, dim_head: int) -> Tensor:
+    """(B, heads, T, dim_head) from features (d, i, h) of one projection."""
+    steps = features.shape[1]
+    keep = None
+    if mask is not None:
+        mask = torch.as_tensor(mask)
+        if mask.dtype is not torch.bool:
+            raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
+        if tuple(mask.shape) != (steps, steps):
+            raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
+        keep = ~mask
+    # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
+    q, k, v = features.unflatten(2, (dim_head, 3, heads)).permute(3, 0, 4, 1, 2).contiguous().unbind(0)
+    out: Tensor = dot_product_attention(q, k, v, keep_mask=keep, scale=dim_head**-0.5)
+    return out
+
+
+def _need_features(x: Tensor, features: int) -> None:
+    check_inputs(x=x)
+    if x.dim() != 3 or x.shape[2] != features:
+        raise ShapeError(f"x must have shape (B, T, {features}), got {tuple(x.shape)}")
