@@ -1,0 +1,216 @@
+/*
+ * cases.h: calls of every entry point for given sizes, with operands in guarded memory: for test_guards.c and
+ * test_failures.c.  Which masks and options a case has follows from its sizes.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#ifndef CASES_H
+#define CASES_H
+
+#include "guarded.h"
+
+#define CHECK(ok, ...)                                                                                                 \
+    do {                                                                                                               \
+        if (!(ok) && n_failed++ < 20) {                                                                                \
+            printf("failed: " __VA_ARGS__);                                                                            \
+            putchar('\n');                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
+enum { MOST = 130 }; /* sizes go up to this */
+
+static int n_failed;
+static mha_dtype dtype; /* of all operands of this round */
+
+/* An operand whose address is reckoned from a row that is not its first; the rows before need not exist. */
+static const void *
+rows_before(const void *x, size_t n)
+{
+    return (const void *)((uintptr_t)x - n * size_of(dtype));
+}
+
+/* --- Attention ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    mha_attention_args args;
+    mha_attention_grads grads;
+    size_t n_q, n_k, n_v, n_out, n_scores, n_rows;
+} attention_case;
+
+static void
+place_masks(attention_case *c, size_t variant)
+{
+    mha_attention_args *a = &c->args;
+    const size_t B = a->batch, Q = a->queries, K = a->keys;
+    const ptrdiff_t q = (ptrdiff_t)Q, k = (ptrdiff_t)K;
+
+    a->visible = (mha_visibility){NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    if (variant & 1) {
+        const size_t per_batch = variant & 2 ? Q : 1;
+        int64_t *lens = guarded(B * per_batch * sizeof *lens);
+        for (size_t i = 0; i < B * per_batch; i++) {
+            lens[i] = (int64_t)((i * 31 + variant) % (K + 3)) - 1;
+        }
+        a->visible.valid_lens = lens;
+        a->visible.lens_per_batch = per_batch;
+    }
+    if (variant & 4) {
+        a->visible.causal = variant & 1 ? MHA_CAUSAL_TOP_LEFT : MHA_CAUSAL_BOTTOM_RIGHT;
+    }
+    if (variant % 3 == 1) {
+        uint8_t *keep = guarded(B * Q * K);
+        for (size_t i = 0; i < B * Q * K; i++) {
+            keep[i] = i % 5 != 0;
+        }
+        a->keep_mask = (mha_mask){keep, q * k, 0, k, 1};
+    }
+    if (variant % 3 == 2) {
+        a->bias = (mha_mask){numbers(dtype, a->heads * Q * K), 0, q * k, k, 1};
+        c->grads.grad_bias = (mha_mask_result){room(dtype, a->heads * Q * K), 0, q * k, k, 1};
+    }
+    a->dropout = variant % 5 == 0 ? 0.3 : 0.0;
+    a->empty_rows = variant % 7 < 3 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+}
+
+static attention_case
+attention_of(size_t D, size_t K, int additive)
+{
+    const size_t variant = D * 7 + K * 3 + (size_t)additive;
+    attention_case c = {.args = {.dtype = dtype, .batch = 2, .heads = 2, .kv_heads = 1 + variant % 2,
+                                 .queries = 1 + variant % 19, .keys = K, .head_dim = D, .value_dim = MOST + 1 - D,
+                                 .scale = 0.25, .seed = 7}};
+    mha_attention_args *a = &c.args;
+    const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)a->value_dim, q = (ptrdiff_t)a->queries, k = (ptrdiff_t)K;
+    const ptrdiff_t h = 2, kv = (ptrdiff_t)a->kv_heads;
+
+    c.n_rows = 4 * a->queries;
+    c.n_q = c.n_rows * D;
+    c.n_k = 2 * a->kv_heads * K * D;
+    c.n_v = 2 * a->kv_heads * K * a->value_dim;
+    c.n_out = c.n_rows * a->value_dim;
+    c.n_scores = c.n_rows * K;
+    a->q = (mha_operand){numbers(dtype, c.n_q), h * q * d, q * d, d};
+    a->k = (mha_operand){numbers(dtype, c.n_k), kv * k * d, k * d, d};
+    a->v = (mha_operand){numbers(dtype, c.n_v), kv * k * dv, k * dv, dv};
+    a->out = (mha_result){room(dtype, c.n_out), h * q * dv, q * dv, dv};
+    a->additive_weights = additive ? numbers(dtype, D) : NULL;
+    a->weights = room(dtype, c.n_scores);
+    a->row_max = room(dtype, c.n_rows);
+    a->row_sum = room(dtype, c.n_rows);
+    a->lse = room(dtype, c.n_rows);
+    place_masks(&c, variant);
+    c.grads.out = (mha_operand){a->out.data, h * q * dv, q * dv, dv};
+    c.grads.grad_out = (mha_operand){numbers(dtype, c.n_out), h * q * dv, q * dv, dv};
+    c.grads.grad_q = (mha_result){room(dtype, c.n_q), h * q * d, q * d, d};
+    c.grads.grad_k = (mha_result){room(dtype, c.n_k), kv * k * d, k * d, d};
+    c.grads.grad_v = (mha_result){room(dtype, c.n_v), kv * k * dv, k * dv, dv};
+    c.grads.grad_additive_weights = additive ? room(dtype, D) : NULL;
+    return c;
+}
+
+/*
+ * K keys count, and as many more do not: those lie behind the end, by their length, or before the start, by a window.
+ * Two heads side by side in each row, so that the visible rows are one piece of memory.
+ */
+static void
+hide_keys(mha_visibility *visible, size_t queries, size_t K)
+{
+    if (guard.at_end) {
+        int64_t *lens = guarded(sizeof *lens);
+        *lens = (int64_t)K;
+        *visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    } else { /* the first query is query 0 of 2K keys counted from the lower right: it sees K - queries back */
+        const int64_t left = (int64_t)K - (int64_t)queries;
+        *visible = (mha_visibility){NULL, 0, MHA_CAUSAL_BOTTOM_RIGHT, left, MHA_NO_LIMIT};
+    }
+}
+
+/* --- Projections and layers ------------------------------------------------------------------------- */
+
+static mha_linear
+projection(size_t out_features, size_t in_features, const void **weight_ret)
+{
+    const void *weight = numbers(dtype, out_features * in_features);
+    size_t n = 0;
+
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n) == MHA_OK, "%s: size", guard.doing);
+    void *packed = room(dtype, n);
+    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, packed) == MHA_OK,
+          "%s: pack", guard.doing);
+    *weight_ret = weight;
+    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features};
+}
+
+typedef struct {
+    mha_layer_args args;
+    mha_layer_grads grads; /* `forward` is set by whoever runs it: the struct may move until then */
+    size_t n_queries, n_keys, n_out;
+} layer_case;
+
+static void
+place_layer_results(layer_case *c, size_t hiddens)
+{
+    mha_layer_args *a = &c->args;
+    mha_layer_grads *g = &c->grads;
+    const mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+
+    a->q_projected = room(dtype, c->n_queries * hiddens);
+    a->k_projected = room(dtype, c->n_keys * hiddens);
+    a->row_max = room(dtype, c->n_queries * a->num_heads);
+    a->row_sum = room(dtype, c->n_queries * a->num_heads);
+    a->weights = room(dtype, c->n_queries * a->num_heads * a->keys);
+    a->out = room(dtype, c->n_out);
+    g->grad_out = numbers(dtype, c->n_out);
+    g->grad_queries = room(dtype, c->n_queries * a->query_size);
+    g->grad_keys = room(dtype, c->n_keys * a->key_size);
+    g->grad_values = room(dtype, c->n_keys * a->value_size);
+    for (int i = 0; i < 4; i++) {
+        g->grad_weight[i] = room(dtype, linears[i]->out_features * linears[i]->in_features);
+        g->grad_bias[i] = room(dtype, linears[i]->out_features);
+    }
+}
+
+/* Two items of K keys; or, if `hides`, one whose further keys lie on the forbidden page. */
+static layer_case
+layer_of(size_t D, size_t K, int is_additive, int hides)
+{
+    const size_t batch = hides ? 1 : 2, Q = 1 + (D + K) % (K < 5 ? K : 5), hidden = hides && !guard.at_end ? K : 0;
+    const size_t key_size = MOST + 1 - D, value_size = 1 + K % 37;
+    const size_t hiddens = 2 * (1 + (D + K) % 33), outputs = 1 + K % 21;
+    const void *k = numbers(dtype, batch * K * key_size), *v = numbers(dtype, batch * K * value_size);
+    layer_case c = {.n_queries = batch * Q, .n_keys = batch * (hides ? 2 * K : K)};
+
+    c.args = (mha_layer_args){
+        .dtype = dtype, .batch = batch, .queries = Q, .keys = c.n_keys / batch, .num_heads = is_additive ? 1 : 2,
+        .query_size = D, .key_size = key_size, .value_size = value_size,
+        .query_rows = {numbers(dtype, c.n_queries * D), (ptrdiff_t)(Q * D), 0, (ptrdiff_t)D},
+        .key_rows = {rows_before(k, hidden * key_size), (ptrdiff_t)(K * key_size), 0, (ptrdiff_t)key_size},
+        .value_rows = {rows_before(v, hidden * value_size), (ptrdiff_t)(K * value_size), 0, (ptrdiff_t)value_size},
+        .W_q = projection(hiddens, D, &c.grads.weight[0]),
+        .W_k = projection(hiddens, key_size, &c.grads.weight[1]),
+        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
+    };
+    if (is_additive) {
+        c.args.additive_weights = numbers(dtype, hiddens);
+        c.grads.grad_additive_weights = room(dtype, hiddens);
+        c.n_out = c.n_queries * value_size;
+    } else {
+        c.args.W_v = projection(hiddens, value_size, &c.grads.weight[2]);
+        c.args.W_o = projection(outputs, hiddens, &c.grads.weight[3]);
+        c.args.v_projected = room(dtype, c.n_keys * hiddens);
+        c.args.context = room(dtype, c.n_queries * hiddens);
+        c.n_out = c.n_queries * outputs;
+    }
+    if (hides) {
+        hide_keys(&c.args.visible, Q, K);
+    } else if (D % 2 == 0) {
+        int64_t *lens = guarded(2 * sizeof *lens);
+        lens[0] = (int64_t)(D % (K + 2));
+        lens[1] = (int64_t)(D * 3 % (K + 2));
+        c.args.visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+        c.args.empty_rows = D % 4 == 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+    }
+    place_layer_results(&c, hiddens);
+    return c;
+}
+
+#endif

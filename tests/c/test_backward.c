@@ -1,0 +1,345 @@
+/*
+ * test_backward.c: gradients of attention, projections and whole layers against the textbook and against differences,
+ * on drawn sizes, strides and masks, for every instruction set of this CPU and both number types.
+ *
+ *     test_backward [quick]
+ *
+ * Results are NaN before each call, so that what is not written shows; the number of threads changes no bit.
+ */
+#include "textbook_backward.h"
+
+/* --- Attention ------------------------------------------------------------------------------- */
+
+static void
+test_draw(mha_dtype dtype, size_t draw, size_t most)
+{
+    state = draw * 7919 + 29;
+    backward_call b = with_backward(draw_call(dtype, most));
+    const size_t item = size_of(dtype);
+    void *serial[N_GRADS];
+
+    mha_threads_set(1);
+    CHECK(run_both(&b) == MHA_OK, "backward, draw %zu", draw);
+    for (int i = 0; i < N_GRADS; i++) {
+        serial[i] = copy_of(b.got[i], b.n[i] * item);
+        for (size_t n = 0; n < b.n[i]; n++) {
+            const double got = get(dtype, b.got[i], n), exact = b.exact[i][n];
+            if (!(fabs(got - exact) <= backward_tolerance(&b))) {
+                CHECK(0, "%s %s draw %zu, %s[%zu]: %.9g, should be %.9g", mha_isa_name(mha_isa_active()),
+                      dtype == MHA_F64 ? "float64" : "float32", draw, grad_names[i], n, got, exact);
+                break;
+            }
+        }
+    }
+    mha_threads_set(3);
+    CHECK(mha_attention_backward(&b.call.args, &b.grads) == MHA_OK, "three threads, draw %zu", draw);
+    for (int i = 0; i < N_GRADS; i++) {
+        CHECK(memcmp(serial[i], b.got[i], b.n[i] * item) == 0, "three threads change %s, draw %zu", grad_names[i], draw);
+        free(serial[i]);
+    }
+    release_backward(&b);
+}
+
+/* A bias shared by items, heads, queries or keys: its gradient is the sum of what the whole one's would be. */
+static void
+test_broadcast_bias(mha_dtype dtype, size_t draw)
+{
+    state = draw * 31 + 7;
+    attention_call call = draw_call(dtype, 140);
+    free(call.bias);
+    mha_attention_args *a = &call.args;
+    const size_t H = a->heads, Q = a->queries, K = a->keys, kept = draw % 8;
+    const size_t rows = kept & 1 ? Q : 1, cols = kept & 2 ? K : 1, heads = kept & 4 ? H : 1, n = heads * rows * cols;
+    call.bias = numbers(dtype, n, 1.0);
+    a->bias = (mha_mask){call.bias, 0, kept & 4 ? (ptrdiff_t)(rows * cols) : 0, kept & 1 ? (ptrdiff_t)cols : 0,
+                         kept & 2 ? 1 : 0};
+    backward_call b = with_backward(call);
+    void *narrow = memset(allocate(n * size_of(dtype)), 0xff, n * size_of(dtype));
+    double *sums = allocate(n * sizeof *sums);
+    b.grads.grad_bias = (mha_mask_result){narrow, 0, b.call.args.bias.head_stride, b.call.args.bias.query_stride,
+                                          b.call.args.bias.key_stride};
+    CHECK(run_both(&b) == MHA_OK, "broadcast bias, draw %zu", draw);
+    memset(sums, 0, n * sizeof *sums);
+    for (size_t i = 0; i < b.n[OF_BIAS]; i++) {
+        const size_t h = i / K / Q, q = i / K % Q, k = i % K;
+        sums[((kept & 4 ? h : 0) * rows + (kept & 1 ? q : 0)) * cols + (kept & 2 ? k : 0)] += b.exact[OF_BIAS][i];
+    }
+    for (size_t i = 0; i < n && Q * K > 0; i++) {
+        const double tolerance = backward_tolerance(&b) * (double)(1 + H * Q * K / n);
+        CHECK(fabs(get(dtype, narrow, i) - sums[i]) <= tolerance, "broadcast bias, draw %zu [%zu]: %.9g, should be %.9g",
+              draw, i, get(dtype, narrow, i), sums[i]);
+    }
+    free(sums);
+    free(narrow);
+    release_backward(&b);
+}
+
+/* --- Projections -------------------------------------------------------------------------------- */
+
+static void
+test_linear(mha_dtype dtype, size_t draw)
+{
+    state = draw * 104729 + 5;
+    const size_t rows = draw_size(130), outputs = draw_size(130), inputs = draw_size(300), gap = below(3);
+    void *x = numbers(dtype, rows * (inputs + gap), 1.0), *weight = numbers(dtype, outputs * inputs, 1.0);
+    void *grad_y = numbers(dtype, rows * (outputs + gap), 1.0);
+    void *grad_x = numbers(dtype, rows * inputs, 1.0), *grad_weight = numbers(dtype, outputs * inputs, 1.0);
+    void *grad_bias = numbers(dtype, outputs, 1.0);
+    const mha_linear_grads grads = {dtype, rows, outputs, inputs, x, weight, grad_y, (ptrdiff_t)(inputs + gap),
+                                    (ptrdiff_t)(outputs + gap), grad_x, grad_weight, grad_bias};
+    /* n products of numbers below 1, each rounded: as in test_attention.c. */
+    const double unit = dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON;
+    const double tolerance = 4 * unit * (2 + (double)(rows + outputs));
+
+    CHECK(mha_linear_backward(&grads) == MHA_OK, "linear backward, draw %zu", draw);
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < inputs; i++) {
+            double sum = 0;
+            for (size_t o = 0; o < outputs; o++) {
+                sum += get(dtype, grad_y, r * (outputs + gap) + o) * get(dtype, weight, o * inputs + i);
+            }
+            CHECK(fabs(get(dtype, grad_x, r * inputs + i) - sum) <= tolerance, "grad_x, draw %zu", draw);
+        }
+    }
+    for (size_t o = 0; o < outputs; o++) {
+        double column = 0;
+        for (size_t i = 0; i <= inputs; i++) { /* the last is the bias */
+            double sum = 0;
+            for (size_t r = 0; r < rows; r++) {
+                const double g = get(dtype, grad_y, r * (outputs + gap) + o);
+                sum += i < inputs ? g * get(dtype, x, r * (inputs + gap) + i) : 0;
+                column += i < inputs ? 0 : g;
+            }
+            CHECK(i == inputs || fabs(get(dtype, grad_weight, o * inputs + i) - sum) <= tolerance, "grad_weight, draw %zu",
+                  draw);
+        }
+        CHECK(fabs(get(dtype, grad_bias, o) - column) <= tolerance, "grad_bias, draw %zu", draw);
+    }
+    free(x);
+    free(weight);
+    free(grad_y);
+    free(grad_x);
+    free(grad_weight);
+    free(grad_bias);
+}
+
+/* --- Layers --------------------------------------------------------------------------------------- */
+
+/* Everything a layer reads that has a gradient: inputs, weights, biases, additive weights. */
+enum { N_INPUTS = 3, N_WEIGHTS = 4, N_PARTS = N_INPUTS + 2 * N_WEIGHTS + 1, OF_ADDITIVE = N_PARTS - 1 };
+
+typedef struct {
+    mha_layer_args args;
+    mha_layer_grads grads;
+    size_t n[N_PARTS], n_out;
+    double *x[N_PARTS];  /* the numbers, kept in double */
+    void *narrow[N_PARTS], *got[N_PARTS], *grad_out, *kept[8];
+    mha_linear *linears[N_WEIGHTS];
+} layer_call;
+
+static void
+describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
+{
+    mha_layer_args *a = &c->args;
+    const int additive = (int)below(3) == 0, has[N_WEIGHTS] = {below(4) != 0, below(4) != 0, !additive && below(4) != 0,
+                                                               !additive && below(3) != 0};
+    const size_t heads = additive ? 1 : 1 + below(3), hiddens = heads * (1 + below(12));
+
+    *a = (mha_layer_args){.dtype = dtype, .batch = 1 + below(3), .queries = 1 + below(9), .keys = 1 + below(70),
+                          .num_heads = heads, .query_size = has[0] ? 1 + below(20) : hiddens,
+                          .key_size = has[1] ? 1 + below(20) : hiddens,
+                          .value_size = has[2] ? 1 + below(20) : heads * (1 + below(9))};
+    const size_t sizes[N_INPUTS] = {a->query_size, a->key_size, a->value_size};
+    const size_t value_features = has[2] ? heads * (1 + draw % 7) : a->value_size;
+    const size_t outputs[N_WEIGHTS] = {hiddens, hiddens, value_features, has[3] ? 1 + below(20) : value_features};
+
+    c->linears[0] = &a->W_q;
+    c->linears[1] = &a->W_k;
+    c->linears[2] = &a->W_v;
+    c->linears[3] = &a->W_o;
+    for (size_t i = 0; i < N_WEIGHTS; i++) {
+        const size_t in = i < N_INPUTS ? sizes[i] : value_features;
+        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in}; /* packed: later */
+        c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
+        c->n[N_INPUTS + N_WEIGHTS + i] = has[i] ? outputs[i] : 0;
+    }
+    c->n[0] = a->batch * a->queries * sizes[0];
+    c->n[1] = a->batch * a->keys * sizes[1];
+    c->n[2] = a->batch * a->keys * sizes[2];
+    c->n[OF_ADDITIVE] = additive ? hiddens : 0;
+    c->n_out = a->batch * a->queries * outputs[3];
+    a->visible = (mha_visibility){NULL, 0, (mha_causal)below(3), MHA_NO_LIMIT, MHA_NO_LIMIT};
+    if (below(2)) {
+        int64_t *lens = allocate(a->batch * sizeof *lens);
+        for (size_t i = 0; i < a->batch; i++) {
+            lens[i] = (int64_t)below(a->keys + 2);
+        }
+        a->visible.valid_lens = lens;
+        a->visible.lens_per_batch = 1;
+    }
+    a->empty_rows = below(2) ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+}
+
+/* The loss sum(out * grad_out) for the numbers in c->x. */
+static double
+run_layer_forward(layer_call *c)
+{
+    mha_layer_args *a = &c->args;
+    double loss = 0;
+
+    for (int i = 0; i < N_PARTS; i++) {
+        for (size_t j = 0; j < c->n[i]; j++) {
+            set(a->dtype, c->narrow[i], j, c->x[i][j]);
+        }
+    }
+    a->query_rows = (mha_operand){c->narrow[0], (ptrdiff_t)(a->queries * a->query_size), 0, (ptrdiff_t)a->query_size};
+    a->key_rows = (mha_operand){c->narrow[1], (ptrdiff_t)(a->keys * a->key_size), 0, (ptrdiff_t)a->key_size};
+    a->value_rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->keys * a->value_size), 0, (ptrdiff_t)a->value_size};
+    a->additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
+    for (int i = 0; i < N_WEIGHTS; i++) {
+        mha_linear *w = c->linears[i];
+        size_t n = 0;
+        if (w->packed == NULL) {
+            continue;
+        }
+        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n) == MHA_OK, "packed size");
+        void *packed = w->packed == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->packed;
+        CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
+                              (ptrdiff_t)w->in_features, packed) == MHA_OK, "pack");
+        w->packed = packed;
+        w->bias = c->narrow[N_INPUTS + N_WEIGHTS + i];
+    }
+    CHECK(mha_layer_forward(a) == MHA_OK, "layer forward");
+    for (size_t i = 0; i < c->n_out; i++) {
+        loss += get(a->dtype, a->out, i) * get(a->dtype, c->grad_out, i);
+    }
+    return loss;
+}
+
+static void
+place_layer(layer_call *c)
+{
+    mha_layer_args *a = &c->args;
+    const size_t item = size_of(a->dtype), queries = a->batch * a->queries, keys = a->batch * a->keys;
+    const size_t rows = queries * a->num_heads;
+    const size_t kept[8] = {c->n_out, queries * a->W_q.out_features, keys * a->W_k.out_features,
+                            keys * a->W_v.out_features, queries * a->W_o.in_features, rows, rows, 0};
+    void **places[8] = {&a->out, &a->q_projected, &a->k_projected, &a->v_projected, &a->context, &a->row_max,
+                        &a->row_sum, &a->weights};
+
+    for (int i = 0; i < 7; i++) {
+        *places[i] = c->kept[i] = memset(allocate(kept[i] * item), 0xff, kept[i] * item);
+    }
+    for (int i = 0; i < N_PARTS; i++) {
+        c->x[i] = numbers(MHA_F64, c->n[i], 0.7);
+        c->narrow[i] = allocate(c->n[i] * item);
+        c->got[i] = memset(allocate(c->n[i] * item), 0xff, c->n[i] * item);
+    }
+    c->grad_out = numbers(a->dtype, c->n_out, 1.0);
+    c->grads = (mha_layer_grads){.forward = a, .grad_out = c->grad_out, .grad_queries = c->got[0],
+                                 .grad_keys = c->got[1], .grad_values = c->got[2],
+                                 .grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL};
+    for (int i = 0; i < N_WEIGHTS; i++) {
+        c->grads.weight[i] = c->narrow[N_INPUTS + i];
+        c->grads.grad_weight[i] = c->got[N_INPUTS + i];
+        c->grads.grad_bias[i] = c->got[N_INPUTS + N_WEIGHTS + i];
+    }
+}
+
+/* Central differences along a drawn direction in each part at a time; h^2 and rounding / h are both some 1e-10. */
+static void
+check_differences(layer_call *c, size_t draw)
+{
+    const double h = 1e-5;
+
+    for (int i = 0; i < N_PARTS; i++) {
+        double *direction = numbers(MHA_F64, c->n[i], 1.0), expected = 0, loss[2];
+        for (size_t j = 0; j < c->n[i]; j++) {
+            expected += direction[j] * get(MHA_F64, c->got[i], j);
+        }
+        for (int side = 0; side < 2; side++) {
+            for (size_t j = 0; j < c->n[i]; j++) {
+                c->x[i][j] += (side ? -2 : 1) * h * direction[j];
+            }
+            loss[side] = run_layer_forward(c);
+        }
+        for (size_t j = 0; j < c->n[i]; j++) {
+            c->x[i][j] += h * direction[j];
+        }
+        const double slope = (loss[0] - loss[1]) / (2 * h);
+        CHECK(fabs(slope - expected) <= 1e-7 * (1 + fabs(expected)) * sqrt(1 + (double)c->n[i]),
+              "%s layer draw %zu, part %d: slope %.12g, gradient %.12g", mha_isa_name(mha_isa_active()), draw, i, slope,
+              expected);
+        free(direction);
+    }
+}
+
+static void
+test_layer(size_t draw)
+{
+    layer_call calls[2] = {0};
+
+    for (int type = MHA_F32; type <= MHA_F64; type++) {
+        layer_call *c = &calls[type];
+        state = draw * 523 + 11;
+        describe_layer(c, (mha_dtype)type, draw);
+        place_layer(c);
+        run_layer_forward(c);
+        CHECK(mha_layer_backward(&c->grads) == MHA_OK, "layer backward, draw %zu", draw);
+    }
+    for (int i = 0; i < N_PARTS; i++) { /* the same gradients, to float32's rounding of sums of a few hundred terms */
+        for (size_t j = 0; j < calls[0].n[i]; j++) {
+            const double a = get(MHA_F32, calls[0].got[i], j), b = get(MHA_F64, calls[1].got[i], j);
+            if (!(fabs(a - b) <= 3e-4 * (1 + fabs(b)))) {
+                CHECK(0, "%s layer draw %zu, part %d [%zu]: float32 %.9g, float64 %.9g",
+                      mha_isa_name(mha_isa_active()), draw, i, j, a, b);
+                break;
+            }
+        }
+    }
+    check_differences(&calls[MHA_F64], draw);
+    for (int type = MHA_F32; type <= MHA_F64; type++) {
+        layer_call *c = &calls[type];
+        for (int i = 0; i < N_PARTS; i++) {
+            free(c->x[i]);
+            free(c->narrow[i]);
+            free(c->got[i]);
+        }
+        for (int i = 0; i < 8; i++) {
+            free(c->kept[i]);
+        }
+        for (int i = 0; i < N_WEIGHTS; i++) {
+            free((void *)(uintptr_t)c->linears[i]->packed);
+        }
+        free((void *)(uintptr_t)c->args.visible.valid_lens);
+        free(c->grad_out);
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (int dtype = MHA_F32; dtype <= MHA_F64; dtype++) {
+            for (size_t draw = 0; draw < (quick ? 40 : 200); draw++) {
+                test_draw((mha_dtype)dtype, draw, draw % 10 == 0 ? 600 : 140);
+            }
+            for (size_t draw = 0; draw < (quick ? 8 : 40); draw++) {
+                test_broadcast_bias((mha_dtype)dtype, draw);
+                test_linear((mha_dtype)dtype, draw);
+            }
+        }
+        for (size_t draw = 0; draw < (quick ? 20 : 100); draw++) {
+            test_layer(draw);
+        }
+        printf("%-7s %s\n", mha_isa_name(isa), failures ? "see above" : "agrees with the textbook");
+    }
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}

@@ -1,0 +1,152 @@
+/*
+ * test_explain.c: what mha_*_explain says a call will do is what it does: the memory it asks for, how the work is
+ * shared, the tiles it walks over.
+ *
+ *     test_explain [quick]
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#define _GNU_SOURCE
+#include "cases.h"
+#include "common.h"
+
+/* --- The memory of a call -------------------------------------------------------------------------- */
+
+static struct {
+    size_t n_calls, n_bytes;
+} asked; /* of the allocator, since it was cleared */
+
+static void *
+noting_alloc(size_t n_bytes)
+{
+    asked.n_calls++;
+    asked.n_bytes += n_bytes;
+    return malloc(n_bytes);
+}
+
+static size_t
+bytes_of_call(mha_status status, const char *what)
+{
+    const size_t n_bytes = asked.n_bytes - MHA_ALIGN; /* which scratch.c adds to reach an aligned address */
+
+    CHECK(status == MHA_OK && asked.n_calls == 1, "%s, %s: status %d, %zu allocations", what, guard.doing, (int)status,
+          asked.n_calls);
+    asked.n_calls = asked.n_bytes = 0;
+    return n_bytes;
+}
+
+static void
+check_attention(size_t D, size_t K, int additive, int wishes)
+{
+    attention_case c = attention_of(D, K, additive);
+    mha_attention_args *args = &c.args;
+    mha_attention_facts facts;
+
+    args->weights = wishes & 1 ? args->weights : NULL;
+    args->row_max = wishes & 2 ? args->row_max : NULL;
+    args->row_sum = wishes & 2 ? args->row_sum : NULL;
+    args->lse = wishes & 4 ? args->lse : NULL;
+    CHECK(mha_attention_explain(args, &facts) == MHA_OK, "explain, %s", guard.doing);
+    asked.n_calls = asked.n_bytes = 0;
+    const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward");
+    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
+    CHECK(facts.kernels.isa == mha_isa_active() && facts.kernels.itemsize == size_of(dtype), "%s", guard.doing);
+    CHECK(facts.n_tiles <= facts.n_tiles_all && facts.most_blocks * facts.key_block < K + facts.key_block, "%s: tiles",
+          guard.doing);
+    CHECK(facts.weights_again == (args->weights != NULL && K > facts.key_block), "%s: weights", guard.doing);
+}
+
+static void
+check_layer(size_t D, size_t K, int additive)
+{
+    layer_case c = layer_of(D, K, additive, 0);
+    mha_layer_facts facts;
+
+    c.args.context = D % 3 == 0 ? NULL : c.args.context;
+    c.args.q_projected = K % 3 == 0 ? NULL : c.args.q_projected;
+    CHECK(mha_layer_explain(&c.args, &facts) == MHA_OK, "explain, %s", guard.doing);
+    asked.n_calls = asked.n_bytes = 0;
+    const size_t n_bytes = bytes_of_call(mha_layer_forward(&c.args), "layer");
+    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
+    CHECK(facts.projections[0].rows == c.n_queries && facts.projections[1].rows == c.n_keys, "%s: rows", guard.doing);
+    CHECK(facts.projections[1].rows_needed <= c.n_keys, "%s: rows needed", guard.doing);
+    CHECK((facts.projections[3].rows > 0) == !additive, "%s: W_o", guard.doing);
+}
+
+/* --- Sharing ------------------------------------------------------------------------------------------ */
+
+/* Sizes alone: explaining looks at no operand. */
+static mha_attention_facts
+explain_sizes(size_t heads, size_t queries, size_t keys, int status)
+{
+    const mha_attention_args args = {
+        .dtype = MHA_F32, .batch = 1, .heads = heads, .kv_heads = heads, .queries = queries, .keys = keys,
+        .head_dim = 64, .value_dim = 64, .scale = 1,
+        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
+    };
+    mha_attention_facts facts = {.scratch_bytes = 0};
+
+    CHECK(mha_attention_explain(&args, &facts) == status, "explain %zu, %zu, %zu", heads, queries, keys);
+    return facts;
+}
+
+static void
+check_sharing(void)
+{
+    mha_threads_set(8);
+    const mha_share_facts none = mha_threads_explain();
+    CHECK(none.most_threads == 8 && none.n_threads == 1 && none.reason == MHA_SHARE_ONE_TASK, "no work");
+    for (size_t n = 1; n < 600; n += 13) {
+        const mha_share_facts share = explain_sizes(2, n, 200, MHA_OK).share;
+        CHECK(share.n_threads >= 1 && share.n_threads <= 8 && share.n_threads <= mha_max(share.n_tasks, 1), "%zu", n);
+        switch (share.reason) {
+        case MHA_SHARE_ONE_TASK:
+            CHECK(share.n_tasks <= 1 && share.n_threads == 1, "%zu: one task", n);
+            break;
+        case MHA_SHARE_LITTLE:
+            CHECK(share.seconds < share.least_seconds && share.n_threads == 1, "%zu: little work", n);
+            break;
+        case MHA_SHARE_WORK:
+            CHECK(share.seconds < (share.n_threads + 1) * share.least_each, "%zu: work", n);
+            break;
+        case MHA_SHARE_TASKS:
+            CHECK(share.n_threads == share.n_tasks, "%zu: tasks", n);
+            break;
+        case MHA_SHARE_ALL:
+            CHECK(share.n_threads == 8, "%zu: all", n);
+            break;
+        }
+    }
+    CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.reason == MHA_SHARE_ALL, "much work");
+    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits > 1, "few queries on many keys");
+    mha_threads_set(1);
+    CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.n_threads == 1, "one thread allowed");
+    (void)explain_sizes(0, 5, 5, MHA_ERR_ARG);
+    (void)explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
+}
+
+int
+main(int argc, char **argv)
+{
+    const size_t n_sizes = argc > 1 && strcmp(argv[1], "quick") == 0 ? 20 : 200;
+
+    guarded_start();
+    mha_set_allocator(noting_alloc, free);
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (size_t i = 0; i < n_sizes; i++) {
+            const size_t D = 1 + i * 37 % MOST, K = 1 + i * 53 % MOST;
+            dtype = i % 2 ? MHA_F64 : MHA_F32;
+            snprintf(guard.doing, sizeof guard.doing, "%s, head size %zu, %zu keys", mha_isa_name(isa), D, K);
+            guarded_reset(1);
+            mha_threads_set(1 + i % 3);
+            check_attention(D, K, (int)(i / 2 % 2), (int)(i % 8));
+            check_layer(D, K, (int)(i / 2 % 2));
+        }
+        check_sharing();
+    }
+    printf("%d checks failed\n", n_failed);
+    return n_failed != 0;
+}

@@ -1,0 +1,268 @@
+/*
+ * test_failures.c: what the core does when memory or threads are not to be had.
+ *
+ *     test_failures [quick]
+ * build: -Wl,--wrap=pthread_create
+ *
+ * For every entry point that allocates, the N-th allocation fails, for every N, once and for ever after.  The call then
+ * says MHA_ERR_NOMEM and has touched no operand; the core holds no block; the next call gives the bits of an untroubled
+ * one.  Where threads cannot be started, or only some of them, results have the same bits as well.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+
+#include "cases.h"
+
+/* --- An allocator that fails on demand -------------------------------------------------------------- */
+
+static struct {
+    size_t n_calls, n_live, fail_at;
+    int for_ever;
+} memory;
+
+static void *
+failing_alloc(size_t n_bytes)
+{
+    const size_t call = memory.n_calls++;
+
+    if (call == memory.fail_at || (memory.for_ever && call > memory.fail_at)) {
+        return NULL;
+    }
+    memory.n_live++;
+    return malloc(n_bytes);
+}
+
+static void
+failing_free(void *block)
+{
+    memory.n_live--;
+    free(block);
+}
+
+/* --- Operations --------------------------------------------------------------------------------------- */
+
+static struct {
+    attention_case attention;
+    layer_case layer;
+} now;
+
+static mha_status
+forward(void)
+{
+    return mha_attention_forward(&now.attention.args);
+}
+
+static mha_status
+weights(void)
+{
+    return mha_attention_weights(&now.attention.args);
+}
+
+static mha_status
+backward(void)
+{
+    return mha_attention_backward(&now.attention.args, &now.attention.grads);
+}
+
+static mha_status
+reference(void)
+{
+    mha_attention_args args = now.attention.args;
+
+    args.dropout = 0;
+    return mha_reference_attention(&args);
+}
+
+static mha_status
+layer(void)
+{
+    return mha_layer_forward(&now.layer.args);
+}
+
+static mha_status
+layer_backward(void)
+{
+    now.layer.grads.forward = &now.layer.args;
+    return mha_layer_backward(&now.layer.grads);
+}
+
+/* Each, with those that have to run before it: its inputs are their results. */
+static const struct {
+    const char *name;
+    mha_status (*run)(void), (*before)(void);
+} operations[] = {
+    {"forward", forward, NULL},       {"weights", weights, forward}, {"backward", backward, forward},
+    {"reference", reference, NULL},   {"layer", layer, NULL},        {"layer backward", layer_backward, layer},
+};
+enum { N_OPERATIONS = sizeof operations / sizeof *operations };
+
+/* --- All operands before and after ----------------------------------------------------------------------- */
+
+static char *saved[N_SLOTS];
+
+static void
+save_operands(void)
+{
+    for (size_t i = 0; i < guard.n_used; i++) {
+        saved[i] = realloc(saved[i], guard.n_bytes[i] + 1);
+        if (saved[i] == NULL) {
+            exit(2);
+        }
+        memcpy(saved[i], operand(i), guard.n_bytes[i]);
+    }
+}
+
+static int
+operands_are_as_saved(void)
+{
+    int same = 1;
+
+    for (size_t i = 0; i < guard.n_used; i++) {
+        same &= memcmp(saved[i], operand(i), guard.n_bytes[i]) == 0;
+    }
+    return same;
+}
+
+static void
+restore_operands(void)
+{
+    for (size_t i = 0; i < guard.n_used; i++) {
+        memcpy(operand(i), saved[i], guard.n_bytes[i]);
+    }
+}
+
+static uint64_t
+hash_operands(void)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < guard.n_used; i++) {
+        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
+            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
+        }
+    }
+    return hash;
+}
+
+/* --- Memory ------------------------------------------------------------------------------------------------ */
+
+static void
+check_failing_memory(size_t number)
+{
+    const char *name = operations[number].name;
+    mha_status (*const run)(void) = operations[number].run;
+
+    memory.n_calls = memory.n_live = 0;
+    memory.fail_at = SIZE_MAX;
+    memory.for_ever = 0;
+    CHECK(operations[number].before == NULL || operations[number].before() == MHA_OK, "%s before %s", name, guard.doing);
+    save_operands();
+    memory.n_calls = 0;
+    CHECK(run() == MHA_OK, "%s, %s", name, guard.doing);
+    const uint64_t expected = hash_operands();
+    const size_t n_allocations = memory.n_calls;
+    CHECK(n_allocations > 0 && n_allocations < 10, "%s asks for memory %zu times", name, n_allocations);
+    for (size_t n = 0; n < 2 * n_allocations; n++) {
+        restore_operands();
+        memory.n_calls = 0;
+        memory.fail_at = n / 2;
+        memory.for_ever = (int)(n % 2);
+        CHECK(run() == MHA_ERR_NOMEM, "%s, %s: allocation %zu fails unnoticed", name, guard.doing, n / 2);
+        CHECK(operands_are_as_saved(), "%s, %s: allocation %zu fails, operands were touched", name, guard.doing, n / 2);
+        CHECK(memory.n_live == 0, "%s, %s: allocation %zu fails, memory is lost", name, guard.doing, n / 2);
+        memory.fail_at = SIZE_MAX;
+        memory.for_ever = 0;
+        CHECK(run() == MHA_OK && hash_operands() == expected, "%s, %s: the next call is wrong", name, guard.doing);
+        CHECK(memory.n_live == 0, "%s, %s: memory is lost", name, guard.doing);
+    }
+}
+
+/* --- Threads -------------------------------------------------------------------------------------------------- */
+
+static int threads_left = -1; /* so many can be started; -1: no limit */
+static int n_refused, n_started;
+
+int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+int __wrap_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+int
+__wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+{
+    if (threads_left == 0) {
+        n_refused++;
+        return EAGAIN;
+    }
+    threads_left -= threads_left > 0;
+    n_started++;
+    return __real_pthread_create(thread, attributes, start, argument);
+}
+
+static mha_status
+run_all(void)
+{
+    mha_status status = MHA_OK;
+
+    for (size_t i = 0; i < N_OPERATIONS && status == MHA_OK; i++) {
+        status = operations[i].run();
+    }
+    return status;
+}
+
+/* Sizes well above what is worth a second thread (a layer with lengths, another without). */
+static void
+check_failing_threads(size_t D, const int *limits, size_t n_limits)
+{
+    mha_threads_set(1);
+    guarded_reset(1);
+    now.attention = attention_of(D, 127, 0);
+    now.attention.args.dropout = 0;
+    now.layer = layer_of(D, 127, 0, 0);
+    CHECK(run_all() == MHA_OK, "one thread");
+    const uint64_t expected = hash_operands();
+    mha_threads_set(3);
+    for (size_t i = 0; i < n_limits; i++) {
+        threads_left = limits[i];
+        n_refused = 0;
+        for (int run = 0; run < 20; run++) { /* who does which task differs */
+            CHECK(run_all() == MHA_OK && hash_operands() == expected, "%d threads can be started: other bits", limits[i]);
+        }
+        CHECK((limits[i] < 0) == (n_refused == 0), "%d threads can be started, %d were refused", limits[i], n_refused);
+    }
+    CHECK(n_started == 2, "%d threads were started for 3 workers", n_started);
+    mha_threads_set(1);
+}
+
+int
+main(int argc, char **argv)
+{
+    const size_t n_sizes = argc > 1 && strcmp(argv[1], "quick") == 0 ? 4 : 24;
+
+    guarded_start();
+    mha_set_allocator(failing_alloc, failing_free);
+    memory.fail_at = SIZE_MAX;
+    /* Limits rise, since workers once started stay. */
+    check_failing_threads(65, (const int[]){0, 1, -1}, 3);
+    check_failing_threads(66, (const int[]){-1}, 1);
+    check_failing_threads(20, (const int[]){-1}, 1);
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (size_t i = 0; i < n_sizes * N_OPERATIONS * 2; i++) {
+            const size_t D = 1 + i * 37 % MOST, K = 1 + i * 53 % MOST;
+            dtype = i % 2 ? MHA_F64 : MHA_F32;
+            snprintf(guard.doing, sizeof guard.doing, "%s, head size %zu, %zu keys", mha_isa_name(isa), D, K);
+            guarded_reset(1);
+            random_state = i;
+            now.attention = attention_of(D, K, (int)(i / 2 % 2));
+            now.layer = layer_of(D, K, (int)(i / 2 % 2), 0);
+            check_failing_memory(i / 2 % N_OPERATIONS);
+        }
+    }
+    for (size_t i = 0; i < N_SLOTS; i++) {
+        free(saved[i]);
+    }
+    printf("%d checks failed\n", n_failed);
+    return n_failed != 0;
+}

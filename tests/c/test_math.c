@@ -1,0 +1,385 @@
+/*
+ * test_math.c: exp and tanh of csrc/kernels/math.inc, and every other word of the
+ * vector vocabulary, in each instruction set that this CPU has.
+ *
+ *     cc -O2 -std=c11 -ffp-contract=off -pthread -Icsrc -Itests/c tests/c/test_math.c -lm -o test_math
+ *     ./test_math          all 2^32 numbers of float: a minute or two
+ *     ./test_math quick    every 257th
+ *     ./test_math time     how long a number takes
+ *
+ * Prints the largest errors in ULP (units in the last place of the correctly
+ * rounded result, subnormals included) and exits with 1 if a check failed.
+ */
+#define _GNU_SOURCE
+#include "math_isas.h"
+
+#include <float.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ISAS (sizeof isas / sizeof isas[0])
+#define BLOCK 2048
+#define EXP_BOUND 1.0
+#define TANH_BOUND 2.0
+
+static int failures;
+
+#define CHECK(ok, ...)                                                                                                 \
+    do {                                                                                                               \
+        if (!(ok) && failures++ < 20) {                                                                                \
+            printf("failed: " __VA_ARGS__);                                                                            \
+            putchar('\n');                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
+#define real float
+#define TYPE "float32"
+#define NAME(x) x##_f32
+#define FUSED_FMA fmaf
+#define LARGEST FLT_MAX
+#define NORMAL FLT_MIN
+#define SMALLEST 0x1p-149f
+#define POW2_RANGE 126
+#define SCALE2_RANGE 250
+#include "math_words.inc"
+#undef real
+#undef TYPE
+#undef NAME
+#undef FUSED_FMA
+#undef LARGEST
+#undef NORMAL
+#undef SMALLEST
+#undef POW2_RANGE
+#undef SCALE2_RANGE
+
+#define real double
+#define TYPE "float64"
+#define NAME(x) x##_f64
+#define FUSED_FMA fma
+#define LARGEST DBL_MAX
+#define NORMAL DBL_MIN
+#define SMALLEST 0x1p-1074
+#define POW2_RANGE 1022
+#define SCALE2_RANGE 2000
+#include "math_words.inc"
+
+/* The largest error seen and where; one for exp and one for tanh of each ISA. */
+struct worst {
+    double error[2], at[2];
+};
+
+static void
+note(struct worst *worst, int which, double error, double x)
+{
+    if (error > worst->error[which]) {
+        worst->error[which] = error;
+        worst->at[which] = x;
+    }
+}
+
+/*
+ * Error of a float against the true value. An ULP is 2^(e - 23) with e the exponent of
+ * the true value, at least -126. Infinity counts as 2^128, the number after the largest.
+ */
+static double
+ulps_f32(float got, double want)
+{
+    uint64_t bits;
+    memcpy(&bits, &want, sizeof bits);
+    uint64_t exponent = bits >> 52 & 2047; /* biased with 1023 */
+
+    if (isnan(want) || isnan(got)) {
+        return isnan(want) && isnan(got) ? 0 : INFINITY;
+    }
+    if (exponent < 1023 - 126) {
+        exponent = 1023 - 126;
+    }
+    if (exponent > 1023 + 127) {
+        exponent = 1023 + 127;
+        want = 0x1p128;
+    }
+    bits = (uint64_t)(2 * 1023 + 23 - exponent) << 52; /* 1 / ULP */
+    double per_ulp;
+    memcpy(&per_ulp, &bits, sizeof per_ulp);
+    return fabs((isinf(got) ? copysign(0x1p128, got) : got) - want) * per_ulp;
+}
+
+/* The same for a double; the true value has the digits of long double. */
+static double
+ulps_f64(double got, long double want)
+{
+    int e;
+
+    if (isnan(got) || isinf((double)want) || isinf(got)) {
+        return (double)want == got ? 0 : INFINITY;
+    }
+    frexpl(want, &e);
+    return (double)ldexpl(fabsl(got - want), 53 - (e > -1021 ? e : -1021));
+}
+
+/* exp and tanh of a float in double; shortcuts where two terms of the series are exact enough. */
+static double
+true_exp(float x)
+{
+    const double y = x;
+
+    if (x > 120) {
+        return INFINITY;
+    }
+    if (x < -120) {
+        return 0;
+    }
+    return fabsf(x) < 0x1p-20f ? 1 + y + y * y / 2 : exp(y);
+}
+
+static double
+true_tanh(float x)
+{
+    const double y = x;
+
+    if (fabsf(x) > 20) {
+        return copysign(1, y);
+    }
+    return fabsf(x) < 0x1p-10f ? y - y * y * y / 3 : tanh(y);
+}
+
+/*
+ * What one thread measures: of the float inputs first, first + step, ... below 2^32
+ * as bits; of double a number of random points.
+ */
+struct share {
+    uint64_t first, step, points;
+    struct worst f32[ISAS], f64[ISAS];
+};
+
+static void
+measure_block_f32(struct share *share, const float *in, float out[2][BLOCK])
+{
+    static _Thread_local double want[2][BLOCK];
+
+    for (size_t i = 0; i < BLOCK; i++) {
+        want[0][i] = true_exp(in[i]);
+        want[1][i] = true_tanh(in[i]);
+    }
+    for (size_t k = 0; k < ISAS; k++) {
+        if (!isas[k].available()) {
+            continue;
+        }
+        isas[k].f32.exp(out[0], in, BLOCK);
+        isas[k].f32.tanh(out[1], in, BLOCK);
+        for (int which = 0; which < 2; which++) {
+            for (size_t i = 0; i < BLOCK; i++) {
+                if (out[which][i] != (float)want[which][i]) { /* else correctly rounded, as nearly all are */
+                    note(&share->f32[k], which, ulps_f32(out[which][i], want[which][i]), (double)in[i]);
+                }
+            }
+        }
+    }
+}
+
+static void
+measure_f32(struct share *share)
+{
+    static _Thread_local float in[BLOCK], out[2][BLOCK];
+    const uint64_t end = (uint64_t)1 << 32;
+
+    for (uint64_t u = share->first; u < end;) {
+        for (size_t i = 0; i < BLOCK; i++) {
+            const uint32_t bits = (uint32_t)u;
+            memcpy(&in[i], &bits, sizeof bits);
+            u += u + share->step < end || i + 1 == BLOCK ? share->step : 0; /* the last one again */
+        }
+        measure_block_f32(share, in, out);
+    }
+}
+
+/*
+ * A random double. Its size is spread over the ranges where the functions do
+ * something: exp up to overflow and underflow, tanh up to 1 and, more often, in the
+ * first steps of its reduction, where its error is largest.
+ */
+static double
+random_f64(uint64_t *state)
+{
+    static const double sizes[] = {750, 40, 20, 1, 0.55, 0.2};
+    const size_t n = sizeof sizes / sizeof sizes[0];
+
+    *state ^= *state << 13; /* Marsaglia's xorshift */
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    const double unit = (double)(int64_t)*state * 0x1p-63;
+    const size_t kind = *state % (n + 1);
+    return kind < n ? unit * sizes[kind] : ldexp(unit, -(int)(*state >> 8 & 63));
+}
+
+static void
+measure_f64(struct share *share)
+{
+    static _Thread_local double in[BLOCK], out[2][BLOCK];
+    static _Thread_local long double want[2][BLOCK];
+    uint64_t state = 88172645463325252u + share->first;
+
+    for (uint64_t done = 0; done < share->points; done += BLOCK) {
+        for (size_t i = 0; i < BLOCK; i++) {
+            in[i] = random_f64(&state);
+            want[0][i] = expl((long double)in[i]);
+            want[1][i] = tanhl((long double)in[i]);
+        }
+        for (size_t k = 0; k < ISAS; k++) {
+            if (!isas[k].available()) {
+                continue;
+            }
+            isas[k].f64.exp(out[0], in, BLOCK);
+            isas[k].f64.tanh(out[1], in, BLOCK);
+            for (size_t i = 0; i < BLOCK; i++) {
+                note(&share->f64[k], 0, ulps_f64(out[0][i], want[0][i]), in[i]);
+                note(&share->f64[k], 1, ulps_f64(out[1][i], want[1][i]), in[i]);
+            }
+        }
+    }
+}
+
+static void *
+measure_share(void *argument)
+{
+    measure_f32(argument);
+    measure_f64(argument);
+    return NULL;
+}
+
+static void
+report(const char *isa, const char *type, const struct worst *a, const struct worst *b, double slack)
+{
+    static const char *const names[2] = {"exp", "tanh"};
+    const double bounds[2] = {EXP_BOUND + slack, TANH_BOUND + slack};
+
+    printf("%-7s %s:", isa, type);
+    for (int which = 0; which < 2; which++) {
+        const struct worst *const worst = a->error[which] > b->error[which] ? a : b;
+        const int ok = worst->error[which] <= bounds[which];
+        printf("  %s %.3f ULP at %a%s", names[which], worst->error[which], worst->at[which], ok ? "" : " TOO MUCH");
+        failures += !ok;
+    }
+    putchar('\n');
+}
+
+/* Two threads take every other input each. */
+static void
+check_accuracy(uint64_t step, uint64_t points)
+{
+    static struct share shares[2];
+    pthread_t thread;
+    /* Where long double is double, the true values are themselves up to 1 ULP off. */
+    const double slack = LDBL_MANT_DIG > 53 ? 0 : 1;
+
+    for (uint64_t i = 0; i < 2; i++) {
+        shares[i].first = i * step;
+        shares[i].step = 2 * step;
+        shares[i].points = points / 2;
+    }
+    if (pthread_create(&thread, NULL, measure_share, &shares[1]) != 0) {
+        perror("pthread_create");
+        exit(2);
+    }
+    measure_share(&shares[0]);
+    pthread_join(thread, NULL);
+    for (size_t k = 0; k < ISAS; k++) {
+        if (isas[k].available()) {
+            report(isas[k].f32.isa, "float32", &shares[0].f32[k], &shares[1].f32[k], 0);
+            report(isas[k].f32.isa, "float64", &shares[0].f64[k], &shares[1].f64[k], slack);
+        }
+    }
+}
+
+static double
+now(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ns per number of an array function, the best of many runs over an array in the first cache. */
+#define TIME(function, in, out, ns)                                                                                    \
+    do {                                                                                                               \
+        (ns) = INFINITY;                                                                                               \
+        for (int run = 0; run < 1000; run++) {                                                                         \
+            const double start = now();                                                                                \
+            for (int i = 0; i < 10; i++) {                                                                             \
+                (function)(out, in, 1024);                                                                             \
+            }                                                                                                          \
+            const double each = (now() - start) * 1e9 / (10 * 1024);                                                   \
+            (ns) = each < (ns) ? each : (ns);                                                                          \
+        }                                                                                                              \
+    } while (0)
+
+static void
+show_times(void)
+{
+    static float in32[1024], out32[1024];
+    static double in64[1024], out64[1024];
+
+    for (int i = 0; i < 1024; i++) {
+        in64[i] = (i * 389 % 1024 - 512) / 128.0; /* -4 .. 4 in no order */
+        in32[i] = (float)in64[i];
+    }
+    for (size_t k = 0; k < ISAS; k++) {
+        double ns[4];
+        if (!isas[k].available()) {
+            continue;
+        }
+        TIME(isas[k].f32.exp, in32, out32, ns[0]);
+        TIME(isas[k].f32.tanh, in32, out32, ns[1]);
+        TIME(isas[k].f64.exp, in64, out64, ns[2]);
+        TIME(isas[k].f64.tanh, in64, out64, ns[3]);
+        printf("%-7s ns per number: float32 exp %.3f, tanh %.3f; float64 exp %.3f, tanh %.3f\n", isas[k].f32.isa, ns[0],
+               ns[1], ns[2], ns[3]);
+    }
+}
+
+/* Two pages, of which the second faults; the address between them. */
+static unsigned char *
+guarded_page_end(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *const pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE) != 0) {
+        perror("mmap");
+        exit(2);
+    }
+    return pages + page;
+}
+
+int
+main(int argc, char **argv)
+{
+    const char *const mode = argc > 1 ? argv[1] : "";
+    unsigned char *const page_end = guarded_page_end();
+
+    if (strcmp(mode, "time") == 0) {
+        show_times();
+        return 0;
+    }
+    for (size_t k = 0; k < ISAS; k++) {
+        if (isas[k].available()) {
+            check_words_f32(&isas[k].f32, page_end);
+            check_words_f64(&isas[k].f64, page_end);
+        } else {
+            printf("%s: this CPU does not have it\n", isas[k].f32.isa);
+        }
+    }
+    if (strcmp(mode, "quick") == 0) {
+        check_accuracy(257, 200000);
+    } else {
+        check_accuracy(1, 10000000);
+    }
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}

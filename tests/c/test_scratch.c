@@ -1,0 +1,212 @@
+/*
+ * test_scratch.c: scratch memory and the allocator behind it.  Prints a line per check; exit status 1 if one fails.
+ *
+ *     cc -g -O2 -std=c11 -Icsrc tests/c/test_scratch.c csrc/scratch.c csrc/status.c -o build/test_scratch
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+#include "mha.h"
+#include "scratch.h"
+
+static int n_failed;
+
+static void
+check(int ok, const char *name)
+{
+    printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
+    n_failed += !ok;
+}
+
+/* --- An allocator that counts, fails on demand, and aligns as badly as it likes -------------- */
+
+static int n_live, n_calls, fail_at = -1, fails_for_ever;
+static size_t shift, last_size;
+
+static void *
+counting_alloc(size_t n_bytes)
+{
+    const int call = n_calls++;
+
+    last_size = n_bytes;
+    if (fail_at >= 0 && (call == fail_at || (fails_for_ever && call > fail_at))) {
+        return NULL;
+    }
+    char *memory = malloc(n_bytes + 64);
+    if (memory == NULL) {
+        return NULL;
+    }
+    n_live++;
+    return memory + shift;
+}
+
+static void
+counting_free(void *memory)
+{
+    n_live--;
+    free((char *)memory - shift);
+}
+
+static void
+reset_counts(void)
+{
+    n_live = n_calls = 0;
+    fail_at = -1;
+    fails_for_ever = 0;
+    shift = 0;
+}
+
+/* What a driver does: plan three parts, open, use all of them, close. */
+static mha_status
+use_scratch(size_t n_a, size_t n_b, size_t n_c)
+{
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    const size_t a = mha_scratch_add(&scratch, n_a, sizeof(float));
+    const size_t b = mha_scratch_add(&scratch, n_b, sizeof(double));
+    const size_t c = mha_scratch_add(&scratch, n_c, 1);
+    const mha_status status = mha_scratch_open(&scratch);
+
+    if (status == MHA_OK) {
+        memset(scratch.base + a, 1, n_a * sizeof(float));
+        memset(scratch.base + b, 2, n_b * sizeof(double));
+        memset(scratch.base + c, 3, n_c);
+        for (size_t i = 0; i < n_a * sizeof(float); i++) {
+            n_failed += scratch.base[a + i] != 1; /* parts are disjoint */
+        }
+        for (size_t i = 0; i < n_b * sizeof(double); i++) {
+            n_failed += scratch.base[b + i] != 2;
+        }
+    }
+    mha_scratch_close(&scratch);
+    return status;
+}
+
+/* --- Checks ------------------------------------------------------------------------------ */
+
+static void
+check_layout(void)
+{
+    int ok = 1;
+
+    for (shift = 0; shift < 64; shift++) { /* ASan sees a write beyond the block */
+        mha_scratch scratch = MHA_SCRATCH_EMPTY;
+        size_t offsets[4];
+        offsets[0] = mha_scratch_add(&scratch, 3, 4);
+        offsets[1] = mha_scratch_add(&scratch, 0, 8);
+        offsets[2] = mha_scratch_add(&scratch, 65, 1);
+        offsets[3] = mha_scratch_add(&scratch, 8, 8);
+        ok &= offsets[0] == 0 && offsets[1] == 64 && offsets[2] == 64 && offsets[3] == 192;
+        ok &= mha_scratch_open(&scratch) == MHA_OK;
+        ok &= (uintptr_t)scratch.base % MHA_ALIGN == 0;
+        ok &= scratch.base >= (char *)scratch.block && scratch.base + 256 <= (char *)scratch.block + last_size;
+        memset(scratch.base, 7, 256);
+        mha_scratch_close(&scratch);
+        ok &= scratch.block == NULL && scratch.base == NULL && scratch.total_bytes == 0 && n_live == 0;
+        mha_scratch_close(&scratch);
+        ok &= n_live == 0;
+    }
+    shift = 0;
+    check(ok, "64-byte offsets and base, whatever the allocator's alignment; closing twice is harmless");
+    check(use_scratch(1000, 77, 13) == MHA_OK && use_scratch(0, 0, 0) == MHA_OK && n_live == 0,
+          "parts do not overlap; an empty plan opens");
+}
+
+static void
+check_failing(void)
+{
+    int ok = 1;
+
+    for (int for_ever = 0; for_ever < 2; for_ever++) {
+        for (int n = 0; n < 5; n++) {
+            reset_counts();
+            fail_at = n;
+            fails_for_ever = for_ever;
+            for (int call = 0; call < 5; call++) {
+                const int fails = for_ever ? call >= n : call == n;
+                ok &= use_scratch(100, 100, 100) == (fails ? MHA_ERR_NOMEM : MHA_OK);
+            }
+            ok &= n_live == 0 && n_calls == 5;
+        }
+    }
+    reset_counts();
+    check(ok, "the N-th allocation fails, once or from then on: MHA_ERR_NOMEM, nothing leaked, the next call works");
+}
+
+/* The status of a plan of two parts, after which a small third must not make it look right again. */
+static mha_status
+status_of(size_t count_1, size_t size_1, size_t count_2, size_t size_2)
+{
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+
+    mha_scratch_add(&scratch, count_1, size_1);
+    mha_scratch_add(&scratch, count_2, size_2);
+    mha_scratch_add(&scratch, 1, 1);
+    const mha_status status = mha_scratch_open(&scratch);
+    mha_scratch_close(&scratch);
+    return status;
+}
+
+static void
+check_overflow(void)
+{
+    const size_t half = SIZE_MAX / 2;
+
+    reset_counts();
+    check(status_of(SIZE_MAX, 8, 1, 1) == MHA_ERR_SIZE && status_of(half / 4 + 1, 8, 1, 1) == MHA_ERR_SIZE &&
+              status_of(1, 1, SIZE_MAX, SIZE_MAX) == MHA_ERR_SIZE,
+          "a product that overflows");
+    check(status_of(SIZE_MAX, 1, 1, 1) == MHA_ERR_SIZE && status_of(SIZE_MAX - 63, 1, 1, 1) == MHA_ERR_SIZE &&
+              status_of(half, 1, 1, 1) == MHA_ERR_SIZE && status_of(half + 1, 1, 1, 1) == MHA_ERR_SIZE,
+          "a size that rounding carries over the limit");
+    check(status_of(half - 1000, 1, half - 1000, 1) == MHA_ERR_SIZE &&
+              status_of(half / 2, 1, half / 2, 2) == MHA_ERR_SIZE,
+          "a sum that overflows");
+    check(n_calls == 0, "the allocator is not asked for what cannot be");
+
+    fail_at = 0; /* a plan just below the limit does reach it */
+    check(status_of(half - 1000, 1, 1, 1) == MHA_ERR_NOMEM && n_calls == 1, "a plan just below the limit");
+    reset_counts();
+}
+
+static void
+check_allocator_choice(void)
+{
+    reset_counts();
+    mha_set_allocator(NULL, NULL);
+    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 0, "NULL, NULL: back to the C library's");
+    mha_set_allocator(counting_alloc, NULL);
+    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 0, "half an allocator is none");
+    mha_set_allocator(counting_alloc, counting_free);
+    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 1 && n_live == 0, "a whole one is used");
+}
+
+static void
+check_texts(void)
+{
+    int ok = 1;
+
+    for (int status = -6; status <= 2; status++) {
+        const char *text = mha_status_text((mha_status)status);
+        ok &= text != NULL && text[0] != '\0';
+        for (int other = -4; other < status && status <= 0; other++) {
+            ok &= strcmp(text, mha_status_text((mha_status)other)) != 0;
+        }
+    }
+    check(ok, "a text for every status, and one for numbers that are none");
+}
+
+int
+main(void)
+{
+    mha_set_allocator(counting_alloc, counting_free);
+    check_layout();
+    check_failing();
+    check_overflow();
+    check_allocator_choice();
+    check_texts();
+    printf("%d failed\n", n_failed);
+    return n_failed != 0;
+}

@@ -1,0 +1,190 @@
+/*
+ * test_threads_process.c: the pool through fork, exit and a machine with too few CPUs.  Prints a line per check;
+ * exit status 1 if one fails.  Every child must end within seconds (alarm).
+ *
+ * leaks not counted: the search in a child that was forked beside threads waits for threads that it does not have
+ * not emulated: qemu's user mode asserts when a process with threads forks or exits
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "threads_watch.h"
+
+#define REPETITIONS (WITH_TSAN ? 20 : 200)
+
+static double
+now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double
+median_time(watch *w, unsigned n_workers)
+{
+    double times[101];
+
+    memset(w, 0, sizeof *w);
+    w->n_workers = n_workers;
+    w->spin = 1000;
+    for (int i = 0; i < 101; i++) {
+        const double start = now_s();
+        mha_parallel_for(64, n_workers, watched_task, w);
+        const double time = now_s() - start;
+        int at = i;
+        for (; at > 0 && times[at - 1] > time; at--) {
+            times[at] = times[at - 1];
+        }
+        times[at] = time;
+    }
+    return times[50];
+}
+
+static void
+check_oversubscribed(watch *w)
+{
+    cpu_set_t before, one;
+    const double alone = median_time(w, 1);
+    const double many = median_time(w, 32);
+
+    check(many < 10 * alone, "32 threads: no 10 times slower than one");
+    /* All on one CPU.  The mask of a thread is inherited, so this needs new workers: a child. */
+    sched_getaffinity(0, sizeof before, &before);
+    CPU_ZERO(&one);
+    for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; i++) {
+        if (CPU_ISSET(i, &before)) {
+            CPU_SET(i, &one);
+        }
+    }
+    sched_setaffinity(0, sizeof one, &one);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        alarm(20);
+        const double inline_time = median_time(w, 1);
+        _exit(median_time(w, 8) < 10 * inline_time ? 0 : 1);
+    }
+    int status;
+    waitpid(pid, &status, 0);
+    sched_setaffinity(0, sizeof before, &before);
+    check(status == 0, "8 threads on one CPU: no 10 times slower than one");
+}
+
+/* --- Fork and exit --------------------------------------------------------------------- */
+
+static int
+child_is_fine(watch *w, int depth)
+{
+    int ok = runs_right(w, 500, 4, 20) && runs_right(w, 500, 4, 20);
+
+    ok &= n_threads_of_process() >= 2 || WITH_TSAN;
+    if (depth > 0) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            alarm(5);
+            _exit(child_is_fine(w, depth - 1) ? 0 : 1);
+        }
+        int status;
+        ok &= waitpid(pid, &status, 0) == pid && status == 0;
+    }
+    return ok && runs_right(w, 100, 4, 20);
+}
+
+static int
+forks_well(watch *w, int repetitions)
+{
+    int n_good = 0;
+
+    for (int i = 0; i < repetitions; i++) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            alarm(5);
+            _exit(child_is_fine(w, i % 4 == 0) ? 0 : 1);
+        }
+        int status;
+        n_good += waitpid(pid, &status, 0) == pid && status == 0;
+        if (!runs_right(w, 100, 4, 20)) {
+            return 0;
+        }
+    }
+    return n_good == repetitions;
+}
+
+static atomic_int stop;
+
+static void *
+keep_calling(void *unused)
+{
+    watch *w = malloc(sizeof *w);
+    intptr_t n_wrong = 0;
+
+    (void)unused;
+    while (!atomic_load(&stop)) {
+        n_wrong += !runs_right(w, 300, 4, 100);
+    }
+    free(w);
+    return (void *)n_wrong;
+}
+
+static void
+check_fork(watch *w)
+{
+    pthread_t callers[2];
+    void *n_wrong;
+    int ok;
+
+    check(forks_well(w, REPETITIONS), "fork after use: the child has a pool of its own, and so has its child");
+    atomic_store(&stop, 0);
+    for (int i = 0; i < 2; i++) {
+        pthread_create(&callers[i], NULL, keep_calling, NULL);
+    }
+    ok = forks_well(w, REPETITIONS);
+    atomic_store(&stop, 1);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(callers[i], &n_wrong);
+        ok &= n_wrong == NULL;
+    }
+    check(ok, "fork while other threads are inside calls");
+}
+
+static void
+check_exit(void)
+{
+    int ok = 1;
+
+    fflush(stdout);
+    for (int i = 0; i < REPETITIONS / 4; i++) {
+        const pid_t pid = fork();
+        if (pid == 0) {
+            pthread_t caller;
+            alarm(5);
+            atomic_store(&stop, 0);
+            pthread_create(&caller, NULL, keep_calling, NULL);
+            sleep_ms(2);
+            exit(0);
+        }
+        int status;
+        ok &= waitpid(pid, &status, 0) == pid && status == 0;
+    }
+    check(ok, "exit while another thread is inside a call");
+}
+
+int
+main(void)
+{
+    watch *w = malloc(sizeof *w);
+
+    check_fork(w);
+    check_oversubscribed(w);
+    check_exit();
+    free(w);
+    printf("%d failed\n", n_failed);
+    return n_failed != 0;
+}

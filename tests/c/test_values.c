@@ -1,0 +1,280 @@
+/*
+ * test_values.c: inputs whose answer is known to the bit, wherever in a tile they stand.  Every instruction set, both
+ * types.
+ *
+ *     test_values [quick]
+ *
+ * One score far above the others: the output is that key's value, exactly, for every number of keys and every place.
+ * Equal scores: the exact mean.  NaN or infinity in one number of q, k, v or the output's gradient: it reaches whoever
+ * sees it and nobody else, forward and backward.
+ */
+#include "drawn.h"
+
+enum { MOST_KEYS = 700, VALUES = 3 };
+
+static mha_dtype dtype;
+
+static mha_attention_args
+plain_call(size_t queries, size_t keys, size_t head_dim, size_t value_dim)
+{
+    const ptrdiff_t d = (ptrdiff_t)head_dim, v = (ptrdiff_t)value_dim;
+
+    return (mha_attention_args){.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = queries,
+                                .keys = keys, .head_dim = head_dim, .value_dim = value_dim, .scale = 1.0,
+                                .q = {.row_stride = d}, .k = {.row_stride = d}, .v = {.row_stride = v},
+                                .out = {.row_stride = v},
+                                .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+}
+
+/* --- One key that counts ------------------------------------------------------------------------ */
+
+static void
+check_one_key(size_t keys, size_t hot, double top, double rest, const void *values)
+{
+    const size_t item = size_of(dtype);
+    mha_attention_args a = plain_call(1, keys, 1, VALUES);
+    void *q = allocate(item), *k = allocate(keys * item), *out = allocate(VALUES * item);
+    void *weights = allocate(keys * item), *stats = allocate(3 * item);
+
+    set(dtype, q, 0, 1.0);
+    for (size_t j = 0; j < keys; j++) {
+        set(dtype, k, j, j == hot ? top : rest);
+    }
+    a.q.data = q;
+    a.k.data = k;
+    a.v.data = values;
+    a.out.data = out;
+    a.weights = weights;
+    a.row_max = stats;
+    a.row_sum = (char *)stats + item;
+    a.lse = (char *)stats + 2 * item;
+    CHECK(mha_attention_forward(&a) == MHA_OK, "one key");
+    CHECK(memcmp(out, (const char *)values + hot * VALUES * item, VALUES * item) == 0, "%s, key %zu of %zu: not its value",
+          mha_isa_name(mha_isa_active()), hot, keys);
+    CHECK(get(dtype, stats, 0) == top && get(dtype, stats, 1) == 1 && get(dtype, stats, 2) == top,
+          "%s, key %zu of %zu: max %g, sum %g, lse %g", mha_isa_name(mha_isa_active()), hot, keys, get(dtype, stats, 0),
+          get(dtype, stats, 1), get(dtype, stats, 2));
+    for (size_t j = 0; j < keys; j++) {
+        CHECK(get(dtype, weights, j) == (j == hot), "key %zu of %zu: weight %zu", hot, keys, j);
+    }
+    free(q);
+    free(k);
+    free(out);
+    free(weights);
+    free(stats);
+}
+
+static void
+test_one_key(int quick)
+{
+    void *values = numbers(dtype, MOST_KEYS * VALUES, 1.0);
+
+    for (size_t keys = 1; keys <= 130; keys += quick ? 17 : 1) {
+        for (size_t hot = 0; hot < keys; hot++) {
+            check_one_key(keys, hot, 1000, 0, values);
+        }
+    }
+    for (size_t hot = 0; hot < MOST_KEYS; hot += quick ? 61 : 13) { /* several blocks of keys */
+        check_one_key(MOST_KEYS, hot, 1000, 0, values);
+        check_one_key(MOST_KEYS, hot, -1000, -9000, values);
+    }
+    free(values);
+}
+
+/* Zero scores and whole-numbered values: 2^n keys give the exact mean, whatever the order of the sum. */
+static void
+test_mean(void)
+{
+    const size_t item = size_of(dtype);
+
+    for (size_t keys = 1; keys <= 4096; keys *= 2) {
+        mha_attention_args a = plain_call(2, keys, 3, 5);
+        void *zeros = allocate(keys * 3 * item), *v = allocate(keys * 5 * item), *out = allocate(2 * 5 * item);
+        double sums[5] = {0};
+        memset(zeros, 0, keys * 3 * item);
+        for (size_t i = 0; i < keys * 5; i++) {
+            const double value = (double)below(2001) - 1000;
+            set(dtype, v, i, value);
+            sums[i % 5] += value;
+        }
+        void *q = allocate(2 * 3 * item);
+        memset(q, 0, 2 * 3 * item);
+        a.q.data = q;
+        a.k.data = zeros;
+        a.v.data = v;
+        a.out.data = out;
+        CHECK(mha_attention_forward(&a) == MHA_OK, "mean");
+        for (size_t i = 0; i < 10; i++) {
+            CHECK(get(dtype, out, i) == sums[i % 5] / (double)keys, "%zu keys: not the mean", keys);
+        }
+        free(q);
+        free(zeros);
+        free(v);
+        free(out);
+    }
+}
+
+/* --- Numbers that are none -------------------------------------------------------------------------- */
+
+enum { Q = 21, K = 37, D = 9, DV = 11, N_OPERANDS = 4, N_RESULTS = 5 };
+
+static const size_t rows_of_operand[N_OPERANDS] = {Q, K, K, Q}, cols_of_operand[N_OPERANDS] = {D, D, DV, DV};
+static const size_t rows_of_result[N_RESULTS] = {Q, Q, Q, K, K}, cols_of_result[N_RESULTS] = {DV, K, D, D, DV};
+static const char *const operand_names[N_OPERANDS] = {"q", "k", "v", "grad_out"};
+static const char *const result_names[N_RESULTS] = {"out", "weights", "grad_q", "grad_k", "grad_v"};
+static uint8_t keep[Q * K];
+
+typedef struct {
+    mha_attention_args args;
+    void *operands[N_OPERANDS], *results[N_RESULTS], *w, *stats;
+} call;
+
+static call
+new_call(int additive, int by_mask)
+{
+    static int64_t lens[Q];
+    call c = {.args = plain_call(Q, K, D, DV)};
+
+    for (size_t i = 0; i < N_OPERANDS; i++) {
+        c.operands[i] = numbers(dtype, rows_of_operand[i] * cols_of_operand[i], 1.0);
+    }
+    for (size_t i = 0; i < N_RESULTS; i++) {
+        c.results[i] = allocate(rows_of_result[i] * cols_of_result[i] * size_of(dtype));
+    }
+    c.stats = allocate(2 * Q * size_of(dtype));
+    c.w = numbers(dtype, D, 1.0);
+    c.args.additive_weights = additive ? c.w : NULL;
+    for (size_t i = 0; i < Q; i++) {
+        lens[i] = (int64_t)(i * 7 % (K + 1));
+        for (size_t j = 0; j < K; j++) {
+            keep[i * K + j] = by_mask ? (i * 5 + j * 3) % 7 != 0 : j < (size_t)lens[i];
+        }
+    }
+    if (by_mask) {
+        c.args.keep_mask = (mha_mask){keep, 0, 0, K, 1};
+    } else {
+        c.args.visible.valid_lens = lens;
+        c.args.visible.lens_per_batch = Q;
+    }
+    c.args.q.data = c.operands[0];
+    c.args.k.data = c.operands[1];
+    c.args.v.data = c.operands[2];
+    c.args.out.data = c.results[0];
+    c.args.weights = c.results[1];
+    c.args.row_max = c.stats;
+    c.args.row_sum = (char *)c.stats + Q * size_of(dtype);
+    return c;
+}
+
+static void
+run_call(const call *c)
+{
+    const mha_attention_grads grads = {.out = {c->results[0], 0, 0, DV}, .grad_out = {c->operands[3], 0, 0, DV},
+                                       .grad_q = {c->results[2], 0, 0, D}, .grad_k = {c->results[3], 0, 0, D},
+                                       .grad_v = {c->results[4], 0, 0, DV}};
+
+    CHECK(mha_attention_forward(&c->args) == MHA_OK && mha_attention_backward(&c->args, &grads) == MHA_OK, "a call");
+}
+
+/* Whether row `row` of a result may know of row `at` of an operand. */
+static int
+may_know(size_t result, size_t row, size_t operand, size_t at)
+{
+    const int is_of_query = operand == 0 || operand == 3;
+
+    if (result < 3) { /* of a query: it knows itself and the keys it sees */
+        return is_of_query ? row == at : keep[row * K + at];
+    }
+    for (size_t i = 0; i < Q; i++) { /* of a key: it knows the queries that see it, and through them their keys */
+        if (keep[i * K + row] && (is_of_query ? i == at : keep[i * K + at])) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static void
+poison(call *c, void *const *clean, size_t operand, size_t at, size_t column, double value)
+{
+    const size_t index = at * cols_of_operand[operand] + column, item = size_of(dtype);
+    const double before = get(dtype, c->operands[operand], index);
+
+    set(dtype, c->operands[operand], index, value);
+    run_call(c);
+    for (size_t r = 0; r < N_RESULTS; r++) {
+        const size_t row_bytes = cols_of_result[r] * item;
+        for (size_t row = 0; row < rows_of_result[r]; row++) {
+            const char *found = (const char *)c->results[r] + row * row_bytes;
+            CHECK(may_know(r, row, operand, at) || memcmp(found, (const char *)clean[r] + row * row_bytes, row_bytes) == 0,
+                  "%s: %g in %s[%zu][%zu] reaches %s[%zu]", mha_isa_name(mha_isa_active()), value,
+                  operand_names[operand], at, column, result_names[r], row);
+        }
+    }
+    /* And it is not swallowed: NaN stands in the output of every query that sees it. */
+    for (size_t i = 0; i < Q && operand < 3; i++) {
+        size_t n_nan = 0;
+        for (size_t v = 0; v < DV; v++) {
+            n_nan += isnan(get(dtype, c->results[0], i * DV + v)) != 0;
+        }
+        for (size_t j = 0; j < K; j++) {
+            CHECK(keep[i * K + j] || get(dtype, c->results[1], i * K + j) == 0, "%s: %g in %s[%zu][%zu]: weight of a hidden key",
+                  mha_isa_name(mha_isa_active()), value, operand_names[operand], at, column);
+        }
+        const int sees_any = memchr(keep + i * K, 1, K) != NULL;
+        CHECK(!isnan(value) || !sees_any || !may_know(0, i, operand, at) || n_nan > 0, "%s: NaN in %s[%zu][%zu] is lost",
+              mha_isa_name(mha_isa_active()), operand_names[operand], at, column);
+    }
+    set(dtype, c->operands[operand], index, before);
+}
+
+static void
+test_poison(int additive, int by_mask, size_t step)
+{
+    static const double values[] = {NAN, INFINITY, -INFINITY};
+    call c = new_call(additive, by_mask);
+    void *clean[N_RESULTS];
+    size_t n = 0;
+
+    run_call(&c);
+    for (size_t r = 0; r < N_RESULTS; r++) {
+        clean[r] = copy_of(c.results[r], rows_of_result[r] * cols_of_result[r] * size_of(dtype));
+    }
+    for (size_t operand = 0; operand < N_OPERANDS; operand++) {
+        for (size_t i = 0; i < rows_of_operand[operand] * cols_of_operand[operand]; i += step) {
+            poison(&c, clean, operand, i / cols_of_operand[operand], i % cols_of_operand[operand], values[n++ % 3]);
+        }
+    }
+    for (size_t i = 0; i < N_OPERANDS; i++) {
+        free(c.operands[i]);
+    }
+    for (size_t i = 0; i < N_RESULTS; i++) {
+        free(c.results[i]);
+        free(clean[i]);
+    }
+    free(c.w);
+    free(c.stats);
+}
+
+int
+main(int argc, char **argv)
+{
+    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+
+    mha_threads_set(1);
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (int type = MHA_F32; type <= MHA_F64; type++) {
+            dtype = (mha_dtype)type;
+            test_one_key(quick);
+            test_mean();
+            for (int kind = 0; kind < 4; kind++) {
+                test_poison(kind & 1, kind & 2, quick ? 2 : 1);
+            }
+        }
+    }
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}
