@@ -1,0 +1,39 @@
+"""Fixtures of the browser tests; their files name this module in pytest_plugins.  One Chromium serves them all."""
+
+import pytest
+
+import needs
+from chromium import HIGH, WIDE, Browser, Shown
+
+
+@pytest.fixture(scope="session")
+def browser():
+    chromium = needs.program("chromium", "chromium-browser", "google-chrome")
+    opened = Browser(chromium, needs.program("chromedriver"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Opens a page from the disk and waits until it is drawn; at the end the console must be empty."""
+    browser.size(WIDE, HIGH)
+    browser.scheme("light")
+    browser.javascript(True)
+    browser.open("about:blank")
+    browser.move(1, 1)  # where a test before has left the pointer, it would point at something
+    browser.console()
+
+    def open_page(page, name="page.html"):
+        path = tmp_path / name
+        if isinstance(page, str):
+            path.write_text(page, encoding="utf-8")
+        else:
+            page.save(path)
+        browser.open(path.as_uri())
+        browser.wait("return document.querySelectorAll('[data-mhac]:not([data-mhac-ready])').length === 0")
+        return Shown(browser)
+
+    yield open_page
+    assert browser.console() == []
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0

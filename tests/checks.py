@@ -1,0 +1,19 @@
+"""Comparisons that several test files make."""
+
+import numpy as np
+
+# For results of a few dozen terms around 1: ten to twenty units in the last place.  Errors on a larger scale, and how
+# they compare with torch's, are measured in test_accuracy.py.
+TOLERANCE = {"float32": 2e-6, "float64": 4e-15}
+
+
+def close(found, expected, dtype, scale=1.0):
+    """Nearly the same numbers, and the type asked for."""
+    assert found.dtype == dtype, found.dtype
+    np.testing.assert_allclose(found, expected, rtol=0, atol=scale * TOLERANCE[np.dtype(dtype).name])
+
+
+def same(found, expected):
+    """The same bits."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    np.testing.assert_array_equal(found, expected)

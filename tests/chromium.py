@@ -1,0 +1,245 @@
+"""A real Chromium for the browser tests, driven through its own chromedriver by the WebDriver protocol.
+
+The protocol is JSON over HTTP, so the standard library is enough; chromedriver comes with the distribution's
+Chromium and fits it.  The browser runs without a window, as root too, and can reach no other host.
+"""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",  # containers run tests as root, where Chromium's sandbox cannot start
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--host-resolver-rules=MAP * ~NOTFOUND",  # the network is cut
+]
+WIDE, HIGH = 1280, 900
+KEYS = {
+    "ArrowUp": "\ue013", "ArrowDown": "\ue015", "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
+    "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c", "Tab": "\ue004", "Enter": "\ue007", "Space": " ",
+}  # fmt: skip
+
+
+class BrowserError(Exception):
+    """What the driver answered instead of a result."""
+
+
+class Browser:
+    """One window.  Coordinates are CSS pixels from the top left of what is visible."""
+
+    def __init__(self, chromium, chromedriver):
+        self._profile = tempfile.mkdtemp(prefix="mha_c-chromium-")
+        self._driver = subprocess.Popen(
+            [chromedriver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        started = next((line for line in self._driver.stdout if "started successfully" in line), "")
+        found = re.search(r"on port (\d+)", started)
+        if not found:
+            raise BrowserError("chromedriver did not start")
+        self._url = f"http://127.0.0.1:{found.group(1)}"
+        options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={self._profile}"]}
+        capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
+        self._url += f"/session/{answer['sessionId']}"
+
+    def close(self):
+        try:
+            self._call("DELETE", "")
+        finally:
+            self._driver.terminate()
+            self._driver.wait(10)
+            self._driver.stdout.close()
+            shutil.rmtree(self._profile, ignore_errors=True)
+
+    def _call(self, method, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return json.load(answer)["value"]
+        except urllib.error.HTTPError as error:
+            with error:
+                value = json.load(error)["value"]
+            raise BrowserError(f"{value['error']}: {value['message']}") from None
+
+    # ---- pages ----
+
+    def open(self, url):
+        self._call("POST", "/url", {"url": url})
+
+    def run(self, script, *args):
+        """The value of a script that returns one; a promise is waited for."""
+        return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
+
+    def wait(self, script, *args, seconds=20):
+        """The first true value of the script."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            value = self.run(script, *args)
+            if value:
+                return value
+            time.sleep(0.02)
+        raise BrowserError(f"still not true after {seconds} s: {script}")
+
+    def devtools(self, command, **params):
+        return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def console(self):
+        """The messages since the last look."""
+        return self._call("POST", "/se/log", {"type": "browser"})
+
+    def size(self, width, height, scale=1):
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
+        )
+
+    def scheme(self, name):
+        """The system's colours: light or dark."""
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def javascript(self, on):
+        self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
+
+    def screenshot(self, path):
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(self._call("GET", "/screenshot")))
+
+    def enter_frame(self, selector):
+        """From now on everything is inside this frame."""
+        element = self.run("return document.querySelector(arguments[0])", selector)
+        self._call("POST", "/frame", {"id": element})
+
+    def leave_frames(self):
+        self._call("POST", "/frame", {"id": None})
+
+    # ---- hands ----
+
+    def _pointer(self, *actions):
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": list(actions)}
+        self._call("POST", "/actions", {"actions": [mouse]})
+
+    def move(self, x, y):
+        self._pointer(_move(x, y))
+
+    def click(self, x, y):
+        self._pointer(_move(x, y), {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0})
+
+    def drag(self, start, end):
+        middle = ((start[0] + end[0]) / 2, (start[1] + end[1]) / 2)
+        down, up = {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}
+        self._pointer(_move(*start), down, _move(*middle), _move(*end), up)
+
+    def press(self, *keys):
+        """Keys by their name in KeyboardEvent.key, or single characters."""
+        strokes = [KEYS.get(key, key) for key in keys]
+        actions = [{"type": kind, "value": key} for key in strokes for kind in ("keyDown", "keyUp")]
+        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
+
+
+def _move(x, y):
+    return {"type": "pointerMove", "duration": 0, "x": round(x), "y": round(y)}
+
+
+class Shown:
+    """One view in the page, looked at through its shadow root."""
+
+    def __init__(self, browser, number=0):
+        self.browser, self.number = browser, number
+
+    def run(self, script, *args):
+        root = f"const R = document.querySelectorAll('[data-mhac]')[{self.number}].shadowRoot;"
+        return self.browser.run(root + script, *args)
+
+    def text(self, selector):
+        return self.run("return R.querySelector(arguments[0]).textContent", selector)
+
+    def texts(self, selector):
+        return self.run(
+            "return [...R.querySelectorAll(arguments[0])].filter(e => e.offsetParent).map(e => e.textContent)", selector
+        )
+
+    def box(self, selector, at=0):
+        return self.run(
+            "const e = R.querySelectorAll(arguments[0])[arguments[1]]; e.scrollIntoView({block: 'nearest'});"
+            "const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]",
+            selector,
+            at,
+        )
+
+    def point(self, selector, across=0.5, down=0.5, at=0):
+        left, top, width, height = self.box(selector, at)
+        self.browser.move(left + across * width, top + down * height)
+        self.settle()
+
+    def click(self, selector, at=0):
+        left, top, width, height = self.box(selector, at)
+        self.browser.click(left + width / 2, top + height / 2)
+        self.settle()
+
+    def press(self, *keys):
+        self.browser.press(*keys)
+        self.settle()
+
+    def focus(self, selector):
+        self.run("R.querySelector(arguments[0]).focus()", selector)
+
+    def settle(self):
+        """Two frames later everything that was asked for is drawn."""
+        self.browser.run("return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def overflow(self):
+        """By how many pixels the page is wider than the window."""
+        return self.browser.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+    def pair(self):
+        """The query and key positions and the weight that the column of numbers shows."""
+        query, key = (int(text) for text in self.texts(".mhac-pair sub"))
+        return query, key, float(re.sub(r"[≈<\s]", "", self.text(".mhac-value")))
+
+    def chosen(self, selector):
+        return self.run(
+            "return [...R.querySelectorAll(arguments[0])].findIndex(e => e.getAttribute('aria-checked') === 'true')",
+            selector,
+        )
+
+    def colours(self, selector, x=0, y=0, width=None, height=None):
+        """The different colours in a part of a canvas, as 32-bit numbers; a copy of it is read, which warns nobody."""
+        return self.run(
+            "const c = R.querySelector(arguments[0]); const copy = document.createElement('canvas');"
+            "copy.width = c.width; copy.height = c.height;"
+            "const context = copy.getContext('2d', {willReadFrequently: true}); context.drawImage(c, 0, 0);"
+            "const [x, y, w, h] = arguments[1];"
+            "const part = context.getImageData(x, y, w || c.width, h || c.height);"
+            "return [...new Set(new Uint32Array(part.data.buffer))]",
+            selector,
+            [x, y, width, height],
+        )
+
+
+# ---- what several test files need ----
+
+MATRIX = ".mhac-matrix .mhac-stage"
+
+
+def weights_of(heads, tokens, seed=0):
+    scores = 2 * np.random.default_rng(seed).standard_normal((heads, tokens, tokens))
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def at(box, across, down):
+    left, top, width, height = box
+    return left + across * width, top + down * height

@@ -1,0 +1,63 @@
+"""Fixtures that all tests share: isa, dtype, seed, rng."""
+
+import sys
+import zlib
+
+import hypothesis
+import numpy as np
+import pytest
+
+import needs
+from mha_c import _core
+
+# The same examples in every run: a failure seen once is seen again.  No deadline: the machines are shared.
+hypothesis.settings.register_profile(
+    "mha_c",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("mha_c")
+
+
+@pytest.fixture(params=[name for name, _ in _core.isas()])
+def isa(request):
+    """Every compiled instruction set in turn, active during the test."""
+    name = request.param
+    if not dict(_core.isas())[name]:
+        pytest.skip(f"this CPU does not offer {name}")
+    before = _core.isa()
+    _core.set_isa(name)
+    assert _core.isa() == name
+    yield name
+    _core.set_isa(before)
+
+
+@pytest.fixture(params=["float32", "float64"])
+def dtype(request):
+    return np.dtype(request.param)
+
+
+@pytest.fixture
+def seed(request):
+    """A number of the test's own, the same in every run."""
+    return zlib.crc32(request.node.nodeid.encode())
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+def pytest_collection_finish():
+    """torch gets one thread: on a busy machine its own spend far more time waiting than small tensors take."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = terminalreporter.stats.get("skipped", ())
+    if any(needs.SYSTEM_PIECES in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"To run the tests skipped for missing programs: {needs.SYSTEM_PIECES}")

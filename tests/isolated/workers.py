@@ -1,0 +1,54 @@
+"""Attention in processes that this one starts: python workers.py METHOD, and functions that the children import.
+
+METHOD is fork, spawn or forkserver (multiprocessing), or loader-fork, loader-spawn (torch's DataLoader).  The parent
+has used the thread pool before, so a forked child inherits its memory without its threads.
+"""
+
+import multiprocessing
+import sys
+
+import numpy as np
+
+import mha_c
+
+N_JOBS = 6
+
+
+def attend(seed):
+    """The bits of a call that is large enough for several threads."""
+    mha_c.set_num_threads(3)
+    x = np.random.default_rng(seed).standard_normal((2, 96, 64), dtype=np.float32)
+    layer = mha_c.MultiHeadAttention(64, 4, 0.0, rng=0)
+    out = layer(x, x, x, [50, 96])
+    return out.tobytes() + layer.attention_weights.tobytes()
+
+
+class Examples:
+    """A data set whose examples are computed where the loader's workers are."""
+
+    def __len__(self):
+        return N_JOBS
+
+    def __getitem__(self, i):
+        return np.frombuffer(attend(i), np.float32).copy()
+
+
+def main(method):
+    expected = [attend(seed) for seed in range(N_JOBS)]
+    if method.startswith("loader-"):
+        import torch
+
+        context = method.split("-")[1]
+        loader = torch.utils.data.DataLoader(
+            Examples(), num_workers=2, batch_size=None, multiprocessing_context=context, timeout=60
+        )
+        found = [item.tobytes() for item in (np.asarray(x) for x in loader)]
+    else:
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            found = pool.map_async(attend, range(N_JOBS)).get(timeout=60)
+    assert found == expected, "a child's bits differ"
+    assert [attend(seed) for seed in range(N_JOBS)] == expected, "the parent's bits differ afterwards"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

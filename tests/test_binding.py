@@ -1,0 +1,493 @@
+"""Ill-formed calls of the compiled module `_core`: each gets the right exception and words, and leaks nothing."""
+
+import ast
+import inspect
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from binding_calls import (
+    ARRAYS,
+    DV,
+    F32,
+    F64,
+    KEPT,
+    PROJECTIONS,
+    RECOMPUTE,
+    SWAPPED,
+    B,
+    D,
+    K,
+    Q,
+    assert_leaks_nothing,
+    attention,
+    flat,
+    layer,
+    linear,
+    numbers,
+    ones,
+    plain_layer,
+    projection,
+    saved,
+    softmax,
+    with_heads,
+)
+from mha_c import _core
+
+ShapeError = _core.ShapeError
+
+
+# --- The parser, the same for every function --------------------------------------------------
+
+
+def stub_signatures():
+    """Function -> (its parameters, how many of them have no default), as _core.pyi promises them."""
+    stub = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
+    signatures = {}
+    for function in stub.body:
+        if isinstance(function, ast.FunctionDef) and function.name not in signatures:  # of overloads, the first
+            names = [argument.arg for argument in function.args.args]
+            signatures[function.name] = names, len(names) - len(function.args.defaults)
+    return signatures
+
+
+SIGNATURES = stub_signatures()
+
+
+def test_the_stub_lists_every_function():
+    functions = {name for name in dir(_core) if inspect.isbuiltin(getattr(_core, name))}
+    assert functions == set(SIGNATURES)
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature_and_docstring(name):
+    function = getattr(_core, name)
+    names, n_required = SIGNATURES[name]
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == names
+    assert [p for p in parameters if parameters[p].default is inspect.Parameter.empty] == names[:n_required]
+    assert function.__doc__
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_parser_names_function_and_argument(name):
+    function = getattr(_core, name)
+    names, n_required = SIGNATURES[name]
+    n_names, required = len(names), names[:n_required]
+    with pytest.raises(TypeError, match=rf"{name}\(\) takes at most {n_names} arguments? \({n_names + 1} given\)"):
+        function(*[None] * (n_names + 1))
+    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'maske'"):
+        function(*[None] * len(required), maske=1)
+    for position, argument in enumerate(required):
+        with pytest.raises(TypeError, match=rf"missing required argument '{argument}' \(position {position + 1}\)"):
+            function(*[None] * position, **{rest: None for rest in required[position + 1 :]})
+    for position, argument in enumerate(names):
+        with pytest.raises(TypeError, match=rf"{name}\(\) got multiple values for argument '{argument}'"):
+            function(*[None] * (position + 1), **{argument: None})
+
+
+def test_keywords_in_any_order():
+    values = {"valid_lens": [3, 2], "v": numbers(B, K, DV), "return_lse": True, "k": numbers(B, K, D)}
+    out, weights, lse = _core.attention_forward(numbers(B, Q, D), **values)
+    assert weights is None and lse.shape == (B, Q)
+    assert np.array_equal(out, attention(valid_lens=[3, 2])[0])
+
+
+# --- Array arguments: type ------------------------------------------------------------------------
+
+OTHER_TYPES = ["float16", "longdouble", "int8", "int64", "uint8", "bool", "complex64", "complex128", "object", "U3",
+               "S3", "datetime64[s]", "timedelta64[s]", "f4,f4"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", OTHER_TYPES)
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_other_dtypes_are_type_errors_with_a_hint(argument, dtype):
+    call, good = ARRAYS[argument]
+    name = argument.split()[-1]
+    hint = "keep_mask" if (name, dtype) == ("bias", "bool") else rf"{name}\.astype\(np\.float32\)"
+    with pytest.raises(TypeError, match=rf"^{name} has dtype .*{hint}"):
+        call(np.zeros(good.shape, dtype))
+
+
+@pytest.mark.parametrize("other", [[[1.0]], 1.0, "text", object(), memoryview(b"abcd"), F32(1)])
+@pytest.mark.parametrize("argument", ARRAYS)
+def test_what_is_no_array_is_a_type_error(argument, other):
+    call, _ = ARRAYS[argument]
+    with pytest.raises(TypeError, match=rf"^{argument.split()[-1]} must be a NumPy array, got {type(other).__name__}"):
+        call(other)
+
+
+@pytest.mark.parametrize("argument", ["k", "v", "w_v", "bias", "keys", "values", "layer's w_v"])
+def test_mixed_types_are_named_both(argument):
+    call, good = ARRAYS[argument]
+    first = "queries" if argument in ("keys", "values", "layer's w_v") else "q"
+    with pytest.raises(TypeError, match=f"^{argument.split()[-1]} has dtype float64, but {first} has dtype float32"):
+        call(good.astype(F64))
+
+
+def test_weights_of_another_type_are_refused():
+    with pytest.raises(TypeError, match="W_k has dtype float64, but queries has dtype float32"):
+        layer(projections=(PROJECTIONS[0], projection(8, 5, dtype=F64), *PROJECTIONS[2:]))
+    with pytest.raises(TypeError, match="W_q has dtype float64"):
+        layer(projections=((PROJECTIONS[0][0], np.zeros(8), (8, 5)), *PROJECTIONS[1:]))
+
+
+# --- Shapes ---------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "q rank 2": (lambda: attention(q=numbers(Q, D)), r"q has shape \(4, 4\) \(rank 2\), expected rank 3: \(B, Q, D\)"),
+    "q rank 0": (lambda: attention(q=ones(dtype=F32)), r"q has shape \(\) \(rank 0\)"),
+    "q rank 5": (lambda: attention(q=numbers(1, 1, 1, 1, 1)), r"q has shape \(1, 1, 1, 1, 1\) \(rank 5\)"),
+    "k rank": (lambda: attention(k=numbers(B, 1, K, D)), r"k has .*\(rank 4\), expected rank 3: \(B, K, D\)"),
+    "v rank": (lambda: with_heads(v=numbers(B, K, DV)), r"v has .*\(rank 3\), expected rank 4: \(B, H, K, Dv\)"),
+    "k batch": (
+        lambda: attention(k=numbers(3, K, D)),
+        r"k has batch size 3, but q has 2: k\.shape = \(3, 6, 4\), q\.shape = \(2, 4, 4\)",
+    ),
+    "v batch": (lambda: attention(v=numbers(1, K, D)), r"v has batch size 1, but q has 2"),
+    "features": (lambda: attention(k=numbers(B, K, 5)), r"k has 5 features, but q has 4"),
+    "v keys": (lambda: attention(v=numbers(B, 7, DV)), r"v has 7 keys, but k has 6"),
+    "heads": (lambda: with_heads(q=numbers(B, 3, Q, D)), r"k has 2 heads, expected a divisor of the 3 heads of q"),
+    "no heads": (
+        lambda: with_heads(k=numbers(B, 0, K, D), v=numbers(B, 0, K, DV)),
+        r"k has 0 heads, expected a divisor of the 4 heads of q",
+    ),
+    "v heads": (lambda: with_heads(v=numbers(B, 4, K, DV)), r"v has 4 heads, but k has 2"),
+    "w_v rank": (lambda: attention(w_v=numbers(1, D)), r"w_v has shape \(1, 4\) \(rank 2\), expected rank 1"),
+    "w_v size": (lambda: attention(w_v=numbers(3)), r"w_v has 3 features, but q has 4"),
+    "queries rank": (lambda: layer(queries=numbers(Q, 5)), r"queries has .*\(B, Q, features\)"),
+    "keys rank": (lambda: layer(keys=numbers(B, K, 5, 1)), r"keys has .*\(B, K, features\)"),
+    "values rank": (lambda: layer(values=numbers(K)), r"values has .*\(B, K, features\)"),
+    "keys batch": (
+        lambda: layer(keys=numbers(3, K, 5)),
+        r"keys has batch size 3, but queries has 2: keys\.shape = \(3, 6, 5\), queries\.shape = \(2, 4, 5\)",
+    ),
+    "values batch": (lambda: layer(values=numbers(1, K, 3)), r"values has batch size 1, but queries has 2"),
+    "values keys": (lambda: layer(values=numbers(B, 5, 3)), r"values has 5 keys, but keys has 6"),
+    "W_q": (
+        lambda: layer(queries=numbers(B, Q, 3)),
+        r"queries has 3 features \(shape \(2, 4, 3\)\), but W_q expects 5",
+    ),
+    "W_k": (lambda: layer(keys=numbers(B, K, 1)), r"keys has 1 features .*but W_k expects 5"),
+    "W_v": (lambda: layer(values=numbers(B, K, 1)), r"values has 1 features .*but W_v expects 3"),
+    "W_o": (
+        lambda: layer(projections=(*PROJECTIONS[:3], projection(7, 5))),
+        r"W_o expects 5 features, but the attended values have 6",
+    ),
+    "q against k": (lambda: plain_layer(keys=numbers(B, K, 4)), r"keys has 4 features, but queries has 5"),
+    "W_q against W_k": (
+        lambda: layer(projections=(PROJECTIONS[0], projection(6, 5), *PROJECTIONS[2:])),
+        r"W_k gives 6 features, but W_q gives 8",
+    ),
+    "queries against W_k": (
+        lambda: layer(projections=(None, *PROJECTIONS[1:])),
+        r"W_k gives 8 features, but queries has 5",
+    ),
+    "layer w_v size": (lambda: plain_layer(w_v=numbers(4)), r"w_v has shape \(4,\), expected \(5,\)"),
+    "layer w_v rank": (lambda: plain_layer(w_v=numbers(5, 1)), r"w_v has shape \(5, 1\) \(rank 2\)"),
+    "bias": (
+        lambda: layer(projections=((PROJECTIONS[0][0], numbers(5), (8, 5)), *PROJECTIONS[1:])),
+        r"W_q\.bias has shape \(5,\), expected \(8,\)",
+    ),
+    "weight rank": (lambda: _core.pack_linear(numbers(5)), r"weight has shape \(5,\) \(rank 1\), expected rank 2"),
+    "linear x": (lambda: linear(numbers(B, 4)), r"x has 4 features, but the projection expects 5"),
+    "linear scalar": (lambda: linear(ones(dtype=F32)), r"x has rank 0, expected \(\.\.\., features\)"),
+    "X rank": (lambda: softmax(numbers(Q, K)), r"X has shape \(4, 6\) \(rank 2\), expected rank 3: \(B, Q, K\)"),
+    "mask rank 1": (
+        lambda: attention(bias=numbers(K)),
+        r"bias has shape \(6,\) \(rank 1\), expected rank 2 \(Q, K\) or rank 3, .*\(2, 4, 6\).*bias\[None",
+    ),
+    "mask rank 3 of 4": (
+        lambda: with_heads(bias=numbers(B, Q, K)),
+        r"rank 4, that of the scores \(B, H, Q, K\) = \(2, 4, 4, 6\): add an axis: bias\[:, None\] .* bias\[None\]",
+    ),
+    "mask rank 4 of 3": (lambda: attention(keep_mask=ones(B, 1, Q, K)), r"drop it, keep_mask\[:, 0\]"),
+    "mask rank 0": (lambda: attention(keep_mask=ones()), r"keep_mask has shape \(\) \(rank 0\)"),
+    "mask rank 5": (lambda: with_heads(bias=numbers(1, 1, 1, Q, K)), r"\(rank 5\).*no other rank"),
+    "mask axis": (
+        lambda: attention(keep_mask=ones(Q, 5)),
+        r"keep_mask has shape \(4, 5\), .*\(B, Q, K\) = \(2, 4, 6\): axis 1 is 5, expected 6 or 1",
+    ),
+    "mask batch": (lambda: attention(bias=numbers(3, Q, K)), r"axis 0 is 3, expected 2 or 1"),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_shape_errors_say_what_clashes(case):
+    call, words = SHAPES[case]
+    with pytest.raises(ShapeError, match=rf"^[^\n]*{words}") as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+
+
+# --- Other values -----------------------------------------------------------------------------------------------
+
+
+class NoFloat:
+    def __float__(self):
+        raise ZeroDivisionError("passed on")
+
+
+DROPOUT = {-0.1: "0..1", 1.1: "0..1", float("nan"): "NaN", float("inf"): "0..1", 10**400: "too large"}
+VALUES = {
+    **{f"dropout {p}": (lambda p=p: attention(dropout=p), ValueError, f"dropout .*{w}") for p, w in DROPOUT.items()},
+    **{
+        f"dropout {p!r}": (lambda p=p: layer(dropout=p), TypeError, "dropout must be a real number, got")
+        for p in ("0.1", b"0", True, None, 0j, np.bool_(True), np.complex64(1), np.str_("0.1"), np.zeros(1), [0.1])
+    },
+    "dropout raises": (lambda: attention(dropout=NoFloat()), ZeroDivisionError, "passed on"),
+    "scale nan": (lambda: attention(scale=float("nan")), ValueError, "scale must not be NaN"),
+    "scale text": (lambda: attention(scale="1"), TypeError, "scale must be a real number, got str"),
+    "scale bool": (lambda: attention(scale=False), TypeError, "scale must be a real number, got bool"),
+    "seed -1": (lambda: attention(seed=-1), ValueError, r"seed must lie in 0 \.\. 2\*\*64 - 1, got -1"),
+    "seed 2**64": (lambda: layer(seed=2**64), ValueError, "seed must lie in"),
+    "seed float": (lambda: attention(seed=1.0), TypeError, "seed must be a whole number, got float"),
+    "seed bool": (lambda: attention(seed=True), TypeError, "seed must be a whole number, got bool"),
+    "causal": (lambda: attention(causal="left"), ValueError, "causal must be 'top_left' or 'bottom_right', got 'left'"),
+    "causal True": (lambda: attention(causal=True), TypeError, "causal must be a string, got bool"),
+    "empty_rows": (lambda: attention(empty_rows="nan"), ValueError, "must be 'zero' or 'uniform', got 'nan'"),
+    "empty_rows None": (lambda: layer(empty_rows=None), TypeError, "empty_rows must be a string, got NoneType"),
+    "softmax empty_rows": (lambda: softmax(empty_rows="x"), ValueError, "empty_rows"),
+    "window_left": (lambda: attention(window_left=-2), ValueError, "window_left must be at least -1, got -2"),
+    "window_left far": (lambda: attention(window_left=-(2**70)), ValueError, "window_left must be at least -1"),
+    "window_right": (lambda: attention(window_right=1.5), TypeError, "window_right must be a whole number, got float"),
+    "num_heads 0": (lambda: layer(num_heads=0), ValueError, "num_heads must be at least 1, got 0"),
+    "num_heads True": (lambda: layer(num_heads=True), TypeError, "num_heads must be a whole number, got bool"),
+    "num_heads array": (lambda: layer(num_heads=np.array(2)), TypeError, "num_heads must be a whole number"),
+    "num_heads 3": (lambda: layer(num_heads=3), ValueError, "num_heads = 3 does not divide the 8 .*queries and keys"),
+    "num_heads 4": (lambda: layer(num_heads=4), ValueError, "num_heads = 4 does not divide the 6 .*values"),
+    "num_heads huge": (lambda: layer(num_heads=2**80), ValueError, "num_heads = .* does not divide"),
+    "keep_mask uint8": (
+        lambda: attention(keep_mask=ones(Q, K, dtype=np.uint8)),
+        TypeError,
+        r"keep_mask has dtype uint8, expected bool .*keep_mask\.astype\(bool\)",
+    ),
+    "keep_mask float": (lambda: attention(keep_mask=numbers(Q, K)), TypeError, "keep_mask has dtype float32"),
+    "keep_mask list": (lambda: attention(keep_mask=[[True]]), TypeError, "keep_mask must be a NumPy array of bool"),
+    "bias bool": (lambda: attention(bias=ones(Q, K)), TypeError, "bias has dtype bool, .*as keep_mask"),
+    "projections": (lambda: layer(projections=None), TypeError, "projections must be a tuple"),
+    "3 projections": (lambda: layer(projections=PROJECTIONS[:3]), TypeError, "projections must be a tuple"),
+    "projection list": (lambda: layer(projections=([], None, None, None)), TypeError, "W_q must be \\(packed"),
+    "projection sizes": (lambda: linear(p=(PROJECTIONS[0][0], None, [8, 5])), TypeError, "projection must be"),
+    "projection None": (lambda: _core.linear(numbers(2, 5), None), TypeError, "projection must be"),
+    "projection size": (lambda: linear(p=(PROJECTIONS[0][0], None, (8.0, 5))), TypeError, "whole number, got float"),
+    "negative size": (lambda: linear(p=(PROJECTIONS[0][0], None, (8, -5))), ValueError, "at least 0, got -5"),
+    "huge size": (lambda: linear(p=(PROJECTIONS[0][0], None, (2**62, 2**62))), ValueError, "too large"),
+    "huger size": (lambda: linear(p=(PROJECTIONS[0][0], None, (2**70, 5))), ValueError, "too large|packed"),
+    "packed list": (lambda: linear(p=([1.0], None, (8, 5))), TypeError, "projection must be a NumPy array, got list"),
+    "packed too short": (
+        lambda: linear(p=(PROJECTIONS[0][0][:-1], None, (8, 5))),
+        ValueError,
+        "projection: not a weight of 8 x 5 packed for the active instruction set",
+    ),
+    "packed rank": (lambda: linear(p=(PROJECTIONS[0][0][None], None, (8, 5))), ValueError, "not a weight of 8 x 5"),
+    "packed for more": (lambda: linear(p=(PROJECTIONS[0][0], None, (800, 5))), ValueError, "not a weight of 800 x 5"),
+    "set_isa": (lambda: _core.set_isa("mmx"), ValueError, "'mmx' is not available: this CPU offers scalar"),
+    "set_isa type": (lambda: _core.set_isa(None), TypeError, "name must be a string, got NoneType"),
+    **{
+        f"threads {n!r}": (lambda n=n: _core.set_num_threads(n), ValueError, "the number of threads")
+        for n in (0, -1, -(2**70), 2**70, "2", 2.0, float("nan"), None, True)
+    },
+    "reference": (lambda: attention(reference=True, dropout=0.5), ValueError, "reference=True has no dropout"),
+    "saved list": (lambda: _core.saved_weights(list(KEPT)), TypeError, "saved must be a tuple, got list"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_other_values_are_refused_by_name(case):
+    call, kind, words = VALUES[case]
+    with pytest.raises(kind, match=words) as caught:
+        call()
+    assert caught.type is kind
+
+
+@pytest.mark.parametrize("good", [0, 1, 0.5, np.float32(0.5), np.float64(1), np.int64(0), np.array(0.25)])
+def test_real_numbers_of_any_kind(good):
+    attention(dropout=good)
+    attention(scale=good)
+
+
+def test_infinite_scale_and_wide_windows_are_numbers():
+    attention(scale=float("inf"))
+    plain = attention()[0]
+    assert np.array_equal(plain, attention(window_left=2**63 - 1, window_right=2**80)[0])
+
+
+# --- saved_weights ----------------------------------------------------------------------------------------------------
+
+CORRUPT = {
+    "empty": lambda: _core.saved_weights(()),
+    "kind": lambda: saved(0, "weight"),
+    "no kind": lambda: saved(0, None),
+    "too short": lambda: _core.saved_weights(RECOMPUTE[:-1]),
+    "weights too long": lambda: _core.saved_weights((*KEPT, None)),
+    "weights None": lambda: _core.saved_weights(("weights", None)),
+    "weights of another type": lambda: _core.saved_weights(("weights", KEPT[1].astype(int))),
+    "weights of another rank": lambda: _core.saved_weights(("weights", KEPT[1][0])),
+    "isa": lambda: saved(1, 7),
+    "q": lambda: saved(2, None),
+    "q rank": lambda: saved(2, RECOMPUTE[2][0]),
+    "q type": lambda: saved(2, RECOMPUTE[2].astype(F64)),
+    "q rows": lambda: saved(2, RECOMPUTE[2][:, 1:]),
+    "q batch": lambda: saved(2, RECOMPUTE[2][1:]),
+    "k features": lambda: saved(3, RECOMPUTE[3][:, :, 1:]),
+    "k batch": lambda: saved(3, RECOMPUTE[3][1:]),
+    "w_v": lambda: saved(4, numbers(3)),
+    "w_v rank": lambda: saved(4, numbers(4, 1)),
+    "row_max": lambda: saved(5, RECOMPUTE[5][:, :, 1:]),
+    "row_sum": lambda: saved(6, RECOMPUTE[6].ravel()),
+    "lengths list": lambda: saved(7, [3, 4]),
+    "lengths shape": lambda: saved(7, np.array([3, 4, 5])),
+    "lengths type": lambda: saved(7, np.array([True, False])),
+    "num_heads": lambda: saved(8, 3),
+    "num_heads 0": lambda: saved(8, 0),
+    "num_heads huge": lambda: saved(8, 2**80),
+    "num_heads type": lambda: saved(8, "2"),
+    "empty_rows": lambda: saved(9, "none"),
+}
+
+
+@pytest.mark.parametrize("case", CORRUPT)
+def test_a_corrupt_saved_tuple_is_a_value_error(case):
+    with pytest.raises(ValueError, match="saved is not what layer_forward returned"):
+        CORRUPT[case]()
+
+
+# --- valid_lens ---------------------------------------------------------------------------------------
+
+EXPECTED = r"expected \(B,\) = \(2,\) or \(B, Q\) = \(2, 4\)"
+LENGTHS = {
+    "bool": ([True, False], TypeError, "dtype bool, which looks like a mask: expected lengths .*keep_mask"),
+    "bool array": (ones(B, Q), TypeError, "looks like a mask"),
+    "one bool": (True, TypeError, "looks like a mask"),
+    "object": (np.array([3, 2], object), TypeError, "valid_lens has dtype object, expected integers or floats"),
+    "text": (["3", "2"], TypeError, "valid_lens has dtype <U1"),
+    "complex": ([3j, 2], TypeError, "valid_lens has dtype complex128"),
+    "timedelta": (np.zeros(2, "m8[s]"), TypeError, "valid_lens has dtype timedelta64"),
+    "None inside": ([3, None], TypeError, "valid_lens has dtype object"),
+    "NaN": ([3.0, float("nan")], ValueError, "valid_lens must be finite, but has a NaN or infinity at position 1"),
+    "inf": ([float("inf"), 3], ValueError, "finite.*position 0"),
+    "-inf": (np.array([3, float("-inf")], "f2"), ValueError, "finite.*position 1"),
+    "int": (3, ShapeError, rf"valid_lens has shape \(\), {EXPECTED}"),
+    "0-d": (np.array(3), ShapeError, rf"shape \(\), {EXPECTED}"),
+    "three": ([3, 2, 1], ShapeError, rf"valid_lens has shape \(3,\), {EXPECTED}"),
+    "one": ([3], ShapeError, r"shape \(1,\)"),
+    "none": ([], ShapeError, r"shape \(0,\)"),
+    "(Q, B)": (np.ones((Q, B), int), ShapeError, r"shape \(4, 2\)"),
+    "(B, 1)": ([[3], [2]], ShapeError, r"shape \(2, 1\)"),
+    "(B, Q, 1)": (np.ones((B, Q, 1)), ShapeError, r"shape \(2, 4, 1\)"),
+    "(B, K)": (np.ones((B, K), "u1"), ShapeError, r"shape \(2, 6\)"),
+    "ragged": ([[3, 2], [1]], ValueError, "valid_lens is a ragged list"),
+}
+
+
+@pytest.mark.parametrize("call", [attention, layer, softmax])
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lengths_are_checked_by_type_then_shape(case, call):
+    lens, kind, words = LENGTHS[case]
+    with pytest.raises(kind, match=words) as caught:
+        call(valid_lens=lens)
+    assert caught.type is kind
+
+
+def test_an_exception_of_the_lengths_object_passes_through():
+    class Lengths:
+        calls = 0
+
+        def __array__(self, *args, **kwargs):
+            self.calls += 1
+            raise ZeroDivisionError
+
+    lens = Lengths()
+    with pytest.raises(ZeroDivisionError):
+        attention(valid_lens=lens)
+    assert lens.calls == 1
+
+
+# --- Leaks -------------------------------------------------------------------------------------------------
+
+TYPE_ERRORS = {
+    f"{argument}: {other}": (lambda call=call, other=other: call(other))
+    for argument, (call, _) in ARRAYS.items()
+    for other in ("text", None, ones(Q, K, dtype=np.int64), numbers(Q, K, dtype=F64), numbers(B, Q, K, dtype=F64))
+}
+BAD = [
+    *TYPE_ERRORS.values(),
+    *(call for call, _ in SHAPES.values()),
+    *(call for call, _, _ in VALUES.values()),
+    *CORRUPT.values(),
+    *(lambda lens=lens: attention(valid_lens=lens) for lens, _, _ in LENGTHS.values()),
+    *(lambda lens=lens: layer(valid_lens=lens) for lens, _, _ in LENGTHS.values()),
+    lambda: attention(nonsense=1),
+    lambda: _core.attention_forward(numbers(B, Q, D)),
+    lambda: _core.set_isa(),
+]
+GOOD = [
+    *(lambda call=call, good=good: call(good) for call, good in ARRAYS.values()),
+    lambda: attention(k=SWAPPED, valid_lens=[3, 2], return_weights=True, return_lse=True, seed=2**63, dropout=0.5),
+    lambda: attention(keep_mask=ones(Q, K), bias=numbers(1, Q, 1), causal="top_left", window_left=2, scale=0.5),
+    lambda: attention(v=numbers(B, 2 * K, DV)[:, ::2], reference=True),
+    lambda: layer(valid_lens=np.array([[1, 2, 3, 4]] * 2, "u1")),
+    lambda: layer(valid_lens=(1.5, 2.5)),
+    lambda: plain_layer(queries=numbers(B, 30, 5), keys=numbers(B, 40, 5), values=numbers(B, 40, 5), w_v=numbers(5)),
+    lambda: _core.saved_weights(RECOMPUTE),
+    lambda: _core.saved_weights(KEPT),
+    lambda: linear(numbers(3, 2, 5).transpose(1, 0, 2)),
+    lambda: softmax(valid_lens=[3, 2], empty_rows="uniform"),
+    _core.isas,
+    _core.isa,
+    lambda: _core.set_isa(_core.isa()),
+    lambda: _core.set_num_threads(_core.get_num_threads()),
+    _core.available_threads,
+]
+
+
+@pytest.mark.parametrize("calls", [GOOD, BAD], ids=["good", "bad"])
+def test_no_references_are_lost(calls):
+    assert_leaks_nothing(calls)
+
+
+QKV = numbers(B, Q, D), numbers(B, K, D), numbers(B, K, DV)
+QUERIES = numbers(B, 30, 5), numbers(B, 40, 5), numbers(B, 40, 3)
+# No Python function in between: the interpreter's own frames do not bear every failure.
+DIRECT = {
+    "attention": partial(_core.attention_forward, *QKV, valid_lens=(3, 2), return_weights=True, return_stats=True),
+    "layer": partial(_core.layer_forward, *QUERIES, [7, 30], PROJECTIONS, None, 2, "zero", 0.0, 0),
+    "saved": partial(_core.saved_weights, RECOMPUTE),
+    "pack": partial(_core.pack_linear, numbers(8, 5)),
+    "linear": partial(_core.linear, numbers(2, 3, 5), PROJECTIONS[0]),
+    "softmax": partial(_core.masked_softmax, numbers(B, Q, K), [1.5, 2], "zero"),
+    "exp": partial(_core.exp, SWAPPED),
+    "isas": _core.isas,
+    "batch clash": partial(_core.attention_forward, numbers(3, Q, D), *QKV[1:]),
+    "mask rank": partial(_core.attention_forward, *QKV, bias=numbers(K)),
+    "lengths shape": partial(_core.attention_forward, *QKV, valid_lens=[1]),
+    "features": partial(_core.layer_forward, *QKV, None, PROJECTIONS, None, 2, "zero", 0.0, 0),
+    "type": partial(_core.exp, "text"),
+    "choice": partial(_core.attention_forward, *QKV, causal="left"),
+    "isa": partial(_core.set_isa, "mmx"),
+}
+
+
+@pytest.mark.parametrize("case", DIRECT)
+def test_every_allocation_of_python_may_fail(case):
+    """The call then gives MemoryError, or what it gives anyway; the next one is as if nothing had been."""
+    hooks = pytest.importorskip("_testcapi")
+    call = DIRECT[case]
+    outcomes = []
+    for n in [None, *range(60), None]:
+        try:
+            if n is not None:
+                hooks.set_nomemory(n, n + 1)
+            result = call()
+        except Exception as error:
+            result = error
+        finally:
+            hooks.remove_mem_hooks()
+        outcomes.append(repr([part.tobytes() for part in flat(result)] or result))
+    assert any("MemoryError" in outcome for outcome in outcomes)
+    bare = outcomes[0].split("(")[0] + "()"  # Python before 3.12, with no memory for the message
+    assert all(outcome in (outcomes[0], bare) or "MemoryError" in outcome for outcome in outcomes)
+    assert outcomes[-1] == outcomes[0]

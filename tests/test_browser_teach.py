@@ -1,0 +1,103 @@
+"""The players of teach in a real Chromium: stepping, playing, pointing, at every size."""
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+from chromium import HIGH
+from mha_c import teach
+
+pytest_plugins = ["browser_fixtures"]
+
+
+@pytest.fixture(scope="module")
+def steps():
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((n, 4)).round(2) for n in (3, 5, 5))
+    return teach.steps(q, k, v, valid_lens=4, tokens=("il a perdu".split(), "he lost his dog <pad>".split()))
+
+
+def still(shown):
+    """Pictures that appear row by row are complete."""
+    time.sleep(0.8)
+    shown.settle()
+
+
+def step_of(shown):
+    return shown.text(".mhac-step").split("   ")[-1]
+
+
+def test_stepping_by_button_and_by_key(show, steps):
+    shown = show(steps)
+    titles = ["Queries, keys, values", "Scores", "Scaled", "Masked", "Weights", "Output"]
+    assert step_of(shown) == titles[0]
+    for title in titles[1:]:
+        shown.click(".mhac-primary")
+        assert step_of(shown) == title
+    assert shown.run("return R.querySelector('.mhac-primary').disabled")
+    shown.focus(".mhac-root")
+    shown.press("ArrowLeft", "ArrowLeft")
+    assert step_of(shown) == "Masked"
+    shown.click(".mhac-dot", at=1)
+    assert step_of(shown) == "Scores"
+    assert len(shown.texts(".mhac-grid")) == 3
+    still(shown)
+    assert len(shown.colours(".mhac-grid:last-child canvas")) > 20
+
+
+def test_pointing_at_a_cell_explains_it(show, steps):
+    shown = show(steps)
+    shown.click(".mhac-dot", at=1)
+    still(shown)
+    shown.point(".mhac-grid:last-child canvas", across=0.5, down=0.5)
+    query, key = re.match(r"(\w+) → (\S+):", shown.text(".mhac-sum")).groups()
+    i, j = steps.inputs.query_tokens.index(query), steps.inputs.key_tokens.index(key)
+    assert i == 1 and shown.text(".mhac-sum").replace("−", "-").endswith(f"= {steps.scores[i, j]:.2f}")
+    shown.focus(".mhac-root")
+    shown.press("ArrowDown")
+    assert shown.text(".mhac-sum").startswith("perdu → ")
+    shown.press("ArrowRight", "ArrowRight", "ArrowRight")
+    assert shown.text(".mhac-sum").replace("−", "-").endswith(f"= {steps.weights[2, j]:.2f}")
+
+
+def test_playing_and_pausing(show, steps):
+    shown = show(steps)
+    shown.focus(".mhac-root")
+    shown.press(" ")
+    assert shown.texts(".mhac-controls .mhac-button")[1] == "Pause" and step_of(shown) == "Scores"
+    shown.browser.wait("return document.querySelector('[data-mhac]').shadowRoot.querySelector('.mhac-step')"
+                       ".textContent.includes('Scaled')")  # fmt: skip
+    shown.press(" ")
+    assert shown.texts(".mhac-controls .mhac-button")[1] == "Play"
+
+
+def test_the_tiles(show, steps):
+    tiles = steps.tiles(2)
+    shown = show(tiles)
+    assert len(shown.texts(".mhac-dot")) == 3 * 3 + 1
+    assert shown.texts(".mhac-memory .mhac-note")[1] == "6 of 15"
+    shown.focus(".mhac-root")
+    shown.press(*["ArrowRight"] * 5)
+    assert step_of(shown) == "Add the tile, keys 2 to 3"
+    assert shown.text(".mhac-sum").endswith(f"= {tiles.tiles[1].new_sum[0]:.2f}")
+    shown.press(*["ArrowRight"] * 9)
+    assert step_of(shown) == "Divide once"
+    assert shown.texts(".mhac-memory .mhac-note")[1] == "0 of 15"
+    assert shown.text(".mhac-sum").replace("−", "-").endswith(f"= {tiles.output[0, 0]:.2f}")
+
+
+@pytest.mark.parametrize("width", [340, 700, 1280])
+@pytest.mark.parametrize("size", [(1, 1, 1), (8, 8, 8), (20, 30, 16), (64, 64, 64)])
+def test_players_of_every_size(show, width, size):
+    rng = np.random.default_rng(5)
+    queries, keys, features = size
+    q, k, v = (rng.standard_normal((n, features)) for n in (queries, keys, keys))
+    shown = show(teach.steps(q, k, v))
+    shown.browser.size(width, HIGH)
+    shown.focus(".mhac-root")
+    for _ in range(5):
+        shown.press("ArrowRight")
+        assert shown.overflow() == 0
+    assert step_of(shown) == "Output"

@@ -1,0 +1,95 @@
+"""The C core without Python: every tests/c/test_*.c is built with plain cc and run.
+
+A test program is linked with all of csrc/ but csrc/python/, has tests/c and csrc on its include path, goes through
+every instruction set of the CPU by itself, prints what failed and exits with 0 or not.  Given the argument
+`quick` (under emulation and sanitizers) it leaves out what takes more than a second or two natively.
+A line ` * build: ...` in its head adds words to the link; sources of csrc/ among them are compiled anew with these
+words and take the place of the core's own.  ` * not emulated: why` skips it under qemu; ` * leaks not counted: why`
+turns the search for leaks at its exit off.
+Three builds: as shipped; with address and undefined-behaviour sanitizers; for 64-bit ARM, run under qemu, which
+is where the NEON kernels are tested on other machines.
+"""
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import needs
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = sorted(ROOT.glob("tests/c/test_*.c"))
+FLAGS = "-std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread".split()
+FLAGS += ["-Wall", "-Wextra"]
+BUILDS = {
+    "native": (["cc"], ["-O3"], [], []),
+    "sanitized": (
+        ["cc"],
+        ["-O1", "-g1", "-DMHA_DEBUG", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+        [],
+        ["quick"],
+    ),
+    "aarch64": (["aarch64-linux-gnu-gcc"], ["-O3", "-static"], ["qemu-aarch64", "qemu-aarch64-static"], ["quick"]),
+}
+
+
+def run(command, seconds, **kwargs):
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    done = subprocess.run(command, timeout=seconds, **output, **kwargs)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\nexit status {done.returncode}\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+def said_in_head(program, key):
+    """What follows ` * key: ` in the comment at the head of a test program, or None."""
+    found = re.search(rf"^ \* {key}: (.*)$", program.read_text().partition("*/")[0], re.MULTILINE)
+    return found and found.group(1)
+
+
+@pytest.fixture(scope="session", params=BUILDS)
+def build(request, tmp_path_factory):
+    """(function that links a test program, command prefix, arguments) of one build; compiles the core once."""
+    compilers, options, emulators, arguments = BUILDS[request.param]
+    if request.param == "aarch64" and platform.machine() in ("aarch64", "arm64"):
+        pytest.skip("this machine is 64-bit ARM: the native build is the same")
+    compiler = needs.program(*compilers)
+    prefix = [needs.program(*emulators)] if emulators else []
+    folder = tmp_path_factory.mktemp(request.param)
+    strict = ["-Werror"] if needs.REQUIRE_ALL else []  # a newer compiler may warn of more
+    flags = [compiler, *FLAGS, *strict, *options, f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
+    sources = sorted([*ROOT.glob("csrc/*.c"), *ROOT.glob("csrc/kernels/*.c")])
+
+    def compile_source(source):
+        target = folder / f"{source.stem}.o"
+        run([*flags, "-c", source, "-o", target], 600)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_source, sources))
+
+    def link(program):
+        target, extra = folder / program.stem, shlex.split(said_in_head(program, "build") or "")
+        sources = [ROOT / "csrc" / word if word.endswith(".c") else word for word in extra]
+        own = {source.stem for source in sources if isinstance(source, Path)}
+        rest = [path for path in objects if path.stem not in own]
+        run([*flags, program, *sources, *rest, "-o", target, "-lm"], 300)
+        return target
+
+    yield link, prefix, arguments
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_program(build, program):
+    link, prefix, arguments = build
+    reason = said_in_head(program, "not emulated")
+    if prefix and reason:
+        pytest.skip(f"not emulated: {reason}")
+    leaks = 0 if said_in_head(program, "leaks not counted") else 1
+    run([*prefix, link(program), *arguments], 600, env={**os.environ, "ASAN_OPTIONS": f"detect_leaks={leaks}"})

@@ -1,0 +1,224 @@
+"""layer_forward_training and layer_backward of `_core`: what is kept, what fits, what is refused, leaks."""
+
+import numpy as np
+import pytest
+
+from binding_calls import F32, F64, LAYER, PROJECTIONS, B, H, K, Q, assert_leaks_nothing, flat, numbers
+from mha_c import ShapeError, _core
+
+WEIGHTS = tuple(numbers(*p[2]) for p in PROJECTIONS)
+NONE = (None,) * 4
+
+
+def arguments(**changes):
+    """Those of a good layer_forward_training, with changes."""
+    values = (numbers(B, Q, 5), numbers(B, K, 5), numbers(B, K, 3), [K, 4], PROJECTIONS, None, H, "uniform", 0.0, 0)
+    return {**dict(zip(LAYER, values)), **changes}
+
+
+def backward_arguments(given, weights=WEIGHTS, grad_out=None, **changes):
+    """Those of the layer_backward that belongs to a forward call."""
+    out, _, tape = _core.layer_forward_training(**given)
+    values = {name: value for name, value in given.items() if name not in ("valid_lens", "projections")}
+    grad_out = np.ones_like(out) if grad_out is None else grad_out
+    return {"grad_out": grad_out, "out": out, "tape": tape, "weights": weights, **values, **changes}
+
+
+def packed(W, bias):
+    """A projection, for the instruction set that is active now."""
+    return _core.pack_linear(W), numbers(len(W), dtype=W.dtype) if bias else None, W.shape
+
+
+def bits(result):
+    return [x.tobytes() for x in flat(result)]
+
+
+# --- What is kept --------------------------------------------------------------------------------
+
+
+def variants(dtype):
+    """Forward arguments and weights: all projections, some, none; few keys and many."""
+    x = {n: numbers(B, n, 6, dtype=dtype) for n in (3, 40)}
+    W = numbers(6, 6, dtype=dtype)
+    square = packed(W, True), packed(W, False)
+    for queries, keys in ((3, 3), (40, 40), (3, 40)):
+        inputs = {"queries": x[queries], "keys": x[keys], "values": x[keys], "valid_lens": [keys, 2], "num_heads": 1}
+        w_v = numbers(6, dtype=dtype)
+        yield arguments(**inputs, projections=(*square, *square)), (W,) * 4
+        yield arguments(**inputs, projections=(square[1], square[1], None, None), w_v=w_v), (W, W, None, None)
+        yield arguments(**inputs, projections=(square[1], None, None, None), w_v=w_v), (W, None, None, None)
+        yield arguments(**inputs, projections=NONE), NONE
+
+
+@pytest.mark.parametrize("which", range(12))
+def test_training_computes_the_same_and_keeps_the_weights(which, dtype, isa):
+    given, _ = list(variants(dtype))[which]
+    out, saved = _core.layer_forward(**given)
+    trained, kept, tape = _core.layer_forward_training(**given)
+    assert out.tobytes() == trained.tobytes()
+    assert bits(_core.saved_weights(saved)) == bits(_core.saved_weights(kept))
+    assert len(tape) == 7
+    for array, p in zip(tape[:4], given["projections"]):
+        assert (array is None) == (p is None)
+
+
+def test_projected_queries_and_keys_are_kept_once():
+    _, saved, tape = _core.layer_forward_training(**arguments())
+    assert saved[0] == "recompute"  # and not the weights, which few keys would make the smaller
+    assert saved[2] is tape[0] and saved[3] is tape[1] and saved[5] is tape[4] and saved[6] is tape[5]
+    assert not tape[1][1, 4:].any() and not tape[2][1, 4:].any()  # never projected: no garbage in a pickle
+
+
+def test_the_tape_has_its_own_lengths():
+    lens = np.array([K, 4])
+    given = arguments(valid_lens=lens)
+    values = backward_arguments(given)
+    expected = bits(_core.layer_backward(**values))
+    lens[:] = 1
+    assert bits(_core.layer_backward(**values)) == expected
+
+
+# --- What is computed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", range(12))
+def test_only_what_is_needed(which, dtype):
+    given, weights = list(variants(dtype))[which]
+    values = backward_arguments(given, weights)
+    everything = _core.layer_backward(**values, needs_biases=(True,) * 4)
+    inputs, of_weights, of_biases, of_w_v = everything
+    assert [x.shape for x in inputs] == [given[name].shape for name in ("queries", "keys", "values")]
+    for W, grad, bias in zip(weights, of_weights, of_biases):
+        assert (grad is None) == (W is None) == (bias is None)
+        assert W is None or (grad.shape == W.shape and bias.shape == W.shape[:1])
+    assert (of_w_v is None) == (given["w_v"] is None)
+    assert all(x.dtype == dtype for x in flat(everything))
+    for needs in ((0, 0, 0), (1, 0, 1), (False, True, False)):
+        some, *_ = _core.layer_backward(**values, needs_inputs=needs)
+        for x, whole, need in zip(some, inputs, needs):
+            assert (x is None) if not need else x.tobytes() == whole.tobytes()
+    for needs in ((0, 1, 0, 1), (1, 0, 1, 0)):
+        _, some, none, _ = _core.layer_backward(**values, needs_weights=needs)
+        assert none == NONE
+        for x, whole, need in zip(some, of_weights, needs):
+            assert (x is None) if not need or whole is None else x.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("zero", ["B", "Q", "K", "heads' features"])
+def test_zero_sizes(zero, dtype):
+    b, q, k, f = (0 if name == zero else n for name, n in (("B", 2), ("Q", 3), ("K", 4), ("heads' features", 6)))
+    W = numbers(f, f, dtype=dtype)
+    shapes = {"queries": (b, q, f), "keys": (b, k, f), "values": (b, k, f)}
+    given = arguments(
+        **{name: numbers(*shape, dtype=dtype) for name, shape in shapes.items()},
+        projections=(packed(W, True),) * 4,
+        valid_lens=None,
+    )
+    rubbish = [np.full(n, np.nan, dtype) for n in range(1, 90)]  # so that what is not written shows
+    del rubbish
+    inputs, weights, biases, _ = _core.layer_backward(**backward_arguments(given, (W,) * 4), needs_biases=(True,) * 4)
+    assert [x.shape for x in inputs] == list(shapes.values())
+    assert all(np.isfinite(x).all() for x in (*inputs, *weights, *biases))
+    if zero != "heads' features" and zero != "K":
+        assert not any(x.any() for x in (*weights, *biases))
+
+
+def test_dropout_is_the_forwards(dtype):
+    given, weights = next(variants(dtype))
+    given = {**given, "dropout": 0.5, "seed": 3}
+    values = backward_arguments(given, weights)
+    expected = bits(_core.layer_backward(**values))
+    assert bits(_core.layer_backward(**{**values, "seed": 4})) != expected
+    assert bits(_core.layer_backward(**{**values, "dropout": 0.0})) != expected
+
+
+# --- What does not fit -------------------------------------------------------------------------------
+
+
+GOOD = backward_arguments(arguments(valid_lens=[K, 4]))
+
+
+def tape_with(part, value):
+    return {"tape": (*GOOD["tape"][:part], value, *GOOD["tape"][part + 1 :])}
+
+
+BAD = {
+    "tape None": ({"tape": None}, TypeError, "tape must be the tuple that layer_forward_training returned"),
+    "tape list": ({"tape": list(GOOD["tape"])}, TypeError, "tape must be"),
+    "tape short": ({"tape": GOOD["tape"][:6]}, TypeError, "tape must be"),
+    "no projected queries": (tape_with(0, None), TypeError, r"tape\[0\] \(projected queries\) must be a NumPy array"),
+    "projected keys": (tape_with(1, numbers(B, K, 7)), ShapeError, r"tape\[1\] .* has shape \(2, 6, 7\), expected"),
+    "projected keys rank": (tape_with(1, numbers(B * K, 8)), ShapeError, r"tape\[1\]"),
+    "projected values": (tape_with(2, numbers(B, 5, 6)), ShapeError, r"tape\[2\]"),
+    "context": (tape_with(3, numbers(B, Q, 6, dtype=F64)), TypeError, r"tape\[3\] \(context\) has dtype float64"),
+    "row_max": (tape_with(4, numbers(B, Q, H)), ShapeError, r"tape\[4\] \(row_max\)"),
+    "row_sum": (tape_with(5, numbers(1, H, Q)), ShapeError, r"tape\[5\] \(row_sum\)"),
+    "integers": (tape_with(5, np.ones((B, H, Q), int)), TypeError, r"tape\[5\] \(row_sum\) has dtype int64"),
+    "lengths": (tape_with(6, np.ones(3, int)), ShapeError, "valid_lens has shape"),
+    "lengths object": (tape_with(6, "abc"), TypeError, "valid_lens has dtype"),
+    "grad_out shape": ({"grad_out": numbers(B, Q, 8)}, ShapeError, r"grad_out has shape \(2, 4, 8\), expected"),
+    "grad_out type": ({"grad_out": numbers(B, Q, 7, dtype=F64)}, TypeError, "grad_out has dtype float64"),
+    "grad_out None": ({"grad_out": None}, TypeError, "grad_out must be a NumPy array"),
+    "weights list": ({"weights": list(WEIGHTS)}, TypeError, r"weights must be a tuple \(W_q, W_k, W_v, W_o\)"),
+    "weights three": ({"weights": WEIGHTS[:3]}, TypeError, "weights must be a tuple"),
+    "weight rank": ({"weights": (numbers(40), *WEIGHTS[1:])}, ShapeError, r"W_q has shape \(40,\) \(rank 1\)"),
+    "weight in": ({"weights": (numbers(8, 4), *WEIGHTS[1:])}, ShapeError, "queries has 5 features .* W_q expects 4"),
+    "weight out": ({"weights": (numbers(6, 5), *WEIGHTS[1:])}, ShapeError, "W_k gives 8 features, but W_q gives 6"),
+    "W_o": ({"weights": (*WEIGHTS[:3], numbers(7, 5))}, ShapeError, "W_o expects 5 features"),
+    "weight type": ({"weights": (*WEIGHTS[:3], numbers(7, 6, dtype=F64))}, TypeError, "W_o has dtype float64"),
+    "no weights": ({"weights": NONE}, ValueError, "num_heads = 2 does not divide the 5 projected features"),
+    "keys": ({"keys": numbers(B, 5, 5)}, ShapeError, "values has 6 keys, but keys has 5"),
+    "w_v": ({"w_v": numbers(3)}, ShapeError, r"w_v has shape \(3,\), expected \(4,\)"),
+    "heads": ({"num_heads": 3}, ValueError, "num_heads = 3 does not divide"),
+    "other heads": ({"num_heads": 1}, ShapeError, r"tape\[4\]"),
+    "dropout": ({"dropout": 2}, ValueError, "dropout must lie in 0..1"),
+    "seed": ({"seed": -1}, ValueError, "seed must lie in"),
+    "needs_inputs": ({"needs_inputs": [True] * 3}, TypeError, "needs_inputs must be a tuple of 3 bools"),
+    "needs_weights": ({"needs_weights": (True,) * 3}, TypeError, "needs_weights must be a tuple of 4 bools"),
+    "needs_biases": ({"needs_biases": (np.ones(2),) * 4}, ValueError, "truth value"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_refused(case):
+    change, error, words = BAD[case]
+    with pytest.raises(error, match=words):
+        _core.layer_backward(**{**GOOD, **change})
+
+
+def test_without_an_output_projection_the_output_is_needed():
+    given, weights = list(variants(F32))[3]
+    values = backward_arguments(given, weights)
+    _core.layer_backward(**values)
+    with pytest.raises(TypeError, match="out must be a NumPy array"):
+        _core.layer_backward(**{**values, "out": None})
+    with pytest.raises(ShapeError, match="out has shape"):
+        _core.layer_backward(**{**values, "out": numbers(B, 3, 5)})
+    _core.layer_backward(**{**GOOD, "out": None})  # here the context serves
+
+
+def test_wild_numbers_on_the_tape_are_only_computed_with():
+    for part in range(6):
+        for number in (np.nan, np.inf, -np.inf, 0.0, 1e30):
+            with np.errstate(all="ignore"):
+                found = _core.layer_backward(**{**GOOD, **tape_with(part, np.full_like(GOOD["tape"][part], number))})
+            assert [x.shape for x in flat(found)] == [x.shape for x in flat(_core.layer_backward(**GOOD))]
+    for lens in ([-5, 2**62], np.full((B, Q), 99), None):
+        _core.layer_backward(**{**GOOD, **tape_with(6, None if lens is None else np.array(lens))})
+
+
+def test_layout_of_everything_is_free():
+    expected = bits(_core.layer_backward(**GOOD))
+    odd = {name: np.asfortranarray(GOOD[name]) for name in ("queries", "keys", "values", "out")}
+    odd["grad_out"] = np.broadcast_to(F32(1), GOOD["grad_out"].shape)
+    odd["weights"] = tuple(np.asfortranarray(W) for W in WEIGHTS)
+    odd["tape"] = tuple(np.asfortranarray(x) for x in GOOD["tape"])
+    assert bits(_core.layer_backward(**{**GOOD, **odd})) == expected
+
+
+def test_leaks_nothing():
+    calls = [lambda: _core.layer_backward(**GOOD, needs_biases=(True,) * 4)]
+    calls += [lambda change=change: _core.layer_backward(**{**GOOD, **change}) for change, _, _ in BAD.values()]
+    calls += [lambda given=given: _core.layer_forward_training(**given) for given, _ in variants(np.dtype(F32))]
+    calls += [lambda: _core.layer_forward_training(**arguments(num_heads=3))]
+    assert_leaks_nothing(calls)

@@ -1,0 +1,315 @@
+"""The layers in use: dropout, attention weights on demand, copies, projected keys, threads.
+
+That their numbers are d2l's is proved in test_d2l_parity.py.
+"""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+
+import mha_c
+from checks import TOLERANCE, close
+from mha_c.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
+
+SIZED = (5, 6, 7, 12, 3, 0.1)  # key_size, query_size, value_size, num_hiddens, num_heads, dropout
+
+
+@pytest.fixture
+def inputs(rng, dtype):
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+
+
+# --- Training and dropout ------------------------------------------------------------------------
+
+
+def test_layers_start_in_eval_mode(inputs):
+    mha = MultiHeadAttention(12, 3, 0.5, rng=0)
+    assert not mha.training and not mha.attention.training
+    quiet = mha(*inputs)
+    np.testing.assert_array_equal(mha(*inputs), quiet)
+    assert mha.train() is mha and mha.training and mha.attention.training
+    assert (mha(*inputs) != quiet).any()
+    np.testing.assert_array_equal(mha(*inputs, training=False), quiet)
+    assert mha.eval() is mha and not mha.training
+    np.testing.assert_array_equal(mha(*inputs), quiet)
+    assert (mha(*inputs, training=True) != quiet).any()
+    for wrong in (1, "yes", 0.0):
+        with pytest.raises(TypeError, match="training must be True or False"):
+            mha(*inputs, training=wrong)
+    with pytest.raises(TypeError, match="mode must be True or False"):
+        mha.train(1)
+
+
+def test_dropout_follows_the_layers_stream(inputs, dtype):
+    first, second = (MultiHeadAttention(12, 3, 0.5, rng=6).train() for _ in range(2))
+    outs = [(first(*inputs), second(*inputs)) for _ in range(4)]
+    for a, b in outs:
+        np.testing.assert_array_equal(a, b)
+    assert all((outs[0][0] != a).any() for a, _ in outs[1:])  # another choice at each call
+    with pytest.raises(mha_c.ShapeError):
+        first(inputs[0][:1], *inputs[1:])
+    np.testing.assert_array_equal(first(*inputs), second(*inputs))  # a refused call used nothing up
+
+
+def test_dropout_drops_that_share_of_weights_and_scales_the_others(rng):
+    keys = 400
+    attention = DotProductAttention(0.25, rng=1).train()
+    q, k = rng.standard_normal((1, 50, 8)), rng.standard_normal((1, keys, 8))
+    used = attention(q, k, np.eye(keys)[None])  # with unit vectors as values, the output is the weights used
+    weights = attention.attention_weights  # before dropout
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-14)
+    dropped = used == 0
+    np.testing.assert_allclose(used[~dropped], (weights / 0.75)[~dropped], rtol=1e-13)
+    # 20000 draws with p = 1/4: standard deviation 0.003; four of them.
+    assert abs(dropped.mean() - 0.25) < 0.0125
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: MultiHeadAttention(12, 3, p, rng=0), lambda p: AdditiveAttention(8, p, rng=0)]
+)
+def test_dropout_0_and_1(make, inputs):
+    np.testing.assert_array_equal(make(0)(*inputs, training=True), make(0.9)(*inputs))
+    assert not make(1.0)(*inputs, training=True).any()
+
+
+def test_dropout_can_be_changed(inputs):
+    mha = MultiHeadAttention(12, 3, 0.5, rng=0).train()
+    mha.attention.dropout.p = 0
+    assert "Dropout(p=0, inplace=False)" in repr(mha)
+    np.testing.assert_array_equal(mha(*inputs), mha(*inputs, training=False))
+    with pytest.raises(ValueError, match=r"dropout must lie in 0..1"):
+        mha.attention.dropout.p = 2
+
+
+# --- attention_weights ---------------------------------------------------------------------------
+
+
+def layers_and_calls(rng, dtype, batch, queries, keys):
+    q, k, v = (rng.standard_normal((batch, rows, 6)).astype(dtype) for rows in (queries, keys, keys))
+    yield MultiHeadAttention(12, 3, 0.2, rng=1, dtype=dtype), (q, k, v)
+    yield AdditiveAttention(8, 0.2, rng=1, dtype=dtype), (q, k, v)
+    yield DotProductAttention(0.2), (q, k, v)
+
+
+def test_weights_before_the_first_call():
+    for layer in (MultiHeadAttention(12, 3, 0.1), DotProductAttention(0), AdditiveAttention(8, 0)):
+        with pytest.raises(AttributeError, match=f"{type(layer).__name__} has no attention_weights yet: call"):
+            layer.attention_weights  # noqa: B018
+        assert not hasattr(layer, "attention_weights")
+
+
+# Few keys: the core keeps the weights themselves.  Many: what they are computed from.
+@pytest.mark.parametrize(("queries", "keys"), [(3, 5), (70, 90)])
+def test_weights_are_those_of_the_call_whatever_changes_after_it(rng, dtype, queries, keys):
+    for layer, (q, k, v) in layers_and_calls(rng, dtype, 2, queries, keys):
+        lens = np.array([keys - 2, 1])
+        out = layer(q, k, v, lens)
+        weights = layer.attention_weights
+        assert weights.flags.writeable and weights.dtype == dtype
+        q[:], k[:], lens[:] = 9, 9, 9
+        for linear in layer._linears.values():
+            linear.weight = np.zeros(linear.weight.shape)
+        again = layer.attention_weights
+        np.testing.assert_array_equal(again, weights)
+        weights[:] = -1  # it is the reader's own
+        np.testing.assert_array_equal(layer.attention_weights, again)
+        assert not again[..., -2:][0].any() and not again[1, ..., 1:].any()
+        np.testing.assert_allclose(again.sum(-1, dtype=np.float64), 1, atol=TOLERANCE[dtype.name])
+        if isinstance(layer, DotProductAttention):
+            close(again @ v, out, dtype)
+
+
+def test_both_views_of_the_weights(inputs):
+    mha = MultiHeadAttention(12, 3, 0.5).train()
+    mha(*inputs, [2, 9])
+    weights = mha.attention_weights
+    assert weights.shape == (2, 3, 4, 9) and mha.attention.attention_weights.shape == (6, 4, 9)
+    np.testing.assert_array_equal(mha.attention.attention_weights, weights.reshape(6, 4, 9))
+    mha.attention(*(np.ones((5, 2, 2)),) * 3)  # d2l's inner attention can be called alone
+    assert mha.attention.attention_weights.shape == (5, 2, 2) and mha.attention_weights.shape == (2, 3, 4, 9)
+
+
+def test_a_refused_call_keeps_the_weights(inputs):
+    mha = MultiHeadAttention(12, 3, 0.1)
+    mha(*inputs)
+    before = mha.attention_weights
+    with pytest.raises(ValueError):
+        mha(*inputs, [[1], [2], [3]])
+    np.testing.assert_array_equal(mha.attention_weights, before)
+
+
+@pytest.mark.parametrize("empty_rows", ["uniform", "zero"])
+@pytest.mark.parametrize("queries", [3, 60])
+def test_empty_rows(rng, dtype, empty_rows, queries):
+    for layer, (q, k, v) in layers_and_calls(rng, dtype, 2, queries, 50):
+        layer._empty_rows = empty_rows
+        values = layer.W_v(v) if isinstance(layer, MultiHeadAttention) and layer(q, k, v) is not None else v
+        out, weights = layer(q, k, v, [0, -3]), layer.attention_weights
+        expected = 1 / 50 if empty_rows == "uniform" else 0
+        np.testing.assert_allclose(weights, np.full_like(weights, expected), rtol=1e-6)
+        mean = values.mean(axis=1, keepdims=True) * (empty_rows == "uniform")
+        if isinstance(layer, MultiHeadAttention):
+            mean = mean @ layer.W_o.weight.T
+        close(out, np.broadcast_to(mean, out.shape), dtype)
+
+
+# --- Copies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("keys", [5, 90])
+def test_copies(rng, dtype, duplicate, keys):
+    for layer, (q, k, v) in layers_and_calls(rng, dtype, 2, keys, keys):
+        untouched = duplicate(layer)  # before any call: sizes open
+        assert repr(untouched) == repr(layer) and not hasattr(untouched, "attention_weights")
+        out, weights = layer(q, k, v, [3, keys]), layer.attention_weights
+        twin = duplicate(layer)
+        np.testing.assert_array_equal(twin.attention_weights, weights)
+        np.testing.assert_array_equal(twin(q, k, v, [3, keys]), out)
+        assert repr(twin) == repr(layer) and twin.training == layer.training
+        if isinstance(twin, MultiHeadAttention):
+            assert twin.attention.attention_weights.shape == (6, keys, keys)
+            assert twin.attention.dropout is twin._dropout
+
+
+def test_a_deep_copy_has_parameters_of_its_own(inputs):
+    mha = MultiHeadAttention(*SIZED, rng=0)
+    out = mha(*inputs)
+    twin, shared = copy.deepcopy(mha), copy.copy(mha)
+    mha.W_o.weight = np.zeros((12, 12))
+    assert not mha(*inputs).any() and not shared(*inputs).any()
+    np.testing.assert_array_equal(twin(*inputs), out)
+    twin.W_q.weight = np.zeros((12, 6))
+    assert mha.W_q.weight.any()
+
+
+def test_a_pickle_holds_no_packed_weights(inputs):
+    mha = MultiHeadAttention(64, 64, 64, 64, 4, 0.0, rng=0)
+    before = len(pickle.dumps(mha))
+    mha(*(np.ones((1, 1, 64), np.float32),) * 3)
+    assert len(pickle.dumps(mha)) < before + 2000
+
+
+def test_an_object_without_init_raises_and_lives():
+    for kind in (MultiHeadAttention, DotProductAttention, AdditiveAttention):
+        layer = kind.__new__(kind)
+        for use in (repr, lambda x: x.state_dict(), lambda x: x(1, 2, 3), lambda x: x.attention_weights, copy.copy):
+            try:
+                use(layer)
+            except (AttributeError, TypeError, ValueError):
+                pass
+
+
+# --- Projected keys ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(), (5, 6)])
+def test_projected_keys_give_the_same_bits(inputs, sizes):
+    q, k, v = inputs
+    layer, plain = (AdditiveAttention(*sizes, 8, 0.3, rng=9) for _ in range(2))
+    keys = layer.project_keys(k)
+    assert keys.shape == (2, 9, 8) and repr(keys) == f"ProjectedKeys(shape=(2, 9, 8), dtype={q.dtype})"
+    for lens in (None, [3, 9], np.array([[1, 2, 3, 4], [9, 0, 7, 5]])):
+        for training in (False, True):
+            out = layer(q, keys, v, lens, training=training)
+            np.testing.assert_array_equal(out, plain(q, k, v, lens, training=training))
+            np.testing.assert_array_equal(layer.attention_weights, plain.attention_weights)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(layer))(q, copy.deepcopy(keys), v), plain(q, k, v))
+
+
+def test_lengths_of_projected_keys(inputs):
+    q, k, v = inputs
+    k[:, 6:] = np.nan
+    layer = AdditiveAttention(8, 0.0, rng=9)
+    keys = layer.project_keys(k, valid_lens=[2, 6])
+    out = layer(q, keys, v)  # the lengths given then
+    np.testing.assert_array_equal(out, layer(q, k, v, [2, 6]))
+    np.testing.assert_array_equal(layer(q, keys, v, [1, 5]), layer(q, k, v, [1, 5]))
+    with pytest.raises(ValueError, match="valid_lens reaches beyond the 6 keys that project_keys was told of"):
+        layer(q, keys, v, [7, 1])
+    with pytest.raises(ValueError, match="valid_lens"):
+        layer(q, layer.project_keys(k, valid_lens=[np.nan, 1]), v)
+
+
+def test_projected_keys_of_other_weights_are_refused(inputs):
+    q, k, v = inputs
+    layer = AdditiveAttention(8, 0.0, rng=9)
+    keys = layer.project_keys(k)
+    layer(q, keys, v)
+    layer.W_q.weight = np.zeros((8, 6))
+    layer(q, keys, v)  # W_k is what it was
+    layer.W_k.weight = np.zeros((8, 5))
+    for other in (layer, AdditiveAttention(8, 0.0), AdditiveAttention(5, 6, 8, 0.0)):
+        with pytest.raises(ValueError, match="projected by another W_k"):
+            other(q, keys, v)
+
+
+def test_project_keys_checks_its_argument(inputs):
+    layer = AdditiveAttention(5, 6, 8, 0.0)
+    with pytest.raises(mha_c.ShapeError, match=r"keys must have shape \(B, K, key_size\), got \(9, 5\)"):
+        layer.project_keys(inputs[1][0])
+    with pytest.raises(mha_c.ShapeError, match="keys has 6 features, but W_k takes 5"):
+        layer.project_keys(inputs[0])
+    lazy = AdditiveAttention(8, 0.0)
+    with pytest.raises(TypeError):
+        lazy.project_keys(inputs[1].astype(int))
+    assert repr(lazy.W_k).startswith("LazyLinear")
+
+
+# --- Threads -------------------------------------------------------------------------------------
+
+
+def in_threads(function, n=8):
+    errors = []
+
+    def guarded(i):
+        try:
+            function(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+
+
+def test_one_layer_in_many_threads(rng):
+    inputs = [rng.standard_normal((2, 5 + i, 24)).astype(np.float32) for i in range(8)]
+    serial = MultiHeadAttention(24, 3, 0.0, rng=0)
+    expected = [serial(x, x, x, [3, 2]) for x in inputs]
+    weights = [serial(x, x, x, [3, 2]) is None or serial.attention_weights for x in inputs]
+    shared = MultiHeadAttention(24, 3, 0.0, rng=0)  # sizes open: the first calls race to fix them
+
+    def work(i):
+        for _ in range(50):
+            np.testing.assert_array_equal(shared(inputs[i], inputs[i], inputs[i], [3, 2]), expected[i])
+            seen = shared.attention_weights  # of any of the calls, but of one
+            assert any(np.array_equal(seen, w) for w in weights if w.shape == seen.shape)
+
+    in_threads(work)
+
+
+def test_parameters_are_replaced_as_a_whole(rng):
+    x = rng.standard_normal((1, 3, 12)).astype(np.float32)
+    mha = MultiHeadAttention(12, 12, 12, 12, 3, 0.0)
+    states = [MultiHeadAttention(12, 12, 12, 12, 3, 0.0, rng=i).state_dict() for i in range(2)]
+    allowed = []
+    for state in states:
+        mha.load_state_dict(state)
+        allowed.append(mha(x, x, x))
+
+    def work(i):
+        for turn in range(100):
+            if i == 0:
+                mha.load_state_dict(states[turn % 2])
+            else:
+                out = mha(x, x, x)
+                assert any(np.array_equal(out, a) for a in allowed)
+
+    in_threads(work, 4)

@@ -1,0 +1,182 @@
+"""Who may know whom: reads the include and import lines of the sources and proves the arrows of CONTRIBUTING.md."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
+
+# --- C: for each kind of file, what it may include (full match) ------------------------------------
+
+MATHS = r"<(stddef|stdint|assert|math|string|float)\.h>"
+VECTORS = r"<(immintrin|arm_neon|arm_sve)\.h>"
+C_RULES = [
+    # the binding: Python, NumPy, the C API, and headers of its own folder; nothing else of the core
+    (r"python/.*", [r"<Python\.h>", r"<numpy/\w+\.h>", r'"mha\.h"', r"<(math|string|stddef|stdint|limits)\.h>"]),
+    # the tables: the contract of kernels and common.h, one vocabulary, the texts
+    (r"kernels/isa_\w+\.c", [r'"kernels\.h"', r'"\.\./common\.h"', r'"simd_\w+\.h"', r'"texts\.inc"', MATHS, VECTORS]),
+    (r"kernels/texts\.inc", [r'"\w+\.inc"']),
+    (r"kernels/\w+\.inc", []),  # the algorithms: the vocabulary only
+    (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
+    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', MATHS, VECTORS]),
+    # the only files that talk to the system: memory, processor, threads
+    (r"scratch\.[ch]", [r'"(mha|scratch|common)\.h"', r"<(stdlib|stddef|stdint)\.h>"]),
+    (r"cpu\.[ch]", [r'"(mha|cpu|common)\.h"', r"<(cpuid|immintrin|sys/auxv|sys/sysctl|stddef|stdint)\.h>", MATHS]),
+    (
+        r"threads\w*\.[ch]",
+        [
+            r'"(mha|threads\w*|cpu|common|scratch)\.h"',
+            r"<(pthread|sched|unistd|time|signal|fenv|errno|stdatomic|fcntl|limits|stdlib|stdbool|sys/\w+|windows)\.h>",
+            MATHS,
+        ],
+    ),
+    (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
+    (r"common\.h", [r"<(stddef|stdint|assert)\.h>"]),
+    (r"dispatch\.h", [r'"mha\.h"', r'"kernels/kernels\.h"', MATHS]),
+    (r"reference\.c", [r'"(?!dispatch|kernels)\w+\.h"', MATHS]),  # the oracle shares no kernel with what it judges
+    # everything else of the core: each other's headers
+    (r"\w+\.[ch]", [r'"\w+\.h"', MATHS]),
+]
+C_FILES = sorted(path for pattern in ("**/*.c", "**/*.h", "**/*.inc") for path in CSRC.glob(pattern))
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(<[^>]+>|"[^"]+")', re.MULTILINE)
+# Words of C that only one place may use; the core neither prints nor ends the process nor reads the environment.
+OUTSIDE_C = re.compile(
+    r"\b(f?printf|puts|abort|exit|getenv|setjmp|longjmp|omp_\w+|cblas_\w+|PyObject|Py_\w+|npy_\w+)\b"
+)
+ONLY_SCRATCH = re.compile(r"\b(malloc|calloc|realloc|free|aligned_alloc|posix_memalign|alloca)\s*\(")
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+
+
+def label(path):
+    return str(path.relative_to(ROOT))
+
+
+def test_there_is_something_to_read():
+    assert len(C_FILES) > 20 and len(PYTHON_FILES) > 8
+
+
+@pytest.mark.parametrize("path", C_FILES, ids=label)
+def test_includes(path):
+    name = path.relative_to(CSRC).as_posix()
+    allowed = next(allowed for pattern, allowed in C_RULES if re.fullmatch(pattern, name))
+    for include in INCLUDE.findall(path.read_text()):
+        of_own_folder = include[0] == '"' and name.startswith("python/") and (path.parent / include[1:-1]).is_file()
+        assert of_own_folder or any(re.fullmatch(rule, include) for rule in allowed), f"{name} includes {include}"
+
+
+@pytest.mark.parametrize("path", [p for p in C_FILES if p.parent.name != "python"], ids=label)
+def test_the_core_keeps_to_itself(path):
+    text = COMMENT.sub("", path.read_text())
+    assert not OUTSIDE_C.findall(text)
+    if not path.name.startswith(("scratch.", "threads")):
+        assert not ONLY_SCRATCH.findall(text)
+
+
+@pytest.mark.parametrize("path", sorted(CSRC.glob("kernels/isa_*.c")), ids=label)
+def test_an_isa_uses_one_vocabulary(path):
+    vocabularies = {include for include in INCLUDE.findall(path.read_text()) if include.startswith('"simd_')}
+    isa = path.stem[len("isa_") :]
+    assert vocabularies == {f'"simd_{isa}.h"', '"simd_undef.h"'}
+
+
+# --- Python: a module imports only what stands before it in this list ------------------------------
+
+ORDER = [
+    ("_core",),
+    ("errors",),
+    ("_arrays", "_arguments"),
+    ("config",),
+    ("masking", "linear", "functional"),
+    ("_base", "_reference"),
+    ("_attention",),
+    ("layers", "variants"),
+    ("selftest",),
+    ("viz",),
+    ("teach", "_headed", "_cost", "_explain", "threadpool"),
+    ("heads",),
+    ("torch",),
+    ("d2l",),
+    ("__init__",),
+    ("demo",),
+    ("__main__",),
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+PYTHON_FILES = sorted(PACKAGE.glob("**/*.py"))
+STANDARD = getattr(sys, "stdlib_module_names", frozenset())  # Python 3.10 and later know
+# package: the one module that may import it
+FOREIGN = {"torch": "torch", "matplotlib": "viz", "IPython": "viz", "threadpoolctl": "threadpool"}
+
+
+def module_of(path):
+    """The first name below mha_c: "layers" for layers.py, "viz" for everything in viz/."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imported_names(path):
+    """Absolute dotted names of all imports, inside functions too, but those for type checkers only."""
+    package = ("mha_c", *path.relative_to(PACKAGE).parent.parts)
+
+    def visit(node):
+        if is_type_checking(node):
+            return
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            base = ".".join(part for part in (base, node.module) if part)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child)
+
+    return list(visit(ast.parse(path.read_text())))
+
+
+@pytest.mark.skipif(not STANDARD, reason="needs Python 3.10")
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=label)
+def test_imports(path):
+    module = module_of(path)
+    assert module in RANK, f"say in ORDER of {Path(__file__).name} where {module} stands"
+    for name in imported_names(path):
+        top, *rest = name.split(".")
+        if top == "mha_c":
+            target = rest[0] if rest and rest[0] in RANK else "__init__"  # mha_c.Name: through the public face
+            if target != module and name != "mha_c.__version__":
+                assert RANK[target] < RANK[module], f"{label(path)} imports {name}"
+        elif top != "numpy":
+            owner = FOREIGN.get(top)
+            assert top in STANDARD or owner == module, f"{label(path)} imports {name}"
+
+
+@pytest.mark.skipif(not STANDARD, reason="needs Python 3.10")
+def test_import_brings_numpy_and_nothing_else():
+    code = (
+        "import sys, numpy, numpy.typing; before = set(sys.modules); import mha_c; "
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
+        "lazy = [n for n in ('viz', 'torch', 'd2l', 'heads') if f'mha_c.{n}' in sys.modules]; print(sorted(new), lazy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['mha_c'] []"
+
+
+# --- Benchmarks and examples: public names only ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted((ROOT / "benchmarks").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))], ids=label
+)
+def test_users_of_the_package_use_public_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mha_c"):
+            assert not any(alias.name.startswith("_") for alias in node.names)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            assert not any("mha_c._" in name for name in names)

@@ -1,0 +1,365 @@
+"""The layers as objects: constructors, sizes, random numbers, parameters, state_dict.
+
+That their numbers are d2l's is proved in test_d2l_parity.py.
+"""
+
+import numpy as np
+import pytest
+
+import mha_c
+from checks import TOLERANCE, close
+from mha_c import _core, _reference
+from mha_c.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
+
+SIZED = (5, 6, 7, 12, 3, 0.1)  # key_size, query_size, value_size, num_hiddens, num_heads, dropout
+
+
+@pytest.fixture
+def inputs(rng, dtype):
+    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+
+
+# --- Constructors --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (SIZED, {}),
+        ((*SIZED, False), {}),
+        (SIZED[:5], {"dropout": 0.1}),
+        (SIZED[:3], {"num_hiddens": 12, "num_heads": 3, "dropout": 0.1, "bias": False}),
+        ((), dict(zip(("key_size", "query_size", "value_size", "num_hiddens", "num_heads", "dropout"), SIZED))),
+        ((), {"dropout": 0.1, "use_bias": False, "num_heads": np.int64(3), "num_hiddens": 12, **{
+            "key_size": 5, "query_size": 6, "value_size": 7}}),
+    ],
+)  # fmt: skip
+def test_the_sized_form(args, named):
+    mha = MultiHeadAttention(*args, **named)
+    shapes = {name: value.shape for name, value in mha.state_dict().items()}
+    assert shapes == {"W_q.weight": (12, 6), "W_k.weight": (12, 5), "W_v.weight": (12, 7), "W_o.weight": (12, 12)}
+    assert (mha.num_hiddens, mha.num_heads, mha.attention.dropout.p) == (12, 3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "bias"),
+    [
+        ((12, 3, 0.1), {}, False),
+        ((12, 3, 0.1, True), {}, True),
+        ((12, 3), {"dropout": 0.1, "use_bias": True}, True),
+        ((), {"num_hiddens": 12, "num_heads": 3, "dropout": 0.1, "bias": np.True_}, True),
+    ],
+)
+def test_the_lazy_form(args, named, bias, inputs):
+    mha = MultiHeadAttention(*args, **named)
+    assert repr(mha.W_o) == f"LazyLinear(in_features=0, out_features=12, bias={bias})"
+    with pytest.raises(AttributeError, match=r"W_q has no numbers yet"):
+        mha.W_q.weight  # noqa: B018
+    with pytest.raises(ValueError, match=r"W_q, W_k, W_v, W_o: call the layer once"):
+        mha.state_dict()
+    assert not hasattr(mha.W_q, "weight") and not hasattr(mha, "attention_weights")
+    mha(*inputs)
+    assert repr(mha.W_v) == f"Linear(in_features=7, out_features=12, bias={bias})"
+    assert [name for name in mha.state_dict() if "bias" in name] == [f"W_{x}.bias" for x in "qkvo" if bias]
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ((), {}),
+        ((12,), {}),
+        ((12, 3), {}),
+        ((12, 3, 0.1, False, 1), {}),
+        (SIZED[:5], {}),
+        ((*SIZED, False, 1), {}),
+        ((12, 3, 0.1), {"key_size": 5}),
+        ((12, 3, 0.1), {"num_heads": 3}),
+        (SIZED, {"num_hiddens": 12}),
+        ((12, 3, 0.1), {"biass": True}),
+        ((12, 3, 0.1, False), {"use_bias": False}),
+        ((12,), {"dropout": 0.1, "key_size": 3, "query_size": 3, "value_size": 3, "num_heads": 2}),
+    ],
+)
+def test_neither_form(args, named):
+    with pytest.raises(TypeError) as error:
+        MultiHeadAttention(*args, **named)
+    for form in MultiHeadAttention.FORMS:  # the message shows both signatures
+        assert f"MultiHeadAttention({form})" in str(error.value)
+
+
+def test_both_words_for_bias():
+    with pytest.raises(TypeError, match="bias and use_bias mean the same"):
+        MultiHeadAttention(12, 3, 0.1, bias=True, use_bias=True)
+
+
+def test_additive_forms(inputs):
+    sized, lazy = AdditiveAttention(5, 6, 8, 0.1, rng=3), AdditiveAttention(num_hiddens=8, dropout=0.1, rng=3)
+    for layer in (sized, lazy):
+        layer(*inputs)
+        shapes = {name: value.shape for name, value in layer.state_dict().items()}
+        assert list(shapes.items()) == [("W_k.weight", (8, 5)), ("W_q.weight", (8, 6)), ("w_v.weight", (1, 8))]
+    with pytest.raises(TypeError, match=r"AdditiveAttention\(key_size, query_size, num_hiddens, dropout\)"):
+        AdditiveAttention(5, 6, 8)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **named: MultiHeadAttention(12, 3, 0.1, **named),
+        lambda **named: AdditiveAttention(8, 0.1, **named),
+        lambda **named: DotProductAttention(0.1, **named),
+    ],
+)
+def test_keyword_only_arguments_of_every_layer(build):
+    layer = build(dtype="float64", rng=1, empty_rows="zero")
+    assert layer.dtype == np.float64 and layer.empty_rows == "zero" and layer.training is False
+    for wrong in (np.float16, "int32", None, object(), "floaty"):
+        with pytest.raises(TypeError, match="dtype must be float32 or float64"):
+            build(dtype=wrong)
+    with pytest.raises(ValueError, match="empty_rows must be 'uniform' or 'zero', got 'nan'"):
+        build(empty_rows="nan")
+    for wrong in (1.5, True, "0", np.random.RandomState(0)):
+        with pytest.raises(TypeError, match="rng must be"):
+            build(rng=wrong)
+    with pytest.raises(ValueError, match="rng must be at least 0"):
+        build(rng=-1)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"num_hiddens": 10}, ValueError, r"num_hiddens \(10\) must be divisible by num_heads \(3\)"),
+        ({"num_hiddens": 0}, ValueError, "num_hiddens must be at least 1, got 0"),
+        ({"num_hiddens": 12.0}, TypeError, "num_hiddens must be a whole number, got 12.0"),
+        ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
+        ({"num_heads": -2}, ValueError, "num_heads must be at least 1, got -2"),
+        ({"num_heads": 1.5}, TypeError, "num_heads must be a whole number"),
+        ({"num_heads": True}, TypeError, "num_heads must be a whole number, got True"),
+        ({"num_heads": None}, TypeError, "num_heads must be a whole number"),
+        ({"num_heads": "4"}, TypeError, "num_heads must be a whole number, got '4'"),
+        ({"num_heads": np.array(3)}, TypeError, "num_heads must be a whole number"),
+        ({"key_size": 0, "query_size": 6, "value_size": 7}, ValueError, "key_size must be at least 1"),
+        ({"key_size": 5, "query_size": "6", "value_size": 7}, TypeError, "query_size must be a whole number"),
+        ({"dropout": -0.1}, ValueError, "dropout must lie in 0..1, got -0.1"),
+        ({"dropout": 1.1}, ValueError, "dropout must lie in 0..1"),
+        ({"dropout": np.nan}, ValueError, "dropout must lie in 0..1, got nan"),
+        ({"dropout": "0.1"}, TypeError, "dropout must be a real number in 0..1, got '0.1'"),
+        ({"dropout": True}, TypeError, "dropout must be a real number"),
+        ({"bias": 1}, TypeError, "bias must be True or False, got 1"),
+        ({"bias": None}, TypeError, "bias must be True or False"),
+    ],
+)
+def test_values_of_constructor_arguments(change, error, message):
+    with pytest.raises(error, match=message):
+        MultiHeadAttention(**{"num_hiddens": 12, "num_heads": 3, "dropout": 0.1, **change})
+
+
+# --- Random numbers and initial weights ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_same_weights_whatever_the_form_and_the_type(inputs, bias):
+    layers = [
+        MultiHeadAttention(*SIZED, bias, rng=5),
+        MultiHeadAttention(12, 3, 0.1, bias, rng=5),
+        MultiHeadAttention(*SIZED, bias, rng=np.random.default_rng(5), dtype=np.float64),
+    ]
+    layers[1](*inputs)
+    expected = layers[0].state_dict()
+    for layer in layers[1:]:
+        for name, value in layer.state_dict().items():
+            np.testing.assert_array_equal(value.astype(np.float32), expected[name])
+    assert any((MultiHeadAttention(*SIZED).W_q.weight != MultiHeadAttention(*SIZED).W_q.weight).ravel())
+
+
+def test_initial_weights_are_xavier_uniform_or_torchs():
+    mha = MultiHeadAttention(64, 32, 16, 96, 4, 0.0, bias=True, rng=0)
+    xavier = np.sqrt(6 / (32 + 96))
+    assert 0.9 * xavier < np.abs(mha.W_q.weight).max() <= xavier
+    assert not mha.W_q.bias.any()
+    before = mha.W_q.weight
+    mha.initialize(rng=1, method="torch")
+    bound = 1 / np.sqrt(32)
+    assert 0.9 * bound < np.abs(mha.W_q.weight).max() <= bound and (mha.W_q.weight != before).any()
+    assert 0.5 * bound < np.abs(mha.W_q.bias).max() <= bound
+    with pytest.raises(ValueError, match="method must be 'xavier_uniform' or 'torch', got 'he'"):
+        mha.initialize(method="he")
+
+
+def test_initialize_before_the_sizes_are_known(inputs):
+    """The mxnet edition's form: net.initialize(), then the first call."""
+    mha = MultiHeadAttention(12, 3, 0.1, use_bias=True)
+    mha.initialize(rng=8, method="torch")
+    mha(*inputs)
+    again = MultiHeadAttention(*SIZED, bias=True)
+    again.initialize(rng=8, method="torch")
+    for name, value in mha.state_dict().items():
+        np.testing.assert_array_equal(value, again.state_dict()[name])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_refused_first_call_leaves_sizes_open_and_random_numbers_unused(inputs, dropout):
+    q, k, v = inputs
+    mha, untouched = (MultiHeadAttention(12, 3, dropout, rng=2).train() for _ in range(2))
+    for bad in ((q, k[:, :3], v), (q[0], k, v), (q, k, v.astype(np.int64)), (np.array(1.0), k, v)):
+        with pytest.raises((ValueError, TypeError)):
+            mha(*bad)
+        assert repr(mha.W_q).startswith("Lazy") and not hasattr(mha, "attention_weights")
+    for _ in range(3):
+        np.testing.assert_array_equal(mha(q, k, v), untouched(q, k, v))
+
+
+def test_sizes_are_fixed_by_the_first_call(inputs):
+    q, k, v = inputs
+    mha = MultiHeadAttention(12, 3, 0.1, rng=2)
+    mha(q, k, v)
+    with pytest.raises(mha_c.ShapeError, match=r"queries has 5 features.*W_q expects 6"):
+        mha(k, k, v)
+
+
+# --- Parameters ----------------------------------------------------------------------------------
+
+
+def test_parameters_are_read_only_views_and_copied_on_assignment(inputs, dtype):
+    mha = MultiHeadAttention(*SIZED, True, dtype=dtype)
+    before = mha(*inputs)
+    with pytest.raises(ValueError):
+        mha.W_q.weight[0, 0] = 1
+    with pytest.raises(ValueError):
+        mha.W_q.weight.flags.writeable = True
+    mine = np.ones((12, 6))
+    mha.W_q.weight = mine
+    after = mha(*inputs)
+    mine[:] = 7  # changes nothing: it was copied
+    np.testing.assert_array_equal(mha.W_q.weight, np.ones((12, 6), dtype))
+    np.testing.assert_array_equal(mha(*inputs), after)
+    assert mha.W_q.weight.dtype == dtype and (before != after).any()
+    mha.W_v.bias = [1.0] * 12
+    assert (mha(*inputs) != after).any()
+    expected, _ = _reference.multi_head_attention(*inputs, mha.state_dict(), 3)
+    close(mha(*inputs), expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.ones((6, 12)), mha_c.ShapeError, r"W_q.weight must have shape \(12, 6\), got \(6, 12\)"),
+        (np.ones(12), mha_c.ShapeError, r"W_q.weight must have shape \(12, 6\), got \(12,\)"),
+        (np.ones((12, 6), int), TypeError, "W_q.weight must be float32 or float64, got int64"),
+        (None, TypeError, "W_q.weight must be an array, got None"),
+        (np.ones((12, 6), np.float16), TypeError, "W_q.weight must be float32 or float64, got float16"),
+    ],
+)
+def test_assignments_that_do_not_fit(value, error, message):
+    mha = MultiHeadAttention(*SIZED, rng=0)
+    before = mha.W_q.weight
+    with pytest.raises(error, match=message):
+        mha.W_q.weight = value
+    np.testing.assert_array_equal(mha.W_q.weight, before)
+
+
+def test_bias_exists_only_where_asked_for():
+    without, lazy = MultiHeadAttention(*SIZED), MultiHeadAttention(12, 3, 0.0, True)
+    assert without.W_q.bias is None
+    without.W_q.bias = None
+    with pytest.raises(ValueError, match="W_q has no bias: build the layer with bias=True"):
+        without.W_q.bias = np.zeros(12)
+    with pytest.raises(ValueError, match=r"W_q.weight is still open"):
+        lazy.W_q.bias = np.zeros(12)
+    with pytest.raises(mha_c.ShapeError, match=r"W_q.weight must have shape \(12, in_features\), got \(11, 6\)"):
+        lazy.W_q.weight = np.zeros((11, 6))
+    lazy.W_q.weight = np.ones((12, 6))
+    np.testing.assert_array_equal(lazy.W_q.bias, np.zeros(12))
+    assert repr(lazy.W_q) == "Linear(in_features=6, out_features=12, bias=True)"
+
+
+def test_projections_and_sizes_cannot_be_replaced():
+    mha = MultiHeadAttention(*SIZED)
+    with pytest.raises(TypeError, match=r"W_q cannot be replaced; assign W_q.weight"):
+        mha.W_q = np.ones((12, 6))
+    with pytest.raises(TypeError, match="W_q cannot be deleted"):
+        del mha.W_q
+    for name in ("num_heads", "num_hiddens", "attention", "dtype", "empty_rows", "attention_weights"):
+        with pytest.raises(AttributeError):
+            setattr(mha, name, 0)
+
+
+def test_a_projection_can_be_called_alone(rng, dtype):
+    mha = MultiHeadAttention(*SIZED, True, dtype=dtype, rng=1)
+    mha.W_k.bias = np.arange(12.0)
+    x = rng.standard_normal((2, 3, 5)).astype(dtype)
+    close(mha.W_k(x), x @ mha.W_k.weight.T + np.arange(12), dtype)
+
+
+def test_inputs_of_the_other_type_get_the_weights_rounded_or_widened(inputs, dtype):
+    wide = MultiHeadAttention(*SIZED, dtype=np.float64, rng=1)
+    narrow = MultiHeadAttention(*SIZED, dtype=np.float32, rng=1)
+    for mha in (wide, narrow):
+        out = mha(*inputs)
+        assert out.dtype == dtype
+        expected, _ = _reference.multi_head_attention(*inputs, mha.state_dict(), 3)
+        close(out, expected, dtype)
+
+
+def test_a_changed_instruction_set_packs_anew(inputs, dtype):
+    mha, results = MultiHeadAttention(*SIZED, dtype=dtype, rng=1), []
+    active = _core.isa()
+    try:
+        for isa in [name for name, offered in _core.isas() if offered] * 2:
+            _core.set_isa(isa)
+            results.append(mha(*inputs))
+            expected, _ = _reference.multi_head_attention(*inputs, mha.state_dict(), 3)
+            close(results[-1], expected, dtype)
+    finally:
+        _core.set_isa(active)
+    np.testing.assert_array_equal(results[: len(results) // 2], results[len(results) // 2 :])
+
+
+# --- state_dict ----------------------------------------------------------------------------------
+
+
+def test_state_dict_holds_copies_in_torchs_order():
+    state = MultiHeadAttention(*SIZED, True).state_dict()
+    names = [f"W_{x}.{suffix}" for x in "qkvo" for suffix in ("weight", "bias")]
+    assert list(state) == names and all(array.flags.writeable and array.flags.owndata for array in state.values())
+    assert DotProductAttention(0.1).state_dict() == {}
+
+
+def test_load_state_dict_fixes_open_sizes_and_converts_types(inputs, dtype, tmp_path):
+    source = MultiHeadAttention(*SIZED, True, dtype=np.float64, rng=4)
+    source.W_o.bias = np.linspace(0, 1, 12)
+    np.savez(tmp_path / "weights.npz", **source.state_dict())
+    target = MultiHeadAttention(12, 3, 0.1, True, dtype=np.float32)
+    with np.load(tmp_path / "weights.npz") as entries:
+        target.load_state_dict(entries)
+    assert repr(target.W_q) == "Linear(in_features=6, out_features=12, bias=True)"
+    np.testing.assert_array_equal(target.W_o.bias, np.linspace(0, 1, 12).astype(np.float32))
+    np.testing.assert_allclose(target(*inputs), source(*inputs), atol=TOLERANCE["float32"])
+
+
+def test_load_state_dict_is_all_or_nothing():
+    mha = MultiHeadAttention(*SIZED, True, rng=0)
+    before, good = mha.state_dict(), MultiHeadAttention(*SIZED, True, rng=1).state_dict()
+    bad = {**good, "W_q.weight": good["W_q.weight"].T, "W_k.bias": np.zeros(3), "W_x.weight": 1, "W_v.weight": [1j]}
+    del bad["W_o.bias"]
+    with pytest.raises(ValueError) as error:
+        mha.load_state_dict(bad)
+    for text in (
+        "MultiHeadAttention.load_state_dict loaded nothing:",
+        "W_o.bias is missing",
+        "W_x.weight is unexpected",
+        "W_q.weight must have shape (12, 6), got (6, 12)",
+        "W_k.bias must have shape (12,), got (3,)",
+        "W_v.weight must be float32 or float64, got complex128",
+    ):
+        assert text in str(error.value)
+    with pytest.raises(TypeError, match=r"W_q.bias must be float32 or float64, got int64"):
+        mha.load_state_dict({**good, "W_q.bias": np.zeros(12, int)})
+    for name, value in mha.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_nan_in_weights_loads_and_shows(inputs):
+    mha = MultiHeadAttention(*SIZED, rng=0)
+    mha.load_state_dict({**mha.state_dict(), "W_o.weight": np.full((12, 12), np.nan)})
+    assert np.isnan(mha(*inputs)).all()

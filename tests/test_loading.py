@@ -1,0 +1,122 @@
+"""What is loaded is data: nothing that a state_dict or a file holds is ever run, and a refused one changes nothing."""
+
+import ast
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+
+PACKAGE = Path(mha_c.__file__).parent
+# Whoever uses one of these could run what a file says.  `import_module` is allowed where its argument is in the source.
+RUNNERS = {"eval", "exec", "compile", "__import__", "execfile"}
+MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "ctypes", "code", "runpy"}
+LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
+
+
+def found_in(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            yield from (name for name in names if name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in RUNNERS:
+                yield called.id
+            if isinstance(called, ast.Attribute) and called.attr in LOADERS:
+                yield ast.unparse(called) if hasattr(ast, "unparse") else called.attr
+
+
+def test_the_package_has_nothing_that_could_run_what_it_reads():
+    breaches = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for name in found_in(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert breaches == set()
+
+
+NOTED = []
+
+
+class Runs:
+    """Whoever calls it, pickles it or asks it for a number is noted."""
+
+    def note(self, *args, **kwargs):
+        NOTED.append(args)
+        raise AssertionError("code of a state_dict was run")
+
+    __call__ = __reduce__ = __reduce_ex__ = __float__ = __index__ = __int__ = note
+
+
+def new_layer():
+    return mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.0, bias=True, rng=0)
+
+
+def bits(layer):
+    return {name: array.tobytes() for name, array in layer.state_dict().items()}
+
+
+@pytest.mark.parametrize("entry", ["object", "object array", "structured", "text", "nested"])
+def test_entries_that_are_no_numbers_are_not_run(entry):
+    layer = new_layer()
+    before = bits(layer)
+    NOTED.clear()
+    odd = {
+        "object": Runs(),
+        "object array": np.array([[Runs()] * 4] * 8, object),
+        "structured": np.zeros((8, 4), [("a", "f4")]),
+        "text": "__import__('os').system('true')",
+        "nested": {"weight": Runs()},
+    }[entry]
+    with pytest.raises((TypeError, ValueError), match=r"W_q\.weight"):
+        layer.load_state_dict({**layer.state_dict(), "W_q.weight": odd})
+    assert not NOTED and bits(layer) == before
+
+
+@pytest.mark.parametrize("name", ["{0.__class__}", "%s%n", "W_q.weight\0", "__class__", "../W_q.weight", ""])
+def test_names_are_only_names(name):
+    layer = new_layer()
+    before = bits(layer)
+    with pytest.raises(ValueError, match="is unexpected"):
+        layer.load_state_dict({**layer.state_dict(), name: np.zeros(1)})
+    assert bits(layer) == before
+
+
+def test_state_through_a_file_without_pickle(tmp_path):
+    """np.savez and np.load(allow_pickle=False), as the documentation says; a file that holds objects is refused."""
+    layer, other = new_layer(), mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.0, bias=True, rng=1)
+    np.savez(tmp_path / "state.npz", **layer.state_dict())
+    with np.load(tmp_path / "state.npz", allow_pickle=False) as file:
+        other.load_state_dict(file)
+    assert bits(other) == bits(layer)
+    np.savez(tmp_path / "odd.npz", **{**layer.state_dict(), "W_q.weight": np.array([print, None], object)})
+    with np.load(tmp_path / "odd.npz", allow_pickle=False) as file, pytest.raises(ValueError):
+        other.load_state_dict(file)
+    assert bits(other) == bits(layer)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 1000])
+def test_a_truncated_file_changes_nothing(tmp_path, cut):
+    layer = new_layer()
+    before = bits(layer)
+    np.savez(tmp_path / "state.npz", **layer.state_dict())
+    whole = (tmp_path / "state.npz").read_bytes()
+    with pytest.raises((ValueError, zipfile.BadZipFile)):
+        with np.load(io.BytesIO(whole[: len(whole) - 1 - cut]), allow_pickle=False) as file:
+            layer.load_state_dict(file)
+    assert bits(layer) == before
+
+
+def test_torch_files_are_read_as_weights_only(tmp_path):
+    torch = needs.module("torch")
+    module = mha_c.torch.MultiHeadAttention(8, 2, 0.0)
+    module(*[torch.ones(1, 2, 4)] * 3)
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    layer = mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.0)
+    layer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert np.array_equal(layer.W_q.weight, module.W_q.weight.detach().numpy())

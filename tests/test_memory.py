@@ -1,0 +1,61 @@
+"""Memory seen from outside: nothing public leaks, and every allocation of the extension may fail.
+
+The work is done by tests/isolated/leaks.py and failing_memory.py in processes of their own, under an allocator that
+counts and fails on demand (tests/isolated/memory_shim.c, preloaded).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+
+ISOLATED = Path(__file__).parent / "isolated"
+REPETITIONS = "2000" if needs.NIGHTLY else "100"
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    if sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"):
+        pytest.skip("the shim calls glibc's allocator by its own names")
+    if "asan" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("AddressSanitizer has an allocator of its own")
+    target = tmp_path_factory.mktemp("shim") / "memory_shim.so"
+    command = [needs.program("cc"), "-O1", "-shared", "-fPIC", ISOLATED / "memory_shim.c", "-o", target, "-ldl"]
+    subprocess.run(command, check=True)
+    return target
+
+
+def run(shim, script, *arguments):
+    """(exit status, what it printed)"""
+    here = str(Path(mha_c.__file__).parents[1])  # the package under test, wherever that is
+    environment = {
+        **os.environ, "LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", ISOLATED / script, *arguments],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def test_nothing_public_leaks(shim):
+    status, printed = run(shim, "leaks.py", REPETITIONS)
+    assert status == 0, printed
+
+
+def test_a_leak_would_be_seen(shim):
+    status, printed = run(shim, "leaks.py", "100", "control")
+    assert status == 1 and "4 calls, 3 leak" in printed, printed
+    assert all(f"control: {kind}:" in printed for kind in ("block", "object", "reference")), printed
+
+
+def test_every_allocation_may_fail_and_so_may_threads(shim):
+    status, printed = run(shim, "failing_memory.py")
+    assert status == 0, printed
+    assert "no thread can be started: the same bits" in printed

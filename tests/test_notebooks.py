@@ -1,0 +1,106 @@
+"""The notebooks run, print what they are for and draw their pictures; the code of docs/seeing.md runs."""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
+SECONDS = 120  # for one notebook on two cores
+
+# For each notebook: what it installs, how many pictures and pages it shows, and what its printed text must match.
+SHOWN = {
+    "bahdanau": ("torch,viz", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"kept back: bleu (0\.[5-9]|1\.)"]),
+    "long_sequences": (
+        "viz",
+        1,
+        1,
+        [r"measured: .* operations/s", r"16384 +[\d.]+ ms +\d+ MiB", r"(?s)(the same: True.*){2}"],
+    ),
+    "multihead": (
+        "viz",
+        4,
+        2,
+        [
+            r"loss [\d.]+, (4|5)\d\.\d% of the letters right",
+            r"attention 7 +0\.\d+ +0\.\d+ +\d\.\d+ +0\.\d+",
+            r"(?s)least important first \(ablation\)\n  loss( +\d\.\d{3}){8}",
+            r"(?m)^ +4 +8192 +[\d.]+ +(1\.[3-9]|[2-9])",  # half the heads: at least 1.3 times faster
+        ],
+    ),
+    "scoring": (
+        "viz",
+        6,
+        1,
+        [r"\[\[\[ 2\.  3\.  4\.  5\.\]\]\n\n \[\[10\. 11\. 12\. 13\.\]\]\]", r"same weights: True"],
+    ),
+    "self_attention": ("viz", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
+}
+
+
+def test_all_are_tested():
+    assert {path.stem for path in NOTEBOOKS.glob("*.md")} == set(SHOWN)
+    assert {path.suffix for path in NOTEBOOKS.iterdir() if path.is_file()} == {".md"}  # text only in git
+
+
+def executed(name):
+    """The notebook after a run in a kernel of this interpreter, without its first cell, and the seconds it took."""
+    jupytext, nbclient = needs.module("jupytext"), needs.module("nbclient")
+    needs.module("ipykernel")
+    notebook = jupytext.read(NOTEBOOKS / f"{name}.md")
+    install = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert re.fullmatch(r'%pip install -q "mha_c\[([\w,]+)\]"', install.source).group(1) == SHOWN[name][0]
+    notebook.cells.remove(install)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}
+    started, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    client.execute(env=environment)
+    seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    of_two_cores = (after.ru_utime + after.ru_stime - cpu.ru_utime - cpu.ru_stime) / 2
+    return notebook, min(seconds, of_two_cores)  # a machine busy with something else is not the notebook's fault
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_notebook(name):
+    needs.module("matplotlib")
+    if "torch" in SHOWN[name][0]:
+        needs.module("torch")
+    notebook, seconds = executed(name)
+    printed, pictures, pages = "", 0, 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.get("name") != "stderr", output
+            data = output.get("data", {})
+            printed += output.get("text", "") + data.get("text/plain", "") * ("text/html" not in data) + "\n"
+            pages += "data-mhac=" in data.get("text/html", "")
+            pictures += "image/png" in data and "text/html" not in data
+    _, _, _, patterns = SHOWN[name]
+    assert (pictures, pages) == SHOWN[name][1:3]
+    missing = [pattern for pattern in patterns if not re.search(pattern, printed)]
+    assert not missing, printed
+    assert seconds < SECONDS
+
+
+def test_the_code_of_the_page_on_seeing(tmp_path):
+    """All its Python blocks, one after the other, in a process without a display."""
+    needs.module("matplotlib")
+    text = (ROOT / "docs" / "seeing.md").read_text()
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
+        assert (ROOT / "docs" / picture).is_file()

@@ -1,0 +1,171 @@
+"""What is shipped, what the extension shows to the outside, and that importing it changes nothing."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+from mha_c import _core
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(mha_c.__file__).parent
+IN_PLACE = PACKAGE == ROOT / "mha_c"
+
+
+def in_subprocess(code, **environment):
+    """Runs code in a fresh interpreter and returns what it printed, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def distribution():
+    if IN_PLACE:
+        pytest.skip("an in-place build has no metadata (make test installs the wheel)")
+    return importlib.metadata.distribution("mha_c")
+
+
+def test_make_test_runs_the_installed_wheel():
+    assert not IN_PLACE or not needs.REQUIRE_ALL
+
+
+def test_metadata():
+    metadata = distribution().metadata
+    assert metadata["Name"].replace("-", "_") == "mha_c"
+    assert metadata["Version"] == mha_c.__version__
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    assert metadata["Requires-Python"] == ">=3.9"
+
+
+def test_numpy_is_the_only_dependency():
+    required = [line for line in distribution().requires if "extra ==" not in line]
+    assert required == ["numpy>=1.21"]
+    # The same number as NPY_TARGET_VERSION, which decides on which NumPy the binary runs.
+    assert "NPY_1_21_API_VERSION" in (ROOT / "setup.py").read_text()
+
+
+def test_files_of_the_package():
+    sources = {p.relative_to(ROOT / "mha_c") for p in (ROOT / "mha_c").rglob("*") if p.is_file()}
+    wanted = {p for p in sources if p.suffix in (".py", ".pyi", ".js", ".css", ".html") or p.name == "py.typed"}
+    assert Path("py.typed") in wanted and Path("_core.pyi") in wanted
+    assert not [str(p) for p in wanted if not (PACKAGE / p).is_file()]
+
+
+def test_wheel_holds_the_package_and_nothing_else():
+    wheels = list((ROOT / "dist").glob("*.whl"))
+    if not wheels:
+        needs.skip_or_fail("needs dist/*.whl (make wheel)")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        names = wheel.namelist()
+    assert {name.split("/")[0] for name in names} <= {"mha_c", f"mha_c-{mha_c.__version__}.dist-info"}
+    assert sum(name.startswith("mha_c/_core.") and name.endswith((".so", ".pyd")) for name in names) == 1
+    assert not [name for name in names if name.endswith((".c", ".h", ".inc", ".o", ".pyc"))]
+    assert wheels[0].stat().st_size < 2_000_000
+
+
+def test_symbols():
+    """Only PyInit__core goes out; nothing prints, exits, or brings OpenMP or BLAS in; no ldmxcsr."""
+    for tool in ("nm", "objdump"):
+        needs.program(tool)
+    if any("sanitize" in part or "coverage" in part for part in PACKAGE.parts):
+        pytest.skip("instrumented build")
+    spec = importlib.util.spec_from_file_location("check_symbols", ROOT / "tools" / "check_symbols.py")
+    check_symbols = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_symbols)
+    assert list(check_symbols.breaches(_core.__file__)) == []
+
+
+def test_style():
+    done = subprocess.run([sys.executable, ROOT / "tools" / "check_style.py"], capture_output=True, text=True, cwd=ROOT)
+    if "not a git repository" in done.stderr:
+        pytest.skip("needs the git repository: it reads the tracked files")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PROCESS_STATE = """
+import ctypes, json, os, resource, signal, sys, threading, warnings
+import numpy as np
+
+def state():
+    libm = ctypes.CDLL(None)
+    tiny = np.float32(1e-45)
+    status = open("/proc/self/status").read() if os.path.exists("/proc/self/status") else ""
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return {
+        "rounding": libm.fegetround(),
+        "subnormals": [float(tiny * np.float32(1)), float(np.float32(2e-38) * np.float32(0.25))],
+        "numpy errors": np.geterr(),
+        "threads": fields.get("Threads"),
+        "affinity": fields.get("Cpus_allowed"),
+        "signals": [fields.get(name) for name in ("SigBlk", "SigIgn", "SigCgt")],
+        "handlers": [str(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
+        "environment": dict(os.environ),
+        "limits": [resource.getrlimit(r) for r in (resource.RLIMIT_STACK, resource.RLIMIT_AS, resource.RLIMIT_NOFILE)],
+        "locale": __import__("locale").setlocale(0),
+        "cwd": os.getcwd(),
+        "python threads": threading.active_count(),
+        "filters": [str(f) for f in warnings.filters],
+        "path": sys.path[:],
+        "hooks": [str(h) for h in (sys.excepthook, sys.displayhook, sys.meta_path)],
+    }
+before = state()
+import mha_c
+imported = state()
+x = np.ones((2, 4, 8), np.float32)
+mha_c.MultiHeadAttention(8, 2, 0.1)(x, x, x, [3, 2])
+after = state()
+print(json.dumps([
+    {key: [before[key], now[key]] for key in before if now[key] != before[key]} for now in (imported, after)
+]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="reads POSIX state")
+def test_import_and_a_small_call_change_nothing_in_the_process():
+    """Floating-point mode, threads, signals, environment, limits, warnings: as they were."""
+    assert in_subprocess(PROCESS_STATE) == [{}, {}]
+
+
+def test_import_fails_clearly_for_an_unknown_isa():
+    for name in ("avx9000", ""):
+        command = [sys.executable, "-c", "import mha_c"]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MHA_C_ISA": name})
+        if name:
+            assert done.returncode != 0 and "RuntimeError" in done.stderr
+            assert name in done.stderr and "scalar" in done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name, offered in _core.isas() if offered])
+def test_forced_isa(name):
+    code = "import json, mha_c._core as c; print(json.dumps(c.isa()))"
+    assert in_subprocess(code, MHA_C_ISA=name) == name
+
+
+def test_every_isa_of_this_machine_type_is_compiled():
+    machine = os.uname().machine if hasattr(os, "uname") else ""
+    names = [name for name, _ in _core.isas()]
+    expected = {"x86_64": ["scalar", "avx2", "avx512"], "aarch64": ["scalar", "neon"]}.get(machine)
+    if expected:
+        assert names == expected
+
+
+def test_readme_example_prints_what_the_readme_says(capsys):
+    """Runs README.md's Python block and compares with the output block after it."""
+    blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    at = next(i for i, (language, _) in enumerate(blocks) if language == "python")
+    code, printed = blocks[at][1], blocks[at + 1][1]
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == printed.strip()

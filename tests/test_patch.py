@@ -1,0 +1,188 @@
+"""mha_c.d2l: patching the real d2l of both generations, its own training loops on our classes, compare."""
+
+import copy
+import sys
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*grid_sample.*:UserWarning"),
+]
+
+import book_models  # noqa: E402  torch must be there
+import mha_c.d2l  # noqa: E402
+from mha_c import torch as mt  # noqa: E402
+from one_thread import one_thread  # noqa: E402, F401
+
+NAMES = ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"]
+
+
+@pytest.fixture(params=needs.real_d2l.VERSIONS)
+def d2l(request):
+    module = needs.d2l(request.param)
+    yield module
+    mha_c.d2l.unpatch()
+    assert all(getattr(module, name).__module__ == module.__name__ for name in NAMES)
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# --- Patching -------------------------------------------------------------------------------------------
+
+
+def test_patch_and_unpatch(d2l, capsys):
+    originals = [getattr(d2l, name) for name in NAMES]
+    patched = mha_c.d2l.patch(d2l)
+    assert capsys.readouterr().out == f"mha_c replaces {', '.join(NAMES)} in {d2l.__name__}\n"
+    assert [getattr(d2l, name) for name in NAMES] == [getattr(mt, name) for name in NAMES]
+    assert d2l.__name__ in repr(patched)
+    mha_c.d2l.patch(d2l)  # a second time does nothing
+    assert capsys.readouterr().out == ""
+    mha_c.d2l.unpatch(d2l)
+    assert [getattr(d2l, name) for name in NAMES] == originals
+    mha_c.d2l.unpatch()
+    with mha_c.d2l.patch(d2l):
+        assert d2l.MultiHeadAttention is mt.MultiHeadAttention
+        with mha_c.d2l.patch(d2l):
+            pass
+        assert d2l.MultiHeadAttention is mt.MultiHeadAttention  # the inner one changed nothing
+    assert [getattr(d2l, name) for name in NAMES] == originals
+
+
+def test_patch_finds_what_is_imported(d2l, monkeypatch):
+    monkeypatch.delitem(sys.modules, "d2l.torch", raising=False)
+    with pytest.raises(RuntimeError, match="from d2l import torch as d2l"):
+        mha_c.d2l.patch()
+    monkeypatch.setitem(sys.modules, "d2l.torch", d2l)
+    with mha_c.d2l.patch():
+        assert d2l.AdditiveAttention is mt.AdditiveAttention
+    with pytest.raises(RuntimeError, match="has no MultiHeadAttention"):
+        mha_c.d2l.patch(sys)
+
+
+def test_models_go_on_after_unpatch(d2l):
+    eager = book_models.is_eager(d2l)
+    with mha_c.d2l.patch(d2l):
+        if eager:
+            block = d2l.EncoderBlock(24, 24, 24, 24, [100, 24], 24, 48, 8, 0.5)
+            bert = d2l.BERTEncoder(50, 16, [16], 16, 32, 2, 2, 0.2, key_size=16, query_size=16, value_size=16)
+        else:
+            block = d2l.TransformerEncoderBlock(24, 48, 8, 0.5)
+            bert = d2l.BERTEncoder(50, 16, 32, 2, 2, 0.2)
+    assert type(block.attention) is mt.MultiHeadAttention
+    X, lens = torch.ones(2, 100, 24), torch.tensor([3, 2])
+    assert block(X, lens).shape == (2, 100, 24)
+    ids, segments = torch.zeros(2, 8, dtype=torch.long), torch.zeros(2, 8, dtype=torch.long)
+    assert bert(ids, segments, None).shape == (2, 8, 16)
+    assert bert(ids, segments, torch.tensor([3.0, 8.0])).shape == (2, 8, 16)  # the book's lengths are float32
+    keys = [key for key in bert.state_dict() if "attention" in key]
+    assert keys[0].startswith("blks.0.attention.W_q.weight") or keys[0].startswith("blks.block0.attention.W_q.weight")
+
+
+@pytest.mark.parametrize("kind", ["bahdanau", "transformer"])
+def test_the_books_toys(d2l, kind):
+    with mha_c.d2l.patch(d2l):
+        encoder, decoder = book_models.build(d2l, kind, 10, 12, num_hiddens=16)
+    X, lens = torch.zeros(4, 7, dtype=torch.long), torch.tensor([7, 3, 1, 2])
+    state = decoder.init_state(encoder(X, lens), lens)
+    output, state = decoder(X, state)
+    assert output.shape == (4, 7, 12) and state[0].shape == (4, 7, 16)
+    output.sum().backward()
+    assert all(p.grad is not None for p in [*encoder.parameters(), *decoder.parameters()])
+    copy.deepcopy(decoder)  # d2l's own cannot be copied now: its weights hold the graph
+    if kind == "bahdanau":
+        assert [tuple(w.shape) for w in decoder.attention_weights] == [(4, 1, 7)] * 7
+    else:
+        assert torch.cat(encoder.attention_weights, 0).reshape(2, 4, -1, 7).shape == (2, 4, 28, 7)
+        assert [[tuple(w.shape) for w in part] for part in decoder.attention_weights] == [[(16, 7, 7)] * 2] * 2
+        assert d2l.numpy(decoder.attention_weights[0][0]).shape == (16, 7, 7)
+
+
+# --- The book's own training loops --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["bahdanau", "transformer"])
+def test_the_loss_curve_is_d2ls(d2l, kind, float64, capsys):
+    """20 steps in float64, without dropout: the same losses to 1e-3 (here 1e-9), step by step."""
+    curves = []
+    for patched in (False, True):
+        torch.manual_seed(0)
+        with mha_c.d2l.patch(d2l) if patched else mha_c.d2l.Patched([]):
+            model, *_, losses = book_models.train(d2l, kind, epochs=2 if book_models.is_eager(d2l) else 5)
+        found = {type(part).__module__ for part in model.modules() if type(part).__name__ in NAMES}
+        assert found == ({"mha_c.torch.layers"} if patched else {d2l.__name__})
+        assert len(losses) >= 20
+        curves.append(torch.tensor(losses[:20]))
+    torch.testing.assert_close(curves[1], curves[0], rtol=1e-3, atol=0)
+    torch.testing.assert_close(curves[1], curves[0], rtol=1e-9, atol=0)
+    assert curves[1][-1] < 0.7 * curves[1][0]
+
+
+@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS[:1])
+def test_a_short_training_translates(version, capsys):
+    """30 epochs of the Transformer with dropout, by 0.17's loop: sentences it has seen come out right."""
+    d2l = needs.d2l(version)
+    torch.manual_seed(0)
+    with mha_c.d2l.patch(d2l):
+        model, source, target, losses = book_models.train(d2l, "transformer", epochs=30, dropout=0.1)
+        found = book_models.translations(d2l, model, source, target, n_sentences=8)
+    scores = [d2l.bleu(translated, french, k=2) for _, french, translated in found]
+    assert sum(losses[-10:]) < 0.1 * sum(losses[:10])
+    assert sum(score == 1 for score in scores) >= 6, found
+
+
+# --- compare -------------------------------------------------------------------------------------------------
+
+
+def test_compare(d2l, capsys):
+    sizes = (24, 24, 24) if book_models.is_eager(d2l) else ()
+    module, X = d2l.MultiHeadAttention(*sizes, 24, 8, 0.5), torch.randn(2, 10, 24)
+    state = torch.get_rng_state()
+    result = mha_c.d2l.compare(module, X, X, X, torch.tensor([3, 2]), seconds=0.05)
+    shown = capsys.readouterr().out
+    assert "MultiHeadAttention: largest difference" in shown and "times as fast" in shown
+    assert result["largest_difference"] < 1e-6
+    assert result["forward_ratio"] == result["forward_us"] / result["forward_ours_us"] > 0
+    assert result["training_ratio"] == result["training_us"] / result["training_ours_us"] > 0
+    assert module.training and type(module).__module__ == d2l.__name__
+    assert all(p.grad is None for p in module.parameters())
+    torch.set_rng_state(state)
+    encoder, _ = book_models.build(d2l, "transformer", 20, 20)
+    ids, lens = torch.randint(0, 20, (3, 6)), torch.tensor([3, 2, 6])
+    assert mha_c.d2l.compare(encoder, ids, lens, seconds=0.05, show=False)["largest_difference"] < 1e-5
+    with pytest.raises(ValueError, match="no attention module"):
+        mha_c.d2l.compare(torch.nn.Linear(3, 3), torch.ones(3), show=False)
+
+
+def test_convert(d2l):
+    with torch.no_grad():
+        encoder, decoder = book_models.build(d2l, "transformer", 20, 20)
+        ids, lens = torch.randint(0, 20, (3, 6)), torch.tensor([3, 2, 6])
+        expected, weights = encoder(ids, lens), encoder.attention_weights
+        before = list(encoder.parameters())
+        assert mt.convert(encoder) is encoder
+        assert type(encoder.blks[0].attention) is mt.MultiHeadAttention
+        assert [id(p) for p in encoder.parameters()] == [id(p) for p in before]
+        torch.testing.assert_close(encoder(ids, lens), expected)
+        for found, old in zip(encoder.attention_weights, weights):
+            torch.testing.assert_close(found + 0, old)
+        encoder, decoder = book_models.build(d2l, "bahdanau", 20, 20)
+        state = decoder.init_state(encoder(ids), lens)
+        expected = decoder(ids, state)[0]
+        torch.testing.assert_close(mt.convert(decoder)(ids, state)[0], expected)
+        assert type(decoder.attention) is mt.AdditiveAttention
+    single = mt.convert(d2l.DotProductAttention(0.3))
+    assert type(single) is mt.DotProductAttention and single.dropout.p == 0.3
+    lazy = mt.convert(d2l.MultiHeadAttention(*((8, 8, 8) if book_models.is_eager(d2l) else ()), 8, 2, 0.0))
+    X = torch.ones(2, 3, 8)
+    lazy(X, X, X).sum().backward()
+    assert type(lazy.W_q) is torch.nn.Linear and repr(lazy).startswith("MultiHeadAttention(\n  (attention)")

@@ -1,0 +1,356 @@
+"""The package in a process with more going on: forks, children, threads, signals, exits, odd floating-point modes.
+
+What could hang, crash or leave something changed runs in a process of its own, with a time limit.  The pool's own
+promises (fork, exit, signal masks, too few CPUs) are tested in C: tests/c/test_threads*.c.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+from mha_c import functional as F
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes and signals")
+ISOLATED = Path(__file__).parent / "isolated"
+REPETITIONS = 200 if needs.NIGHTLY else 10
+
+# What most scripts below start from: a layer, inputs large enough for several threads, the right answer.
+PREPARED = """
+import atexit, ctypes, os, resource, signal, sys, threading, time
+import numpy as np
+import mha_c
+from mha_c import functional as F
+mha_c.set_num_threads(3)
+x = np.random.default_rng(0).standard_normal((2, 96, 64), dtype=np.float32)
+layer = mha_c.MultiHeadAttention(64, 4, 0.0, rng=0)
+right = layer(x, x, x, [50, 96]).tobytes()
+
+def call():
+    return layer(x, x, x, [50, 96]).tobytes() == right
+"""
+
+
+def python(code, *arguments, seconds=60, status=0):
+    """Runs code after PREPARED; returns what it printed."""
+    here = str(Path(mha_c.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", PREPARED + textwrap.dedent(code), *arguments],
+        env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=seconds,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+# --- Fork and children --------------------------------------------------------------------------------
+
+
+def test_fork_after_use_and_while_another_thread_computes():
+    """Children and their children get the right bits; none hangs (alarm), whatever the fork interrupted."""
+    python(
+        """
+        def family(depth):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                os._exit(0 if call() and (depth == 0 or family(depth - 1)) and call() else 1)
+            return os.waitpid(pid, 0)[1] == 0
+
+        stop = threading.Event()
+        def busy():
+            while not stop.is_set():
+                assert call()
+        for others in 0, 2:
+            threads = [threading.Thread(target=busy) for _ in range(others)]
+            [t.start() for t in threads]
+            assert all(family(i % 3 == 0) for i in range(int(sys.argv[1])))
+            stop.set()
+            [t.join() for t in threads]
+            assert call()
+        """,
+        str(REPETITIONS),
+    )
+
+
+METHODS = ["fork", "spawn", "forkserver", "loader-fork", *(["loader-spawn"] if needs.NIGHTLY else [])]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_worker_processes(method):
+    if method.startswith("loader"):
+        needs.module("torch")
+    here = str(Path(mha_c.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, ISOLATED / "workers.py", method]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- Threads ----------------------------------------------------------------------------------------------
+
+
+def in_threads(*works):
+    """Runs each in a thread of its own; the first exception of any is raised here."""
+    errors = []
+
+    def guarded(work):
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("kind", ["multi-head", "dot-product", "additive"])
+def test_many_threads_on_one_layer(kind, rng):
+    """Each caller gets its own result; the weights read afterwards are those of one call, never a mixture."""
+    layer = {
+        "multi-head": lambda: mha_c.MultiHeadAttention(32, 4, 0.0, rng=0),
+        "dot-product": lambda: mha_c.DotProductAttention(0.0),
+        "additive": lambda: mha_c.AdditiveAttention(16, 0.0, rng=0),
+    }[kind]()
+    inputs = [rng.standard_normal((2, 40 + i, 32), dtype=np.float32) for i in range(8)]
+    expected = [layer(x, x, x, [30, 40 + i]).copy() for i, x in enumerate(inputs)]
+    weights = []
+    for i, x in enumerate(inputs):
+        layer(x, x, x, [30, 40 + i])
+        weights.append(layer.attention_weights.tobytes())
+
+    def work(i):
+        for _ in range(REPETITIONS * 3):
+            np.testing.assert_array_equal(layer(inputs[i], inputs[i], inputs[i], [30, 40 + i]), expected[i])
+            assert layer.attention_weights.tobytes() in weights
+
+    in_threads(*(lambda i=i: work(i) for i in range(8)))
+
+
+def test_weights_replaced_during_calls(rng):
+    """A call uses the old parameters or the new ones, as a whole."""
+    x = rng.standard_normal((2, 24, 16), dtype=np.float32)
+    layers = [mha_c.MultiHeadAttention(16, 16, 16, 16, 2, 0.0, bias=True, rng=seed) for seed in range(2)]
+    states = [layer.state_dict() for layer in layers]
+    allowed = [layer(x, x, x).tobytes() for layer in layers]
+    shared, stop = layers[0], threading.Event()
+
+    def replace():
+        for i in range(REPETITIONS * 20):
+            shared.load_state_dict(states[i % 2])
+        stop.set()
+
+    def compute():
+        while not stop.is_set():
+            assert shared(x, x, x).tobytes() in allowed
+
+    in_threads(replace, compute, compute)
+
+
+def test_inputs_and_lengths_changed_during_calls(rng):
+    """Any mixture of numbers may come out, but nothing outside the arrays is touched: lengths are read once."""
+    q = rng.standard_normal((2, 200, 32), dtype=np.float32)
+    lens, keep, stop = np.full((2, 200), 200), np.ones((200, 200), bool), threading.Event()
+
+    def change():
+        draws = np.random.default_rng(1)
+        while not stop.is_set():
+            lens[...] = draws.integers(-(2**62), 2**62, lens.shape)
+            keep[...] = draws.random(keep.shape) < 0.5
+            q[...] = np.nan if draws.random() < 0.5 else 1
+
+    def compute():
+        for _ in range(REPETITIONS * 5):
+            out, weights = F.dot_product_attention(q, q, q, lens, keep_mask=keep, return_weights=True)
+            assert out.shape == q.shape and weights.shape == (2, 200, 200)
+        stop.set()
+
+    in_threads(change, compute)
+
+
+# --- Ends and interruptions ---------------------------------------------------------------------------------
+
+
+def test_exit_with_a_thread_inside_a_call():
+    for _ in range(max(3, REPETITIONS // 10)):
+        python(
+            """
+            def busy():
+                while True:
+                    layer(x, x, x)
+            for _ in range(2):
+                threading.Thread(target=busy, daemon=True).start()
+            time.sleep(0.02)
+            """,
+            seconds=20,
+        )
+
+
+def test_calls_while_the_interpreter_ends():
+    """From atexit, from a finaliser and from a module's teardown."""
+    printed = python(
+        """
+        class Last:
+            def __del__(self, call=call, print=print):
+                print("finaliser", call())
+        keep = Last()
+        cycle = [Last()]
+        cycle.append(cycle)
+        atexit.register(lambda: print("atexit", call()))
+        """,
+        seconds=20,
+    )
+    assert "atexit True" in printed and "Error" not in printed
+
+
+def test_keyboard_interrupt():
+    """Ctrl-C during a call takes effect when that call returns (docs/promises.md); then everything works as before."""
+    printed = python(
+        """
+        one_call, queries = 0, 128
+        while one_call < 0.1:  # long enough to be interrupted in the middle, on any machine and build
+            queries *= 2
+            q = np.zeros((1, queries, 16), np.float32)
+            started = time.monotonic()
+            F.dot_product_attention(q, q, q)
+            one_call = time.monotonic() - started
+        threading.Timer(one_call / 3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            while True:
+                F.dot_product_attention(q, q, q)
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - started < 10 * one_call + 2, call())
+        """
+    )
+    assert "interrupted True True" in printed
+
+
+def test_a_signal_handler_may_call():
+    printed = python(
+        """
+        signal.signal(signal.SIGALRM, lambda *_: print("handler", call()))
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            assert call()
+        """
+    )
+    assert printed.strip() == "handler True"
+
+
+def test_too_little_memory_is_a_memory_error():
+    printed = python(
+        """
+        q = np.zeros((1, 20000, 4), np.float32)
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+        try:
+            F.dot_product_attention(q, q, q, return_weights=True)  # 1.6 GB of weights
+        except MemoryError:
+            print("refused", call())
+        """
+        if sys.platform == "linux"
+        else "print('refused', call())"
+    )
+    assert "refused True" in printed
+
+
+def test_a_second_interpreter():
+    """The import works there or is refused; the process lives on."""
+    printed = python(
+        """
+        try:
+            import _xxsubinterpreters as interpreters
+        except ImportError:
+            print("none True")
+            sys.exit()
+        other = interpreters.create()
+        try:
+            interpreters.run_string(other, "try:\\n    import mha_c\\nexcept ImportError:\\n    pass")
+        except Exception as error:
+            print(type(error).__name__)
+        interpreters.destroy(other)
+        print("still", call())
+        """
+    )
+    assert "True" in printed
+
+
+# --- Floating-point mode --------------------------------------------------------------------------------------
+
+ROUNDING = {"downward": 0x400, "upward": 0x800, "towards zero": 0xC00}
+
+
+@pytest.mark.skipif(not hasattr(os, "uname") or os.uname().machine != "x86_64", reason="numbers of x86-64's modes")
+@pytest.mark.parametrize("mode", ROUNDING)
+def test_rounding_mode_of_the_caller(mode):
+    """Kept, used by every thread alike, and the result is right to a little more than usual."""
+    printed = python(
+        """
+        libm = ctypes.CDLL("libm.so.6")
+        mode = int(sys.argv[1])
+        exact = np.frombuffer(right, np.float32)
+        bits = set()
+        for threads in 1, 3:
+            mha_c.set_num_threads(threads)
+            libm.fesetround(mode)
+            out = layer(x, x, x, [50, 96])
+            kept = libm.fegetround() == mode
+            libm.fesetround(0)
+            assert kept
+            bits.add(out.tobytes())
+        # Directed rounding errs by up to twice as much, and all errors in one direction: a few dozen sums of 64 terms.
+        print(len(bits) == 1, np.abs(out.ravel() - exact).max() < 64 * 2**-23 * np.abs(exact).max(), call())
+        """,
+        str(ROUNDING[mode]),
+    )
+    assert printed.strip() == "True True True"
+
+
+def test_flush_to_zero_of_the_caller():
+    """torch.set_flush_denormal sets it for the calling thread: kept, and results change by no more than subnormals."""
+    needs.module("torch")
+    printed = python(
+        """
+        import torch
+        tiny = np.float32(1e-42)
+        assert torch.set_flush_denormal(True)
+        flushed = float(tiny * np.float32(1)) == 0
+        out = layer(x, x, x, [50, 96])
+        kept = (float(tiny * np.float32(1)) == 0) == flushed
+        torch.set_flush_denormal(False)
+        # Weights below 1e-38 may vanish; they are factors of values around 1.
+        print(kept, np.abs(out.ravel() - np.frombuffer(right, np.float32)).max() <= 1e-36, call())
+        """
+    )
+    assert printed.strip() == "True True True"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="feenableexcept is glibc's")
+def test_floating_point_traps_of_the_caller():
+    """With division by zero, overflow and invalid operations trapped, finite inputs raise none of them."""
+    printed = python(
+        """
+        libm = ctypes.CDLL("libm.so.6")
+        lens = np.arange(192).reshape(2, 96) % 97
+        expected = [F.dot_product_attention(x, x, x, lens, causal="top_left"), layer(x, x, x, lens)]
+        libm.feenableexcept(1 | 4 | 8)
+        found = [F.dot_product_attention(x, x, x, lens, causal="top_left"), layer(x, x, x, lens)]
+        libm.fedisableexcept(1 | 4 | 8)
+        print(all(a.tobytes() == b.tobytes() for a, b in zip(expected, found)))
+        """
+    )
+    assert printed.strip() == "True"

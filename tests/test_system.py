@@ -1,0 +1,233 @@
+"""What is chosen at import and what the command line prints; each in a process of its own where that matters."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mha_c
+from mha_c import _core, selftest
+
+OFFERED = [name for name, available in _core.isas() if available]
+VARIABLES = ("MHA_C_ISA", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def python(*arguments, check=True, **variables):
+    """Runs Python with these environment variables, and none of ours besides."""
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return subprocess.run(
+        [sys.executable, *arguments], env={**environment, **variables}, capture_output=True, text=True, check=check
+    )
+
+
+def printed(code, **variables):
+    """(what it printed, what was warned of)"""
+    done = python("-c", code, **variables)
+    return done.stdout.strip(), done.stderr.strip()
+
+
+# --- Configuration ---------------------------------------------------------------------------------
+
+
+def test_show_config(capsys):
+    config = mha_c.show_config()
+    text = capsys.readouterr().out
+    assert config["version"] == mha_c.__version__ and config["numpy"] == np.__version__
+    assert config["isas"] == OFFERED and config["isa"] in OFFERED
+    assert config["threads"] == mha_c.get_num_threads() and config["threads_from"]
+    assert ("torch" in config) == ("torch" in sys.modules)
+    for name in ("version", "isa", "threads", "threads_from", "numpy"):
+        assert str(config[name]) in text
+    assert len(text.splitlines()) == 4
+
+
+def test_version():
+    try:
+        assert mha_c.__version__ == importlib.metadata.version("mha_c")
+    except importlib.metadata.PackageNotFoundError:
+        assert mha_c.__version__ == "unknown"
+
+
+@pytest.mark.parametrize("isa", OFFERED)
+def test_the_instruction_set_is_chosen_at_import(isa):
+    code = "import mha_c; from mha_c import _core; print(_core.isa(), mha_c.show_config()['isa'])"
+    out, warned = printed(code, MHA_C_ISA=isa)
+    assert out.startswith(f"mha_c {mha_c.__version__}   isa {isa} (MHA_C_ISA;") and out.endswith(f"{isa} {isa}")
+    assert not warned
+
+
+def test_the_widest_instruction_set_is_the_default():
+    for variables in ({}, {"MHA_C_ISA": ""}):
+        assert printed("import mha_c; print(mha_c._core.isa())", **variables)[0] == OFFERED[-1]
+
+
+@pytest.mark.parametrize("isa", ["sse9", "AVX2", " scalar", *[n for n, offered in _core.isas() if not offered]])
+def test_an_absent_instruction_set_fails_the_import(isa):
+    done = python("-c", "import mha_c", check=False, MHA_C_ISA=isa)
+    assert done.returncode == 1
+    assert f"RuntimeError: MHA_C_ISA={isa!r}, but this CPU and this build have: {', '.join(OFFERED)}" in done.stderr
+
+
+DEFAULT = str(_core.available_threads())
+THREADS = "import mha_c; print(mha_c.get_num_threads())"
+
+
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, DEFAULT),
+        ({"MHA_C_NUM_THREADS": "3"}, "3"),
+        ({"MHA_C_NUM_THREADS": " 64 "}, "64"),
+        ({"MHA_C_NUM_THREADS": ""}, DEFAULT),
+        ({"OMP_NUM_THREADS": "5"}, "5"),
+        ({"OMP_NUM_THREADS": "4,3,2"}, "4"),
+        ({"MHA_C_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"}, "3"),
+        ({"MHA_C_NUM_THREADS": "", "OMP_NUM_THREADS": "5"}, "5"),
+    ],
+)
+def test_threads_from_the_environment(variables, threads):
+    assert printed(THREADS, **variables) == (threads, "")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "2.0", "two", "1e3", "0x4", "nan", "4,3", "²"])
+def test_a_bad_thread_variable_is_a_warning_and_the_default(value):
+    out, warned = printed(THREADS, MHA_C_NUM_THREADS=value)
+    assert out == DEFAULT
+    assert f"RuntimeWarning: MHA_C_NUM_THREADS={value!r} is ignored: it must be a whole number >= 1" in warned
+    assert warned.count("Warning:") == 1
+    assert printed(THREADS, MHA_C_NUM_THREADS=value, OMP_NUM_THREADS="7")[0] == "7"
+
+
+def test_a_bad_openmp_variable():
+    out, warned = printed(THREADS, OMP_NUM_THREADS="many")
+    assert out == DEFAULT and "OMP_NUM_THREADS='many' is ignored" in warned
+
+
+def test_set_num_threads(capsys):
+    before = mha_c.get_num_threads()
+    try:
+        for n in (1, 2, np.int64(3), 1000):
+            mha_c.set_num_threads(n)
+            assert mha_c.get_num_threads() == n
+        assert mha_c.show_config()["threads_from"] == "set_num_threads"
+        for wrong in (0, -1, 1.0, True, "2", None, np.nan, [2]):
+            with pytest.raises(ValueError, match=r"must be a whole number >= 1, got"):
+                mha_c.set_num_threads(wrong)
+        assert mha_c.get_num_threads() == 1000
+    finally:
+        mha_c.set_num_threads(before)
+
+
+# --- Import ------------------------------------------------------------------------------------------
+
+
+def test_import_is_quiet_and_light():
+    code = (
+        "import mha_c, sys; mha_c.MultiHeadAttention(4, 2, 0.1); mha_c.variants; "
+        "print(sorted({'torch', 'matplotlib', 'IPython', 'd2l'} & set(sys.modules)))"
+    )
+    done = python("-W", "error", "-c", code)
+    assert done.stdout.strip() == "[]" and not done.stderr
+
+
+def test_import_takes_little_longer_than_numpys():
+    """Budget 30 ms beyond NumPy; a loaded machine may need longer, so the best of a few counts, and twice that."""
+    code = "import time, numpy, numpy.random; t = time.perf_counter(); import mha_c; print(time.perf_counter() - t)"
+    assert min(float(printed(code)[0]) for _ in range(4)) < 0.060
+
+
+def test_names_that_come_later():
+    assert {"torch", "variants", "viz", "show_heatmaps", "__version__"} <= set(dir(mha_c))
+    assert callable(mha_c.show_heatmaps) and mha_c.variants.MultiHeadedSelfAttention
+    with pytest.raises(AttributeError, match="module 'mha_c' has no attribute 'MultiheadAttention'"):
+        mha_c.MultiheadAttention  # noqa: B018
+    assert all(hasattr(mha_c, name) for name in mha_c.__all__)
+    namespace = {}
+    exec("from mha_c import *", namespace)
+    assert namespace["MultiHeadAttention"] is mha_c.MultiHeadAttention
+
+
+def test_shape_error():
+    assert issubclass(mha_c.ShapeError, ValueError) and mha_c.ShapeError.__name__ == "ShapeError"
+    assert mha_c.ShapeError.__module__ == "mha_c"
+
+
+def test_the_package_is_typed():
+    assert (Path(mha_c.__file__).parent / "py.typed").is_file()
+
+
+# --- The command line -----------------------------------------------------------------------------------
+
+
+def test_python_m_mha_c_prints_the_configuration():
+    out = python("-m", "mha_c").stdout
+    assert re.match(r"mha_c \S+   isa \w+ \(", out) and "threads" in out and "numpy" in out
+
+
+def test_demo_prints_what_the_book_prints():
+    out = python("-m", "mha_c", "demo").stdout
+    for text in (
+        "[[[ 2.  3.  4.  5.]]",
+        "[[10. 11. 12. 13.]]]",
+        "[[[0.5    0.5    0.     0. ",
+        "0.1667 0.1667 0.1667 0.1667 0.1667 0.1667 0. ",
+        "(attention): DotProductAttention(",
+        "(dropout): Dropout(p=0.5, inplace=False)",
+        "(W_q): Linear(in_features=100, out_features=100, bias=False)",
+        "output (2, 4, 100), attention_weights (2, 5, 4, 6)",
+    ):
+        assert text in out
+    assert len(re.findall(r"^--- .*: \d+\.\d us$", out, re.MULTILINE)) == out.count("---") >= 5
+
+
+def test_usage():
+    assert python("-m", "mha_c", "--help").stdout.startswith("usage: python -m mha_c ")
+    done = python("-m", "mha_c", "dance", check=False)
+    assert done.returncode == 2 and done.stderr.startswith("usage:")
+
+
+def test_selftest():
+    start = time.perf_counter()
+    done = python("-m", "mha_c.selftest")
+    assert time.perf_counter() - start < 30  # about 1 s; the machine may be busy
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [[n, t] for n in OFFERED for t in ("float32", "float64")]
+    assert lines[-1].startswith("all within bounds") and "FAIL" not in done.stdout
+
+
+def test_selftest_notices_errors(monkeypatch, capsys):
+    active = _core.isa()
+    monkeypatch.setattr(selftest, "BOUNDS", {"float32": 1e-9})
+    monkeypatch.setattr(selftest, "CASES", selftest.CASES[:2])
+    assert selftest.main() == 1
+    assert f"{2 * len(OFFERED)} FAILED" in capsys.readouterr().out and _core.isa() == active
+
+
+def test_selftest_measures_errors():
+    one = np.ones((2, 2))
+    assert selftest.error([one], [one]) == 0
+    assert selftest.error([one * 1.5], [one]) == 0.5
+    assert selftest.error([np.array([1, -np.inf])], [np.array([1, -np.inf])]) == 0
+    assert selftest.error([np.array([1, np.nan])], [np.array([1, -np.inf])]) == np.inf
+    assert selftest.error([np.array([1, np.nan])], [one[0]]) == np.inf
+    assert selftest.error([one[0]], [one]) == np.inf
+
+
+# --- Types -----------------------------------------------------------------------------------------------
+
+
+def test_typing_examples():
+    """The examples run as they stand, and satisfy the type checker where there is one."""
+    path = Path(__file__).with_name("typing_examples.py")
+    python(str(path))
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed (make typecheck installs it)")
+    done = python("-m", "mypy", "--strict", "--cache-dir", os.devnull, str(path), check=False)
+    assert done.returncode == 0, done.stdout

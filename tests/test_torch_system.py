@@ -1,0 +1,424 @@
+"""The torch modules inside the rest of torch: compilers, checkpointing, several processes, conversion of models."""
+
+import copy
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+nn = torch.nn
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+
+from mha_c import torch as mt  # noqa: E402  torch must be there
+from mha_c.torch import autograd, functional, ops, variants  # noqa: E402
+from one_thread import one_thread  # noqa: E402, F401
+
+needs_ops = pytest.mark.skipif(not ops.available(), reason="this torch has no torch.library.register_autograd")
+
+
+def layers():
+    torch.manual_seed(0)
+    return {
+        "multi-head": mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
+        "multi-head with bias": mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True),
+        "additive": mt.AdditiveAttention(8, 8, 6, 0.0),
+        "dot": mt.DotProductAttention(0.0),
+    }
+
+
+def results(layer, x, y, lens):
+    """Output, weights, gradients."""
+    out = layer(x, y, y, lens)
+    weights = layer.attention_weights + 0
+    return [out.detach(), weights, *torch.autograd.grad(out.square().sum(), [x, y, *layer.parameters()])]
+
+
+# --- Compilers -------------------------------------------------------------------------------------------
+
+
+@needs_ops
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name, backend",
+    [*itertools.product(layers(), ["eager", "aot_eager"]), ("multi-head with bias", "inductor")],
+)
+def test_compile(name, backend):
+    if backend == "inductor" and not shutil.which("g++"):
+        pytest.skip("inductor needs a C++ compiler")
+    layer = layers()[name]
+    x, y = torch.randn(2, 5, 8, requires_grad=True), torch.randn(2, 7, 8, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=backend)
+    for lens in (None, torch.tensor([3, 7]), torch.tensor([9, 8])):
+        for found, expected in zip(results(compiled, x, y, lens), results(layer, x, y, lens)):
+            torch.testing.assert_close(found, expected)
+
+
+@needs_ops
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+def test_compiled_model_reads_weights_and_drops():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mha, self.additive = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5), mt.AdditiveAttention(8, 8, 6, 0.5)
+            self.weights = None
+
+        def forward(self, x, lens):
+            y = self.mha(x, x, x, lens)
+            self.weights = self.mha.attention.attention_weights
+            z = functional.dot_product_attention(y, x, x, lens, causal=True, bias=torch.zeros(5, 5))
+            return self.additive(y, x, z, [5, 3]) + self.mha.attention_weights.sum()
+
+    torch._dynamo.reset()
+    model, x, lens = Model(), torch.randn(2, 5, 8, requires_grad=True), torch.tensor([3, 5])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    outcomes = []
+    for call in (model, compiled, compiled):
+        torch.manual_seed(4)
+        out = call(x, lens)
+        outcomes.append([out, model.weights + 0, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])])
+    for other in outcomes[1:]:
+        for found, expected in zip(other, outcomes[0]):
+            torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled.eval()(x, lens), model.eval()(x, lens))
+
+
+@needs_ops
+def test_operators_are_well_formed():
+    x, y = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
+    W = [torch.randn(4, 4, requires_grad=True) for _ in range(4)]
+    b, lens = torch.randn(4, requires_grad=True), torch.tensor([2, 5])
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    for arguments in (
+        (x, y, y.detach().clone(), lens, *W, b, None, None, b, None, 2, "uniform", 0.0, None),
+        (x, y, y.detach().clone(), None, None, None, None, None, None, None, None, None, None, 1, "zero", 0.0, None),
+        (
+            x,
+            y,
+            y.detach().clone(),
+            torch.tensor([7, 9]),
+            W[0],
+            W[1],
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            b[None],
+            1,
+            "uniform",
+            0.0,
+            None,
+        ),
+    ):
+        torch.library.opcheck(torch.ops.mha_c.layer, arguments, test_utils=tests)
+    bias, keep = torch.randn(3, 5, requires_grad=True), torch.ones(3, 5, dtype=torch.bool)
+    for arguments in (
+        (x, y, y.detach().clone(), None, lens, keep, bias, None, -1, -1, None, 0.0, None, "zero", True, True),
+        (x, y, y.detach().clone(), b, None, None, None, "top_left", 2, -1, 0.5, 0.0, None, "zero", False, False),
+    ):
+        torch.library.opcheck(torch.ops.mha_c.attention, arguments, test_utils=tests)
+
+
+@needs_ops
+def test_export_and_trace():
+    layer = layers()["multi-head with bias"].eval()
+    x, lens = torch.randn(2, 5, 8), torch.tensor([3, 5])
+    exported = torch.export.export(layer, (x, x + 1, x + 2, lens)).module()
+    torch.testing.assert_close(exported(2 * x, x, x, lens), layer(2 * x, x, x, lens))
+    with pytest.warns():
+        traced = torch.jit.trace(layer, (x, x + 1, x + 2, lens), check_trace=False)
+    other = torch.randn(2, 5, 8)
+    torch.testing.assert_close(traced(other, x, x, lens), layer(other, x, x, lens))
+
+
+# --- Memory and processes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("size", [5, 300])
+def test_checkpointing(size, use_reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5), torch.randn(10, size, 8, requires_grad=True)
+    lens, outcomes = torch.tensor([3, 5] * 5), []
+    for call in (layer, lambda *tensors: checkpoint(layer, *tensors, use_reentrant=use_reentrant)):
+        torch.manual_seed(2)
+        out = call(x, x, x, lens)
+        out.sum().backward()
+        leaves = [x, *layer.parameters()]
+        outcomes.append([out, *[leaf.grad for leaf in leaves]])
+        for leaf in leaves:
+            leaf.grad = None
+    for found, expected in zip(*outcomes):  # sums over the three uses of x may come in another order
+        torch.testing.assert_close(found, expected)
+
+
+def test_saved_tensors_can_be_moved_away():
+    """torch.autograd.graph.save_on_cpu and its like see the tape of a large call."""
+    sizes = []
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(30, 300, 8, requires_grad=True)
+    assert x.numel() * x.element_size() >= autograd.LARGE_BYTES
+    expected = torch.autograd.grad(layer(x, x, x).sum(), x)[0]
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        return tensor.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = layer(x, x, x)
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], expected)
+    assert sum(sizes) >= 5 * x.numel()  # inputs, projected q, k, v, context
+
+
+WORKER = """
+import sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import mha_c.torch as mt
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="tcp://127.0.0.1:" + sys.argv[2], rank=rank, world_size=2)
+torch.manual_seed(0)
+model = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True)
+x, lens = torch.randn(4, 5, 8), torch.tensor([3, 5, 1, 4])
+out = model(x, x, x, lens)
+(out.square().sum() / 2).backward()          # DDP takes the mean over processes
+alone = [p.grad.clone() for p in model.parameters()]
+model.zero_grad()
+shared = DistributedDataParallel(model)
+part = slice(2 * rank, 2 * rank + 2)
+for _ in range(2):
+    model.zero_grad()
+    shared(x[part], x[part], x[part], lens[part]).square().sum().backward()
+for p, expected in zip(model.parameters(), alone):
+    torch.testing.assert_close(p.grad, expected, rtol=1e-5, atol=1e-6)
+dist.destroy_process_group()
+print("same", flush=True)
+"""
+
+
+def test_two_processes_give_the_gradients_of_one():
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no distributed package")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WORKER), str(rank), port],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for worker in workers:
+            out, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0 and "same" in out, errors
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+# --- Conversion --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("sizes", [{}, {"kdim": 5, "vdim": 3}, {"bias": False}])
+def test_torchs_multi_head_attention(sizes, batch_first):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
+    ours = mt.convert(theirs)
+    assert type(ours) is mt.MultiheadAttention and ours.in_proj_bias is theirs.in_proj_bias
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    q, k, v = (
+        torch.randn(3, n, theirs.embed_dim if i == 0 else sizes.get(f"{name}dim", 8))
+        for i, (name, n) in enumerate((("q", 4), ("k", 6), ("v", 6)))
+    )
+    padding = torch.arange(6)[None, :] >= torch.tensor([[6], [2], [3]])
+    mask = torch.ones(4, 6, dtype=torch.bool).triu(1)
+    calls = [
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": mask},
+        {"attn_mask": torch.randn(4, 6)},
+        {"attn_mask": torch.randn(6, 4, 6), "key_padding_mask": torch.randn(3, 6)},
+        {"attn_mask": mask, "key_padding_mask": padding, "average_attn_weights": False},
+        {"attn_mask": mask, "is_causal": True, "need_weights": False},
+        {"need_weights": False},
+    ]
+    for options in calls:
+        tensors = [x if batch_first else x.transpose(0, 1) for x in (q, k, v)]
+        for found, expected in zip(ours(*tensors, **options), theirs(*tensors, **options)):
+            torch.testing.assert_close(found, expected)
+    for found, expected in zip(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0])):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+def test_convert_torchs_transformer():
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 4, 2, 2, 32, dropout=0.0, batch_first=True)
+    source, target = torch.randn(3, 5, 16), torch.randn(3, 4, 16)
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    padding = torch.arange(5)[None, :] >= torch.tensor([[5], [2], [3]])
+    options = {"tgt_mask": causal, "src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+    expected = model(source, target, **options)
+    grads = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    before = list(model.parameters())
+    assert mt.convert(model) is model
+    assert sum(type(part) is mt.MultiheadAttention for part in model.modules()) == 6
+    assert [id(p) for p in model.parameters()] == [id(p) for p in before]  # an optimizer goes on
+    found = model(source, target, **options)
+    torch.testing.assert_close(found, expected)
+    largest = max(float(grad.abs().max()) for grad in grads)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), list(model.parameters())), grads):
+        # Normalization amplifies rounding: 1e-5 of the largest gradient.
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * largest)
+    twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(source, target, **options), expected)
+
+
+def test_what_convert_leaves_alone():
+    class Own(nn.MultiheadAttention):
+        pass
+
+    hooked = nn.MultiheadAttention(8, 2)
+    hooked.register_forward_hook(lambda *_: None)
+    extra = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+    model = nn.ModuleList([Own(8, 2), hooked, nn.Linear(8, 8), mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), extra])
+    kept = list(model)[:4]
+    mt.convert(model)
+    assert list(model)[:4] == kept
+    x = torch.randn(5, 3, 8)
+    torch.testing.assert_close(model[4](x, x, x)[0], extra(x, x, x)[0])  # left to torch
+    shared = nn.MultiheadAttention(8, 2)
+    pair = mt.convert(nn.ModuleList([shared, shared]))
+    assert pair[0] is pair[1] and type(pair[0]) is mt.MultiheadAttention
+
+
+# --- Other modules ------------------------------------------------------------------------------------------
+
+
+def test_variants_are_those_of_the_numpy_side():
+    import numpy as np
+
+    import mha_c.variants
+
+    torch.manual_seed(0)
+    x, drop = torch.randn(2, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
+    several = "MultiHeadSelfAttentionAISummer"
+    cases = (
+        ("MultiHeadedSelfAttention", (8, 2)),
+        ("SelfAttentionAISummer", (8,)),
+        (several, (8, 2)),
+        (several, (8, 2, 3)),
+    )
+    for name, arguments in cases:
+        layer, twin = getattr(variants, name)(*arguments), getattr(mha_c.variants, name)(*arguments)
+        twin.load_state_dict(layer.state_dict())
+        assert repr(layer.eval()) == repr(twin)
+        masks = [()] if name == "MultiHeadedSelfAttention" else [(), (drop,)]
+        for mask in masks:
+            expected = torch.from_numpy(twin(x.numpy(), *[m.numpy() for m in mask]))
+            torch.testing.assert_close(layer(x, *mask), expected)
+    q, k, v = torch.randn(3, 1, 4, 2), torch.randn(2, 5, 2), torch.randn(3, 2, 5, 3)
+    expected_pair = mha_c.variants.scaled_dot_product_attention(q.numpy(), k.numpy(), v.numpy())
+    for found, expected in zip(variants.scaled_dot_product_attention(q, k, v), expected_pair):
+        torch.testing.assert_close(found, torch.from_numpy(np.array(expected)))
+    with pytest.raises(RuntimeError, match="call the layer first"):
+        variants.MultiHeadedSelfAttention(8, 2).attention_weights  # noqa: B018
+    with pytest.raises(TypeError, match="True = drop"):
+        variants.SelfAttentionAISummer(8)(x, torch.ones(5, 5))
+
+
+def test_masking_functions_with_gradients():
+    import numpy as np
+
+    import mha_c
+
+    X = torch.randn(2, 3, 4, requires_grad=True)
+    for lens in (None, [2, 4], [[1, 2, 3], [0, -1, 9]], torch.tensor([2.5, 1.0])):
+        for empty_rows in ("uniform", "zero"):
+            found = mt.masked_softmax(X, lens, empty_rows=empty_rows)
+            expected = mha_c.masked_softmax(X.detach().numpy(), lens, empty_rows=empty_rows)
+            torch.testing.assert_close(found.detach(), torch.from_numpy(expected))
+            assert torch.isfinite(torch.autograd.grad(found.square().sum(), X)[0]).all()
+    assert mt.sequence_mask(torch.ones(2, 3, 4), [1, 2], value=-1).equal(
+        torch.from_numpy(np.asarray(mha_c.sequence_mask(np.ones((2, 3, 4), np.float32), [1, 2], value=-1)))
+    )
+    Y = torch.randn(2, 4, 10)
+    assert torch.equal(mt.transpose_output(mt.transpose_qkv(Y, 5), 5), Y)
+    misfits = (
+        lambda: mt.masked_softmax(X, [1]),
+        lambda: mt.masked_softmax(X[0], [1]),
+        lambda: mt.sequence_mask(X[0, 0], [1]),
+        lambda: mt.transpose_qkv(Y, 3),
+        lambda: mt.transpose_qkv(Y[0], 2),
+        lambda: mt.transpose_output(Y, 3),
+    )
+    for call in misfits:
+        with pytest.raises(mha_c.ShapeError):
+            call()
+    with pytest.raises(TypeError):
+        mt.masked_softmax(X, torch.tensor([True, False]))
+
+
+def test_functional_errors_and_types():
+    q = torch.randn(2, 3, 4)
+    for bad, error in (
+        (lambda: functional.dot_product_attention(q, q.double(), q), TypeError),
+        (lambda: functional.dot_product_attention(q.numpy(), q, q), TypeError),
+        (lambda: functional.dot_product_attention(q, q, q, rng="a"), TypeError),
+        (lambda: functional.dot_product_attention(q, q[:, :2], q[:, :2], causal=True), ValueError),
+        (lambda: functional.dot_product_attention(q, q, q, keep_mask=torch.ones(3, 3)), TypeError),
+        (lambda: functional.additive_attention(q, q, q, torch.ones(2, 2)), ValueError),
+        (lambda: functional.additive_attention(q, q, q, torch.ones(3), torch.ones(3, 5)), ValueError),
+        (lambda: functional.additive_attention(q, q, q, torch.ones(3), torch.ones(3, 4).double()), TypeError),
+        (lambda: functional.merge(q, q[..., 0], q, q[..., :2]), ValueError),
+    ):
+        with pytest.raises(error):
+            bad()
+    half = q.bfloat16()
+    assert torch.equal(
+        functional.dot_product_attention(half, half, half),
+        functional.dot_product_attention(*[half.float()] * 3).bfloat16(),
+    )
+    generator = torch.Generator().manual_seed(3)
+    first = functional.dot_product_attention(q, q, q, dropout=0.5, rng=generator)
+    again = functional.dot_product_attention(q, q, q, dropout=0.5, rng=torch.Generator().manual_seed(3))
+    assert torch.equal(first, again)
+    assert torch.equal(*[functional.dot_product_attention(q, q, q, dropout=0.5, rng=5) for _ in range(2)])
+
+
+def test_decoder_of_the_book():
+    decoder = mt.Seq2SeqAttentionDecoder(10, 8, 16, 2).eval()
+    assert [name for name, _ in decoder.named_children()] == ["attention", "embedding", "rnn", "dense"]
+    assert isinstance(decoder, mt.AttentionDecoder)
+    state = decoder.init_state((torch.randn(7, 4, 16), torch.randn(2, 4, 16)), torch.tensor([3, 7, 1, 2]))
+    ids = torch.arange(20).reshape(4, 5) % 10
+    whole, end = decoder(ids, state)
+    assert whole.shape == (4, 5, 10) and end[0].shape == (4, 7, 16) and len(end) == 3 and end[1].shape == (2, 4, 16)
+    weights = decoder.attention_weights
+    assert len(weights) == 5 and all(w.shape == (4, 1, 7) for w in weights)
+    for step in range(5):  # one token at a time gives the same
+        scores, state = decoder(ids[:, step : step + 1], state)
+        torch.testing.assert_close(scores, whole[:, step : step + 1])
+        torch.testing.assert_close(decoder.attention_weights[0], weights[step] + 0)
+    for method in (lambda d: d.init_state(None), lambda d: d(ids, None), lambda d: d.attention_weights):
+        with pytest.raises(NotImplementedError):
+            method(mt.AttentionDecoder())

@@ -1,0 +1,95 @@
+"""attention_weights of the torch modules: what they are, that they cost nothing until used, that they are tensors."""
+
+import contextlib
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+
+from mha_c import torch as mt  # noqa: E402  torch must be there
+from one_thread import one_thread  # noqa: E402, F401
+
+
+def inputs(batch=2, queries=4, keys=6, sizes=(10, 12, 14)):
+    torch.manual_seed(0)
+    return [torch.randn(batch, n, size) for n, size in zip((queries, keys, keys), sizes)]
+
+
+@pytest.mark.parametrize("keys", [6, 400])  # kept as they are; rebuilt when used
+@pytest.mark.parametrize("grad", [False, True])
+def test_attention_weights(keys, grad):
+    layer, (q, k, v) = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.5), inputs(keys=keys, queries=50)
+    with pytest.raises(AttributeError, match="call the layer first"):
+        layer.attention_weights  # noqa: B018
+    with pytest.raises(AttributeError, match="call the layer first"):
+        layer.attention.attention_weights  # noqa: B018
+    assert not hasattr(layer, "attention_weights") and not hasattr(layer.attention, "nonsense")
+    with torch.set_grad_enabled(grad):
+        layer(q, k, v, torch.tensor([3, keys]))
+    by_head, flat = layer.attention_weights, layer.attention.attention_weights
+    assert by_head.shape == (2, 5, 50, keys) and flat.shape == (10, 50, keys)
+    assert by_head.dtype == flat.dtype == torch.float32 and not flat.requires_grad
+    with torch.no_grad():  # what the call used, whatever happens since
+        layer.W_q.weight.mul_(3)
+        q.zero_()
+    assert torch.equal(by_head.reshape(10, 50, keys), flat)
+    torch.testing.assert_close(flat.sum(-1), torch.ones(10, 50))
+    assert not flat[:5, :, 3:].any() and torch.equal(torch.cat([flat, flat])[:10], flat)
+    assert isinstance(flat.numpy(), np.ndarray) and type(flat.reshape(-1)) is torch.Tensor
+    assert np.array_equal(np.asarray(flat), copy.deepcopy(flat).cpu().detach().numpy())
+    assert torch.equal(pickle.loads(pickle.dumps(flat)), flat)
+
+
+def test_lazy_weights_behave_like_tensors():
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 8, 0.0), torch.randn(1, 40, 8, requires_grad=True)
+
+    def fresh():
+        layer(x, x, x)
+        return layer.attention.attention_weights
+
+    expected = fresh() + 0
+    for use in (
+        lambda w: w.clone(),
+        lambda w: w[:],
+        lambda w: torch.stack([w])[0],
+        lambda w: w.detach(),
+        lambda w: w.data,
+        lambda w: torch.as_tensor(w.numpy()),
+        lambda w: torch.tensor(w.tolist()),
+        lambda w: w.to(torch.float32) * 1,
+        lambda w: torch.zeros(8, 40, 40).copy_(w),
+        lambda w: torch.cat(list(w)).reshape(8, 40, 40),
+        lambda w: torch.from_dlpack(w),
+        lambda w: w.view(8, 40, 40),
+        lambda w: w.permute(0, 2, 1).mT,
+        lambda w: torch.compile(lambda t: t * 1, backend="eager")(w),
+    ):
+        with pytest.warns() if "compile" in repr(use.__code__.co_names) else contextlib.nullcontext():
+            assert torch.equal(use(fresh()), expected)
+    weights = fresh()
+    assert (len(weights), weights.dim(), weights.numel(), weights.is_leaf) == (8, 3, 12800, True)
+    assert "tensor(" in repr(weights) and weights.sum().item() == pytest.approx(320)
+    weights.mul_(2)
+    torch.testing.assert_close(weights.sum(), torch.tensor(640.0))
+
+
+def test_reading_weights_is_cheap():
+    from time import perf_counter
+
+    layer, x = mt.MultiHeadAttention(32, 32, 32, 32, 4, 0.1), torch.randn(64, 10, 32, requires_grad=True)
+
+    def best(action):
+        times = []
+        for _ in range(200):
+            start = perf_counter()
+            action()
+            times.append(perf_counter() - start)
+        return min(times)
+
+    call = best(lambda: layer(x, x, x, None))
+    assert best(lambda: layer.attention.attention_weights) < 0.1 * call
