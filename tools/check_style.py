@@ -1,0 +1,78 @@
+"""Sizes of files and functions, and what no file may hold.  Prints each breach; exit status 1 if there is one.
+
+    python tools/check_style.py
+
+Limits (CONTRIBUTING.md says why): 500 lines a file, 80 for setup.py, 130 for README.md; 60 lines a function, 120 for
+one of C whose comment or first line says `long: <reason>`.  Lines are ruff's and clang-format's matter.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE_LINES = {"setup.py": 80, "README.md": 130}
+C_HEAD = re.compile(r"^(?:MHA_FN\()?(\w+)\)?\(", re.MULTILINE)
+BANNED = [
+    (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),
+    (re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))"), "a TODO without an issue number"),
+]
+
+
+def tracked(*patterns):
+    listed = subprocess.run(["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split() if (ROOT / name).is_file()]
+
+
+def c_functions(text):
+    """(name, first line, last line, long reason given) of each definition: a head in column 0, braces in column 0."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line != "{":
+            continue
+        head = number - 1
+        while head > 0 and not C_HEAD.match(lines[head]):
+            head -= 1
+        end = next((i for i in range(number, len(lines)) if lines[i].startswith("}")), number)
+        around = "\n".join(lines[max(0, head - 12) : number + 2])
+        name = C_HEAD.match(lines[head])
+        yield (name.group(1) if name else lines[head]), head + 1, end + 1, "long:" in around
+
+
+def python_functions(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body
+            doc = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+            start = body[1].lineno if doc and len(body) > 1 else node.lineno
+            yield node.name, start, node.end_lineno, False
+
+
+def breaches(path):
+    name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    limit = FILE_LINES.get(name, 500)
+    if len(lines) > limit and path.suffix not in (".svg", ".json", ".ipynb"):
+        yield f"{name}: {len(lines)} lines, at most {limit}"
+    if path != Path(__file__).resolve():
+        for number, line in enumerate(lines, 1):
+            yield from (f"{name}:{number}: {why}" for pattern, why in BANNED if pattern.search(line))
+    is_c, is_python = path.suffix in (".c", ".h", ".inc"), path.suffix == ".py"
+    if is_c or is_python:
+        for function, start, end, long in (c_functions if is_c else python_functions)(text):
+            most = 120 if long else 60
+            if end - start + 1 > most:
+                yield f"{name}:{start}: {function} has {end - start + 1} lines, at most {most}"
+
+
+def main():
+    paths = tracked("*.c", "*.h", "*.inc", "*.py", "*.js", "*.css", "*.md", "*.toml", "Makefile", ".ci/run")
+    found = [breach for path in paths for breach in breaches(path)]
+    print("\n".join(found) or f"{len(paths)} files are in style")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

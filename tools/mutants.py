@@ -1,0 +1,189 @@
+"""Do the tests notice?  Changes the C core in one place at a time, rebuilds, runs tests, and lists what no test saw.
+
+    python tools/mutants.py [--count 60] [--seed 0] [--at FILE:LINE ...] [--python PYTHON]
+
+A mutant is one changed operator, constant, comparison, negation, min/max, or one statement left out, in the kernels'
+texts and the drivers.  It is killed if a C test program (tests/c, built for scalar and avx2) or, failing that, a few
+pytest files report a failure, crash, hang or do not build.  Sites are drawn with a fixed seed, so that runs compare.
+Survivors that can change speed only are explained in tools/mutants_explained.txt, one `file: line of code` each; they
+count neither way.  Exit status 1 if fewer than 90 % of the rest are killed.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "mutants"
+EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
+TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
+PROGRAMS = [f"test_{name}" for name in "attention values backward failures guards scratch math".split()]
+PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
+           "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
+FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
+SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
+         (" + ", " - "), (" - ", " + "), (" * ", " + "), (" / ", " * "), (" % ", " / "), (" += ", " -= "),
+         (" && ", " || "), (" || ", " && "), ("mha_min(", "mha_max("), ("mha_max(", "mha_min("),
+         ("vf_add(", "vf_sub("), ("vf_sub(", "vf_add("), ("vf_mul(", "vf_add(")]  # fmt: skip
+STATEMENT = re.compile(
+    r"^ +(?!return|const|size_t|char|mha_tile|double|int|vf )[\w\->.\[\]]+(\([^;{}]*\)| [+*-]?= [^;{}]*);$"
+)
+
+
+def sites_of(path):
+    """(line number, old line, new line) of every mutant of a file."""
+    in_comment = False
+    for number, line in enumerate(path.read_text().splitlines()):
+        starts, code = in_comment, re.sub(r'"[^"]*"|/\*.*?\*/', lambda m: " " * len(m.group()), line)
+        in_comment = ("*/" not in code) if starts else ("/*" in code)
+        if starts or in_comment or code.lstrip().startswith(("#", "MHA_ASSERT", "_Static")) or "(void)" in code:
+            continue
+        for old, new in SWAPS:
+            for found in re.finditer(re.escape(old), code):
+                yield number, line, line[: found.start()] + new + line[found.end() :]
+        for found in re.finditer(r"(?<![\w.\[])\d+(?![\w.xX])", code):
+            value = int(found.group())
+            yield number, line, f"{line[: found.start()]}{value + 1 if value != 1 else 0}{line[found.end() :]}"
+        for found in re.finditer(r"(?<=[ (])!(?=[\w(])", code):
+            yield number, line, line[: found.start()] + line[found.end() :]
+        if STATEMENT.match(code):
+            yield number, line, re.sub(r"\S.*", ";", line)
+
+
+class Build:
+    """A copy of the sources, objects of the unchanged ones, and how to make the rest again."""
+
+    def __init__(self, python):
+        self.python = python
+        shutil.rmtree(WORK, ignore_errors=True)
+        shutil.copytree(ROOT / "csrc", WORK / "csrc")
+        # Without AVX-512, which takes longest to compile and whose kernels have the same texts.
+        cpu = WORK / "csrc" / "cpu.c"
+        cpu.write_text(cpu.read_text().replace("return x86_offers(HAS_AVX512, SAVES_ZMM);", "return 0;"))
+        asked = (
+            "import numpy, sysconfig as s;"
+            "print(numpy.get_include(), s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
+        )
+        numpy, headers, self.suffix = subprocess.check_output([python, "-c", asked], text=True).split()
+        self.includes = [f"-I{WORK / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}", f"-I{numpy}", f"-I{headers}"]
+        package = WORK / "package" / "mha_c"
+        shutil.copytree(ROOT / "mha_c", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        self.sources = sorted(p for p in (WORK / "csrc").rglob("*.c"))
+        self.compile(self.sources)
+        programs = [ROOT / "tests" / "c" / f"{name}.c" for name in PROGRAMS]
+        self.compile(programs)
+
+    def object_of(self, source):
+        return WORK / f"{source.parent.name}-{source.stem}.o"
+
+    def compile(self, sources):
+        def one(source):
+            return passes(["cc", *FLAGS, *self.includes, "-c", str(source), "-o", str(self.object_of(source))], 600)
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return all(pool.map(one, sources))
+
+    def link(self, program):
+        core = [str(self.object_of(s)) for s in self.sources if s.parent.name != "python"]
+        text = (ROOT / "tests" / "c" / f"{program}.c").read_text()
+        stated = re.search(r"^ \* build: (.*)$", text, re.MULTILINE)
+        wanted = stated.group(1).split() if stated else []
+        own = str(self.object_of(ROOT / "tests" / "c" / f"{program}.c"))
+        command = ["cc", own, *core, *wanted, "-pthread", "-lm", "-o", str(WORK / program)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def link_extension(self):
+        target = WORK / "package" / "mha_c" / f"_core{self.suffix}"
+        command = ["cc", "-shared", *map(str, map(self.object_of, self.sources)), "-pthread", "-lm", "-o", str(target)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def killer(self):
+        """The first test that fails, or None."""
+        for program in PROGRAMS:
+            if not self.link(program) or not passes([str(WORK / program), "quick"], 60):
+                return program
+        if not self.link_extension():
+            return "the linker"
+        files = [str(ROOT / "tests" / name) for name in PYTESTS if (ROOT / "tests" / name).exists()]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-k", "not avx512 and not as_good_as"]
+        where = [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+        command = [self.python, "-m", "pytest", *where, *options]
+        environment = {**os.environ, "PYTHONPATH": str(WORK / "package"), "OMP_NUM_THREADS": "2"}
+        return None if passes([*command, *files], 400, environment) else "pytest"
+
+
+def passes(command, seconds, environment=None):
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, cwd=WORK)
+    except subprocess.TimeoutExpired:
+        return False
+    if -done.returncode in (signal.SIGKILL, signal.SIGTERM):
+        sys.exit(f"{command[0]} was killed from outside: nothing is known")
+    return done.returncode == 0
+
+
+def try_mutant(build, path, number, new):
+    """The name of the test that kills the mutant, or None."""
+    copy = WORK / "csrc" / path.relative_to(ROOT / "csrc")
+    original = copy.read_text()
+    lines = original.splitlines(keepends=True)
+    lines[number] = new + "\n"
+    copy.write_text("".join(lines))
+    kernels = [WORK / "csrc" / "kernels" / f"isa_{isa}.c" for isa in ("scalar", "avx2")]
+    changed = kernels if path.suffix == ".inc" else [copy]
+    try:
+        return build.killer() if build.compile(changed) else "the compiler"
+    finally:
+        copy.write_text(original)
+        build.compile(changed)
+
+
+def explained():
+    lines = EXPLAINED.read_text().splitlines() if EXPLAINED.exists() else []
+    return {line.split(" -> ")[0].strip() for line in lines if line and not line.startswith("#")}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--at", nargs="*", default=[], metavar="FILE:LINE", help="these places instead of a sample")
+    options = parser.parse_args()
+    paths = sorted(path for pattern in TEXTS for path in (ROOT / "csrc").glob(pattern))
+    sites = [(path, *site) for path in paths for site in sites_of(path)]
+    print(f"{len(sites)} mutants are possible in {len(paths)} files")
+    if options.at:
+        sites = [s for s in sites if f"{s[0].name}:{s[1] + 1}" in options.at]
+    else:
+        sites = random.Random(options.seed).sample(sites, min(options.count, len(sites)))
+    build, known = Build(options.python), explained()
+    first = build.killer()
+    if first:
+        sys.exit(f"the unchanged core fails {first}")
+    n_killed, survivors = 0, []
+    for path, number, old, new in sites:
+        where = f"{path.name}: {old.strip()}"
+        killer = try_mutant(build, path, number, new)
+        n_killed += killer is not None
+        if killer is None:
+            survivors.append(where)
+        state = killer or ("survives, as explained" if where in known else "SURVIVES")
+        print(f"{path.name}:{number + 1}: {old.strip()}  ->  {new.strip()}: {state}", flush=True)
+    unexplained = [where for where in survivors if where not in known]
+    total = n_killed + len(unexplained)
+    rate = n_killed / max(total, 1)
+    print(f"{len(sites)} mutants: {n_killed} killed, {len(survivors)} survive, {len(survivors) - len(unexplained)} of")
+    print(f"them explained as changing speed only; {rate:.0%} of the other {total} killed")
+    return rate < 0.9
+
+
+if __name__ == "__main__":
+    sys.exit(main())

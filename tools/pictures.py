@@ -1,0 +1,98 @@
+"""Makes the pictures of docs/seeing.md and README.md from runs: notebooks are executed, pages shown in Chromium.
+
+    python tools/pictures.py        # writes docs/img/*.png; needs jupytext, nbclient, ipykernel, torch and chromium
+
+The pages are those that the notebooks show, the figures those that they draw.
+"""
+
+import base64
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import jupytext
+import nbclient
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from chromium import Browser, Shown  # noqa: E402
+
+FOLDER = ROOT / "docs" / "img"
+DRAWN = "return document.querySelectorAll('[data-mhac]:not([data-mhac-ready])').length === 0"
+FRAME = '<!DOCTYPE html><meta charset="utf-8"><body style="margin:8px;background:#fff">'
+
+
+def outputs(name):
+    """What the notebook shows, in order: [("text/html", page), ("image/png", bytes), ...]."""
+    notebook = jupytext.read(ROOT / "examples" / "notebooks" / f"{name}.md")
+    notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith("%pip")]
+    folder = {"metadata": {"path": str(ROOT / "examples" / "notebooks")}}
+    client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=folder)
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "text/html" in data:
+                yield "text/html", data["text/html"]
+            elif "image/png" in data:
+                yield "image/png", base64.b64decode(data["image/png"])
+
+
+def shown(browser, blob, width, hands):
+    """A screenshot of a page at double density, after `hands` have done something in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
+        page.write_text(FRAME + blob, encoding="utf-8")
+        browser.size(width, 800, 1.5)
+        browser.scheme("light")
+        browser.open(page.as_uri())
+        browser.wait(DRAWN)
+        view = Shown(browser)
+        hands(view)
+        bottom = browser.run("return document.querySelector('[data-mhac]').getBoundingClientRect().bottom")
+        browser.size(width, round(bottom) + 8, 1.5)
+        view.settle()
+        browser.screenshot(picture)
+        return picture.read_bytes()
+
+
+def press_next(view, times):
+    for _ in range(times):
+        view.run("[...R.querySelectorAll('button')].find(b => b.textContent === 'Next').click()")
+    view.browser.run("return new Promise(done => setTimeout(done, 1500))")  # numbers move to their places
+
+
+def write(name, data):
+    """As a PNG with a palette, which these pictures of few colours do not notice."""
+    path = FOLDER / f"{name}.png"
+    path.write_bytes(data)
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(colors=256, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}  {small.width} x {small.height}  {path.stat().st_size / 1024:.0f} KiB")
+
+
+def main():
+    FOLDER.mkdir(exist_ok=True)
+    browser = Browser(shutil.which("chromium"), shutil.which("chromedriver"))
+    try:
+        multihead = list(outputs("multihead"))
+        pages, figures = ([data for kind, data in multihead if kind == wanted] for wanted in ("text/html", "image/png"))
+        write("view", shown(browser, pages[1], 1180, lambda view: None))
+        write("pruning", figures[3])
+        (steps,) = (data for kind, data in outputs("scoring") if kind == "text/html")
+        write("steps", shown(browser, steps, 860, lambda view: press_next(view, 4)))
+        (tiles,) = (data for kind, data in outputs("long_sequences") if kind == "text/html")
+        write("tiles", shown(browser, tiles, 860, lambda view: press_next(view, 4)))
+        (figure,) = (data for kind, data in outputs("bahdanau") if kind == "image/png")
+        write("bahdanau", figure)
+    finally:
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
