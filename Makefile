@@ -1,0 +1,188 @@
+# make demo   build and install the wheel in .venv, then run the book's examples
+# make test   the same, then the test tools, the real d2l packages and all tests
+# make help   everything else
+#
+# Needs Python 3.9 or later with its headers and venv, a C compiler, make, and the package index.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := $(CURDIR)/.venv/bin
+STAMPS := .venv/stamps
+RUN := build/run
+D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
+SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
+	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
+PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
+
+# The C programs that need no special build: $(call c-tests,folder,options,prefix) builds them in build/ and runs them.
+C_TESTS := scratch attention values backward failures guards
+C_TEST_FLAGS := -std=c11 -ffp-contract=off -fno-math-errno -pthread -I$(CURDIR)/csrc -I$(CURDIR)/tests/c
+CORE_SOURCES := $(wildcard $(CURDIR)/csrc/*.c $(CURDIR)/csrc/kernels/*.c)
+c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FLAGS) $(2) -c $(CORE_SOURCES) && \
+	for test in $(C_TESTS); do \
+		flags=$$(sed -n 's/^ \* build: //p' ../../tests/c/test_$$test.c); \
+		$(CC) $(C_TEST_FLAGS) $(2) $$flags ../../tests/c/test_$$test.c *.o -o $$test -lm && \
+		echo "test_$$test:" && $(3) ./$$test quick || exit 1; \
+	done
+
+.PHONY: demo test bench bench-core scaling chart lint typecheck coverage sanitize valgrind fuzz mutants guards nightly \
+	oldest dev wheel clean help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+demo: $(STAMPS)/installed
+	@mkdir -p $(RUN)
+	cd $(RUN) && $(BIN)/python -m mha_c demo
+
+# Run from an empty folder, so that the installed wheel is what is imported.
+test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
+	@mkdir -p $(RUN)
+	$(PYTEST) ../../tests $(ARGS)
+
+bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
+	@mkdir -p $(RUN)
+	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
+
+scaling: $(STAMPS)/installed
+	$(BIN)/python benchmarks/scaling.py
+
+chart: $(STAMPS)/test-tools
+	$(BIN)/python benchmarks/chart.py build/bench.json docs/benchmark.svg README.md
+
+# The kernels alone, in plain C: no Python is involved.
+bench-core:
+	@mkdir -p build/core
+	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc \
+		benchmarks/core.c csrc/*.c csrc/kernels/*.c -o build/core/bench -lm
+	build/core/bench $(ARGS)
+
+lint: $(STAMPS)/lint-tools
+	$(BIN)/ruff check .
+	$(BIN)/python tools/check_style.py
+
+typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
+	$(BIN)/mypy
+	cd $(RUN) && $(BIN)/python -m mypy.stubtest --concise mha_c._core
+
+# Lines and branches of C, and lines of Python, that the tests run: the suite, then the C programs, all with counters.
+coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
+	rm -rf build/coverage build/coverage-c && find build -name '*.gcda' -delete
+	MHA_C_COVERAGE=1 $(BIN)/python setup.py -q build --build-lib build/coverage
+	$(BIN)/pip install -q gcovr coverage
+	@mkdir -p $(RUN)
+	export PYTHONPATH=$(CURDIR)/build/coverage COVERAGE_FILE=$(CURDIR)/build/coverage/python; \
+	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
+		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests $(ARGS) || true
+	$(call c-tests,coverage-c,-O1 -g --coverage,)
+	$(BIN)/gcovr --root . --filter csrc/ --exclude csrc/python/ --print-summary build --merge-mode-functions=separate
+	$(BIN)/gcovr --root . --filter csrc/ --exclude csrc/python/ --txt-metric branch build --merge-mode-functions=separate
+	$(BIN)/gcovr --root . --filter csrc/python/ --print-summary build
+	COVERAGE_FILE=build/coverage/python $(BIN)/coverage report --show-missing --skip-covered
+
+# The suite on an extension that stops at the first bad address or undefined operation, and says where.  The C programs
+# have such a build of their own in any suite, and a browser does not start under a preloaded sanitizer.
+sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
+	MHA_C_SANITIZE=1 $(BIN)/python setup.py -q build --build-lib build/sanitize
+	@mkdir -p $(RUN) && rm -f build/sanitizer.*
+	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
+		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
+	$(PYTEST) ../../tests --ignore-glob='*test_browser*' --ignore-glob='*test_c_core*' -k 'not takes_little_longer' $(ARGS) \
+		|| { cat $(CURDIR)/build/sanitizer.*; exit 1; }
+
+# The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.
+valgrind:
+	@command -v valgrind > /dev/null || { echo 'valgrind is missing: apt-get install -y valgrind'; exit 1; }
+	$(call c-tests,valgrind,-O1 -g,valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite)
+
+# Inputs nobody thought of, 60 s a target: tests/fuzz/run.py.
+fuzz:
+	$(PYTHON) tests/fuzz/run.py $(ARGS)
+
+# Changes the core in one place at a time: do the tests notice?
+mutants: $(STAMPS)/test-tools $(STAMPS)/build-tools
+	$(BIN)/python tools/mutants.py $(ARGS)
+
+# Everything that takes long, one after the other.
+nightly:
+	MHA_C_NIGHTLY=1 $(MAKE) test
+	$(MAKE) guards sanitize valgrind
+	$(MAKE) fuzz ARGS="--seconds 600"
+	$(MAKE) mutants ARGS="--count 300 --seed $$(date +%j)"
+	$(MAKE) coverage
+
+# Guard pages around every operand, for all pairs of head sizes and keys up to 130.
+guards:
+	@mkdir -p build/guards
+	cd build/guards && $(CC) $(C_TEST_FLAGS) -O2 -c $(CORE_SOURCES)
+	$(CC) $(C_TEST_FLAGS) -O2 tests/c/test_guards.c build/guards/*.o -o build/guards/test -lm
+	build/guards/test full
+
+# The same wheel on the oldest NumPy that exists for this Python.
+oldest: $(STAMPS)/installed
+	@mkdir -p $(RUN)
+	$(PYTHON) -m venv --clear build/oldest
+	build/oldest/bin/pip install -q oldest-supported-numpy dist/*.whl
+	cd $(RUN) && ../oldest/bin/python -m mha_c && ../oldest/bin/python -m mha_c.selftest
+
+# In place, for work on the sources: `.venv/bin/python -m pytest` then tests the working tree.
+dev: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
+	$(BIN)/python setup.py -q build_ext --inplace
+
+wheel: $(STAMPS)/wheel
+
+clean:
+	rm -rf build dist .venv .cache *.egg-info mha_c/*.so
+
+help:
+	@echo 'demo        install the wheel, run the book'"'"'s examples'
+	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
+	@echo 'bench       our layers beside d2l and torch           ARGS="--quick --filter M1"'
+	@echo 'bench-core  products, exp and tanh in plain C'
+	@echo 'scaling     two threads, many keys, memory, the cost of a call'
+	@echo 'chart       chart and table of the README from the last bench'
+	@echo 'lint        ruff and tools/check_style.py             typecheck   mypy and stubtest'
+	@echo 'coverage    what of C and Python the tests run        sanitize    tests under ASan and UBSan'
+	@echo 'valgrind    C tests under memcheck                    fuzz        libFuzzer on the C API, 60 s a target'
+	@echo 'mutants     do the tests notice a changed core?       guards      guard pages, all sizes'
+	@echo 'nightly     all of these, for longer'
+	@echo 'oldest      the wheel on the oldest NumPy for this Python'
+	@echo 'dev         in-place build for work on the sources    wheel       dist/*.whl, *.tar.gz'
+	@echo 'clean       remove everything that was made'
+
+# --- what the goals above share ------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@command -v $(CC) >/dev/null || { echo 'No C compiler found: apt-get install -y gcc'; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig as s; sys.exit(not os.path.exists(s.get_paths()["include"] + "/Python.h"))' \
+		|| { echo 'The headers of $(PYTHON) are missing: apt-get install -y python3-dev'; exit 1; }
+	$(PYTHON) -m venv .venv || { rm -rf .venv; echo 'venv is missing: apt-get install -y python3-venv'; exit 1; }
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build-tools: $(STAMPS)/venv
+	$(BIN)/pip install -q build 'setuptools>=77' 'numpy>=2.0'
+	@touch $@
+
+# The source archive first, and the wheel from it: so the archive is complete.
+$(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
+	@rm -rf dist && mkdir -p build
+	$(BIN)/python -m build --outdir dist . > build/wheel.log 2>&1 \
+		|| { grep -E 'error|undefined|multiple definition' build/wheel.log | cut -c 1-300; \
+		echo 'All of it: build/wheel.log'; exit 1; }
+	@ls dist
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/wheel
+	$(BIN)/pip install -q --force-reinstall --no-deps dist/*.whl
+	$(BIN)/pip install -q dist/*.whl
+	@touch $@
+
+$(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
+	$(BIN)/pip install -q --group $* --constraint constraints.txt
+	@touch $@
+
+.cache/d2l-%/d2l/torch.py: | $(STAMPS)/venv
+	$(BIN)/pip install -q --no-deps --no-compile --upgrade --target .cache/d2l-$* d2l==$*
+	@touch $@
