@@ -8,12 +8,22 @@
 #ifndef MHA_ATTENTION_H
 #define MHA_ATTENTION_H
 
+#include "common.h"
 #include "dispatch.h"
 #include "mha.h"
 #include "scratch.h"
 #include "visible.h"
 
 #define MHA_ARENA_PARTS 14
+
+/* Keys whose values meet all columns of an output before the next keys do: so many rows stay in the first cache. */
+#define MHA_VALUE_CHUNK ((size_t)128)
+
+/* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
+#define MHA_SCORE_PART ((size_t)32)
+
+/* So many keys at most may be scored by columns. */
+#define MHA_SHORT_KEYS ((size_t)64)
 
 /* One worker's memory, as addresses; see plan_scratch for the sizes. */
 typedef struct {
@@ -43,6 +53,7 @@ typedef struct {
     size_t n_tasks;
     size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
     size_t partial_at, partial_bytes; /* what these leave behind for each block, see attention_fwd.c */
+    int by_columns;    /* rows are short: scores stand transposed, see attention_short.c */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
@@ -74,22 +85,54 @@ typedef struct {
 /* The part of a plan that forward and backward have in common, and the checks. */
 MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
 
+typedef enum {
+    MHA_PLAN_FORWARD,
+    MHA_PLAN_WEIGHTS /* the weights pass alone, which goes by rows */
+} mha_plan_use;
+
 /*
  * A call's life: init checks the sizes and adds what it needs to `scratch` (operands need not
  * have addresses yet), the caller opens the scratch memory, place takes its share, run cannot fail.
  */
-MHA_MUST_CHECK mha_status mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch);
+MHA_MUST_CHECK mha_status mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use,
+                                        mha_scratch *scratch);
 void mha_plan_place(mha_plan *plan, const mha_scratch *scratch);
 void mha_attention_run(const mha_plan *plan);
 
 mha_arena mha_plan_arena(const mha_plan *plan, unsigned worker);
 
+/*
+ * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
+ * stored in words just before waits for tens of cycles, in every task.
+ */
+
+/* The rows of head `group_head` of the task. */
+MHA_INLINE void
+mha_task_head(const mha_tile *task, size_t group_head, mha_tile *rows)
+{
+    rows->item = task->item;
+    rows->head = task->head + group_head;
+    rows->key_head = task->key_head;
+    rows->query = task->query;
+    rows->rows = task->rows;
+    rows->row_keys = task->row_keys;
+    rows->keys.first = task->keys.first;
+    rows->keys.last = task->keys.last;
+}
+
 /* Split task number into (item, key head, first query, number of queries), and fill arena->rows. */
-mha_tile mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena);
+void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_tile *rows);
 
 /* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
-mha_tile mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head,
-                       size_t row);
+void mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row,
+                   mha_tile *tile);
+
+/* Position of the tile's first row in the dense (B,H,Q) arrays. */
+MHA_INLINE size_t
+mha_row_index(const mha_plan *plan, const mha_tile *tile)
+{
+    return (tile->item * plan->args->heads + tile->head) * plan->args->queries + tile->query;
+}
 
 /* The keys that row `row` of the tile sees. */
 mha_interval mha_row_keys(const mha_tile *tile, size_t row);
@@ -119,6 +162,32 @@ void mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_a
 
 /* Dropout factors of the tile's rows and these keys, rows score_stride apart. */
 void mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors);
+
+/*
+ * Describes: weights of the block's keys times their values, for the tile's rows.  The caller adds where
+ * to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
+ */
+void mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
+                                const mha_tile_block *block, mha_product *product);
+
+/* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
+void mha_drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block);
+
+/* Part of a tile's statistics: row r of head g of the task is at (g * chunk + r). */
+char *mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers);
+
+/* Before the first block: rows that no block will touch stay as empty rows. */
+void mha_clear_statistics(const mha_plan *plan, const mha_arena *arena);
+
+/* After the last block, for the rows of one head of the task: empty rows, and the statistics that were asked for. */
+void mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena,
+                     int has_empty);
+
+/* The same for all its heads, when the statistics of all rows are there. */
+void mha_finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena);
+
+/* A task where few keys make scores by columns worth while (attention_short.c), as plan->by_columns says. */
+void mha_short_task(void *plan, size_t task, unsigned worker);
 
 /* A task of the weights pass (attention_weights.c): fills the task's rows of args->weights. */
 void mha_weights_task(void *plan, size_t task, unsigned worker);

@@ -18,8 +18,6 @@
 
 #include <string.h>
 
-#define VALUE_CHUNK ((size_t)128)
-
 void
 mha_backward_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena)
 {
@@ -156,7 +154,7 @@ add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_back
         .rows = tile->rows,
         .cols = args->head_dim,
         .depth = block->keys.last - block->keys.first,
-        .chunk = VALUE_CHUNK,
+        .chunk = MHA_VALUE_CHUNK,
         .phase = first,
         .a = arena->grads + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
@@ -306,7 +304,8 @@ backward_head(const mha_backward_plan *b, const mha_tile *head, mha_backward_mem
         const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
         mha_backward_pack_values(b, head, arena, keys, first);
         for (size_t row = 0; row < head->rows && keys.first < keys.last; row += plan->tile_rows) {
-            const mha_tile tile = mha_task_tile(plan, head, &arena->base, 0, row);
+            mha_tile tile;
+            mha_task_tile(plan, head, &arena->base, 0, row, &tile);
             mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
             if (block.keys.first < block.keys.last) {
                 backward_block(b, &tile, arena, &block, &grad_q, grad_w);
@@ -336,8 +335,8 @@ run_part(const mha_backward_plan *b, const mha_tile *task, mha_backward_memory *
     clear_rows(k, mha_result_at(k, grad_v, task->item, task->key_head, keys.first), grad_v->row_stride,
                keys.last - keys.first, args->value_dim);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile head = *task;
-        head.head += g;
+        mha_tile head;
+        mha_task_head(task, g, &head);
         backward_head(b, &head, arena, keys, part, grad_w);
     }
 }
@@ -353,7 +352,8 @@ run_task(void *context, size_t task_number, unsigned worker)
     const size_t first = in_turn ? 0 : b->first_part + task_number % b->parts_abreast;
     const size_t last = in_turn ? b->n_parts : mha_min(first + 1, b->n_parts);
     mha_backward_memory arena = mha_backward_arena(b, worker);
-    const mha_tile task = mha_task_rows(&b->plan, head, &arena.base);
+    mha_tile task;
+    mha_task_rows(&b->plan, head, &arena.base, &task);
     char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_parts + first) * b->weights_bytes;
 
     if (first < last) {

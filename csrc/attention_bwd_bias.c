@@ -75,10 +75,12 @@ bias_task(void *context, size_t task, unsigned worker)
     for (int pass = 0; pass < 2; pass++) {
         for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
             const size_t head = head_number % args->heads;
-            mha_tile whole = mha_task_rows(plan, head_number / plan->group, &arena.base);
+            mha_tile whole;
+            mha_task_rows(plan, head_number / plan->group, &arena.base, &whole);
             whole.head = head;
             for (size_t row = first; row < last; row += plan->tile_rows) {
-                mha_tile tile = mha_task_tile(plan, &whole, &arena.base, 0, row);
+                mha_tile tile;
+                mha_task_tile(plan, &whole, &arena.base, 0, row, &tile);
                 tile.rows = mha_min(tile.rows, last - row);
                 if (pass == 1) {
                     bias_rows(b, &tile, &arena);

@@ -5,8 +5,8 @@
  * block's values; blocks are joined by rescaling.  A tile whose keys lie in one block needs no
  * rescaling and goes straight to the output.  Dao et al. 2022, arXiv 2205.14135.
  *
- * Order of additions, which fixes the bits: values in key order within chunks of VALUE_CHUNK
- * keys, chunks in order within a block, blocks in order.  All borders are multiples counted from
+ * Order of additions, which fixes the bits: values in key order within parts of 64 keys, parts
+ * in order within a block, blocks in order.  All borders are multiples counted from
  * key 0, and hidden keys add exact zeros, so a row does not depend on its neighbours.  Summing
  * small blocks first is also 4 to 12 times more accurate on long rows than one long sum.
  */
@@ -15,57 +15,7 @@
 #include "common.h"
 #include "threads.h"
 
-#include <math.h>
 #include <string.h>
-
-#define VALUE_CHUNK ((size_t)128)
-#define VALUE_PART ((size_t)64)
-
-/* Position of (item, head, query) in the dense (B,H,Q) arrays. */
-static size_t
-row_index(const mha_plan *plan, const mha_tile *tile)
-{
-    const mha_attention_args *args = plan->args;
-
-    return (tile->item * args->heads + tile->head) * args->queries + tile->query;
-}
-
-/* Part of a tile's statistics: row r of head g of the task is at (g * chunk + r). */
-static char *
-state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers)
-{
-    const size_t row = (tile->head - task->head) * plan->chunk + tile->query - task->query;
-
-    return numbers + row * plan->kernels->itemsize;
-}
-
-/*
- * Describes: weights of the block's keys times their values, for the tile's rows.  The caller adds where
- * to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
- */
-static void
-describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
-                       const mha_tile_block *block, mha_product *product)
-{
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key;
-    *product = (mha_product){
-        .rows = tile->rows,
-        .cols = args->value_dim,
-        .depth = block->keys.last - block->keys.first,
-        .chunk = VALUE_CHUNK,
-        .part = VALUE_PART,
-        .phase = first,
-        .a = arena->scores + first * k->itemsize,
-        .a_row = (ptrdiff_t)plan->score_stride,
-        .a_step = 1,
-        .b = mha_operand_at(k, &args->v, tile->item, tile->key_head, block->keys.first),
-        .b_step = args->v.row_stride,
-        .b_group = (ptrdiff_t)k->panel_width,
-        .scale = &plan->one,
-    };
-}
 
 /* The weights of a tile whose keys all lie in this block: what softmax left in the scores, divided by the sum. */
 static void
@@ -76,7 +26,7 @@ write_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena
     const mha_kernels *k = plan->kernels;
 
     for (size_t i = 0; i < tile->rows; i++) {
-        char *row = (char *)args->weights + (row_index(plan, tile) + i) * args->keys * k->itemsize;
+        char *row = (char *)args->weights + (mha_row_index(plan, tile) + i) * args->keys * k->itemsize;
         const mha_interval seen = mha_row_keys(tile, i);
         /* An empty row has {0, 0}; it is filled later. */
         const size_t at = i * plan->score_stride + (seen.first < seen.last ? seen.first - block->first_key : 0);
@@ -84,18 +34,6 @@ write_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena
         k->scale_row(seen.last - seen.first, arena->scores + at * k->itemsize, inverse + i * k->itemsize,
                      args->keys - seen.first, row + seen.first * k->itemsize);
     }
-}
-
-/* After the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
-static void
-drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block)
-{
-    const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key;
-
-    mha_dropout_tile(plan, tile, block->keys, arena->factors + first * k->itemsize);
-    k->multiply_rows(tile->rows, block->keys.last - block->keys.first, arena->scores + first * k->itemsize,
-                     arena->factors + first * k->itemsize, (ptrdiff_t)plan->score_stride);
 }
 
 /* Scores of a tile against a block, and their softmax relative to the block's own max. */
@@ -122,8 +60,8 @@ attend_whole(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, m
              mha_tile_block *block)
 {
     const mha_attention_args *args = plan->args;
-    char *max = state_at(plan, task, tile, arena->max), *sum = state_at(plan, task, tile, arena->sum);
-    char *inverse = state_at(plan, task, tile, arena->inverse);
+    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
+    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
     mha_product product;
 
     softmax_block(plan, tile, arena, block, max, sum);
@@ -132,9 +70,9 @@ attend_whole(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, m
         write_weights(plan, tile, arena, block, inverse);
     }
     if (args->dropout > 0) {
-        drop_weights(plan, tile, arena, block);
+        mha_drop_weights(plan, tile, arena, block);
     }
-    describe_value_product(plan, tile, arena, block, &product);
+    mha_describe_value_product(plan, tile, arena, block, &product);
     product.c = mha_result_at(plan->kernels, &args->out, tile->item, tile->head, tile->query);
     product.c_row = args->out.row_stride;
     product.scale = inverse;
@@ -161,9 +99,9 @@ attend_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_t
 
     softmax_block(plan, tile, arena, block, result->max, result->sum);
     if (plan->args->dropout > 0) {
-        drop_weights(plan, tile, arena, block);
+        mha_drop_weights(plan, tile, arena, block);
     }
-    describe_value_product(plan, tile, arena, block, &product);
+    mha_describe_value_product(plan, tile, arena, block, &product);
     product.c = result->out;
     product.c_row = block_row(plan);
     mha_guarded_product(plan, tile, arena, block, &product, 0);
@@ -176,8 +114,8 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    char *max = state_at(plan, task, tile, arena->max), *sum = state_at(plan, task, tile, arena->sum);
-    char *rest = state_at(plan, task, tile, arena->sum_rest), *inverse = state_at(plan, task, tile, arena->inverse);
+    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
+    char *rest = mha_state_at(plan, task, tile, arena->sum_rest), *inverse = mha_state_at(plan, task, tile, arena->inverse);
     const int is_last = tile->keys.last <= first_key + plan->key_block;
     const mha_merge merge = {
         .rows = tile->rows,
@@ -205,132 +143,24 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
     k->merge_rows(&merge);
 }
 
-/*
- * The mean of these values, summed in the same order as any row: d2l's answer, over all K, for a query
- * without keys.  `row` is that query, whose own weights are dropped where there is dropout.
- */
-static void
-mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, const mha_arena *arena)
-{
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const mha_scalar inverse = mha_scalar_from(k, 1.0 / (double)(keys.last - keys.first));
-
-    for (size_t first = keys.first / plan->key_block * plan->key_block; first < keys.last; first += plan->key_block) {
-        const mha_interval whole = {first, first + plan->key_block};
-        const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
-        mha_product product;
-        const mha_merge merge = {
-            .rows = 1,
-            .cols = args->value_dim,
-            .first = first <= keys.first,
-            .out = arena->mean,
-            .block = arena->block,
-            .rescale = &plan->one,
-            .factor = &plan->one,
-            .inverse = block.keys.last == keys.last ? &inverse : NULL,
-        };
-        describe_value_product(plan, row, arena, &block, &product);
-        product.c = arena->block;
-        k->fill(block.keys.last - first, 1, arena->scores); /* from the block's first key on */
-        if (args->dropout > 0) {
-            drop_weights(plan, row, arena, &block);
-        }
-        k->product(&product);
-        k->merge_rows(&merge);
-    }
-}
-
-/* Rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
-static void
-fill_empty_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
-{
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const char *sum = state_at(plan, task, rows, arena->sum);
-    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0;
-    mha_interval have_mean = {0, 0};
-
-    for (size_t i = 0; i < rows->rows; i++) {
-        char *out = mha_result_at(k, &args->out, rows->item, rows->head, rows->query + i);
-        if (mha_read(k, sum, i) != 0) { /* NaN is no empty row */
-            continue;
-        }
-        if (args->weights != NULL && !plan->weights_later) {
-            mha_fill_empty_weights(plan, rows, i,
-                                   (char *)args->weights + (row_index(plan, rows) + i) * args->keys * k->itemsize);
-        }
-        if (!uniform) {
-            memset(out, 0, args->value_dim * k->itemsize);
-            continue;
-        }
-        const mha_interval keys = mha_mean_keys(plan, rows, i);
-        if (have_mean.first != keys.first || have_mean.last != keys.last || args->dropout > 0) {
-            mha_tile row = *rows;
-            row.query += i;
-            row.rows = 1;
-            mean_of_values(plan, &row, keys, arena);
-            have_mean = keys;
-        }
-        memcpy(out, arena->mean, args->value_dim * k->itemsize);
-    }
-}
-
-static void
-write_statistics(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
-{
-    const mha_kernels *k = plan->kernels;
-    const size_t at = row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
-    const char *max = state_at(plan, task, rows, arena->max), *sum = state_at(plan, task, rows, arena->sum);
-
-    if (plan->row_max != NULL) {
-        memcpy((char *)plan->row_max + at, max, n_bytes);
-        memcpy((char *)plan->row_sum + at, sum, n_bytes);
-    }
-    if (plan->args->lse != NULL) {
-        k->logsumexp(rows->rows, max, sum, (char *)plan->args->lse + at);
-    }
-}
-
-/* Before the first block: rows that no block will touch stay as empty rows. */
-static void
-clear_statistics(const mha_plan *plan, const mha_arena *arena)
-{
-    plan->kernels->fill(plan->group * plan->chunk, -HUGE_VAL, arena->max);
-    plan->kernels->fill(plan->group * plan->chunk, 0, arena->sum);
-}
-
-/* After the last block: empty rows, and the statistics that were asked for. */
-static void
-finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena)
-{
-    for (size_t g = 0; g < plan->group; g++) {
-        mha_tile rows = *task;
-        rows.head += g;
-        plan->kernels->invert_sums(rows.rows, state_at(plan, task, &rows, arena->max),
-                                   state_at(plan, task, &rows, arena->sum),
-                                   state_at(plan, task, &rows, arena->inverse));
-        fill_empty_rows(plan, task, &rows, arena);
-        write_statistics(plan, task, &rows, arena);
-    }
-}
-
 /* Some queries of all heads that share a key head. */
 static void
 run_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    const mha_tile task = mha_task_rows(plan, task_number, &arena);
+    mha_tile task;
+    mha_task_rows(plan, task_number, &arena, &task);
     const block_result result = {arena.block_max, arena.block_sum, arena.block};
 
-    clear_statistics(plan, &arena);
+    mha_clear_statistics(plan, &arena);
     for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
          first += plan->key_block) {
         const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
         for (size_t g = 0; g < plan->group; g++) {
             for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+                mha_tile tile;
+                mha_task_tile(plan, &task, &arena, g, row, &tile);
                 mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
                 if (block.keys.first >= block.keys.last) {
                     continue;
@@ -344,7 +174,7 @@ run_task(void *context, size_t task_number, unsigned worker)
             }
         }
     }
-    finish_task(plan, &task, &arena);
+    mha_finish_task(plan, &task, &arena);
 }
 
 /* --- Few queries on many keys: blocks of one head on several threads, joined in order ------------------ */
@@ -372,12 +202,14 @@ run_split(void *context, size_t split, unsigned worker)
     const size_t task_number = split / plan->n_splits, number = split % plan->n_splits;
     const size_t first = number * plan->key_block;
     mha_arena arena = mha_plan_arena(plan, worker);
-    const mha_tile task = mha_task_rows(plan, task_number, &arena);
+    mha_tile task;
+    mha_task_rows(plan, task_number, &arena, &task);
     const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
 
     for (size_t g = 0; g < plan->group; g++) {
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+            mha_tile tile;
+            mha_task_tile(plan, &task, &arena, g, row, &tile);
             mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
             const block_result result = partial_result(plan, &task, &tile, task_number, number);
             if (block.keys.first < block.keys.last) {
@@ -392,19 +224,21 @@ join_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    const mha_tile task = mha_task_rows(plan, task_number, &arena);
+    mha_tile task;
+    mha_task_rows(plan, task_number, &arena, &task);
 
-    clear_statistics(plan, &arena);
+    mha_clear_statistics(plan, &arena);
     for (size_t g = 0; g < plan->group; g++) {
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+            mha_tile tile;
+            mha_task_tile(plan, &task, &arena, g, row, &tile);
             for (size_t number = tile.keys.first / plan->key_block; number * plan->key_block < tile.keys.last; number++) {
                 const block_result result = partial_result(plan, &task, &tile, task_number, number);
                 join_block(plan, &task, &tile, &arena, number * plan->key_block, &result);
             }
         }
     }
-    finish_task(plan, &task, &arena);
+    mha_finish_task(plan, &task, &arena);
 }
 
 void
@@ -416,7 +250,7 @@ mha_attention_run(const mha_plan *plan)
         mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, run_split, context);
         mha_parallel_for(plan->n_tasks, plan->n_workers, join_task, context);
     } else {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, context);
+        mha_parallel_for(plan->n_tasks, plan->n_workers, plan->by_columns ? mha_short_task : run_task, context);
     }
     if (plan->weights_later) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
@@ -428,7 +262,7 @@ mha_attention_forward(const mha_attention_args *args)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_plan plan;
-    mha_status status = mha_plan_init(&plan, args, &scratch);
+    mha_status status = mha_plan_init(&plan, args, MHA_PLAN_FORWARD, &scratch);
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);

@@ -9,7 +9,7 @@
 
 /* A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
-#define BLOCK_STEP ((size_t)128) /* and the chunk of the value product: see attention_fwd.c */
+#define BLOCK_STEP MHA_VALUE_CHUNK
 #define BLOCK_MOST ((size_t)512)
 /* Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache. */
 #define TILES_HIGH ((size_t)4)
@@ -72,6 +72,22 @@ choose_tasks(mha_plan *plan)
     plan->n_workers = mha_threads_for(plan->n_tasks * plan->n_splits, plan->work);
 }
 
+/*
+ * Are scores by columns worth while?  They take no sum or maximum across the lanes of a vector, which costs about as
+ * much as four exponentials; but they fill their lanes with queries, of which there may be too few.
+ */
+static int
+choose_by_columns(const mha_plan *plan)
+{
+    const mha_attention_args *args = plan->args;
+    const size_t lanes = plan->kernels->lanes;
+    const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
+    const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
+
+    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && plan->same_keys && args->additive_weights == NULL &&
+           args->keep_mask.data == NULL && args->bias.data == NULL && args->dropout == 0;
+}
+
 /* 1 if two queries of an item may see different keys. */
 static int
 hides_single_keys(const mha_attention_args *args)
@@ -88,13 +104,15 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
     const size_t rows = plan->chunk * plan->group;
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t values = mha_round_up(args->value_dim, k->lanes);
+    const size_t columns = mha_round_up(plan->tile_rows, k->lanes);
     mha_scratch part = MHA_SCRATCH_EMPTY;
 
     /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
-    plan->score_stride = keys + k->lanes;
+    plan->score_stride = plan->by_columns ? columns : keys + k->lanes;
+    const size_t panels = plan->by_columns ? mha_round_up(plan->tile_rows, k->panel_width) : keys;
     const size_t sizes[MHA_ARENA_PARTS] = {
-        args->additive_weights == NULL ? keys * args->head_dim : 0,
-        plan->tile_rows * plan->score_stride,
+        args->additive_weights == NULL ? panels * args->head_dim : 0,
+        (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
         args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
         plan->tile_rows * values,
         hides_single_keys(args) ? keys * values : 0,
@@ -136,7 +154,8 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
 static int
 is_sane(const mha_attention_args *args)
 {
-    return (args->row_max == NULL) == (args->row_sum == NULL) && args->heads > 0 && args->kv_heads > 0 && args->heads % args->kv_heads == 0 &&
+    return (args->row_max == NULL) == (args->row_sum == NULL) && args->heads > 0 && args->kv_heads > 0 &&
+           args->heads % args->kv_heads == 0 &&
            (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
             args->visible.lens_per_batch == args->queries) &&
            args->dropout >= 0 && args->dropout <= 1;
@@ -163,7 +182,7 @@ mha_plan_describe(mha_plan *plan, const mha_attention_args *args)
 }
 
 mha_status
-mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch)
+mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, mha_scratch *scratch)
 {
     const mha_status status = mha_plan_describe(plan, args);
 
@@ -172,6 +191,7 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scrat
     }
     const mha_kernels *k = plan->kernels;
     plan->tile_rows = mha_min(TILES_HIGH * k->tile_rows, mha_max(args->queries, 1));
+    plan->by_columns = use == MHA_PLAN_FORWARD && choose_by_columns(plan);
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
     choose_tasks(plan);
 

@@ -1,6 +1,6 @@
 /*
  * attention_tile.c: one tile of query rows against one block of keys: which rows and keys those are,
- * their scores with every kind of mask applied, and products that keep hidden values out.
+ * their scores with every kind of mask applied, dropout, and products that keep hidden values out.
  */
 #include "attention.h"
 
@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-/* Products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
-#define SCORE_PART ((size_t)32)
+/* The products of an output are summed in parts of so many keys. */
+#define VALUE_PART ((size_t)64)
 
 const char *
 mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row)
@@ -27,42 +27,40 @@ mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size
     return (char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
 }
 
-mha_tile
-mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena)
+void
+mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_tile *rows)
 {
     const mha_attention_args *args = plan->args;
     const size_t head = task / plan->n_chunks;
-    mha_tile t = {.item = head / args->kv_heads, .key_head = head % args->kv_heads, .row_keys = arena->rows};
 
-    t.head = t.key_head * plan->group;
-    t.query = task % plan->n_chunks * plan->chunk;
-    t.rows = mha_min(plan->chunk, args->queries - t.query);
+    rows->item = head / args->kv_heads;
+    rows->key_head = head % args->kv_heads;
+    rows->head = rows->key_head * plan->group;
+    rows->query = task % plan->n_chunks * plan->chunk;
+    rows->rows = mha_min(plan->chunk, args->queries - rows->query);
+    rows->row_keys = NULL;
     if (plan->same_keys) {
-        t.row_keys = NULL;
-        t.keys = mha_visible_keys(&args->visible, args->queries, args->keys, t.item, t.query);
-        return t;
+        rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
+        return;
     }
-    for (size_t i = 0; i < t.rows; i++) {
-        arena->rows[i] = mha_visible_keys(&args->visible, args->queries, args->keys, t.item, t.query + i);
+    rows->row_keys = arena->rows;
+    for (size_t i = 0; i < rows->rows; i++) {
+        arena->rows[i] = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query + i);
     }
-    t.keys = mha_intervals_join(arena->rows, t.rows);
-    return t;
+    rows->keys = mha_intervals_join(arena->rows, rows->rows);
 }
 
-mha_tile
-mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row)
+void
+mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row,
+              mha_tile *tile)
 {
-    mha_tile t = *task;
-
-    t.head = task->head + group_head;
-    t.query = task->query + row;
-    t.rows = mha_min(plan->tile_rows, task->rows - row);
-    if (plan->same_keys) {
-        return t;
+    mha_task_head(task, group_head, tile);
+    tile->query += row;
+    tile->rows = mha_min(plan->tile_rows, task->rows - row);
+    if (!plan->same_keys) {
+        tile->row_keys = arena->rows + row;
+        tile->keys = mha_intervals_join(tile->row_keys, tile->rows);
     }
-    t.row_keys = arena->rows + row;
-    t.keys = mha_intervals_join(t.row_keys, t.rows);
-    return t;
 }
 
 mha_interval
@@ -111,7 +109,7 @@ dot_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_til
         .cols = block->width,
         .depth = args->head_dim,
         .chunk = SIZE_MAX,
-        .part = SCORE_PART,
+        .part = MHA_SCORE_PART,
         .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
         .a_row = args->q.row_stride,
         .a_step = 1,
@@ -294,4 +292,39 @@ mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, 
         .factors_row = (ptrdiff_t)plan->score_stride,
     };
     plan->kernels->dropout_factors(&dropout);
+}
+
+void
+mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
+                           const mha_tile_block *block, mha_product *product)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t first = block->keys.first - block->first_key;
+    *product = (mha_product){
+        .rows = tile->rows,
+        .cols = args->value_dim,
+        .depth = block->keys.last - block->keys.first,
+        .chunk = MHA_VALUE_CHUNK,
+        .part = VALUE_PART,
+        .phase = first,
+        .a = arena->scores + first * k->itemsize,
+        .a_row = (ptrdiff_t)plan->score_stride,
+        .a_step = 1,
+        .b = mha_operand_at(k, &args->v, tile->item, tile->key_head, block->keys.first),
+        .b_step = args->v.row_stride,
+        .b_group = (ptrdiff_t)k->panel_width,
+        .scale = &plan->one,
+    };
+}
+
+void
+mha_drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+    const size_t first = block->keys.first - block->first_key;
+
+    mha_dropout_tile(plan, tile, block->keys, arena->factors + first * k->itemsize);
+    k->multiply_rows(tile->rows, block->keys.last - block->keys.first, arena->scores + first * k->itemsize,
+                     arena->factors + first * k->itemsize, (ptrdiff_t)plan->score_stride);
 }

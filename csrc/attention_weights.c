@@ -16,9 +16,8 @@
 static void
 load_statistics(const mha_plan *plan, const mha_tile *rows, const mha_arena *arena)
 {
-    const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t at = ((rows->item * args->heads + rows->head) * args->queries + rows->query) * k->itemsize;
+    const size_t at = mha_row_index(plan, rows) * k->itemsize;
 
     memcpy(arena->max, (const char *)plan->row_max + at, rows->rows * k->itemsize);
     memcpy(arena->sum, (const char *)plan->row_sum + at, rows->rows * k->itemsize);
@@ -29,9 +28,8 @@ static char *
 weights_at(const mha_plan *plan, const mha_tile *rows)
 {
     const mha_attention_args *args = plan->args;
-    const size_t row = (rows->item * args->heads + rows->head) * args->queries + rows->query;
 
-    return (char *)args->weights + row * args->keys * plan->kernels->itemsize;
+    return (char *)args->weights + mha_row_index(plan, rows) * args->keys * plan->kernels->itemsize;
 }
 
 static void
@@ -92,17 +90,19 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    const mha_tile task = mha_task_rows(plan, task_number, &arena);
+    mha_tile task;
+    mha_task_rows(plan, task_number, &arena, &task);
 
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile rows = task;
-        rows.head += g;
+        mha_tile rows;
+        mha_task_head(&task, g, &rows);
         load_statistics(plan, &rows, &arena);
         for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
              first += plan->key_block) {
             const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
             for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+                mha_tile tile;
+                mha_task_tile(plan, &task, &arena, g, row, &tile);
                 mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
                 if (block.keys.first < block.keys.last) {
                     weigh_block(plan, &task, &tile, &arena, &block);
@@ -110,7 +110,8 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
             }
         }
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            const mha_tile tile = mha_task_tile(plan, &task, &arena, g, row);
+            mha_tile tile;
+            mha_task_tile(plan, &task, &arena, g, row, &tile);
             fill_outside(plan, &task, &tile, &arena);
         }
     }
@@ -126,7 +127,7 @@ mha_attention_weights(const mha_attention_args *args)
     if (args->weights == NULL || args->row_max == NULL || args->row_sum == NULL) {
         return MHA_ERR_ARG;
     }
-    status = mha_plan_init(&plan, args, &scratch);
+    status = mha_plan_init(&plan, args, MHA_PLAN_WEIGHTS, &scratch);
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);
     }

@@ -43,10 +43,12 @@ mha_threads_explain(void)
 static void
 count_task(const mha_plan *plan, size_t task_number, mha_arena *arena, mha_attention_facts *facts)
 {
-    const mha_tile task = mha_task_rows(plan, task_number, arena);
+    mha_tile task;
+    mha_task_rows(plan, task_number, arena, &task);
 
     for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-        const mha_tile tile = mha_task_tile(plan, &task, arena, 0, row);
+        mha_tile tile;
+        mha_task_tile(plan, &task, arena, 0, row, &tile);
         size_t n_blocks = 0;
         for (size_t first = tile.keys.first / plan->key_block * plan->key_block; first < tile.keys.last;
              first += plan->key_block) {
@@ -101,6 +103,7 @@ explain_plan(const mha_plan *plan, mha_attention_facts *facts)
         .tile_queries = plan->tile_rows,
         .task_queries = plan->chunk,
         .n_splits = plan->n_splits,
+        .by_columns = plan->by_columns,
         .weights_again = plan->weights_later,
     };
     MHA_ASSERT(facts->share.n_threads == plan->n_workers);
@@ -113,7 +116,7 @@ mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_plan plan;
-    mha_status status = mha_plan_init(&plan, args, &scratch);
+    mha_status status = mha_plan_init(&plan, args, MHA_PLAN_FORWARD, &scratch);
 
     if (status == MHA_OK) {
         status = explain_plan(&plan, facts);

@@ -291,7 +291,7 @@ mha_layer_plan(mha_layer_job *job, const mha_layer_args *args)
     mha_status status = mha_layer_describe(job, args);
 
     if (status == MHA_OK) {
-        status = mha_plan_init(&job->plan, &job->attention, &job->scratch);
+        status = mha_plan_init(&job->plan, &job->attention, MHA_PLAN_FORWARD, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_memory(job);

@@ -336,6 +336,7 @@ typedef struct {
     size_t task_queries; /* queries of a task, for each of the heads that share a key head */
     size_t n_splits;     /* > 1: few queries on many keys; so many blocks of each task are tasks of their own */
     size_t n_tiles, n_tiles_all; /* pairs (queries, key block): computed, and if every query saw every key */
+    int by_columns;      /* few keys: scores stand transposed, so that the softmax crosses no lanes */
     int weights_again;   /* the weights asked for are computed by a second pass */
     size_t scratch_bytes; /* of the whole call */
 } mha_attention_facts;

@@ -64,6 +64,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
       threads    one: 9.6 us of work, less than the 30 us that waking another one is worth
       attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
       tiles      4 queries at a time; 10 tasks of 4 queries
+                 few keys: scores stand transposed, a vector holding one key's scores of several queries
       threads    one: 0.38 us of work, less than the 30 us that waking another one is worth
       W_o        8 rows of 100 features -> 100
       threads    one: there is one task, so nothing to share
@@ -246,6 +247,8 @@ def _remarks(attention: Facts) -> list[str]:
     remarks = []
     if done < total:
         remarks.append(f"{done} of {total} tiles are computed: no query of the others sees a key there")
+    if attention["by_columns"]:
+        remarks.append("few keys: scores stand transposed, a vector holding one key's scores of several queries")
     if attention["n_splits"] > 1:
         remarks.append(f"few queries on many keys: each of the {attention['n_splits']} key blocks is a task of its own")
     if attention["weights_again"]:

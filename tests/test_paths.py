@@ -133,6 +133,32 @@ def test_forms_of_a_mask(isa, scores, causal, dtype, rng):
         assert result == results["lengths"], name
 
 
+def by_columns(queries, keys):
+    x = np.zeros((1, queries, 4), np.float32), np.zeros((1, keys, 4), np.float32)
+    return mha_c.explain(F.dot_product_attention, x[0], x[1], x[1]).as_dict()["attention"]["by_columns"]
+
+
+@pytest.mark.parametrize("keys", [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 37, 48, 64, 65])
+def test_short_rows_by_columns_or_by_rows(isa, keys, dtype, rng):
+    """Few keys are scored by columns, but with a mask of single keys by rows: the same bits, NaN and infinity too."""
+    chosen = set()
+    for queries, dim in [(1, 5), (3, 8), (17, 3), (50, 33)]:
+        chosen.add(by_columns(queries, keys))
+        q, k, v = (numbers(rng, B, 2, rows, dim, dtype=dtype) for rows in (queries, keys, keys))
+        q[0, 0, 0, 0], k[1, 1, keys // 2, 1], v[2, 0, keys - 1, 2] = np.nan, np.inf, -np.inf
+        lens = np.array([keys, 0, (keys + 1) // 2])
+        for options in ({}, {"valid_lens": lens}, {"valid_lens": lens, "empty_rows": "uniform", "scale": 30.0}):
+            extras = {"return_weights": True, "return_lse": True}
+            plain = F.dot_product_attention(q, k, v, **options)
+            found = F.dot_product_attention(q, k, v, **options, **extras)
+            keep = np.ones((queries, keys), bool)
+            expected = F.dot_product_attention(q, k, v, keep_mask=keep, **options, **extras)
+            np.testing.assert_array_equal(plain, found[0])
+            for a, b in zip(found, expected):
+                np.testing.assert_array_equal(a, b, err_msg=f"{queries} {dim} {options}")
+    assert (True in chosen) == (keys <= 64)  # 50 queries fill the lanes of any vector
+
+
 @pytest.mark.parametrize("asked", [(False, True), (True, False), (True, True)])
 def test_extras_change_nothing(isa, asked, dtype, rng):
     q, k, v = (numbers(rng, B, rows, FEATURES, dtype=dtype) for rows in (Q, 3 * K, 3 * K))

@@ -58,6 +58,14 @@ typedef struct {
     void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
 } mha_softmax;
 
+/* The same with the scores transposed: row j holds key j of all queries, so that lanes are queries.  At most 64 keys. */
+typedef struct {
+    size_t queries, keys;
+    void *scores; /* whole vectors of queries */
+    ptrdiff_t scores_row;
+    void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
+} mha_softmax_columns;
+
 /* out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row. */
 typedef struct {
     size_t rows, cols;
@@ -117,8 +125,12 @@ typedef struct {
      * sum_rest, 0 before the first join, keeps what the sums lose to rounding: many small weights beside a large one. */ \
     X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_rest, const void *block_max, \
                               const void *block_sum, void *rescale, void *factor)) \
-    /* inverse[i] = 1 / sum[i], 0 for an empty row; max of an empty row becomes 0. */ \
-    X(void, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
+    /* The same for transposed scores; returns 1 if some query's row is empty. */ \
+    X(int, softmax_columns, (const mha_softmax_columns *tile)) \
+    /* Then the weights, a row of `keys` numbers for each query: 0 behind the tile's keys. */ \
+    X(void, weights_columns, (const mha_softmax_columns *tile, size_t keys, void *weights)) \
+    /* inverse[i] = 1 / sum[i], 0 for an empty row; max of an empty row becomes 0. Returns 1 if there is such a row. */ \
+    X(int, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
     X(void, merge_rows, (const mha_merge *merge)) \
     /* weights[j] = exp(scores[j] - max) * inverse. */ \
     X(void, weights_row, (size_t n, const void *scores, const void *max, const void *inverse, void *weights)) \

@@ -195,7 +195,12 @@ vf_scale2(vf a, vf k)
 MHA_INLINE real
 vf_hsum(vf v)
 {
+#if !VF_F64
+    v = vaddq_f32(v, vextq_f32(v, v, 2)); /* lane j and j + 2 first; vaddvq alone takes neighbours */
+    return vpadds_f32(vget_low_f32(v));
+#else
     return VF_OP(vaddvq)(v);
+#endif
 }
 
 MHA_INLINE real

@@ -41,14 +41,15 @@ static PyObject *
 attention_dict(const mha_attention_facts *facts)
 {
     return Py_BuildValue(
-        "{s:N,s:N,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:N,s:n}", "kernels",
+        "{s:N,s:N,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:N,s:N,s:n}", "kernels",
         kernels_dict(&facts->kernels), "share", share_dict(&facts->share), "batch", (Py_ssize_t)facts->batch, "heads",
         (Py_ssize_t)facts->heads, "kv_heads", (Py_ssize_t)facts->kv_heads, "queries", (Py_ssize_t)facts->queries,
         "keys", (Py_ssize_t)facts->keys, "head_dim", (Py_ssize_t)facts->head_dim, "value_dim",
         (Py_ssize_t)facts->value_dim, "key_block", (Py_ssize_t)facts->key_block, "most_blocks",
         (Py_ssize_t)facts->most_blocks, "tile_queries", (Py_ssize_t)facts->tile_queries, "task_queries",
         (Py_ssize_t)facts->task_queries, "n_splits", (Py_ssize_t)facts->n_splits, "n_tiles",
-        (Py_ssize_t)facts->n_tiles, "n_tiles_all", (Py_ssize_t)facts->n_tiles_all, "weights_again",
+        (Py_ssize_t)facts->n_tiles, "n_tiles_all", (Py_ssize_t)facts->n_tiles_all, "by_columns",
+        PyBool_FromLong(facts->by_columns), "weights_again",
         PyBool_FromLong(facts->weights_again), "scratch_bytes", (Py_ssize_t)facts->scratch_bytes);
 }
 

@@ -1,0 +1,134 @@
+/*
+ * attention_rows.c: rows of queries before and after their key blocks: where their statistics stand, what
+ * those get that saw no key, and the statistics that the caller asked for.
+ */
+#include "attention.h"
+
+#include "common.h"
+
+#include <math.h>
+#include <string.h>
+
+char *
+mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers)
+{
+    const size_t row = (tile->head - task->head) * plan->chunk + tile->query - task->query;
+
+    return numbers + row * plan->kernels->itemsize;
+}
+
+/*
+ * The mean of these values, summed in the same order as any row: d2l's answer, over all K, for a query
+ * without keys.  `row` is that query, whose own weights are dropped where there is dropout.
+ */
+static void
+mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_scalar inverse = mha_scalar_from(k, 1.0 / (double)(keys.last - keys.first));
+
+    for (size_t first = keys.first / plan->key_block * plan->key_block; first < keys.last; first += plan->key_block) {
+        const mha_interval whole = {first, first + plan->key_block};
+        const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
+        mha_product product;
+        const mha_merge merge = {
+            .rows = 1,
+            .cols = args->value_dim,
+            .first = first <= keys.first,
+            .out = arena->mean,
+            .block = arena->block,
+            .rescale = &plan->one,
+            .factor = &plan->one,
+            .inverse = block.keys.last == keys.last ? &inverse : NULL,
+        };
+        mha_describe_value_product(plan, row, arena, &block, &product);
+        product.c = arena->block;
+        k->fill(block.keys.last - first, 1, arena->scores); /* from the block's first key on */
+        if (args->dropout > 0) {
+            mha_drop_weights(plan, row, arena, &block);
+        }
+        k->product(&product);
+        k->merge_rows(&merge);
+    }
+}
+
+/* Rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
+static void
+fill_empty_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const char *sum = mha_state_at(plan, task, rows, arena->sum);
+    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0;
+    mha_interval have_mean = {0, 0};
+
+    for (size_t i = 0; i < rows->rows; i++) {
+        char *out = mha_result_at(k, &args->out, rows->item, rows->head, rows->query + i);
+        if (mha_read(k, sum, i) != 0) { /* NaN is no empty row */
+            continue;
+        }
+        if (args->weights != NULL && !plan->weights_later) {
+            mha_fill_empty_weights(plan, rows, i,
+                                   (char *)args->weights + (mha_row_index(plan, rows) + i) * args->keys * k->itemsize);
+        }
+        if (!uniform) {
+            memset(out, 0, args->value_dim * k->itemsize);
+            continue;
+        }
+        const mha_interval keys = mha_mean_keys(plan, rows, i);
+        if (have_mean.first != keys.first || have_mean.last != keys.last || args->dropout > 0) {
+            mha_tile row = *rows;
+            row.query += i;
+            row.rows = 1;
+            mean_of_values(plan, &row, keys, arena);
+            have_mean = keys;
+        }
+        memcpy(out, arena->mean, args->value_dim * k->itemsize);
+    }
+}
+
+static void
+write_statistics(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
+{
+    const mha_kernels *k = plan->kernels;
+    const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
+    const char *max = mha_state_at(plan, task, rows, arena->max), *sum = mha_state_at(plan, task, rows, arena->sum);
+
+    if (plan->row_max != NULL) {
+        memcpy((char *)plan->row_max + at, max, n_bytes);
+        memcpy((char *)plan->row_sum + at, sum, n_bytes);
+    }
+    if (plan->args->lse != NULL) {
+        k->logsumexp(rows->rows, max, sum, (char *)plan->args->lse + at);
+    }
+}
+
+void
+mha_clear_statistics(const mha_plan *plan, const mha_arena *arena)
+{
+    plan->kernels->fill(plan->group * plan->chunk, -HUGE_VAL, arena->max);
+    plan->kernels->fill(plan->group * plan->chunk, 0, arena->sum);
+}
+
+void
+mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena, int has_empty)
+{
+    if (has_empty) {
+        fill_empty_rows(plan, task, rows, arena);
+    }
+    write_statistics(plan, task, rows, arena);
+}
+
+void
+mha_finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena)
+{
+    for (size_t g = 0; g < plan->group; g++) {
+        mha_tile rows;
+        mha_task_head(task, g, &rows);
+        const int has_empty = plan->kernels->invert_sums(rows.rows, mha_state_at(plan, task, &rows, arena->max),
+                                                         mha_state_at(plan, task, &rows, arena->sum),
+                                                         mha_state_at(plan, task, &rows, arena->inverse));
+        mha_finish_rows(plan, task, &rows, arena, has_empty);
+    }
+}

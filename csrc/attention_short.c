@@ -1,0 +1,99 @@
+/*
+ * attention_short.c: attention over few keys, in which a row of scores is a vector or two.
+ *
+ * The work per head is then little more than the two products, and the scores stand transposed, a row for
+ * each key: softmax_columns.inc says why.  Queries are packed in place of keys, and the product with the
+ * values reads the weights by columns, which costs nothing.  All additions are those of attention_fwd.c,
+ * in the same order.
+ */
+#include "attention.h"
+
+/* Scores of the tile's queries (columns) against its keys (rows). */
+static void
+score_columns(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_product product = {
+        .rows = tile->keys.last,
+        .cols = mha_round_up(tile->rows, k->lanes),
+        .depth = args->head_dim,
+        .chunk = SIZE_MAX,
+        .part = MHA_SCORE_PART,
+        .a = mha_operand_at(k, &args->k, tile->item, tile->key_head, 0),
+        .a_row = args->k.row_stride,
+        .a_step = 1,
+        .b = arena->packed_keys,
+        .b_step = (ptrdiff_t)k->panel_width,
+        .b_group = (ptrdiff_t)(k->panel_width * args->head_dim),
+        .b_padded = 1,
+        .c = arena->scores,
+        .c_row = (ptrdiff_t)plan->score_stride,
+        .scale = &plan->scale,
+    };
+
+    k->pack_panels(mha_operand_at(k, &args->q, tile->item, tile->head, tile->query), args->q.row_stride, 0, tile->rows,
+                   args->head_dim, arena->packed_keys);
+    k->product(&product);
+}
+
+/* A tile from queries to output; returns 1 if one of them has an empty row. */
+static int
+attend_columns(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, const mha_arena *arena)
+{
+    const mha_kernels *k = plan->kernels;
+    const mha_tile_block block = {.keys = {0, tile->keys.last}};
+    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
+    const mha_softmax_columns softmax = {
+        .queries = tile->rows,
+        .keys = tile->keys.last,
+        .scores = arena->scores,
+        .scores_row = (ptrdiff_t)plan->score_stride,
+        .max = mha_state_at(plan, task, tile, arena->max),
+        .sum = mha_state_at(plan, task, tile, arena->sum),
+        .inverse = inverse,
+    };
+    mha_product product;
+
+    score_columns(plan, tile, arena);
+    const int has_empty = k->softmax_columns(&softmax);
+    if (plan->args->weights != NULL) {
+        const size_t keys = plan->args->keys, at = mha_row_index(plan, tile) * keys * k->itemsize;
+        k->weights_columns(&softmax, keys, (char *)plan->args->weights + at);
+    }
+    mha_describe_value_product(plan, tile, arena, &block, &product);
+    product.a_row = 1;
+    product.a_step = (ptrdiff_t)plan->score_stride;
+    product.c = mha_result_at(k, &plan->args->out, tile->item, tile->head, tile->query);
+    product.c_row = plan->args->out.row_stride;
+    product.scale = inverse;
+    product.scale_step = 1;
+    k->product(&product);
+    return has_empty;
+}
+
+void
+mha_short_task(void *context, size_t task_number, unsigned worker)
+{
+    const mha_plan *plan = context;
+    mha_arena arena = mha_plan_arena(plan, worker);
+    mha_tile task;
+    mha_task_rows(plan, task_number, &arena, &task);
+
+    if (task.keys.last == 0) {
+        mha_clear_statistics(plan, &arena);
+        mha_finish_task(plan, &task, &arena);
+        return;
+    }
+    for (size_t g = 0; g < plan->group; g++) {
+        mha_tile rows;
+        int has_empty = 0;
+        mha_task_head(&task, g, &rows);
+        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
+            mha_tile tile;
+            mha_task_tile(plan, &task, &arena, g, row, &tile);
+            has_empty |= attend_columns(plan, &task, &tile, &arena);
+        }
+        mha_finish_rows(plan, &task, &rows, &arena, has_empty);
+    }
+}
