@@ -94,96 +94,162 @@ dense_by_heads(const backward_job *job, const mha_layer_input *in, void *data)
     return (mha_result){data, (ptrdiff_t)in->rows * features, features / (ptrdiff_t)job->layer.args->num_heads, features};
 }
 
-/* Where the gradient of a projected input goes: straight to the caller if nothing projects it. */
-static void *
+static int
+is_projected(const backward_job *job, int i)
+{
+    return job->layer.inputs[i].linear->packed != NULL;
+}
+
+static int
+share_gradient(const backward_job *job, int i, int j)
+{
+    return job->grads->grad_inputs[i].data != NULL && job->grads->grad_inputs[i].data == job->grads->grad_inputs[j].data;
+}
+
+/* Attention writes the gradients of inputs without projection, one of those that share a place straight to it. */
+static int
+is_written_by_attention(const backward_job *job, int i)
+{
+    int first = 0;
+
+    while (first < i && (is_projected(job, first) || !share_gradient(job, first, i))) {
+        first++;
+    }
+    return first == i && !is_projected(job, i) && job->grads->grad_inputs[i].data != NULL;
+}
+
+/* Whether something is there already when the projection of input i comes, which goes in order. */
+static int
+is_written_before(const backward_job *job, int i)
+{
+    for (int j = 0; j < MHA_N_INPUTS; j++) {
+        if (j != i && share_gradient(job, i, j) && (j < i || !is_projected(job, j))) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Where the gradient of a projected input goes. */
+static mha_result
 projected_grad(const backward_job *job, int i)
 {
-    void *wanted[MHA_N_INPUTS] = {job->grads->grad_queries, job->grads->grad_keys, job->grads->grad_values};
+    const mha_layer_input *in = &job->layer.inputs[i];
+    mha_result result = dense_by_heads(job, in, job->memory + job->projected_at[i]);
 
-    if (job->layer.inputs[i].linear->packed == NULL && wanted[i] != NULL) {
-        return wanted[i];
+    if (is_written_by_attention(job, i)) {
+        result.data = job->grads->grad_inputs[i].data;
+        result.batch_stride = job->grads->grad_inputs[i].batch_stride;
+        result.row_stride = job->grads->grad_inputs[i].row_stride;
     }
-    return job->memory + job->projected_at[i];
+    return result;
 }
 
 static mha_attention_grads
 attention_grads(const backward_job *job, const void *grad_context)
 {
     const mha_layer_args *a = job->layer.args;
-    const mha_layer_input *inputs = job->layer.inputs;
     void *context = a->W_o.packed != NULL ? a->context : a->out;
-    mha_layer_input out = inputs[MHA_VALUES];
+    mha_layer_input out = job->layer.inputs[MHA_VALUES];
 
     out.rows = a->queries;
     const mha_result strides = dense_by_heads(job, &out, context);
     const mha_attention_grads grads = {
         .out = {context, strides.batch_stride, strides.head_stride, strides.row_stride},
         .grad_out = {grad_context, strides.batch_stride, strides.head_stride, strides.row_stride},
-        .grad_q = dense_by_heads(job, &inputs[MHA_QUERIES], projected_grad(job, MHA_QUERIES)),
-        .grad_k = dense_by_heads(job, &inputs[MHA_KEYS], projected_grad(job, MHA_KEYS)),
-        .grad_v = dense_by_heads(job, &inputs[MHA_VALUES], projected_grad(job, MHA_VALUES)),
+        .grad_q = projected_grad(job, MHA_QUERIES),
+        .grad_k = projected_grad(job, MHA_KEYS),
+        .grad_v = projected_grad(job, MHA_VALUES),
         .grad_additive_weights = job->grads->grad_additive_weights,
     };
     return grads;
 }
 
+/* Where attention could not write the gradient of an input without projection because another one is there. */
+static void
+add_shared(const backward_job *job)
+{
+    const mha_kernels *k = job->layer.kernels;
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_input *in = &job->layer.inputs[i];
+        const mha_result *grad = &job->grads->grad_inputs[i];
+        const size_t rows = job->layer.args->batch * in->rows;
+
+        for (size_t r = 0; grad->data != NULL && !is_projected(job, i) && !is_written_by_attention(job, i) && r < rows; r++) {
+            k->add_row(in->features, job->memory + job->projected_at[i] + r * in->features * k->itemsize,
+                       mha_result_at(k, grad, r / in->rows, 0, r % in->rows), 1);
+        }
+    }
+}
+
 /* Back through the projection of an input all of whose rows count and are evenly spaced. */
 static void
-project_all(const backward_job *job, int i, void *grad_x)
+project_all(const backward_job *job, int i)
 {
     const mha_layer_input *in = &job->layer.inputs[i];
     mha_linear_grads grads = linear_grads(job, i, job->layer.args->batch * in->rows, in->input->data,
                                           in->input->row_stride, job->memory + job->projected_at[i]);
 
-    grads.grad_x = grad_x;
+    grads.grad_x = job->grads->grad_inputs[i].data;
+    grads.add_to_grad_x = is_written_before(job, i);
     mha_linear_grads_run(&grads, NULL);
 }
 
 /* The same with the needed rows, and their gradients, copied side by side. */
 static void
-project_needed(const backward_job *job, int i, void *grad_x)
+project_needed(const backward_job *job, int i)
 {
     const mha_layer_input *in = &job->layer.inputs[i];
     const mha_kernels *k = job->layer.kernels;
     const size_t in_bytes = in->linear->in_features * k->itemsize, out_bytes = in->features * k->itemsize;
-    const size_t batch = job->layer.args->batch;
+    const mha_result *grad_x = &job->grads->grad_inputs[i];
+    const int add = is_written_before(job, i);
     char *x = job->memory + job->rows_at, *grad_y = job->memory + job->grads_at;
     void **grad_rows = (void **)(void *)(job->memory + job->pointers_at);
     size_t n = 0;
 
-    if (grad_x != NULL) {
-        memset(grad_x, 0, batch * in->rows * in_bytes);
-    }
-    for (size_t b = 0; b < batch; b++) {
+    for (size_t b = 0; b < job->layer.args->batch; b++) {
         const mha_interval rows = in->needed != NULL ? in->needed[b] : (mha_interval){0, in->rows};
-        for (size_t t = rows.first; t < rows.last; t++, n++) {
-            const size_t row = b * in->rows + t;
-            memcpy(x + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
-            memcpy(grad_y + n * out_bytes, job->memory + job->projected_at[i] + row * out_bytes, out_bytes);
-            grad_rows[n] = grad_x != NULL ? (char *)grad_x + row * in_bytes : NULL;
+        for (size_t t = 0; t < in->rows; t++) {
+            void *grad_row = grad_x->data != NULL ? mha_result_at(k, grad_x, b, 0, t) : NULL;
+            if (t >= rows.first && t < rows.last) {
+                memcpy(x + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
+                memcpy(grad_y + n * out_bytes, job->memory + job->projected_at[i] + (b * in->rows + t) * out_bytes, out_bytes);
+                grad_rows[n++] = grad_row;
+            } else if (grad_row != NULL && !add) {
+                memset(grad_row, 0, in_bytes);
+            }
         }
     }
     mha_linear_grads grads = linear_grads(job, i, n, x, (ptrdiff_t)in->linear->in_features, grad_y);
-    grads.grad_x = grad_x;
+    grads.grad_x = grad_x->data;
+    grads.add_to_grad_x = add;
     mha_linear_grads_run(&grads, grad_rows);
+}
+
+/* Rows of all items one after the other, at the same distance. */
+static int
+is_even(const backward_job *job, int i, ptrdiff_t batch_stride, ptrdiff_t row_stride)
+{
+    return job->layer.args->batch == 1 || batch_stride == (ptrdiff_t)job->layer.inputs[i].rows * row_stride;
 }
 
 static void
 input_projections(const backward_job *job)
 {
-    void *wanted[MHA_N_INPUTS] = {job->grads->grad_queries, job->grads->grad_keys, job->grads->grad_values};
-
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
-        const int evenly_spaced =
-            job->layer.args->batch == 1 || in->input->batch_stride == (ptrdiff_t)in->rows * in->input->row_stride;
-        if (in->linear->packed == NULL) {
+        const mha_result *grad = &job->grads->grad_inputs[i];
+        const int dense = grad->data == NULL || (grad->row_stride == (ptrdiff_t)in->linear->in_features &&
+                                                 is_even(job, i, grad->batch_stride, grad->row_stride));
+        if (!is_projected(job, i)) {
             continue;
         }
-        if (in->needed == NULL && evenly_spaced) {
-            project_all(job, i, wanted[i]);
+        if (in->needed == NULL && dense && is_even(job, i, in->input->batch_stride, in->input->row_stride)) {
+            project_all(job, i);
         } else {
-            project_needed(job, i, wanted[i]);
+            project_needed(job, i);
         }
     }
 }
@@ -228,6 +294,7 @@ mha_layer_backward(const mha_layer_grads *grads)
     layer->attention.v = mha_layer_by_heads(layer, &layer->inputs[MHA_VALUES]);
     const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
     mha_backward_plan_run(&plan, &attention, &scratch);
+    add_shared(&job);
     input_projections(&job);
     mha_scratch_close(&scratch);
     return MHA_OK;

@@ -45,6 +45,7 @@ input_grads(const grads_job *job, size_t first, size_t rows)
     product.c = job->grad_x_rows != NULL ? NULL : (char *)g->grad_x + first * g->in_features * (size_t)itemsize;
     product.c_row = (ptrdiff_t)g->in_features;
     product.c_rows = job->grad_x_rows != NULL ? job->grad_x_rows + first : NULL;
+    product.accumulate = g->add_to_grad_x;
     job->kernels->product(&product);
 }
 

@@ -217,7 +217,7 @@ MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *
 /*
  * Gradients of y = x W^T + bias.  x (rows, in_features) and grad_y (rows, out_features) with the given
  * row strides, weight row-major dense.  grad_x dense (rows, in_features), grad_weight dense (out, in),
- * grad_bias out_features numbers: each overwritten, NULL if not wanted.
+ * grad_bias out_features numbers: each overwritten, NULL if not wanted; grad_x is added to if add_to_grad_x.
  */
 typedef struct {
     mha_dtype dtype;
@@ -225,6 +225,7 @@ typedef struct {
     const void *x, *weight, *grad_y;
     ptrdiff_t x_row_stride, grad_y_row_stride;
     void *grad_x, *grad_weight, *grad_bias;
+    int add_to_grad_x;
 } mha_linear_grads;
 
 MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
@@ -266,14 +267,16 @@ MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
  * Gradients of a whole layer.  `args` is the forward call's, with every optional output but `weights`
  * asked for then and read now (and `out`, where there is no W_o); its packed weights only say which
  * projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
- * row-major dense.  Everything that is not NULL is overwritten; gradients of inputs are dense
- * (B, rows, size).  Rows of keys and values that no query sees get gradient 0 and give none.
+ * row-major dense.  Everything that is not NULL is overwritten.  grad_inputs are those of queries, keys and
+ * values, their rows dense, head_stride not looked at; inputs that are one array may share theirs, with the same
+ * strides: their gradients are added up there.  Rows of keys and values that no query sees get gradient 0 and
+ * give none.
  */
 typedef struct {
     const mha_layer_args *forward;
     const void *grad_out; /* dense, like out */
     const void *weight[4];
-    void *grad_queries, *grad_keys, *grad_values;
+    mha_result grad_inputs[3];
     void *grad_weight[4], *grad_bias[4];
     void *grad_additive_weights;
 } mha_layer_grads;

@@ -124,8 +124,7 @@ class AttentionLayer(Layer):
             if p:
                 self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
             raise
-        kept = out if plan[3][3] is not None else out.copy()
-        self._record = Record(plan, inputs, kept, tape, p, seed, as_tensor)
+        self._record = Record(plan, inputs, out, tape, p, seed, as_tensor)
         return self._finish(out, saved, as_tensor)
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
@@ -269,7 +268,6 @@ class AttentionLayer(Layer):
         with_bias: Any = tuple(role is not None and role[1].has_bias for role in roles)
         return layer_backward(
             grad_output,
-            record.out,
             record.tape,
             *record.inputs,
             weights,

@@ -22,11 +22,9 @@ class ShapeError(ValueError):
 # None in its place: no projection.
 _Projection = Optional[Tuple[_Array, Optional[_Array], Tuple[int, int]]]
 
-# Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to, row_max, row_sum,
-# a private copy of the lengths; None where there is none.
-_Tape = Tuple[
-    Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array], _Array, _Array, Optional[_Array]
-]
+# Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to (without W_o: a copy of
+# the output), row_max, row_sum, a private copy of the lengths; None where there is none.
+_Tape = Tuple[Optional[_Array], Optional[_Array], Optional[_Array], _Array, _Array, _Array, Optional[_Array]]
 
 @overload
 def attention_forward(
@@ -142,7 +140,6 @@ def layer_forward_training(
 
 def layer_backward(
     grad_out: _Array,               # as out; copied unless dense
-    out: Optional[_Array],          # looked at only where there is no W_o
     tape: _Tape,
     queries: _Array, keys: _Array, values: _Array,  # as in the forward call, unchanged since
     weights: Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],  # (out, in), or None
@@ -154,6 +151,7 @@ def layer_backward(
     needs_inputs: Tuple[bool, bool, bool] = (True, True, True),
     needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
     needs_biases: Tuple[bool, bool, bool, bool] = (False, False, False, False),
+    join: bool = False,
 ) -> Tuple[
     Tuple[Optional[_Array], Optional[_Array], Optional[_Array]],
     Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
@@ -161,7 +159,12 @@ def layer_backward(
     Optional[_Array],
 ]:
     """((grad_queries, grad_keys, grad_values), 4 gradients of weights, 4 of biases, grad_w_v or None); None where
-    not needed or where there is no such projection.  A tape that does not fit is refused."""
+    not needed or where there is no such projection.  join: gradients of inputs that are one object are added up in
+    the first one's place, and None in the others'.  A tape that does not fit is refused."""
+
+def serve_tensors(exchange: object, tensor_type: type, parameter_type: type) -> None:
+    """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays and
+    answer such calls with tensors; BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
 
 # --- What a call will do: csrc/explain.c --------------------------------------------------
 

@@ -351,7 +351,7 @@ def layer_gradients(x, projections, weights, lens):
     out, _, tape = _core.layer_forward_training(*x, lens, projections, None, 4, "uniform", 0.2, 3)
     grad = np.cos(np.arange(out.size)).astype(out.dtype).reshape(out.shape)
     grads = _core.layer_backward(
-        grad, out, tape, *x, weights, None, 4, "uniform", 0.2, 3, (True,) * 3, (True,) * 4, (False,) * 4
+        grad, tape, *x, weights, None, 4, "uniform", 0.2, 3, (True,) * 3, (True,) * 4, (False,) * 4
     )
     return [out, *grads[0], *grads[1]]
 

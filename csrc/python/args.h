@@ -31,6 +31,7 @@
 /* Everything the module keeps; one per module object, so no C globals. */
 typedef struct {
     PyObject *shape_error; /* mha_c.ShapeError, a ValueError */
+    PyObject *exchange, *tensor_type, *parameter_type; /* see args_tensors.c; NULL without torch */
 } mha_py_state;
 
 /* --- Parsing: args.c ------------------------------------------------------------- */
@@ -151,6 +152,24 @@ mha_result mha_py_result(PyArrayObject *array);
 /* The array or None, borrowed: for PyTuple_Pack and the like. */
 PyObject *mha_py_borrow(PyArrayObject *array);
 
+/* --- Tensors: args_tensors.c -------------------------------------------------------------- */
+
+/* The tensors of a call, borrowed, and an array on the memory of each. */
+typedef struct {
+    PyObject *tensor[MHA_PY_MAX_ARGS], *array[MHA_PY_MAX_ARGS];
+    int n;
+} mha_py_views;
+
+/*
+ * Puts arrays in the place of tensors among the arguments.  BufferError if that cannot be (another device, layout
+ * or type of number); *views is zeroed by the caller and dropped by it in either case.
+ */
+int mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views);
+void mha_py_drop_views(mha_py_views *views);
+
+/* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
+PyObject *mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views);
+
 /* --- Masks and lengths: args_masks.c, args_lengths.c ---------------------------------- */
 
 /* bias of like's type, or, where like is NULL, a bool keep_mask; any strides. */
@@ -230,6 +249,7 @@ MHA_PY_FUNCTION(layer_forward);
 MHA_PY_FUNCTION(layer_forward_training);
 MHA_PY_FUNCTION(layer_backward);
 MHA_PY_FUNCTION(saved_weights);
+MHA_PY_FUNCTION(serve_tensors);
 MHA_PY_FUNCTION(pack_linear);
 MHA_PY_FUNCTION(linear);
 MHA_PY_FUNCTION(exp);

@@ -50,7 +50,7 @@ enum {
     MHA_PY_TAPE_Q, /* projected queries, keys and values */
     MHA_PY_TAPE_K,
     MHA_PY_TAPE_V,
-    MHA_PY_TAPE_CONTEXT, /* what W_o was applied to */
+    MHA_PY_TAPE_CONTEXT, /* what W_o was applied to; without W_o, a copy of the output */
     MHA_PY_TAPE_MAX,     /* row statistics */
     MHA_PY_TAPE_SUM,
     MHA_PY_TAPE_LENS, /* a private copy of the lengths */

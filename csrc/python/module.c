@@ -21,6 +21,7 @@ static PyMethodDef methods[] = {
     METHOD(layer_forward_training),
     METHOD(layer_backward),
     METHOD(saved_weights),
+    METHOD(serve_tensors),
     METHOD(pack_linear),
     METHOD(linear),
     METHOD(linear_backward),
@@ -78,6 +79,9 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 
     if (state != NULL) {
         Py_VISIT(state->shape_error);
+        Py_VISIT(state->exchange);
+        Py_VISIT(state->tensor_type);
+        Py_VISIT(state->parameter_type);
     }
     return 0;
 }
@@ -89,6 +93,9 @@ core_clear(PyObject *module)
 
     if (state != NULL) {
         Py_CLEAR(state->shape_error);
+        Py_CLEAR(state->exchange);
+        Py_CLEAR(state->tensor_type);
+        Py_CLEAR(state->parameter_type);
     }
     return 0;
 }

@@ -161,8 +161,9 @@ make_outputs(layer_call *call)
             return -1;
         }
     }
-    if (call->training && is_projected(call, MHA_PY_W_O)) {
-        call->context = keep(layer, "the attended values", queries, layer->value_features, &layer->args.context);
+    if (call->training) {
+        call->context = keep(layer, "the attended values", queries, layer->value_features,
+                             is_projected(call, MHA_PY_W_O) ? &layer->args.context : NULL);
         if (call->context == NULL) {
             return -1;
         }
@@ -251,6 +252,9 @@ run(layer_call *call)
 
     keep_q_and_k(&call->layer, kept_q, kept_k);
     status = mha_layer_forward(&call->layer.args);
+    if (call->context != NULL && call->layer.args.context == NULL) { /* without W_o: a copy, the user may change out */
+        memcpy(PyArray_DATA(call->context), PyArray_DATA(call->out), (size_t)PyArray_NBYTES(call->out));
+    }
     mha_py_attach(saved);
     return mha_py_check(status, layer_signature.function);
 }
@@ -283,26 +287,31 @@ make_tape(const layer_call *call)
 }
 
 static PyObject *
-forward(PyObject *module, PyObject *const *values, int training)
+forward(PyObject *module, PyObject **values, int training)
 {
     layer_call call = {.training = training};
-    PyObject *result = NULL, *saved = NULL, *tape = NULL;
+    mha_py_views views = {.n = 0};
+    PyObject *result = NULL, *out = NULL, *saved = NULL, *tape = NULL;
 
-    if (mha_py_take_layer(module, values, MHA_PY_PACKED, &call.layer) == 0 && make_outputs(&call) == 0 &&
+    if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
+        mha_py_take_layer(module, values, MHA_PY_PACKED, &call.layer) == 0 && make_outputs(&call) == 0 &&
         run(&call) == 0) {
-        saved = make_saved(&call);
+        out = mha_py_answer(module, call.out, &views);
+        saved = out == NULL ? NULL : make_saved(&call);
     }
     if (saved != NULL && training) {
         tape = make_tape(&call);
     }
     if (tape != NULL) {
-        result = PyTuple_Pack(3, (PyObject *)call.out, saved, tape);
+        result = PyTuple_Pack(3, out, saved, tape);
     } else if (saved != NULL && !training) {
-        result = PyTuple_Pack(2, (PyObject *)call.out, saved);
+        result = PyTuple_Pack(2, out, saved);
     }
     Py_XDECREF(tape);
     Py_XDECREF(saved);
+    Py_XDECREF(out);
     end_call(&call);
+    mha_py_drop_views(&views);
     return result;
 }
 

@@ -10,7 +10,6 @@
 
 enum {
     GRAD_OUT,
-    OUT,
     TAPE,
     QUERIES,
     KEYS,
@@ -24,19 +23,21 @@ enum {
     NEEDS_INPUTS,
     NEEDS_WEIGHTS,
     NEEDS_BIASES,
+    JOIN,
     N_ARGS
 };
 enum { N_INPUTS = 3 };
 
 static const mha_py_signature backward_signature = {"layer_backward",
-                                                    12,
-                                                    {"grad_out", "out", "tape", "queries", "keys", "values", "weights",
-                                                     "w_v", "num_heads", "empty_rows", "dropout", "seed",
-                                                     "needs_inputs", "needs_weights", "needs_biases", NULL}};
+                                                    11,
+                                                    {"grad_out", "tape", "queries", "keys", "values", "weights", "w_v",
+                                                     "num_heads", "empty_rows", "dropout", "seed", "needs_inputs",
+                                                     "needs_weights", "needs_biases", "join", NULL}};
 
 typedef struct {
     mha_py_layer layer;
-    mha_py_array grad_out, out, tape[MHA_PY_TAPE_LENS]; /* the arrays of the tape, all but the lengths */
+    mha_py_views views;
+    mha_py_array grad_out, tape[MHA_PY_TAPE_LENS]; /* the arrays of the tape, all but the lengths */
     PyArrayObject *grad_inputs[N_INPUTS], *grad_weights[MHA_PY_N_PROJECTIONS], *grad_biases[MHA_PY_N_PROJECTIONS];
     PyArrayObject *grad_w_v;
     mha_layer_grads grads;
@@ -55,7 +56,6 @@ end_call(backward_call *call)
 {
     mha_py_drop_layer(&call->layer);
     mha_py_drop(&call->grad_out);
-    mha_py_drop(&call->out);
     for (int i = 0; i < MHA_PY_TAPE_LENS; i++) {
         mha_py_drop(&call->tape[i]);
     }
@@ -63,6 +63,7 @@ end_call(backward_call *call)
     drop_all(call->grad_weights, MHA_PY_N_PROJECTIONS);
     drop_all(call->grad_biases, MHA_PY_N_PROJECTIONS);
     Py_XDECREF((PyObject *)call->grad_w_v);
+    mha_py_drop_views(&call->views);
 }
 
 /* --- Inputs ------------------------------------------------------------------------------------- */
@@ -107,11 +108,13 @@ take_tape(PyObject *module, backward_call *call, PyObject *tape)
         {batch, keys, layer->value_features}, {batch, queries, layer->value_features},
         {batch, layer->heads, queries},       {batch, layer->heads, queries},
     };
-    void **const to[] = {&layer->args.q_projected, &layer->args.k_projected, &layer->args.v_projected,
-                         &layer->args.context,     &layer->args.row_max,     &layer->args.row_sum};
+    const int has_W_o = layer->W[MHA_PY_W_O].linear.packed != NULL;
+    void **const context = has_W_o ? &layer->args.context : &layer->args.out;
+    void **const to[] = {&layer->args.q_projected, &layer->args.k_projected, &layer->args.v_projected, context,
+                         &layer->args.row_max,     &layer->args.row_sum};
 
     for (int i = 0; i < MHA_PY_TAPE_LENS; i++) {
-        if (i < MHA_PY_N_PROJECTIONS && layer->W[i].linear.packed == NULL) {
+        if (i < MHA_PY_TAPE_CONTEXT && layer->W[i].linear.packed == NULL) {
             continue; /* no projection, nothing kept */
         }
         if (take_part(module, call, PyTuple_GetItem(tape, i), names[i], dims[i], &call->tape[i]) < 0) {
@@ -123,22 +126,15 @@ take_tape(PyObject *module, backward_call *call, PyObject *tape)
 }
 
 static int
-take_results(PyObject *module, backward_call *call, PyObject *const *values)
+take_grad_out(PyObject *module, backward_call *call, PyObject *value)
 {
-    mha_py_layer *layer = &call->layer;
+    const mha_py_layer *layer = &call->layer;
     const npy_intp dims[] = {layer->queries.shape[0], layer->queries.shape[1], layer->out_features};
 
-    if (take_part(module, call, values[GRAD_OUT], "grad_out", dims, &call->grad_out) < 0) {
+    if (take_part(module, call, value, "grad_out", dims, &call->grad_out) < 0) {
         return -1;
     }
     call->grads.grad_out = call->grad_out.data;
-    if (layer->W[MHA_PY_W_O].linear.packed != NULL) {
-        return 0; /* the context on the tape serves instead of out */
-    }
-    if (take_part(module, call, values[OUT], "out", dims, &call->out) < 0) {
-        return -1;
-    }
-    layer->args.out = (void *)call->out.data;
     return 0;
 }
 
@@ -166,26 +162,67 @@ take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
     return 0;
 }
 
+/*
+ * An array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU, permuted)
+ * the gradient has it there too: torch then takes it as it is, and copies it otherwise.
+ */
+static PyArrayObject *
+new_like(const backward_call *call, const mha_py_array *input, const char *name)
+{
+    const npy_intp *dims = input->shape;
+    const npy_intp time_first[] = {dims[1], dims[0], dims[2]};
+    PyArrayObject *array, *view;
+
+    if (call->views.n == 0 || input->stride[2] != 1 || input->stride[0] != dims[2] ||
+        input->stride[1] != dims[0] * dims[2] || dims[0] < 2 || dims[1] < 2) {
+        return mha_py_new(name, 3, dims, input->type);
+    }
+    array = mha_py_new(name, 3, time_first, input->type);
+    view = array == NULL ? NULL : (PyArrayObject *)PyArray_SwapAxes(array, 0, 1);
+    Py_XDECREF((PyObject *)array);
+    return view;
+}
+
+/* Where the gradient of input i is added to that of an input before it; i: it has one of its own. */
 static int
-make_input_gradients(backward_call *call, PyObject *value)
+joined_with(PyObject *const *values, int i, int join)
+{
+    for (int j = 0; j < i && join; j++) {
+        if (values[QUERIES + j] == values[QUERIES + i]) {
+            return j;
+        }
+    }
+    return i;
+}
+
+static int
+make_input_gradients(backward_call *call, PyObject *const *values)
 {
     static const char *const names[] = {"grad_queries", "grad_keys", "grad_values"};
     const mha_py_array *inputs[] = {&call->layer.queries, &call->layer.keys, &call->layer.values};
-    void **const to[] = {&call->grads.grad_queries, &call->grads.grad_keys, &call->grads.grad_values};
-    int needs[N_INPUTS];
+    int needs[N_INPUTS], join;
 
-    if (take_needs(value, "needs_inputs", N_INPUTS, 1, needs) < 0) {
+    if (take_needs(values[NEEDS_INPUTS], "needs_inputs", N_INPUTS, 1, needs) < 0 ||
+        mha_py_flag(values[JOIN], &join) < 0) {
         return -1;
     }
     for (int i = 0; i < N_INPUTS; i++) {
+        const int with = joined_with(values, i, join);
+        PyArrayObject *grad;
+
         if (!needs[i]) {
             continue;
         }
-        call->grad_inputs[i] = mha_py_new(names[i], 3, inputs[i]->shape, inputs[i]->type);
-        if (call->grad_inputs[i] == NULL) {
+        if (call->grad_inputs[with] == NULL) {
+            call->grad_inputs[with] = new_like(call, inputs[i], names[i]);
+        }
+        grad = call->grad_inputs[with];
+        if (grad == NULL) {
             return -1;
         }
-        *to[i] = PyArray_DATA(call->grad_inputs[i]);
+        call->grads.grad_inputs[i].data = PyArray_DATA(grad);
+        call->grads.grad_inputs[i].batch_stride = PyArray_STRIDE(grad, 0) / PyArray_ITEMSIZE(grad);
+        call->grads.grad_inputs[i].row_stride = PyArray_STRIDE(grad, 1) / PyArray_ITEMSIZE(grad);
     }
     return 0;
 }
@@ -224,7 +261,10 @@ make_parameter_gradients(backward_call *call, PyObject *weights, PyObject *biase
         }
     }
     if (layer->w_v.array != NULL) {
-        call->grad_w_v = mha_py_new("grad_w_v", 1, layer->w_v.shape, type);
+        const npy_intp dims[] = {1, layer->w_v.shape[0]};
+        const int as_weight = call->views.n > 0; /* of an nn.Linear with one output */
+
+        call->grad_w_v = mha_py_new("grad_w_v", as_weight ? 2 : 1, as_weight ? dims : dims + 1, type);
         if (call->grad_w_v == NULL) {
             return -1;
         }
@@ -247,24 +287,46 @@ run(backward_call *call)
     return mha_py_check(status, backward_signature.function);
 }
 
+/* The arrays, or tensors on their memory, as one tuple; takes nothing over. */
 static PyObject *
-make_result(const backward_call *call)
+answers(PyObject *module, const backward_call *call, PyArrayObject *const *arrays, int n)
 {
-    PyArrayObject *const *x = call->grad_inputs, *const *w = call->grad_weights, *const *b = call->grad_biases;
+    PyObject *tuple = PyTuple_New(n);
 
-    return Py_BuildValue("((OOO)(OOOO)(OOOO)O)", mha_py_borrow(x[0]), mha_py_borrow(x[1]), mha_py_borrow(x[2]),
-                         mha_py_borrow(w[0]), mha_py_borrow(w[1]), mha_py_borrow(w[2]), mha_py_borrow(w[3]),
-                         mha_py_borrow(b[0]), mha_py_borrow(b[1]), mha_py_borrow(b[2]), mha_py_borrow(b[3]),
-                         mha_py_borrow(call->grad_w_v));
+    for (int i = 0; i < n && tuple != NULL; i++) {
+        PyObject *item = mha_py_answer(module, arrays[i], &call->views);
+
+        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
+            Py_DECREF(tuple);
+            return NULL;
+        }
+    }
+    return tuple;
+}
+
+static PyObject *
+make_result(PyObject *module, const backward_call *call)
+{
+    PyObject *inputs = answers(module, call, call->grad_inputs, N_INPUTS);
+    PyObject *weights = inputs == NULL ? NULL : answers(module, call, call->grad_weights, MHA_PY_N_PROJECTIONS);
+    PyObject *biases = weights == NULL ? NULL : answers(module, call, call->grad_biases, MHA_PY_N_PROJECTIONS);
+    PyObject *w_v = biases == NULL ? NULL : mha_py_answer(module, call->grad_w_v, &call->views);
+    PyObject *result = w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
+
+    Py_XDECREF(w_v);
+    Py_XDECREF(biases);
+    Py_XDECREF(weights);
+    Py_XDECREF(inputs);
+    return result;
 }
 
 const char py_layer_backward_doc[] =
-    "layer_backward(grad_out, out, tape, queries, keys, values, weights, w_v, num_heads, empty_rows, "
+    "layer_backward(grad_out, tape, queries, keys, values, weights, w_v, num_heads, empty_rows, "
     "dropout, seed, needs_inputs=(True, True, True), needs_weights=(True, True, True, True), "
-    "needs_biases=(False, False, False, False))\n--\n\n"
+    "needs_biases=(False, False, False, False), join=False)\n--\n\n"
     "((grad_queries, grad_keys, grad_values), (4 gradients of weights), (4 of biases), grad_w_v), each\n"
-    "None where not needed; weights are (out_features, in_features) arrays or None; out is looked at\n"
-    "only without W_o.";
+    "None where not needed; weights are (out_features, in_features) arrays or None.  join: gradients of\n"
+    "inputs that are one object are added up in the first one's place, and None in the others'.";
 
 PyObject *
 py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
@@ -276,10 +338,11 @@ py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, Py
     if (mha_py_parse(&backward_signature, args, n_args, keywords, values) < 0) {
         return NULL;
     }
-    if (take_layer(module, &call, values) == 0 && take_tape(module, &call, values[TAPE]) == 0 &&
-        take_results(module, &call, values) == 0 && make_input_gradients(&call, values[NEEDS_INPUTS]) == 0 &&
+    if (mha_py_view_tensors(module, values, N_ARGS, &call.views) == 0 && take_layer(module, &call, values) == 0 &&
+        take_tape(module, &call, values[TAPE]) == 0 && take_grad_out(module, &call, values[GRAD_OUT]) == 0 &&
+        make_input_gradients(&call, values) == 0 &&
         make_parameter_gradients(&call, values[NEEDS_WEIGHTS], values[NEEDS_BIASES]) == 0 && run(&call) == 0) {
-        result = make_result(&call);
+        result = make_result(module, &call);
     }
     end_call(&call);
     return result;

@@ -20,6 +20,7 @@ from ._tensors import (
     draw_seed,
     draw_seed_tensor,
     follow_threads,
+    layer_forward,
     lengths,
     optional_array,
     refuse_functorch,
@@ -47,7 +48,13 @@ def attend(
     if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
         out, kept = _by_operator(tensors, valid_lens, num_heads, empty_rows, dropout)
     else:
-        out, kept = _by_function(tensors, valid_lens, num_heads, empty_rows, dropout)
+        try:
+            out, kept = _by_function(tensors, valid_lens, num_heads, empty_rows, dropout)
+        except BufferError:
+            raise TypeError(
+                "queries, keys, values and parameters must have memory of their own on the CPU (no device meta, no "
+                "negated view of a complex tensor: call .resolve_neg())"
+            ) from None
     return (out if dtype is common else out.to(dtype)), (kept, dtype)
 
 
@@ -63,23 +70,20 @@ def _common_type(tensors: Any, queries: Tensor, keys: Tensor, values: Tensor, we
 
 def _by_function(tensors: Any, valid_lens: Any, num_heads: int, empty_rows: Any, dropout: float) -> tuple[Tensor, Any]:
     queries, keys, values, *weights_and_biases, w_v = tensors
-    arrays = [array(queries)]
-    for tensor, before in ((keys, queries), (values, keys)):
-        arrays.append(arrays[-1] if tensor is before else array(tensor))
     parameters = Parameters(w_v, weights_and_biases[:4], weights_and_biases[4:])
     projections = packed(parameters.arrays, weights_and_biases[4:])
-    call: Any = (
-        *arrays, lengths(valid_lens), projections, None if w_v is None else array(w_v)[0], num_heads, empty_rows,
-        dropout, draw_seed() if dropout else 0,
+    options: Any = (
+        lengths(valid_lens), projections, None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout,
+        draw_seed() if dropout else 0,
     )  # fmt: skip
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         keep: list[Any] = []
         distinct = queries, None if keys is queries else keys, None if values is keys else values
-        out: Tensor = apply_layer((call, parameters, keep), *distinct, *parameters.tensors)
+        out: Tensor = apply_layer((options, parameters, keep), *distinct, *parameters.tensors)
         return out, keep[0]
     follow_threads()
-    result, saved = _core.layer_forward(*call)
-    return torch.from_numpy(result), saved
+    out, saved = layer_forward(queries, keys, values, *options)
+    return out, saved
 
 
 def packed(weights: Any, biases: Any) -> Any:

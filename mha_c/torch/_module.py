@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
-from .._core import isa, layer_forward
+from .._arrays import to_lengths
+from .._core import isa
 from . import _tensors
 from ._layer import packed, weights_of
-from ._tensors import FLOATS, array, draw_seed, follow_threads, is_compiling, lengths
+from ._tensors import FLOATS, array, draw_seed, follow_threads, is_compiling, layer_forward
 from .autograd import Parameters, apply_layer
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ class Plan:
         live = [(linear, "bias", b) for linear, b in zip(linears, biases) if b is not None]
         live += [(scorer, "weight", w_v)] if w_v is not None else []
         self._live = tuple((child._parameters, name, x, x.data_ptr()) for child, name, x in live)
+
+    def takes(self, queries: Any, keys: Any, values: Any) -> bool:
+        """Whether these are tensors that the core can take as they are, as far as can be seen quickly."""
+        if type(queries) not in _PLAIN or queries.dtype not in self.dtypes:
+            return False
+        if keys is not queries and (type(keys) not in _PLAIN or keys.dtype is not queries.dtype):
+            return False
+        return values is keys or (type(values) in _PLAIN and values.dtype is queries.dtype)
 
     def holds(self) -> bool:
         if self._isa != isa() or any(self._hooks):
@@ -159,34 +168,28 @@ class AttentionModule(nn.Module):
         plan = self._plan
         if plan is None or not plan.holds():
             plan = self.__dict__["_plan"] = Plan(self) if can_plan(self) else None
-        try:
-            dtype = queries.dtype
-            if plan is None or dtype not in plan.dtypes:
-                return self._slowly(queries, keys, values, valid_lens, training)
-            q = queries.detach().numpy() if queries.requires_grad else queries.numpy()
-            k = q if keys is queries else keys.detach().numpy() if keys.requires_grad else keys.numpy()
-            v = k if values is keys else values.detach().numpy() if values.requires_grad else values.numpy()
-        except (TypeError, RuntimeError, AttributeError):  # not a tensor, not on the CPU, without a NumPy form, ...
+        if plan is None or not plan.takes(queries, keys, values):
             return self._slowly(queries, keys, values, valid_lens, training)
-        if valid_lens is not None:
-            valid_lens = lengths(valid_lens)
+        if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is torch.int64):
+            valid_lens = to_lengths(valid_lens)
         dropout = plan.dropout
         p = dropout.p if (dropout.training if training is None else training) else 0.0
-        seed = draw_seed() if p else 0
-        call = q, k, v, valid_lens, plan.projections, plan.w_v, self.num_heads, self.empty_rows, p, seed
-        parameters = plan.parameters
-        if torch.is_grad_enabled() and needs_grad(*parameters.tensors, queries, keys, values):
-            keep: list[Any] = []
-            out: Tensor = apply_layer(
-                (call, parameters, keep), queries, None if keys is queries else keys,
-                None if values is keys else values, *parameters.tensors,
-            )  # fmt: skip
-            saved = keep[0]
-        else:
-            follow_threads()
-            result, saved = layer_forward(*call)
-            out = torch.from_numpy(result)
-        plan.inner["_last"] = saved, dtype
+        options = valid_lens, plan.projections, plan.w_v, self.num_heads, self.empty_rows, p, draw_seed() if p else 0
+        parameters = plan.parameters.tensors
+        try:
+            if torch.is_grad_enabled() and needs_grad(*parameters, queries, keys, values):
+                keep: list[Any] = []
+                out: Tensor = apply_layer(
+                    (options, plan.parameters, keep), queries, None if keys is queries else keys,
+                    None if values is keys else values, *parameters,
+                )  # fmt: skip
+                saved = keep[0]
+            else:
+                follow_threads()
+                out, saved = layer_forward(queries, keys, values, *options)
+        except BufferError:  # not on the CPU, sparse, ...
+            return self._slowly(queries, keys, values, valid_lens, training)
+        plan.inner["_last"] = saved, queries.dtype
         return out
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:

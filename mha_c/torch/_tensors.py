@@ -1,6 +1,7 @@
 """Between tensors and the compiled core: views on their memory, lengths, seeds, threads, and what cannot be served.
 
 A CPU tensor and the ndarray of its `numpy()` are the same memory, strides included; nothing is copied here.
+From torch 2.10 on, the core takes the tensors themselves (csrc/python/args_tensors.c), which is much quicker.
 """
 
 from __future__ import annotations
@@ -49,10 +50,6 @@ def array(tensor: Tensor) -> Array:
     return view
 
 
-def dense_tensor(value: Array) -> Tensor:
-    return torch.from_numpy(value)
-
-
 def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
     return None if tensor is None else array(tensor)
 
@@ -63,9 +60,48 @@ def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
 
 def lengths(valid_lens: Any) -> Any:
     """valid_lens as the core reads them; it checks type, shape and values."""
-    if type(valid_lens) is Tensor and not valid_lens.requires_grad and valid_lens.dtype is torch.int64:
+    if type(valid_lens) is Tensor and valid_lens.dtype is torch.int64:
         return valid_lens.numpy()
     return to_lengths(valid_lens)
+
+
+# --- The core's layer functions on tensors ------------------------------------------------------------
+
+
+def _with_arrays(function: Any) -> Any:
+    """The function for a torch whose tensors the core cannot take itself."""
+
+    def as_tensors(result: Any) -> Any:
+        if isinstance(result, tuple):
+            return tuple(map(as_tensors, result))
+        return optional_tensor(result)
+
+    def call(*args: Any) -> Any:
+        views: dict[int, Array] = {}  # one for each tensor: the core sees which inputs are the same
+        try:
+            for x in args:
+                if isinstance(x, Tensor) and id(x) not in views:
+                    views[id(x)] = array(x)
+        except (TypeError, RuntimeError) as error:
+            raise BufferError(str(error)) from error
+        result = function(*[views.get(id(x), x) for x in args])
+        if function is _core.layer_backward:
+            *grads, of_w_v = as_tensors(result)
+            return (*grads, None if of_w_v is None else of_w_v[None])
+        return (torch.from_numpy(result[0]), *result[1:])
+
+    return call
+
+
+layer_forward: Any = _core.layer_forward
+layer_forward_training: Any = _core.layer_forward_training
+layer_backward: Any = _core.layer_backward
+try:
+    _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter)
+except (AttributeError, ValueError):
+    layer_forward, layer_forward_training, layer_backward = map(
+        _with_arrays, (layer_forward, layer_forward_training, layer_backward)
+    )
 
 
 def check_inputs(**named: Any) -> None:

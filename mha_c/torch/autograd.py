@@ -14,28 +14,36 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._core import attention_backward, attention_forward, layer_backward, layer_forward_training
-from ._tensors import array, follow_threads, optional_array, optional_tensor
+from .._core import attention_backward, attention_forward
+from ._tensors import (
+    array,
+    follow_threads,
+    layer_backward,
+    layer_forward_training,
+    optional_array,
+    optional_tensor,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-# An output this large keeps its tape as saved tensors, which are freed with the backward call; a smaller one
-# keeps the arrays themselves, which saves some twenty microseconds a call (benchmarks/training.py, M5).
+# From this size of the output on, the tape is saved as tensors, which autograd frees behind the backward call and
+# hands to its hooks (checkpointing); a smaller one stays with the node, which saves some microseconds a call.
 LARGE_BYTES = 1 << 18
+N_TAPE_ARRAYS = 6  # and the lengths
 
-# What _core.layer_forward takes, in its order: arrays of queries, keys and values, lengths, packed projections, w_v,
-# num_heads, empty_rows, dropout, seed.
-LayerCall = tuple[Any, Any, Any, Any, tuple[Any, Any, Any, Any], Any, int, Any, float, int]
+# What follows queries, keys and values in _core.layer_forward: lengths, packed projections, w_v, num_heads,
+# empty_rows, dropout, seed.
+LayerOptions = tuple[Any, tuple[Any, Any, Any, Any], Any, int, Any, float, int]
 
 
 class Parameters:
-    """Which of a layer's nine possible parameters are there: w_v; weights W_q, W_k, W_v, W_o; their biases."""
+    """Which of a layer's nine possible parameters are there: weights W_q, W_k, W_v, W_o; their biases; w_v."""
 
     __slots__ = ("arrays", "flags", "slots", "tensors")
 
     def __init__(self, w_v: Optional[Tensor], weights: Any, biases: Any) -> None:
-        nine = (w_v, *weights, *biases)
+        nine = (*weights, *biases, w_v)
         self.slots = tuple(slot for slot, x in enumerate(nine) if x is not None)
         self.tensors = tuple(nine[slot] for slot in self.slots)
         self.arrays: Any = tuple(optional_array(W) for W in weights)  # row-major, for the backward call
@@ -45,46 +53,44 @@ class Parameters:
         flags = [False] * 9
         for slot, need in zip(self.slots, needed):
             flags[slot] = need
-        return tuple(flags[1:5]), tuple(flags[5:])
+        return tuple(flags[:4]), tuple(flags[4:8])
 
     def needed(self, needs: tuple[bool, ...]) -> Any:
         """needs_weights and needs_biases for the core."""
         return self.flags if all(needs) else self._flags(needs)
 
-    def tensors_of(self, of_w_v: Any, of_weights: Any, of_biases: Any, needs: tuple[bool, ...]) -> list[Any]:
-        """Gradients in the order of `tensors`."""
+    def select(self, weights: Any, biases: Any, w_v: Any) -> Any:
+        """Those of nine values that belong to `tensors`."""
         if self.slots == _WEIGHTS_ONLY:
-            return [None if x is None else torch.from_numpy(x) for x in of_weights]
-        scorer = None if of_w_v is None else of_w_v.reshape(1, -1)
-        nine = (scorer, *of_weights, *of_biases)
-        return [torch.from_numpy(nine[slot]) if need else None for slot, need in zip(self.slots, needs)]
+            return weights
+        nine = (*weights, *biases, w_v)
+        return [nine[slot] for slot in self.slots]
 
 
-_WEIGHTS_ONLY = (1, 2, 3, 4)
+_WEIGHTS_ONLY = (0, 1, 2, 3)
 
 
 class LayerFunction(Function):
-    """apply_layer((call, parameters, keep), queries, keys, values, *parameters.tensors) -> out.
+    """apply_layer((options, parameters, keep), queries, keys, values, *parameters.tensors) -> out.
 
     `keep` is a list that receives what `saved_weights` needs.  keys and values are None where they are the same
-    tensor as the one before.  The tensors are there for autograd; the arrays in `call` do the work.
+    tensor as the one before.
     """
 
     @staticmethod
-    def forward(ctx: Any, work: tuple[LayerCall, Parameters, list[Any]], *tensors: Optional[Tensor]) -> Tensor:
-        call, parameters, keep = work
+    def forward(ctx: Any, work: tuple[LayerOptions, Parameters, list[Any]], *tensors: Any) -> Tensor:
+        options, parameters, keep = work
         follow_threads()
-        out, saved, tape = layer_forward_training(*call)
+        out: Tensor
+        out, saved, tape = layer_forward_training(*_three(tensors), *options)
         keep.append(saved)
-        # The user may change the result in place, as d2l's layers allow: what is read again is a copy.
-        used_out = None if call[4][3] is not None else out.copy()
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
-            ctx.kept = parameters, call[5:], used_out, tape, call[0], call[1], call[2]
         else:
-            ctx.save_for_backward(*tensors, optional_tensor(used_out), *[optional_tensor(part) for part in tape[:6]])
-            ctx.kept = parameters, call[5:], tape[6]
-        return torch.from_numpy(out)
+            ctx.save_for_backward(*tensors, *map(optional_tensor, tape[:N_TAPE_ARRAYS]))
+            tape = tape[N_TAPE_ARRAYS:]
+        ctx.kept = options, parameters, tape
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
@@ -92,31 +98,24 @@ class LayerFunction(Function):
             return _once_only(ctx, LayerFunction, grad_out)
         follow_threads()
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        parameters, rest, *kept = ctx.kept
-        out, tape, queries, keys, values = kept if len(kept) > 1 else _from_tensors(tensors, parameters, kept[0])
+        (_, _, *options), parameters, tape = ctx.kept
+        if len(tape) == 1:
+            tape = (*map(optional_array, tensors[-N_TAPE_ARRAYS:]), *tape)
         _, need_q, need_k, need_v, *needs = ctx.needs_input_grad
-        # Whose gradient goes to whom: values that are the keys add theirs to the keys', and so on.
+        # The core adds the gradients of one tensor in two or three places up in the first.
         need_k = need_q if tensors[1] is None else need_k
         need_v = need_k if tensors[2] is None else need_v
-        w_v, num_heads, empty_rows, dropout, seed = rest
-        need_weights, need_biases = parameters.needed(needs)
-        (of_q, of_k, of_v), of_weights, of_biases, of_w_v = layer_backward(
-            array(grad_out), out, tape, queries, keys, values, parameters.arrays, w_v, num_heads, empty_rows, dropout,
-            seed, (need_q, need_k, need_v), need_weights, need_biases,
+        of_inputs, of_weights, of_biases, of_w_v = layer_backward(
+            grad_out, tape, *_three(tensors), parameters.arrays, *options, (need_q, need_k, need_v),
+            *parameters.needed(needs), True,
         )  # fmt: skip
-        if tensors[2] is None and of_v is not None:
-            of_k += of_v
-            of_v = None
-        if tensors[1] is None and of_k is not None:
-            of_q += of_k
-            of_k = None
-        return (
-            None,
-            None if of_q is None else torch.from_numpy(of_q),
-            None if of_k is None else torch.from_numpy(of_k),
-            None if of_v is None else torch.from_numpy(of_v),
-            *parameters.tensors_of(of_w_v, of_weights, of_biases, needs),
-        )
+        return (None, *of_inputs, *parameters.select(of_weights, of_biases, of_w_v))
+
+
+def _three(tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
+    queries, keys, values, *_ = tensors
+    keys = queries if keys is None else keys
+    return queries, keys, keys if values is None else values
 
 
 # Function.apply adds checks for functorch, which `_tensors.refuse_functorch` has made, at four microseconds.

@@ -35,7 +35,7 @@ _ATTENTION = (
 )
 SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
-    "layer_backward": f"(Tensor grad_out, Tensor out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
+    "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
     f"bool[] needs) -> ({', '.join(['Tensor'] * 12)})",
     "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor row_max, Tensor row_sum, Tensor lens, int num_heads, "
     "str empty_rows) -> Tensor",
@@ -93,14 +93,14 @@ def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, 
 
     q, k, v = (projected(W, n, W is not None and W.shape[0]) for W, n in
                ((W_q, n_queries), (W_k, n_keys), (W_v, n_keys)))  # fmt: skip
-    context = projected(W_o, n_queries, features)
+    context = queries.new_empty(batch, n_queries, features)
     rows = batch, num_heads, n_queries
     lens_shape = (0,) if valid_lens is None else valid_lens.shape
     lens = queries.new_empty(lens_shape, dtype=torch.int64)
     return out, q, k, v, context, queries.new_empty(rows), queries.new_empty(rows), lens
 
 
-def _layer_grads(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
     queries, keys, values, _, *parameters, w_v, num_heads, empty_rows, dropout, seed = layer
     follow_threads()
@@ -110,14 +110,14 @@ def _layer_grads(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...
     weights_given: Any = tuple(optional_array(W) for W in parameters[:4])
     flags: Any = tuple(needs[:3]), tuple(needs[3:7]), tuple(needs[7:11])
     inputs, weights, biases, of_w_v = layer_backward(
-        array(grad_out), array(out), parts, array(queries), array(keys), array(values),
+        array(grad_out), parts, array(queries), array(keys), array(values),
         weights_given, None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout, _seed(seed), *flags,
     )  # fmt: skip
     of_w_v = None if of_w_v is None else of_w_v.reshape(1, -1)
     return tuple(_tensor(grad, queries) for grad in (*inputs, *weights, *biases, of_w_v))
 
 
-def _layer_grads_fake(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     layer, needs = rest[N_TAPE:-1], rest[-1]
     queries, keys, values, _, *parameters = layer
     results = (queries, keys, values, *parameters[:8], parameters[8])
@@ -127,15 +127,15 @@ def _layer_grads_fake(grad_out: Tensor, out: Tensor, *rest: Any) -> tuple[Tensor
 
 def _layer_setup(ctx: Any, inputs: Any, output: Any) -> None:
     tensors = (*inputs[:13], inputs[16])
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*tensors, *output[1:])
     ctx.options = inputs[13:16]
     ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13])]
 
 
 def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
-    *inputs, seed, out = ctx.saved_tensors[:15]
-    tape = ctx.saved_tensors[15:]
-    grads = torch.ops.mha_c.layer_backward(grad_out, out, *tape, *inputs, *ctx.options, seed, ctx.needs)
+    *inputs, seed = ctx.saved_tensors[:14]
+    tape = ctx.saved_tensors[14:]
+    grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
     return (*found[:3], None, *found[3:12], None, None, None, None)
 

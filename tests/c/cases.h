@@ -146,6 +146,13 @@ typedef struct {
     size_t n_queries, n_keys, n_out;
 } layer_case;
 
+/* Room for the gradient of an input: dense (batch, rows, size). */
+static mha_result
+gradient_room(mha_dtype type, size_t batch, size_t rows, size_t size)
+{
+    return (mha_result){room(type, batch * rows * size), (ptrdiff_t)(rows * size), 0, (ptrdiff_t)size};
+}
+
 static void
 place_layer_results(layer_case *c, size_t hiddens)
 {
@@ -160,9 +167,9 @@ place_layer_results(layer_case *c, size_t hiddens)
     a->weights = room(dtype, c->n_queries * a->num_heads * a->keys);
     a->out = room(dtype, c->n_out);
     g->grad_out = numbers(dtype, c->n_out);
-    g->grad_queries = room(dtype, c->n_queries * a->query_size);
-    g->grad_keys = room(dtype, c->n_keys * a->key_size);
-    g->grad_values = room(dtype, c->n_keys * a->value_size);
+    g->grad_inputs[0] = gradient_room(dtype, a->batch, a->queries, a->query_size);
+    g->grad_inputs[1] = gradient_room(dtype, a->batch, a->keys, a->key_size);
+    g->grad_inputs[2] = gradient_room(dtype, a->batch, a->keys, a->value_size);
     for (int i = 0; i < 4; i++) {
         g->grad_weight[i] = room(dtype, linears[i]->out_features * linears[i]->in_features);
         g->grad_bias[i] = room(dtype, linears[i]->out_features);

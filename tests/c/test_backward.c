@@ -236,9 +236,13 @@ place_layer(layer_call *c)
         c->got[i] = memset(allocate(c->n[i] * item), 0xff, c->n[i] * item);
     }
     c->grad_out = numbers(a->dtype, c->n_out, 1.0);
-    c->grads = (mha_layer_grads){.forward = a, .grad_out = c->grad_out, .grad_queries = c->got[0],
-                                 .grad_keys = c->got[1], .grad_values = c->got[2],
+    c->grads = (mha_layer_grads){.forward = a, .grad_out = c->grad_out,
                                  .grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL};
+    for (int i = 0; i < N_INPUTS; i++) {
+        const size_t n_rows = i == 0 ? a->queries : a->keys;
+        const size_t size = i == 0 ? a->query_size : i == 1 ? a->key_size : a->value_size;
+        c->grads.grad_inputs[i] = (mha_result){c->got[i], (ptrdiff_t)(n_rows * size), 0, (ptrdiff_t)size};
+    }
     for (int i = 0; i < N_WEIGHTS; i++) {
         c->grads.weight[i] = c->narrow[N_INPUTS + i];
         c->grads.grad_weight[i] = c->got[N_INPUTS + i];

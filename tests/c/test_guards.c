@@ -120,8 +120,8 @@ run_layer(layer_case *c)
     CHECK(mha_layer_forward(&alone) == MHA_OK && hash == hash_bits(0, dtype, a->out, c->n_out),
           "%s: other bits if nothing is kept", guard.doing);
     CHECK(mha_layer_backward(g) == MHA_OK, "%s: backward", guard.doing);
-    hash = hash_bits(hash, dtype, g->grad_queries, c->n_queries * a->query_size);
-    hash = hash_bits(hash, dtype, g->grad_keys, c->n_keys * a->key_size);
+    hash = hash_bits(hash, dtype, g->grad_inputs[0].data, c->n_queries * a->query_size);
+    hash = hash_bits(hash, dtype, g->grad_inputs[1].data, c->n_keys * a->key_size);
     return hash_bits(hash, dtype, g->grad_weight[0], a->W_q.out_features * a->query_size);
 }
 

@@ -1,0 +1,258 @@
+/*
+ * args_tensors.c: torch tensors where ndarrays are expected, and results as tensors, without a line of
+ * Python in between: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic.
+ *
+ * torch 2.10 and later offer DLPack's exchange functions in a capsule (dlpack.h, DLPackExchangeAPI);
+ * mha_c.torch hands it over with `serve_tensors`.  Nothing of torch is compiled in or linked.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "args.h"
+
+/* --- DLPack, as published: layout and order are its ABI ------------------------------------- */
+
+typedef struct {
+    uint32_t major, minor;
+} dl_version;
+
+typedef struct {
+    void *data;
+    int32_t device, device_id;
+    int32_t rank;
+    uint8_t type, bits;
+    uint16_t lanes;
+    int64_t *shape, *stride; /* in numbers */
+    uint64_t byte_offset;
+} dl_tensor;
+
+typedef struct dl_managed {
+    dl_version version;
+    void *owner;
+    void (*release)(struct dl_managed *self);
+    uint64_t flags;
+    dl_tensor tensor;
+} dl_managed;
+
+typedef struct {
+    dl_version version;
+    void *older;
+    void (*allocate)(void); /* these two are not used, nor is what follows `look` */
+    void (*share)(void);
+    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed` */
+    int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
+} dl_exchange;
+
+enum { DL_CPU = 1, DL_INT = 0, DL_FLOAT = 2, DL_MAJOR = 1 };
+
+/* --- Which tensors ------------------------------------------------------------------------------- */
+
+static const mha_py_signature serve_signature = {
+    "serve_tensors", 3, {"exchange", "tensor_type", "parameter_type", NULL}};
+
+const char py_serve_tensors_doc[] = "serve_tensors(exchange, tensor_type, parameter_type)\n--\n\n"
+                                    "From now on the layer functions take objects of exactly these types for arrays,\n"
+                                    "and answer such calls with tensors.  exchange is torch's capsule of DLPack functions.";
+
+PyObject *
+py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+{
+    mha_py_state *state = PyModule_GetState(module);
+    PyObject *values[3];
+    const dl_exchange *exchange;
+
+    if (state == NULL || mha_py_parse(&serve_signature, args, n_args, keywords, values) < 0) {
+        return NULL;
+    }
+    exchange = PyCapsule_GetPointer(values[0], "dlpack_exchange_api");
+    if (exchange == NULL) {
+        return NULL;
+    }
+    if (exchange->version.major != DL_MAJOR) {
+        PyErr_Format(PyExc_ValueError, "DLPack %u is unknown here", (unsigned)exchange->version.major);
+        return NULL;
+    }
+    for (int i = 0; i < 3; i++) {
+        PyObject **const to[] = {&state->exchange, &state->tensor_type, &state->parameter_type};
+        PyObject *before = *to[i];
+
+        Py_INCREF(values[i]);
+        *to[i] = values[i];
+        Py_XDECREF(before);
+    }
+    Py_RETURN_NONE;
+}
+
+static const dl_exchange *
+exchange_of(const mha_py_state *state)
+{
+    return PyCapsule_GetPointer(state->exchange, "dlpack_exchange_api");
+}
+
+static int
+is_tensor(const mha_py_state *state, PyObject *value)
+{
+    PyObject *type = (PyObject *)Py_TYPE(value);
+
+    return state->exchange != NULL && (type == state->tensor_type || type == state->parameter_type);
+}
+
+/* --- Tensor to array ------------------------------------------------------------------------- */
+
+/* NumPy's number for the type, or -1. */
+static int
+array_type(const dl_tensor *t)
+{
+    if (t->lanes != 1) {
+        return -1;
+    }
+    if (t->type == DL_FLOAT) {
+        return t->bits == 32 ? NPY_FLOAT32 : t->bits == 64 ? NPY_FLOAT64 : -1;
+    }
+    return t->type == DL_INT && t->bits == 64 ? NPY_INT64 : -1;
+}
+
+/* DLPack does not tell that the numbers are to be read with the other sign (imag of a conjugate). */
+static int
+is_negated(PyObject *tensor)
+{
+    PyObject *answer = PyObject_CallMethod(tensor, "is_neg", NULL);
+    const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
+
+    Py_XDECREF(answer);
+    return negated;
+}
+
+/* An array on the tensor's memory, which it keeps; BufferError if it has none that we can read. */
+static PyObject *
+view(const mha_py_state *state, PyObject *tensor)
+{
+    dl_tensor t = {0};
+    npy_intp shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
+    size_t count = 1;
+    int type;
+    PyObject *array;
+
+    if (exchange_of(state)->look(tensor, &t) < 0) {
+        PyErr_Clear();
+        t.lanes = 0;
+    }
+    type = array_type(&t);
+    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || (type != NPY_INT64 && is_negated(tensor) != 0)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of float32, float64 or int64");
+        return NULL;
+    }
+    for (int i = 0; i < t.rank; i++) {
+        shape[i] = (npy_intp)t.shape[i];
+        stride[i] = (npy_intp)t.stride[i] * (t.bits / 8);
+        count *= (size_t)t.shape[i];
+    }
+    if (t.data == NULL && count > 0) { /* zeros that were never written down */
+        PyErr_SetString(PyExc_BufferError, "the tensor has no memory");
+        return NULL;
+    }
+    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride, t.data == NULL ? NULL : (char *)t.data + t.byte_offset,
+                        0, NPY_ARRAY_WRITEABLE, NULL);
+    if (array == NULL) {
+        return NULL;
+    }
+    Py_INCREF(tensor);
+    if (PyArray_SetBaseObject((PyArrayObject *)array, tensor) < 0) {
+        Py_DECREF(array);
+        return NULL;
+    }
+    return array;
+}
+
+int
+mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views)
+{
+    const mha_py_state *state = PyModule_GetState(module);
+
+    for (int i = 0; i < n; i++) {
+        PyObject *given = values[i];
+
+        if (given == NULL || state == NULL || !is_tensor(state, given)) {
+            continue;
+        }
+        for (int j = 0; j < views->n; j++) { /* queries, keys and values are often one tensor */
+            if (views->tensor[j] == given) {
+                values[i] = views->array[j];
+            }
+        }
+        if (values[i] == given) {
+            values[i] = view(state, given);
+            if (values[i] == NULL) {
+                return -1;
+            }
+            views->tensor[views->n] = given;
+            views->array[views->n++] = values[i];
+        }
+    }
+    return 0;
+}
+
+void
+mha_py_drop_views(mha_py_views *views)
+{
+    for (int i = 0; i < views->n; i++) {
+        Py_DECREF(views->array[i]);
+    }
+}
+
+/* --- Array to tensor ------------------------------------------------------------------------------ */
+
+typedef struct {
+    dl_managed managed;
+    int64_t shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
+} shared_array;
+
+/* torch is done with the memory; on any thread, and perhaps after Python has ended. */
+static void
+release(dl_managed *managed)
+{
+    PyGILState_STATE gil;
+
+    if (!Py_IsInitialized()) {
+        return;
+    }
+    gil = PyGILState_Ensure();
+    Py_DECREF((PyObject *)managed->owner);
+    PyMem_Free(managed);
+    PyGILState_Release(gil);
+}
+
+static PyObject *
+adopt(const mha_py_state *state, PyArrayObject *array)
+{
+    const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array));
+    shared_array *shared = PyMem_Malloc(sizeof(*shared));
+    void *tensor = NULL;
+
+    if (shared == NULL) {
+        return PyErr_NoMemory();
+    }
+    Py_INCREF((PyObject *)array);
+    shared->managed = (dl_managed){.version = {DL_MAJOR, 0}, .owner = array, .release = release};
+    shared->managed.tensor = (dl_tensor){.data = PyArray_DATA(array),
+                                         .device = DL_CPU,
+                                         .rank = PyArray_NDIM(array),
+                                         .type = DL_FLOAT,
+                                         .bits = (uint8_t)(8 * itemsize),
+                                         .lanes = 1,
+                                         .shape = shared->shape,
+                                         .stride = shared->stride};
+    for (int i = 0; i < PyArray_NDIM(array); i++) {
+        shared->shape[i] = PyArray_DIM(array, i);
+        shared->stride[i] = PyArray_STRIDE(array, i) / itemsize;
+    }
+    return exchange_of(state)->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+}
+
+PyObject *
+mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views)
+{
+    if (array != NULL && views->n > 0) {
+        return adopt(PyModule_GetState(module), array);
+    }
+    Py_INCREF(mha_py_borrow(array));
+    return mha_py_borrow(array);
+}

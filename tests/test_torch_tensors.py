@@ -1,0 +1,162 @@
+"""Tensors that the core takes without NumPy in between: results, layouts, what is refused, the way round it."""
+
+import subprocess
+import sys
+
+import pytest
+
+import mha_c
+from binding_calls import assert_leaks_nothing
+from mha_c import _core
+
+torch = pytest.importorskip("torch")
+
+import mha_c.torch as mt  # noqa: E402
+from mha_c.torch import _tensors, autograd  # noqa: E402
+
+needs_exchange = pytest.mark.skipif(
+    _tensors.layer_forward is not _core.layer_forward, reason="this torch has no DLPack exchange functions"
+)
+NONE = (None,) * 4
+
+
+def leaves(*shapes, dtype=torch.float32):
+    torch.manual_seed(3)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", ["multi-head", "additive", "dot"])
+@pytest.mark.parametrize("which", ["qqq", "qkk", "qqv", "qkq", "qkv"])
+@pytest.mark.parametrize("lens", [None, [3, 0, 7]])
+def test_gradients_of_a_tensor_in_several_places_add_up(kind, which, lens):
+    layer = {
+        "multi-head": lambda: mt.MultiHeadAttention(6, 6, 6, 6, 2, 0.0, bias=True),
+        "additive": lambda: mt.AdditiveAttention(6, 6, 8, 0.0),
+        "dot": lambda: mt.DotProductAttention(0.0),
+    }[kind]().double()
+    tensors = dict(zip("qkv", leaves(*[(3, 7, 6)] * 3, dtype=torch.float64)))
+    lens = None if lens is None else torch.tensor(lens)
+    out = layer(*[tensors[name] for name in which], lens)
+    apart = [tensors[name].detach().clone().requires_grad_() for name in which]
+    grad = torch.randn_like(out)
+    expected = torch.autograd.grad(layer(*apart, lens), [*apart, *layer.parameters()], grad)
+    names = sorted(set(which), key=which.index)
+    found = torch.autograd.grad(out, [*[tensors[name] for name in names], *layer.parameters()], grad)
+    for i, name in enumerate(names):
+        total = sum(expected[j] for j, other in enumerate(which) if other == name)
+        torch.testing.assert_close(found[i], total, rtol=1e-12, atol=1e-13)  # sums of three terms, order aside
+    for ours, theirs in zip(found[len(names) :], expected[3:]):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["multi-head", "additive"])
+@pytest.mark.parametrize("lens", [None, [5, 2, 7]])
+def test_gradients_of_permuted_keys(kind, lens):
+    layer = mt.MultiHeadAttention(6, 6, 6, 6, 2, 0.0) if kind == "multi-head" else mt.AdditiveAttention(6, 6, 8, 0.0)
+    q, steps = leaves((3, 4, 6), (7, 3, 6))
+    lens = None if lens is None else torch.tensor(lens)
+    grads = []
+    for keys in (steps.permute(1, 0, 2), steps.permute(1, 0, 2).contiguous()):
+        out = layer(q, keys, keys, lens)
+        grads.append(torch.autograd.grad(out, [q, steps, *layer.parameters()], torch.ones_like(out)))
+    for permuted, dense in zip(*grads):
+        assert torch.equal(permuted, dense)
+
+
+@needs_exchange
+def test_the_gradient_of_permuted_keys_lies_as_they_do():
+    layer = mt.AdditiveAttention(6, 6, 8, 0.0)
+    q, steps = leaves((3, 1, 6), (7, 3, 6))
+    keys = steps.permute(1, 0, 2)
+    out = layer(q, keys, keys)
+    assert torch.autograd.grad(out.sum(), keys)[0].stride() == keys.stride()
+
+
+def refused():
+    yield torch.complex(torch.ones(2, 3, 6), torch.ones(2, 3, 6)).conj().imag  # says nothing of its sign to DLPack
+    yield torch.ones(2, 3, 6, device="meta")
+    yield torch.ones(2, 3, 6).to_sparse()
+    yield torch._efficientzerotensor((2, 3, 6))
+    yield torch.ones(2, 3, 6, dtype=torch.bfloat16)
+
+
+@needs_exchange
+def test_tensors_without_plain_memory():
+    for tensor in refused():
+        with pytest.raises(BufferError):
+            _core.layer_forward(tensor, tensor, tensor, None, NONE, None, 1, "zero", 0.0, 0)
+    with pytest.raises(TypeError, match=r"resolve_neg"):
+        mt.DotProductAttention(0.0)(*[next(refused())] * 3)
+    with pytest.raises(mha_c.ShapeError, match="rank"):
+        x = torch.ones(3, 6)
+        _core.layer_forward(x, x, x, None, NONE, None, 1, "zero", 0.0, 0)
+
+
+@needs_exchange
+def test_bad_capsules():
+    for capsule in (None, 42, torch.Tensor):
+        with pytest.raises((TypeError, ValueError)):
+            _core.serve_tensors(capsule, torch.Tensor, torch.nn.Parameter)
+
+
+def test_results_outlive_everything_and_threads():
+    import gc
+    import threading
+
+    layer = mt.DotProductAttention(0.0)
+    (x,) = leaves((2, 5, 4))
+    out = layer(x, x, x).detach()
+    copy = out.clone()
+    del layer, x
+    gc.collect()
+    assert torch.equal(out, copy)
+    thread = threading.Thread(target=lambda box: box.clear(), args=([out],))
+    del out
+    thread.start()
+    thread.join()
+
+
+@needs_exchange
+def test_leaks_nothing():
+    layer = mt.MultiHeadAttention(6, 6, 6, 6, 2, 0.1)
+    q, steps = leaves((3, 4, 6), (7, 3, 6))
+
+    def step():
+        keys = steps.permute(1, 0, 2)
+        layer(q, keys, keys, torch.tensor([1, 2, 3])).sum().backward()
+
+    def wrong():
+        with pytest.raises(BufferError):
+            _core.layer_forward(q, next(refused()), q, None, NONE, None, 1, "zero", 0.0, 0)
+
+    assert_leaks_nothing([step, wrong])
+
+
+WITHOUT = """
+import torch
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+import sys, pytest
+import mha_c._core as core
+from mha_c.torch import _tensors
+assert _tensors.layer_forward is not core.layer_forward
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
+"""
+
+
+def test_a_torch_without_exchange_functions():
+    here = __file__.rsplit("/", 1)[0]
+    files = [f"{here}/{name}.py" for name in ("test_torch", "test_torch_tensors")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *files, "-k", "not without_exchange and not thread"], capture_output=True,
+        text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+def test_the_tape_is_saved_where_it_is_large():
+    layer = mt.DotProductAttention(0.0)
+    for n in (4, 300):
+        (x,) = leaves((8, n, 64))
+        node = layer(x, x, x).grad_fn
+        assert (len(node.saved_tensors) > 3) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
