@@ -24,7 +24,7 @@ SWITCHES = {
         ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
         ["-fsanitize=address,undefined"],
     ),
-    "MHA_C_COVERAGE": (["-O1", "-g", "--coverage"], ["--coverage"]),
+    "MHA_C_COVERAGE": (["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], ["--coverage"]),
 }
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 

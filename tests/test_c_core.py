@@ -7,7 +7,7 @@ A line ` * build: ...` in its head adds words to the link; sources of csrc/ amon
 words and take the place of the core's own.  ` * not emulated: why` skips it under qemu; ` * leaks not counted: why`
 turns the search for leaks at its exit off.
 Three builds: as shipped; with address and undefined-behaviour sanitizers; for 64-bit ARM, run under qemu, which
-is where the NEON kernels are tested on other machines.
+is where the NEON kernels are tested on other machines.  `make coverage` has one of its own instead, with counters.
 """
 
 import os
@@ -38,6 +38,10 @@ BUILDS = {
     "aarch64": (["aarch64-linux-gnu-gcc"], ["-O3", "-static"], ["qemu-aarch64", "qemu-aarch64-static"], ["quick"]),
 }
 
+COUNTERS = os.environ.get("MHA_C_COUNTERS")  # the folder where `make coverage` looks for them
+if COUNTERS:
+    BUILDS = {"counted": (["cc"], ["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], [], ["quick"])}
+
 
 def run(command, seconds, **kwargs):
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
@@ -60,7 +64,7 @@ def build(request, tmp_path_factory):
         pytest.skip("this machine is 64-bit ARM: the native build is the same")
     compiler = needs.program(*compilers)
     prefix = [needs.program(*emulators)] if emulators else []
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = Path(COUNTERS or tmp_path_factory.mktemp(request.param))
     strict = ["-Werror"] if needs.REQUIRE_ALL else []  # a newer compiler may warn of more
     flags = [compiler, *FLAGS, *strict, *options, f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
     sources = sorted([*ROOT.glob("csrc/*.c"), *ROOT.glob("csrc/kernels/*.c")])
@@ -82,7 +86,8 @@ def build(request, tmp_path_factory):
         return target
 
     yield link, prefix, arguments
-    shutil.rmtree(folder)
+    if not COUNTERS:
+        shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
