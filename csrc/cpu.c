@@ -21,6 +21,15 @@
 #define SAVES_YMM 0x06u /* SSE and AVX state */
 #define SAVES_ZMM 0xE6u /* the same, mask registers, and both parts of the 512-bit state */
 
+#if defined(MHA_PRETENDED_CPU) /* a test answers for the CPU */
+#define CPUID mha_pretended_cpuid
+#define XCR0 mha_pretended_xcr0
+int mha_pretended_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx, unsigned *edx);
+unsigned mha_pretended_xcr0(void);
+#else
+#define CPUID __get_cpuid_count
+#define XCR0 read_xcr0
+
 static unsigned
 read_xcr0(void)
 {
@@ -31,6 +40,7 @@ read_xcr0(void)
     (void)high;
     return low;
 }
+#endif
 
 /* 1 if the CPU has AVX2, FMA and all of the leaf 7 bits `features`, and the OS saves all of `states`. */
 static int
@@ -38,10 +48,10 @@ x86_offers(unsigned features, unsigned states)
 {
     unsigned eax, ebx, ecx, edx;
 
-    if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & HAS_OSXSAVE) == 0 || (ecx & HAS_FMA) == 0) {
+    if (!CPUID(1, 0, &eax, &ebx, &ecx, &edx) || (ecx & HAS_OSXSAVE) == 0 || (ecx & HAS_FMA) == 0) {
         return 0;
     }
-    if ((read_xcr0() & states) != states || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+    if ((XCR0() & states) != states || !CPUID(7, 0, &eax, &ebx, &ecx, &edx)) {
         return 0;
     }
     features |= HAS_AVX2;

@@ -228,26 +228,24 @@ forget_pool(void)
     atomic_store(&pool.busy, 0);
 }
 
-/* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
-static unsigned
-start_workers(unsigned wanted)
+/* Without it a child would own workers that do not exist; then better none at all. */
+static int
+watches_forks(void)
 {
-    const int saved_errno = errno;
+    if (!pool.watches_forks) {
+        pool.watches_forks = pthread_atfork(NULL, NULL, forget_pool) == 0;
+    }
+    return pool.watches_forks;
+}
+
+static void
+start_threads(unsigned wanted)
+{
     pthread_attr_t attributes;
     sigset_t blocked, before;
 
-    if (pool.n_started >= wanted) {
-        return wanted;
-    }
-    if (!pool.watches_forks) {
-        /* Without it a child would own workers that do not exist; then better none at all. */
-        if (pthread_atfork(NULL, NULL, forget_pool) != 0) {
-            return 0;
-        }
-        pool.watches_forks = 1;
-    }
     if (pthread_attr_init(&attributes) != 0) {
-        return pool.n_started;
+        return;
     }
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
@@ -270,8 +268,19 @@ start_workers(unsigned wanted)
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
+}
+
+/* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
+static unsigned
+start_workers(unsigned wanted)
+{
+    const int saved_errno = errno;
+
+    if (pool.n_started < wanted && watches_forks()) {
+        start_threads(wanted);
+    }
     errno = saved_errno;
-    return pool.n_started;
+    return pool.n_started < wanted ? pool.n_started : wanted;
 }
 
 /* --- Jobs ------------------------------------------------------------------------------ */

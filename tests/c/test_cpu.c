@@ -3,7 +3,7 @@
  * one fails.  Builds with a tree of its own, which it writes into a folder it makes and enters.
  *
  * not emulated: /proc/cpuinfo, which it compares with, is the host's
- * build: cpu.c threads_available.c '-DMHA_CGROUP_OF_SELF="self"' '-DMHA_CGROUP_ROOT="tree"'
+ * build: -Wl,--wrap=read,--wrap=sched_getaffinity,--wrap=sysconf threads_available.c '-DMHA_CGROUP_OF_SELF="self"' '-DMHA_CGROUP_ROOT="tree"'
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define _GNU_SOURCE
@@ -26,6 +26,44 @@ check(int ok, const char *name)
 {
     printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
     n_failed += !ok;
+}
+
+/* --- A system that answers otherwise ------------------------------------------------------------- */
+
+static int interruptions, reads_fail, has_no_affinity; /* reads to interrupt; all fail; an old kernel */
+static long processors;                                /* as sysconf counts them; 0: it is asked */
+
+ssize_t __real_read(int, void *, size_t);
+ssize_t __wrap_read(int, void *, size_t);
+ssize_t
+__wrap_read(int file, void *buffer, size_t n_bytes)
+{
+    if (reads_fail || interruptions > 0) {
+        interruptions -= !reads_fail;
+        errno = reads_fail ? EIO : EINTR;
+        return -1;
+    }
+    return __real_read(file, buffer, n_bytes < 5 ? n_bytes : 5); /* in pieces, as it may */
+}
+
+int __real_sched_getaffinity(pid_t, size_t, cpu_set_t *);
+int __wrap_sched_getaffinity(pid_t, size_t, cpu_set_t *);
+int
+__wrap_sched_getaffinity(pid_t process, size_t n_bytes, cpu_set_t *mask)
+{
+    if (has_no_affinity) {
+        errno = ENOSYS;
+        return -1;
+    }
+    return __real_sched_getaffinity(process, n_bytes, mask);
+}
+
+long __real_sysconf(int);
+long __wrap_sysconf(int);
+long
+__wrap_sysconf(int name)
+{
+    return processors != 0 && name == _SC_NPROCESSORS_ONLN ? processors : __real_sysconf(name);
 }
 
 /* Writes a file and the folders above it; NULL removes it. */
@@ -155,6 +193,34 @@ check_odd_files(void)
     check(ok, "odd, long and missing files are no quota; errno untouched");
 }
 
+static void
+check_odd_systems(void)
+{
+    put("self", "0::/s\n");
+    put("tree/s/cpu.max", "100000 100000\n");
+    interruptions = 3;
+    check(counts(1) && interruptions == 0, "interrupted reads are repeated");
+    reads_fail = 1;
+    check(counts(NO_LIMIT), "files that cannot be read are no quota");
+    reads_fail = 0;
+    put("tree/s/cpu.max", "9223372036854 1\n");
+    check(counts(NO_LIMIT), "a quota beyond 32 bits of CPUs");
+    put("tree/s/cpu.max", "0 100000\n");
+    check(counts(1), "a quota of nothing counts as one");
+    put("self", "3:cpu,cpuacct:/s\n2:cpu_:/s\n1:xcpu:/s\n0:abc:/s\n");
+    check(counts(NO_LIMIT), "controllers with other names");
+    put("self", NULL);
+    put("tree/s/cpu.max", NULL);
+    has_no_affinity = 1;
+    processors = 3;
+    errno = 77;
+    check(mha_threads_available() == 3 && errno == 77, "no affinity masks: all processors");
+    processors = -1;
+    check(mha_threads_available() == 1, "and if nobody can count them: one");
+    has_no_affinity = 0;
+    processors = 0;
+}
+
 /* The names of /proc/cpuinfo are the kernel's reading of the same bits. */
 static int
 cpuinfo_has(const char *flag)
@@ -220,6 +286,7 @@ main(void)
     check_version_2();
     check_version_1();
     check_odd_files();
+    check_odd_systems();
     for (int i = 0; n_cpus > 1 && i < CPU_SETSIZE; i++) {
         if (CPU_ISSET(i, &mask) && CPU_COUNT(&mask) > 1) {
             CPU_CLR(i, &mask);

@@ -87,6 +87,23 @@ layer_backward(void)
     return mha_layer_backward(&now.layer.grads);
 }
 
+/* Explaining writes no operand, but asks for memory as well. */
+static mha_status
+explain(void)
+{
+    mha_attention_facts facts;
+
+    return mha_attention_explain(&now.attention.args, &facts);
+}
+
+static mha_status
+explain_layer(void)
+{
+    mha_layer_facts facts;
+
+    return mha_layer_explain(&now.layer.args, &facts);
+}
+
 /* Each, with those that have to run before it: its inputs are their results. */
 static const struct {
     const char *name;
@@ -94,6 +111,7 @@ static const struct {
 } operations[] = {
     {"forward", forward, NULL},       {"weights", weights, forward}, {"backward", backward, forward},
     {"reference", reference, NULL},   {"layer", layer, NULL},        {"layer backward", layer_backward, layer},
+    {"explain", explain, NULL},       {"explain layer", explain_layer, NULL},
 };
 enum { N_OPERATIONS = sizeof operations / sizeof *operations };
 

@@ -1,10 +1,10 @@
 /*
  * test_threads.c: the promises of threads.h.  Prints a line per check; exit status 1 if one fails.
  *
- * build: -Wl,--wrap=pthread_create
+ * build: -Wl,--wrap=pthread_create,--wrap=pthread_atfork,--wrap=pthread_attr_init,--wrap=mha_threads_available
  * not emulated: in qemu's user mode thread creation takes other ways than the wrapped function
  *
- * The linker's --wrap lets the checks make pthread_create fail without a hook in the pool.  Worth running with
+ * The linker's --wrap lets the checks make these functions fail without a hook in the pool.  Worth running with
  * -fsanitize=thread, -fsanitize=address,undefined, and with -DMHA_PARK_ON_CONDITION (what macOS uses) as well.
  * SPDX-License-Identifier: BSD-3-Clause
  */
@@ -41,6 +41,45 @@ __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void 
     return __real_pthread_create(thread, attributes, start, argument);
 }
 
+/* --- The same for what comes before it, and another number of CPUs ------------------------------- */
+
+static atomic_int atfork_fails, attributes_fail, pretended_cpus, limit_set_meanwhile;
+
+int __real_pthread_atfork(void (*)(void), void (*)(void), void (*)(void));
+int __wrap_pthread_atfork(void (*)(void), void (*)(void), void (*)(void));
+int
+__wrap_pthread_atfork(void (*prepare)(void), void (*parent)(void), void (*child)(void))
+{
+    if (atomic_load(&atfork_fails)) {
+        errno = ENOMEM;
+        return ENOMEM;
+    }
+    return __real_pthread_atfork(prepare, parent, child);
+}
+
+int __real_pthread_attr_init(pthread_attr_t *);
+int __wrap_pthread_attr_init(pthread_attr_t *);
+int
+__wrap_pthread_attr_init(pthread_attr_t *attributes)
+{
+    if (atomic_load(&attributes_fail)) {
+        errno = ENOMEM;
+        return ENOMEM;
+    }
+    return __real_pthread_attr_init(attributes);
+}
+
+unsigned __real_mha_threads_available(void);
+unsigned __wrap_mha_threads_available(void);
+unsigned
+__wrap_mha_threads_available(void)
+{
+    if (atomic_load(&limit_set_meanwhile) != 0) {
+        mha_threads_set((unsigned)atomic_load(&limit_set_meanwhile)); /* as another thread might */
+    }
+    return atomic_load(&pretended_cpus) != 0 ? (unsigned)atomic_load(&pretended_cpus) : __real_mha_threads_available();
+}
+
 /* --- Checks ---------------------------------------------------------------------------- */
 
 static void
@@ -66,6 +105,15 @@ check_creation_failure(watch *w)
     sigset_t mask;
     int ok;
 
+    atomic_store(&atfork_fails, 1);
+    errno = 77;
+    ok = runs_right(w, 1000, 8, 0) && n_threads_of_process() == before && errno == 77;
+    check(ok && atomic_load(&w->workers_seen) == 1, "forks cannot be watched: no threads, errno untouched");
+    atomic_store(&atfork_fails, 0);
+    atomic_store(&attributes_fail, 1);
+    ok = runs_right(w, 1000, 8, 0) && n_threads_of_process() == before && errno == 77;
+    check(ok && atomic_load(&w->workers_seen) == 1, "no memory for a thread's attributes: inline, errno untouched");
+    atomic_store(&attributes_fail, 0);
     atomic_store(&creations_left, 0);
     errno = 77;
     ok = runs_right(w, 1000, 8, 0) && n_threads_of_process() == before && errno == 77;
@@ -267,6 +315,23 @@ check_idle(watch *w)
     check(used < 0.01, "idle workers cost no CPU");
 }
 
+/* The first question for the limit, in processes that have not asked yet. */
+static void
+check_first_limit(int cpus, int meanwhile, unsigned expected, const char *name)
+{
+    int status;
+
+    fflush(stdout);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        atomic_store(&pretended_cpus, cpus);
+        atomic_store(&limit_set_meanwhile, meanwhile);
+        exit(mha_threads_get() == expected && mha_threads_get() == expected ? 0 : 1);
+    }
+    waitpid(pid, &status, 0);
+    check(status == 0, name);
+}
+
 static void *
 do_nothing(void *unused)
 {
@@ -280,6 +345,9 @@ main(void)
     pthread_t first;
     const unsigned available = mha_threads_available();
 
+    check_first_limit(7, 0, 7, "a machine of 7 CPUs: 7 threads");
+    check_first_limit(100000, 0, 1024, "a machine of 100000 CPUs: 1024 threads");
+    check_first_limit(7, 3, 3, "a limit set while the first caller counts the CPUs holds");
     check(mha_threads_get() == available && available >= 1, "the default limit is what is available");
     errno = 77;
     check(mha_threads_available() == available && errno == 77, "asking again gives the same, errno untouched");

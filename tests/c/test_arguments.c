@@ -1,0 +1,354 @@
+/*
+ * test_arguments.c: the core's second look at what it is given.  The binding has checked it all in the user's words;
+ * these are the statuses that a C caller gets, and that no result is touched then.  Also: results that are not wanted.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#define _GNU_SOURCE
+#include "cases.h"
+#include "cpu.h"
+#include "dispatch.h"
+
+#include <math.h>
+
+#define NO_DTYPE ((mha_dtype)2)
+#define HALF (SIZE_MAX / 2)
+
+static uint64_t
+hash_operands(void)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < guard.n_used; i++) {
+        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
+            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
+        }
+    }
+    return hash;
+}
+
+/* --- Attention ------------------------------------------------------------------------------------- */
+
+static attention_case
+good_attention(void)
+{
+    guarded_reset(1);
+    random_state = 1;
+    return attention_of(8, 12, 0);
+}
+
+static void
+attention_refused(attention_case *c, mha_status status, const char *what)
+{
+    const uint64_t before = hash_operands();
+    mha_attention_facts facts;
+
+    CHECK(mha_attention_forward(&c->args) == status, "forward: %s", what);
+    CHECK(mha_attention_weights(&c->args) == status, "weights: %s", what);
+    CHECK(mha_attention_backward(&c->args, &c->grads) == status, "backward: %s", what);
+    CHECK(mha_attention_explain(&c->args, &facts) == status, "explain: %s", what);
+    CHECK(hash_operands() == before, "refused, and something was written: %s", what);
+}
+
+/* A good call with some fields of its arguments `a` changed. */
+#define REFUSED(status, ...)                                                                                           \
+    do {                                                                                                               \
+        attention_case c = good_attention();                                                                           \
+        mha_attention_args *a = &c.args;                                                                               \
+        __VA_ARGS__;                                                                                                   \
+        attention_refused(&c, status, #__VA_ARGS__);                                                                   \
+    } while (0)
+
+static void
+check_attention_arguments(void)
+{
+    int64_t lens[8] = {0};
+    attention_case c = good_attention();
+
+    CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK, "as it is");
+    REFUSED(MHA_ERR_ARG, a->dtype = NO_DTYPE);
+    REFUSED(MHA_ERR_ARG, a->heads = 0);
+    REFUSED(MHA_ERR_ARG, a->kv_heads = 0);
+    REFUSED(MHA_ERR_ARG, a->heads = 3; a->kv_heads = 2);
+    REFUSED(MHA_ERR_ARG, a->row_max = NULL);
+    REFUSED(MHA_ERR_ARG, a->row_sum = NULL);
+    REFUSED(MHA_ERR_ARG, a->dropout = -0.001);
+    REFUSED(MHA_ERR_ARG, a->dropout = 1.001);
+    REFUSED(MHA_ERR_ARG, a->dropout = (double)NAN);
+    REFUSED(MHA_ERR_ARG, a->visible.valid_lens = lens; a->visible.lens_per_batch = a->queries + 1);
+    REFUSED(MHA_ERR_ARG, a->visible.valid_lens = lens; a->visible.lens_per_batch = 0);
+    /* Without either of these two there is nothing to rebuild weights from, or to put them into. */
+    c = good_attention();
+    c.args.row_max = c.args.row_sum = NULL;
+    CHECK(mha_attention_weights(&c.args) == MHA_ERR_ARG, "weights without statistics");
+    CHECK(mha_attention_backward(&c.args, &c.grads) == MHA_ERR_ARG, "backward without statistics");
+    c = good_attention();
+    c.args.weights = NULL;
+    CHECK(mha_attention_weights(&c.args) == MHA_ERR_ARG, "weights into nothing");
+}
+
+/* Each product of sizes on its own: of those before it none overflows. */
+static void
+check_attention_sizes(void)
+{
+    REFUSED(MHA_ERR_SIZE, a->batch = HALF + 2; a->heads = 2; a->kv_heads = 1);
+    REFUSED(MHA_ERR_SIZE, a->batch = 2; a->queries = HALF);
+    REFUSED(MHA_ERR_SIZE, a->batch = 1; a->heads = a->kv_heads = 1; a->queries = HALF / 4);
+    REFUSED(MHA_ERR_SIZE, a->value_dim = HALF / 8);
+    REFUSED(MHA_ERR_SIZE, a->head_dim = HALF / 8);
+    REFUSED(MHA_ERR_SIZE, a->keys = HALF / 2);
+    REFUSED(MHA_ERR_SIZE, a->keys = HALF / 16);
+    REFUSED(MHA_ERR_SIZE, a->keys = HALF / 64 + 2; a->head_dim = 1);
+    REFUSED(MHA_ERR_SIZE, a->head_dim = 0; a->keys = HALF / 64 + 2);
+    REFUSED(MHA_ERR_SIZE, a->batch = 0; a->queries = HALF / 64 + 2);
+}
+
+static void
+check_reference(void)
+{
+    attention_case c = good_attention();
+    mha_attention_args a = c.args;
+
+    a.dropout = 0;
+    CHECK(mha_reference_attention(&a) == MHA_OK, "reference");
+    const uint64_t before = hash_operands();
+    a.dropout = 0.5;
+    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: dropout");
+    a.dropout = 0;
+    a.dtype = NO_DTYPE;
+    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: type");
+    a.dtype = dtype;
+    a.heads = 3;
+    a.kv_heads = 2;
+    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: heads");
+    a.kv_heads = 0;
+    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: no heads");
+    a.kv_heads = 3;
+    a.keys = HALF / 4;
+    CHECK(mha_reference_attention(&a) == MHA_ERR_SIZE, "reference: sizes");
+    CHECK(hash_operands() == before, "reference: something was written");
+}
+
+/* --- Projections -------------------------------------------------------------------------------------- */
+
+static void
+check_linear_forward(void)
+{
+    enum { OUT = 5, IN = 7, ROWS = 3 };
+    const void *weight;
+    size_t size = 0;
+
+    guarded_reset(1);
+    const mha_linear good = projection(OUT, IN, &weight), none = {NULL, NULL, OUT, IN};
+    const void *x = numbers(dtype, ROWS * IN);
+    void *y = room(dtype, ROWS * OUT), *packed = room(dtype, 1);
+    const uint64_t before = hash_operands();
+    mha_linear_facts facts;
+
+    CHECK(mha_linear_packed_size(NO_DTYPE, OUT, IN, &size) == MHA_ERR_ARG, "packed size: type");
+    CHECK(mha_linear_packed_size(dtype, SIZE_MAX, IN, &size) == MHA_ERR_SIZE, "packed size: rounding up");
+    CHECK(mha_linear_packed_size(dtype, HALF, IN, &size) == MHA_ERR_SIZE, "packed size: product");
+    CHECK(mha_linear_packed_size(dtype, HALF / 4, 1, &size) == MHA_ERR_SIZE, "packed size: bytes");
+    CHECK(size == 0, "packed size: refused, and written");
+    CHECK(mha_linear_pack(NO_DTYPE, OUT, IN, weight, IN, packed) == MHA_ERR_ARG, "pack: type");
+    CHECK(mha_linear_pack(dtype, HALF, IN, weight, IN, packed) == MHA_ERR_SIZE, "pack: sizes");
+    CHECK(mha_linear_forward(NO_DTYPE, &good, ROWS, x, IN, y, OUT) == MHA_ERR_ARG, "linear: type");
+    CHECK(mha_linear_forward(dtype, &none, ROWS, x, IN, y, OUT) == MHA_ERR_ARG, "linear: nothing packed");
+    CHECK(mha_linear_explain(NO_DTYPE, &good, ROWS, &facts) == MHA_ERR_ARG, "linear, explained: type");
+    CHECK(mha_linear_explain(dtype, &none, ROWS, &facts) == MHA_ERR_ARG, "linear, explained: nothing packed");
+    CHECK(mha_linear_forward(dtype, &good, 0, x, IN, y, OUT) == MHA_OK, "linear: no rows");
+    CHECK(hash_operands() == before, "linear: something was written");
+    CHECK(mha_linear_forward(dtype, &good, ROWS, x, IN, y, OUT) == MHA_OK && hash_operands() != before, "linear");
+}
+
+static void
+check_linear_backward(void)
+{
+    enum { OUT = 5, IN = 7, ROWS = 3 };
+    guarded_reset(1);
+    const mha_linear_grads good = {
+        .dtype = dtype, .rows = ROWS, .out_features = OUT, .in_features = IN, .x = numbers(dtype, ROWS * IN),
+        .weight = numbers(dtype, OUT * IN), .grad_y = numbers(dtype, ROWS * OUT), .x_row_stride = IN,
+        .grad_y_row_stride = OUT, .grad_x = room(dtype, ROWS * IN), .grad_weight = room(dtype, OUT * IN),
+        .grad_bias = room(dtype, OUT)};
+    const uint64_t before = hash_operands();
+    mha_linear_grads bad[4] = {good, good, good, good}, nothing = good;
+
+    bad[0].dtype = NO_DTYPE;
+    bad[1].x = NULL;
+    bad[2].weight = NULL;
+    bad[3].grad_y = NULL;
+    for (int i = 0; i < 4; i++) {
+        CHECK(mha_linear_backward(&bad[i]) == MHA_ERR_ARG, "linear backward: bad argument %d", i);
+    }
+    nothing.grad_x = nothing.grad_weight = nothing.grad_bias = NULL;
+    CHECK(mha_linear_backward(&nothing) == MHA_OK && hash_operands() == before, "linear backward: nothing is wanted");
+    CHECK(mha_linear_backward(&good) == MHA_OK, "linear backward");
+    const uint64_t all = hash_operands();
+    for (int i = 0; i < 3; i++) { /* all but one: that one keeps what it has, the others come out the same */
+        void *const result[3] = {good.grad_x, good.grad_weight, good.grad_bias};
+        mha_linear_grads some = good;
+        void **const wanted[3] = {&some.grad_x, &some.grad_weight, &some.grad_bias};
+        *wanted[i] = NULL;
+        CHECK(mha_linear_backward(&some) == MHA_OK && hash_operands() == all, "linear backward without result %d", i);
+        some = nothing;
+        *wanted[i] = memset(result[i], 0xff, 1);
+        CHECK(mha_linear_backward(&some) == MHA_OK && hash_operands() == all, "linear backward: result %d alone", i);
+    }
+}
+
+/* --- Layers ---------------------------------------------------------------------------------------------- */
+
+static layer_case
+good_layer(int is_additive)
+{
+    guarded_reset(1);
+    random_state = 2;
+    layer_case c = layer_of(9, 12, is_additive, 0);
+    c.args.empty_rows = MHA_EMPTY_ZERO;
+    return c;
+}
+
+static void
+layer_refused(layer_case *c, mha_status status, const char *what)
+{
+    const uint64_t before = hash_operands();
+    mha_layer_facts facts;
+
+    c->grads.forward = &c->args;
+    CHECK(mha_layer_forward(&c->args) == status, "layer: %s", what);
+    CHECK(mha_layer_explain(&c->args, &facts) == status, "layer, explained: %s", what);
+    CHECK(mha_layer_backward(&c->grads) == status, "layer backward: %s", what);
+    CHECK(hash_operands() == before, "layer refused, and something was written: %s", what);
+}
+
+#define LAYER_REFUSED(status, ...)                                                                                     \
+    do {                                                                                                               \
+        layer_case c = good_layer(0);                                                                                  \
+        mha_layer_args *a = &c.args;                                                                                   \
+        __VA_ARGS__;                                                                                                   \
+        layer_refused(&c, status, #__VA_ARGS__);                                                                       \
+    } while (0)
+
+static void
+check_layer_arguments(void)
+{
+    LAYER_REFUSED(MHA_ERR_ARG, a->dtype = NO_DTYPE);
+    LAYER_REFUSED(MHA_ERR_ARG, a->num_heads = 0);
+    LAYER_REFUSED(MHA_ERR_ARG, a->num_heads = a->W_q.out_features + 1);
+    LAYER_REFUSED(MHA_ERR_ARG, a->query_size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->key_size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->value_size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->W_k.out_features += 2);
+    LAYER_REFUSED(MHA_ERR_ARG, a->W_o.in_features++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->dropout = 2);
+    LAYER_REFUSED(MHA_ERR_SIZE, a->batch = HALF);
+    LAYER_REFUSED(MHA_ERR_SIZE, a->queries = HALF);
+}
+
+/* Backward needs what forward may leave out. */
+static void
+check_layer_backward_needs(void)
+{
+    for (int i = 0; i < 12; i++) {
+        layer_case c = good_layer(i == 11);
+        mha_layer_args *a = &c.args;
+        c.grads.forward = a;
+        const void **const parts[] = {
+            (const void **)&a->row_max, (const void **)&a->row_sum, (const void **)&a->q_projected,
+            (const void **)&a->k_projected, (const void **)&a->v_projected, (const void **)&a->context,
+            &c.grads.grad_out, &c.grads.weight[0], &c.grads.weight[1], &c.grads.weight[2], &c.grads.weight[3],
+            (const void **)&a->out, /* of a layer without W_o */
+        };
+        CHECK(mha_layer_forward(a) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "layer backward, %d", i);
+        const uint64_t before = hash_operands();
+        *parts[i] = NULL;
+        CHECK(mha_layer_backward(&c.grads) == MHA_ERR_ARG, "layer backward without part %d", i);
+        CHECK(hash_operands() == before, "layer backward without part %d: something was written", i);
+    }
+}
+
+/* Any gradient may be left out: it keeps what stood there, and the others have the same bits. */
+static void
+check_layer_wishes(int is_additive, int with_lengths)
+{
+    static const int64_t lens[2] = {5, 0};
+    layer_case c = good_layer(is_additive);
+
+    if (with_lengths) {
+        c.args.visible.valid_lens = lens;
+        c.args.visible.lens_per_batch = 1;
+    }
+    c.grads.forward = &c.args;
+    CHECK(mha_layer_forward(&c.args) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "all gradients");
+    const uint64_t all = hash_operands();
+    for (int i = 0; i < 12; i++) {
+        mha_layer_grads some = c.grads;
+        void **const wanted[] = {&some.grad_queries, &some.grad_keys, &some.grad_values, &some.grad_additive_weights,
+                                 &some.grad_weight[0], &some.grad_weight[1], &some.grad_weight[2], &some.grad_weight[3],
+                                 &some.grad_bias[0], &some.grad_bias[1], &some.grad_bias[2], &some.grad_bias[3]};
+        *wanted[i] = NULL;
+        CHECK(mha_layer_backward(&some) == MHA_OK && hash_operands() == all, "without gradient %d", i);
+    }
+}
+
+/* --- The rest ------------------------------------------------------------------------------------------------ */
+
+static void
+check_masked_softmax(void)
+{
+    const mha_visibility all = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+
+    guarded_reset(1);
+    void *x = numbers(dtype, 6);
+    const uint64_t before = hash_operands();
+    CHECK(mha_masked_softmax(NO_DTYPE, 1, 2, 3, x, &all, MHA_EMPTY_ZERO, x) == MHA_ERR_ARG, "softmax: type");
+    CHECK(mha_masked_softmax(dtype, HALF, 0, 3, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no queries");
+    CHECK(mha_masked_softmax(dtype, HALF, 2, 0, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no keys");
+    CHECK(mha_masked_softmax(dtype, 0, 2, 3, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no items");
+    CHECK(hash_operands() == before, "softmax: something was written");
+}
+
+static void
+check_isas(void)
+{
+    const mha_isa before = mha_isa_active(), no_isa[] = {MHA_N_ISAS, (mha_isa)-1, (mha_isa)1000};
+    mha_kernel_facts facts;
+
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(mha_isa_name(no_isa[i]) == NULL, "the name of no instruction set");
+        CHECK(!mha_isa_compiled(no_isa[i]) && !mha_isa_available(no_isa[i]) && !mha_cpu_offers(no_isa[i]), "no set");
+        CHECK(mha_isa_select(no_isa[i]) == MHA_ERR_ISA && mha_isa_active() == before, "no set is selected");
+    }
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        CHECK(mha_isa_name(isa) != NULL, "set %d has no name", (int)isa);
+        CHECK(mha_isa_available(isa) == (mha_isa_compiled(isa) && mha_cpu_offers(isa)), "%s", mha_isa_name(isa));
+        CHECK((mha_isa_select(isa) == MHA_OK) == mha_isa_available(isa), "%s selected", mha_isa_name(isa));
+    }
+    CHECK(mha_isa_select(before) == MHA_OK, "back again");
+    CHECK(mha_kernels_for(NO_DTYPE) == NULL && mha_kernels_explain(NO_DTYPE, &facts) == MHA_ERR_ARG, "kernels of no type");
+    CHECK(strcmp(mha_kernels_for(dtype)->isa, mha_isa_name(before)) == 0, "kernels of the active set");
+}
+
+int
+main(void)
+{
+    guarded_start();
+    for (int i = 0; i < 2; i++) {
+        dtype = i == 0 ? MHA_F32 : MHA_F64;
+        snprintf(guard.doing, sizeof guard.doing, "arguments, type %d", i);
+        check_attention_arguments();
+        check_attention_sizes();
+        check_reference();
+        check_linear_forward();
+        check_linear_backward();
+        check_layer_arguments();
+        check_layer_backward_needs();
+        for (int variant = 0; variant < 4; variant++) {
+            check_layer_wishes(variant & 1, variant >> 1);
+        }
+        check_masked_softmax();
+        check_isas();
+    }
+    printf("%d checks failed\n", n_failed);
+    return n_failed != 0;
+}
