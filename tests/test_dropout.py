@@ -98,6 +98,16 @@ def test_masks_and_neighbours_do_not_decide(rng, dtype):
     same(first, F.dot_product_attention(q, k, unit, dropout=0.5, rng=SEED)[:1])
 
 
+def test_rows_that_see_few_keys(rng, isa):
+    """One query and its last 1, 2, ... keys, wherever in the generator's blocks of 8 these begin and end."""
+    for keys in range(1, 36):
+        q, k, unit = unit_call(rng, np.dtype("f4"), heads=1, queries=1, keys=keys)
+        stays = philox.kept(SEED, 0.5, (2, 1, 1, keys))
+        for left in (0, 1, 7, 8, 16):
+            used = F.dot_product_attention(q, k, unit, causal="bottom_right", window=(left, 0), dropout=0.5, rng=SEED)
+            np.testing.assert_array_equal(used != 0, stays & (np.arange(keys) >= keys - 1 - left))
+
+
 def test_grouped_heads_have_decisions_of_their_own(rng, dtype):
     q, k, unit = unit_call(rng, dtype, heads=4, keys=40)
     used = F.dot_product_attention(q, k[:, :2], unit[:, :2], dropout=0.5, rng=SEED)

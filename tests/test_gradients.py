@@ -218,12 +218,15 @@ def test_projections_of_additive_attention(rng, isa):
 # --- Exactly ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
-@pytest.mark.parametrize(
+hiding = pytest.mark.parametrize(
     "options",
     [{"valid_lens": [7, 4]}, {"causal": "top_left"}, {"window": (0, 3)}, {"keep_mask": np.arange(K)[None] % 3 > 0}],
     ids=["lengths", "causal", "window", "keep_mask"],
 )
+
+
+@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
+@hiding
 def test_masked_keys_get_zero_and_have_no_influence(rng, isa, dtype, options, additive):
     q, k, v, w_v, grad = operands(rng, True, additive, dtype=dtype)
     full = {name: value for name, value in options.items() if name != "keep_mask"}
@@ -238,6 +241,15 @@ def test_masked_keys_get_zero_and_have_no_influence(rng, isa, dtype, options, ad
             x.swapaxes(1, 2)[unseen] = rubbish
         for a, b in zip(backward(grad, q, k, v, w_v, **options), clean):
             assert (a is None and b is None) or a.tobytes() == b.tobytes(), full
+
+
+@hiding
+def test_the_bias_of_hidden_keys_gets_zero(rng, dtype, options):
+    q, k, v, _, grad = operands(rng, dtype=dtype)
+    seen = needs.module("torch_math")._reference.visible_keys((B, H, Q, K), **options)
+    grad_bias = backward(grad, q, k, v, None, bias=np.zeros((B, H, Q, K), dtype), **options)[4]
+    seen = np.broadcast_to(seen, grad_bias.shape)
+    assert not grad_bias[~seen].any() and grad_bias[seen].any()
 
 
 @pytest.mark.parametrize("empty_rows", ["zero", "uniform"])
