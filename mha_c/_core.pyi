@@ -7,7 +7,7 @@ None, or shape (B,) or (B, Q), integers or floats (rounded up), snapshotted once
 Every error names the argument in the caller's words, what it got and what was expected.
 """
 
-from typing import Any, Literal, Optional, Tuple, overload
+from typing import Any, Literal, Optional, Tuple, overload  # noqa: UP035  Python 3.9, as UP006
 
 import numpy as np
 

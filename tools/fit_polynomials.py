@@ -92,9 +92,7 @@ def fit(name, target, weight, degree, low, high, bits):
     ]
     fixed = []
     for k in range(degree + 1):
-        fixed = fixed + [
-            round_to(bits, minimax(target, weight, fixed, degree, points)[0][k])
-        ]
+        fixed.append(round_to(bits, minimax(target, weight, fixed, degree, points)[0][k]))
     worst = max(abs((target(x) - evaluate(fixed, x)) * weight(x)) for x in points)
     print(f"{name}: degree {degree}, error 2^{float(mp.log(worst, 2)):.2f}")
     for k, c in enumerate(fixed):
