@@ -283,9 +283,10 @@ check_layer_wishes(int is_additive, int with_lengths)
     const uint64_t all = hash_operands();
     for (int i = 0; i < 12; i++) {
         mha_layer_grads some = c.grads;
-        void **const wanted[] = {&some.grad_queries, &some.grad_keys, &some.grad_values, &some.grad_additive_weights,
-                                 &some.grad_weight[0], &some.grad_weight[1], &some.grad_weight[2], &some.grad_weight[3],
-                                 &some.grad_bias[0], &some.grad_bias[1], &some.grad_bias[2], &some.grad_bias[3]};
+        void **const wanted[] = {&some.grad_inputs[0].data, &some.grad_inputs[1].data, &some.grad_inputs[2].data,
+                                 &some.grad_additive_weights, &some.grad_weight[0], &some.grad_weight[1],
+                                 &some.grad_weight[2], &some.grad_weight[3], &some.grad_bias[0],
+                                 &some.grad_bias[1], &some.grad_bias[2], &some.grad_bias[3]};
         *wanted[i] = NULL;
         CHECK(mha_layer_backward(&some) == MHA_OK && hash_operands() == all, "without gradient %d", i);
     }
