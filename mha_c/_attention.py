@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
 import numpy as np
+from numpy import ndarray
 
 from . import _arguments
 from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
@@ -82,11 +83,29 @@ class AttentionLayer(Layer):
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
-        # A small call is over in a few microseconds: plain arrays take the shortest way through here.
-        as_tensor = False
-        if type(queries) is not np.ndarray or type(keys) is not np.ndarray or type(values) is not np.ndarray:
-            (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-        if valid_lens is not None and type(valid_lens) is not np.ndarray:
+        # A small call is over in two microseconds: for plain arrays, in evaluation, all of it is here.
+        plan = self._plan
+        if (
+            type(queries) is type(keys) is type(values) is ndarray
+            and (valid_lens is None or type(valid_lens) is ndarray)
+            and training is None
+            and not self.training
+            and plan[0] is queries.dtype
+            and plan[1] is self._parameters.states
+            and plan[2] == isa()
+        ):
+            out, saved = layer_forward(
+                queries, keys, values, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, 0.0, 0
+            )
+            self._last = last = saved, False
+            if self._child is not None:
+                self._child._last = last
+            return out
+        return self._call(queries, keys, values, valid_lens, training)
+
+    def _call(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
+        (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        if valid_lens is not None:
             valid_lens = to_lengths(valid_lens)
         plan = self._current_plan(queries)
         if plan is None:

@@ -299,11 +299,9 @@ class AdditiveAttention(AttentionLayer):
                 self._parameters.states = (state, *others)
         return state
 
-    def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any:
+    def _call(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
         if type(keys) is not ProjectedKeys:
-            return super().__call__(queries, keys, values, valid_lens, training=training)
+            return super()._call(queries, keys, values, valid_lens, training)
         (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
         as_tensor = as_tensor or keys._as_tensor
         weight = self._parameters.states[0].weight
