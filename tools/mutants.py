@@ -5,8 +5,9 @@
 A mutant is one changed operator, constant, comparison, negation, min/max, or one statement left out, in the kernels'
 texts and the drivers.  It is killed if a C test program (tests/c, built for scalar and avx2) or, failing that, a few
 pytest files report a failure, crash, hang or do not build.  Sites are drawn with a fixed seed, so that runs compare.
-Survivors that can change speed only are explained in tools/mutants_explained.txt, one `file: line of code` each; they
-count neither way.  Exit status 1 if fewer than 90 % of the rest are killed.
+Mutants that give the same machine code are none, and survivors that can change speed only are explained in
+tools/mutants_explained.txt, one `file: line of code` each; both count neither way, and both are printed.  Exit status 1
+if fewer than 90 % of the rest are killed.
 """
 
 import argparse
@@ -24,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
 TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
-PROGRAMS = [f"test_{name}" for name in "attention values backward failures guards scratch math".split()]
+PROGRAMS = [f"test_{name}" for name in "arguments attention values projections backward failures guards scratch math".split()]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
@@ -32,6 +33,7 @@ SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" 
          (" + ", " - "), (" - ", " + "), (" * ", " + "), (" / ", " * "), (" % ", " / "), (" += ", " -= "),
          (" && ", " || "), (" || ", " && "), ("mha_min(", "mha_max("), ("mha_max(", "mha_min("),
          ("vf_add(", "vf_sub("), ("vf_sub(", "vf_add("), ("vf_mul(", "vf_add(")]  # fmt: skip
+NOTHING = "the same machine code"
 STATEMENT = re.compile(
     r"^ +(?!return|const|size_t|char|mha_tile|double|int|vf )[\w\->.\[\]]+(\([^;{}]*\)| [+*-]?= [^;{}]*);$"
 )
@@ -79,6 +81,7 @@ class Build:
         self.compile(self.sources)
         programs = [ROOT / "tests" / "c" / f"{name}.c" for name in PROGRAMS]
         self.compile(programs)
+        self.unchanged = {source: self.object_of(source).read_bytes() for source in self.sources}
 
     def object_of(self, source):
         return WORK / f"{source.parent.name}-{source.stem}.o"
@@ -89,6 +92,10 @@ class Build:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return all(pool.map(one, sources))
+
+    def is_unchanged(self, sources):
+        """Whether the objects are those of the unchanged sources, to the byte."""
+        return all(self.object_of(source).read_bytes() == self.unchanged[source] for source in sources)
 
     def link(self, program):
         core = [str(self.object_of(s)) for s in self.sources if s.parent.name != "python"]
@@ -130,7 +137,7 @@ def passes(command, seconds, environment=None):
 
 
 def try_mutant(build, path, number, new):
-    """The name of the test that kills the mutant, or None."""
+    """The name of the test that kills the mutant, NOTHING if it is none, or None."""
     copy = WORK / "csrc" / path.relative_to(ROOT / "csrc")
     original = copy.read_text()
     lines = original.splitlines(keepends=True)
@@ -139,7 +146,9 @@ def try_mutant(build, path, number, new):
     kernels = [WORK / "csrc" / "kernels" / f"isa_{isa}.c" for isa in ("scalar", "avx2")]
     changed = kernels if path.suffix == ".inc" else [copy]
     try:
-        return build.killer() if build.compile(changed) else "the compiler"
+        if not build.compile(changed):
+            return "the compiler"
+        return NOTHING if build.is_unchanged(changed) else build.killer()
     finally:
         copy.write_text(original)
         build.compile(changed)
@@ -168,11 +177,12 @@ def main():
     first = build.killer()
     if first:
         sys.exit(f"the unchanged core fails {first}")
-    n_killed, survivors = 0, []
+    n_killed, n_nothing, survivors = 0, 0, []
     for path, number, old, new in sites:
         where = f"{path.name}: {old.strip()}"
         killer = try_mutant(build, path, number, new)
-        n_killed += killer is not None
+        n_nothing += killer == NOTHING
+        n_killed += killer not in (None, NOTHING)
         if killer is None:
             survivors.append(where)
         state = killer or ("survives, as explained" if where in known else "SURVIVES")
@@ -180,8 +190,9 @@ def main():
     unexplained = [where for where in survivors if where not in known]
     total = n_killed + len(unexplained)
     rate = n_killed / max(total, 1)
-    print(f"{len(sites)} mutants: {n_killed} killed, {len(survivors)} survive, {len(survivors) - len(unexplained)} of")
-    print(f"them explained as changing speed only; {rate:.0%} of the other {total} killed")
+    n_explained = len(survivors) - len(unexplained)
+    print(f"{len(sites)} mutants: {n_nothing} are the same code, {n_killed} are killed, {len(survivors)} survive,")
+    print(f"of which {n_explained} are explained; {rate:.1%} of the other {total} are killed")
     return rate < 0.9
 
 

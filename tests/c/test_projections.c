@@ -1,0 +1,163 @@
+/*
+ * test_projections.c: projections of whole numbers, forward and backward, and softmax of equal scores: every sum is
+ * exact, so a term lost or counted twice at any edge of a tile, panel or chunk shows.  Every instruction set, both types.
+ *
+ *     test_projections [quick]
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "drawn.h"
+
+static mha_dtype dtype;
+
+/* A matrix of whole numbers in -3 .. 3, with a gap of NaN behind each row. */
+typedef struct {
+    size_t rows, cols, stride;
+    int *whole; /* dense */
+    void *data; /* rows `stride` apart */
+} matrix;
+
+static matrix
+new_matrix(size_t rows, size_t cols, size_t gap)
+{
+    matrix m = {rows, cols, cols + gap, allocate(rows * cols * sizeof(int)), NULL};
+
+    m.data = allocate(rows * m.stride * size_of(dtype));
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < m.stride; j++) {
+            const int x = (int)(below(7)) - 3;
+            if (j < cols) {
+                m.whole[i * cols + j] = x;
+            }
+            set(dtype, m.data, i * m.stride + j, j < cols ? x : (double)NAN);
+        }
+    }
+    return m;
+}
+
+static void
+release_matrix(matrix *m)
+{
+    free(m->whole);
+    free(m->data);
+}
+
+/* Compares dense results, rows x cols, with sum_p a(i, p) b(p, j) + added[j]. */
+static void
+check_product(const char *what, const void *found, size_t rows, size_t cols, size_t depth, const int *a, size_t a_row,
+              size_t a_step, const int *b, size_t b_step, size_t b_col, const int *added)
+{
+    for (size_t i = 0; i < rows; i++) {
+        for (size_t j = 0; j < cols; j++) {
+            long sum = added != NULL ? added[j] : 0;
+            for (size_t p = 0; p < depth; p++) {
+                sum += (long)a[i * a_row + p * a_step] * b[p * b_step + j * b_col];
+            }
+            CHECK(get(dtype, found, i * cols + j) == (double)sum, "%s, %s, depth %zu: [%zu of %zu][%zu of %zu] is %g, not %ld",
+                  mha_isa_name(mha_isa_active()), what, depth, i, rows, j, cols, get(dtype, found, i * cols + j), sum);
+        }
+    }
+}
+
+static void
+check_projection(size_t rows, size_t outs, size_t ins)
+{
+    matrix x = new_matrix(rows, ins, rows % 3), weight = new_matrix(outs, ins, 0), bias = new_matrix(1, outs, 0);
+    matrix grad_y = new_matrix(rows, outs, rows % 2);
+    const size_t item = size_of(dtype);
+    void *y = allocate(rows * outs * item), *grad_x = allocate(rows * ins * item);
+    void *grad_weight = allocate(outs * ins * item), *grad_bias = allocate(outs * item);
+    int *ones = allocate(rows * sizeof(int));
+    size_t size = 0;
+
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size) == MHA_OK, "packed size");
+    void *packed = allocate(size * item);
+    CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
+    const mha_linear linear = {packed, bias.data, outs, ins};
+    CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK, "forward");
+    check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
+    const mha_linear_grads grads = {
+        .dtype = dtype, .rows = rows, .out_features = outs, .in_features = ins, .x = x.data, .weight = weight.data,
+        .grad_y = grad_y.data, .x_row_stride = (ptrdiff_t)x.stride, .grad_y_row_stride = (ptrdiff_t)grad_y.stride,
+        .grad_x = grad_x, .grad_weight = grad_weight, .grad_bias = grad_bias};
+    CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
+    for (size_t i = 0; i < rows; i++) {
+        ones[i] = 1;
+    }
+    check_product("grad_x", grad_x, rows, ins, outs, grad_y.whole, outs, 1, weight.whole, ins, 1, NULL);
+    check_product("grad_weight", grad_weight, outs, ins, rows, grad_y.whole, 1, outs, x.whole, ins, 1, NULL);
+    check_product("grad_bias", grad_bias, 1, outs, rows, ones, 0, 1, grad_y.whole, outs, 1, NULL);
+    release_matrix(&x);
+    release_matrix(&weight);
+    release_matrix(&bias);
+    release_matrix(&grad_y);
+    free(y);
+    free(grad_x);
+    free(grad_weight);
+    free(grad_bias);
+    free(packed);
+    free(ones);
+}
+
+/* --- Softmax of equal scores ---------------------------------------------------------------------- */
+
+static void
+check_softmax(size_t keys, size_t valid, mha_empty empty_rows)
+{
+    const int64_t len = (int64_t)valid;
+    const mha_visibility visible = {&len, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    void *x = allocate(2 * keys * size_of(dtype));
+
+    for (size_t j = 0; j < 2 * keys; j++) {
+        set(dtype, x, j, j % keys < valid ? -7.25 : (double)NAN);
+    }
+    CHECK(mha_masked_softmax(dtype, 1, 2, keys, x, &visible, empty_rows, x) == MHA_OK, "softmax");
+    for (size_t j = 0; j < 2 * keys; j++) {
+        const double all = empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)keys : 0.0;
+        const double weight = valid == 0 ? all : j % keys < valid ? 1.0 / (double)valid : 0.0;
+        const double rounded = dtype == MHA_F32 ? (double)(float)weight : weight;
+        CHECK(get(dtype, x, j) == rounded, "%s, softmax of %zu of %zu: [%zu] is %.17g, not %.17g",
+              mha_isa_name(mha_isa_active()), valid, keys, j, get(dtype, x, j), rounded);
+    }
+    free(x);
+}
+
+static void
+run_all(int quick)
+{
+    /* Around the tiles' rows (4 .. 12), panels (16 .. 96), the rows per task, 128 rows of sums, 256 steps of depth. */
+    static const size_t sizes[][3] = {{1, 1, 1},    {3, 33, 5},    {13, 97, 7},  {129, 17, 31},
+                                      {256, 5, 64}, {257, 40, 63}, {7, 5, 513},  {520, 97, 3}, {11, 300, 257}};
+
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        check_projection(sizes[i][0], sizes[i][1], sizes[i][2]);
+    }
+    for (size_t n = 0; n < (quick ? 5 : 40); n++) {
+        check_projection(1 + below(30), 1 + below(70), 1 + below(40));
+    }
+    for (size_t keys = 1; keys < 70; keys += quick ? 7 : 1) {
+        for (size_t valid = 0; valid <= keys; valid++) {
+            check_softmax(keys, valid, valid % 2 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM);
+        }
+        check_softmax(keys, 0, MHA_EMPTY_ZERO);
+    }
+}
+
+int
+main(int argc, char **argv)
+{
+    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (int type = MHA_F32; type <= MHA_F64; type++) {
+            dtype = (mha_dtype)type;
+            mha_threads_set(type == MHA_F32 ? 1 : 2);
+            run_all(quick);
+        }
+    }
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}
