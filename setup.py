@@ -17,7 +17,8 @@ from setuptools.command.build_ext import build_ext
 
 # Never -ffast-math and no contraction: NaN, infinities and the order of sums mean something here.
 # Never -march: every instruction set is compiled in target regions and chosen at import.
-BASE = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize -fvisibility=hidden -pthread -g0".split()
+BASE = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize".split()
+BASE += "-fvisibility=hidden -pthread -g0".split()
 SWITCHES = {
     "MHA_C_DEBUG": (["-O1", "-g", "-UNDEBUG", "-DMHA_DEBUG", "-Wall", "-Wextra"], []),
     "MHA_C_SANITIZE": (

@@ -30,7 +30,7 @@ def qkv(rng, dtype):
     return [rng.standard_normal((B, n, D)).astype(dtype) for n in (Q, K, K)]
 
 
-# --- Types ---------------------------------------------------------------------------------------------------
+# --- Types ----------------------------------------------------------------------------------------
 
 
 class Number:
@@ -50,7 +50,7 @@ def test_elements_of_object_arrays_are_not_asked(qkv):
     element = Number()
     objects = np.full((B, K, D), element, object)
     for call in (F.dot_product_attention, mha_c.DotProductAttention(0), mha_c.MultiHeadAttention(4, 2, 0)):
-        with pytest.raises(TypeError, match="dtype object|got object"):
+        with pytest.raises(TypeError, match=r"dtype object|got object"):
             call(qkv[0], objects, qkv[2])
     with pytest.raises(TypeError, match="valid_lens has dtype object"):
         F.dot_product_attention(*qkv, np.full(B, element, object))
@@ -67,11 +67,11 @@ def test_a_type_with_metadata_is_that_type(qkv, dtype):
 def test_torchs_numbers_of_8_bits():
     torch = needs.module("torch")
     tensor = torch.zeros(B, K, D).to(torch.float8_e4m3fn)
-    with pytest.raises(TypeError, match="queries.*float8_e4m3fn"):
+    with pytest.raises(TypeError, match=r"queries.*float8_e4m3fn"):
         mha_c.DotProductAttention(0)(tensor, tensor, tensor)
 
 
-# --- Memory of other kinds ---------------------------------------------------------------------------------------
+# --- Memory of other kinds ------------------------------------------------------------------------
 
 
 def test_arrays_over_other_memory(qkv, dtype, tmp_path):
@@ -132,13 +132,13 @@ def test_broadcast_keys_of_every_count(rng, isa):
             same(F.dot_product_attention(q, k, k), F.dot_product_attention(q, k.copy(), k.copy()))
 
 
-# --- Sizes ---------------------------------------------------------------------------------------------------------
+# --- Sizes ----------------------------------------------------------------------------------------
 
 LONG = (65535, 65536, 65537) if needs.NIGHTLY else ()
 
 
-# A score is a sum of terms divided by the root of their number, an output an average: neither rounds worse than in small
-# calls, for which `close` is made.
+# A score is a sum of terms divided by the root of their number, an output an average: neither rounds worse than in
+# small calls, for which `close` is made.
 @pytest.mark.parametrize("keys", [255, 256, 257, 383, 384, 385, 511, 512, 513, 1023, 1024, 1025, *LONG])
 def test_keys_around_the_sizes_of_blocks(rng, isa, dtype, keys):
     q, k, v = (rng.standard_normal((1, n, 8)).astype(dtype) for n in (3, keys, keys))
@@ -152,7 +152,7 @@ def test_long_vectors(rng, isa, dtype, size):
     close(F.dot_product_attention(q, k, v), _reference.dot_product_attention(q, k, v), dtype)
 
 
-# --- Masks -----------------------------------------------------------------------------------------------------------
+# --- Masks ----------------------------------------------------------------------------------------
 
 
 def test_a_bias_hides_only_at_minus_infinity(qkv, dtype):
@@ -198,7 +198,7 @@ def test_every_mask_binds_on_its_own(rng, isa):
         assert seen[0, row, key] > 0, name
 
 
-# --- Scale -------------------------------------------------------------------------------------------------------------
+# --- Scale ----------------------------------------------------------------------------------------
 
 
 def test_odd_scales(qkv, dtype):
@@ -212,7 +212,7 @@ def test_odd_scales(qkv, dtype):
     assert np.isnan(F.dot_product_attention(q, k, v, scale=np.inf)).all()
 
 
-# --- Objects --------------------------------------------------------------------------------------------------------------
+# --- Objects --------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
@@ -274,7 +274,7 @@ def test_what_array_likes_may_do(qkv):
     same(inner[0], expected)
 
 
-# --- State ------------------------------------------------------------------------------------------------------------------
+# --- State ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [mha_c.MultiHeadAttention, mha_c.AdditiveAttention, mha_c.DotProductAttention])

@@ -81,9 +81,10 @@ beside what rounding allows. Written by `python tools/accuracy.py`; the limits t
 `tests/test_accuracy.py`.
 
 - **R** is our largest error over torch's, as root mean square over {draws} draws. Below 1: ours is the more exact.
-- **kappa** is an error over what the rounding of its own sums may do to it: `u (sum p|v| + sum p|v - o| scale sum|q k|)`
-  with u = 2^-24 or 2^-53. It is the same measure for tame, huge and cancelling numbers; a sum of n terms, one after
-  another, may reach n. **typical** is R for the root mean square of all kappas instead of the largest error.
+- **kappa** is an error over what the rounding of its own sums may do to it:
+  `u (sum p|v| + sum p|v - o| scale sum|q k|)` with u = 2^-24 or 2^-53. It is the same measure for tame, huge and
+  cancelling numbers; a sum of n terms, one after another, may reach n. **typical** is R for the root mean square of all
+  kappas instead of the largest error.
 - The exact result has long double's digits for float64, float64's for float32.
 
 {machine}
