@@ -61,9 +61,13 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const int drop = args->dropout > 0;
+    const int all_see_all = plan->same_keys && args->keep_mask.data == NULL; /* nothing is hidden within the tile */
+    const size_t stat = tile->query * k->itemsize;
 
     mha_score_tile(plan, tile, &arena->base, block);
-    tile_weights(plan, tile, &arena->base, block);
+    if (!all_see_all) {
+        tile_weights(plan, tile, &arena->base, block);
+    }
     /* Whole panels, as the values were packed; additive scores may start inside one. */
     const size_t from = block->from / k->panel_width * k->panel_width;
     const mha_product product = {
@@ -90,11 +94,14 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
     const mha_score_grads grads = {
         .rows = tile->rows,
         .cols = block->width,
+        .visible = block->visible,
+        .max = all_see_all ? arena->base.max + stat : NULL,
+        .inverse = all_see_all ? arena->base.inverse + stat : NULL,
         .weights = arena->base.scores + block->from * k->itemsize,
         .grads = arena->grads + block->from * k->itemsize,
         .factors = drop ? arena->base.factors + block->from * k->itemsize : NULL,
         .row_stride = (ptrdiff_t)plan->score_stride,
-        .delta = arena->delta + tile->query * k->itemsize,
+        .delta = arena->delta + stat,
         .scale = scale,
     };
     k->score_grads(&grads);
@@ -116,10 +123,10 @@ grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t
     return (mha_operand){b->parts_abreast == 1 ? arena->part_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
-/* dV += (P F)^T G and, for dot products, dK += dS^T Q: rows are keys, the depth is the tile's queries. */
+/* dV += (P F)^T G and, for dot products, dK += dS^T Q (= if nothing is there yet): rows are keys, depth is queries. */
 static void
 add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena, const mha_tile_block *block,
-              const char *weights, const mha_operand *rows, size_t cols, const mha_result *result)
+              const char *weights, const mha_operand *rows, size_t cols, const mha_result *result, int overwrite)
 {
     const mha_plan *plan = &b->plan;
     const mha_kernels *k = plan->kernels;
@@ -136,7 +143,7 @@ add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backwa
         .b_group = (ptrdiff_t)k->panel_width,
         .c = mha_result_at(k, result, tile->item, tile->key_head, block->keys.first),
         .c_row = result->row_stride,
-        .accumulate = 1,
+        .accumulate = !overwrite,
         .scale = &plan->one,
     };
     mha_guarded_product(plan, tile, &arena->base, block, &product, 1);
@@ -144,7 +151,7 @@ add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backwa
 
 static void
 add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena,
-                const mha_tile_block *block, const mha_operand *grad_q)
+                const mha_tile_block *block, const mha_operand *grad_q, int overwrite)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -164,7 +171,7 @@ add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_back
         .b_group = (ptrdiff_t)k->panel_width,
         .c = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
         .c_row = grad_q->row_stride,
-        .accumulate = 1,
+        .accumulate = !overwrite,
         .scale = &plan->one,
     };
     mha_guarded_product(plan, tile, &arena->base, block, &product, 0);
@@ -236,27 +243,32 @@ add_uniform_rows(const mha_backward_plan *b, const mha_tile *head, const mha_bac
                 k->multiply_rows(1, n, arena->base.scores, arena->base.factors, 0);
             }
             add_key_grads(b, &row, arena, &block, arena->base.scores, &b->grads->grad_out, args->value_dim,
-                          &b->grads->grad_v);
+                          &b->grads->grad_v, 0);
         }
     }
 }
 
+/* Which gradients have nothing in them yet when a tile meets a block, and so need no clearing before. */
+typedef struct {
+    int keys, queries;
+} untouched;
+
 /* One tile of queries against one block of keys. */
 static void
 backward_block(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block,
-               const mha_operand *grad_q, void *grad_w)
+               const mha_operand *grad_q, void *grad_w, untouched fresh)
 {
     const mha_attention_args *args = b->plan.args;
 
     mha_backward_tile(b, tile, arena, block, args->scale);
     add_key_grads(b, tile, arena, block, arena->base.scores, &b->grads->grad_out, args->value_dim,
-                  &b->grads->grad_v);
+                  &b->grads->grad_v, fresh.keys);
     if (args->additive_weights != NULL) {
         add_additive_grads(b, tile, arena, block, grad_q, grad_w);
         return;
     }
-    add_key_grads(b, tile, arena, block, arena->grads, &args->q, args->head_dim, &b->grads->grad_k);
-    add_query_grads(b, tile, arena, block, grad_q);
+    add_key_grads(b, tile, arena, block, arena->grads, &args->q, args->head_dim, &b->grads->grad_k, fresh.keys);
+    add_query_grads(b, tile, arena, block, grad_q, fresh.queries);
 }
 
 void
@@ -289,26 +301,31 @@ add_part(const mha_backward_plan *b, const mha_backward_memory *arena, size_t pa
     }
 }
 
-/* All queries of one head against the keys of one part. */
+/* All queries of one head against the keys of one part; is_first: no other head has been there. */
 static void
 backward_head(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory *arena, mha_interval part_keys,
-              size_t part, void *grad_w)
+              size_t part, int is_first, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
     const mha_operand grad_q = grad_q_rows(b, arena, part, head->item, head->head);
+    const mha_interval seen = mha_interval_meet(head->keys, part_keys);
+    const int overwrite = plan->same_keys && seen.first < seen.last;
 
     mha_backward_rows(b, head, arena);
-    clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, plan->args->queries,
-               plan->args->head_dim);
+    if (!overwrite || args->additive_weights != NULL) {
+        clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
+    }
     for (size_t first = part_keys.first; first < part_keys.last; first += plan->key_block) {
         const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
         mha_backward_pack_values(b, head, arena, keys, first);
         for (size_t row = 0; row < head->rows && keys.first < keys.last; row += plan->tile_rows) {
+            const untouched fresh = {overwrite && is_first && row == 0, overwrite && first == part_keys.first};
             mha_tile tile;
             mha_task_tile(plan, head, &arena->base, 0, row, &tile);
             mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
             if (block.keys.first < block.keys.last) {
-                backward_block(b, &tile, arena, &block, &grad_q, grad_w);
+                backward_block(b, &tile, arena, &block, &grad_q, grad_w, fresh);
             }
         }
     }
@@ -318,26 +335,38 @@ backward_head(const mha_backward_plan *b, const mha_tile *head, mha_backward_mem
     }
 }
 
+/* Zero gradients of keys first .. last - 1 of the task's key head. */
+static void
+clear_keys(const mha_backward_plan *b, const mha_tile *task, const mha_result *grad, size_t cols, size_t first,
+           size_t last)
+{
+    const mha_kernels *k = b->plan.kernels;
+
+    if (first < last) {
+        clear_rows(k, mha_result_at(k, grad, task->item, task->key_head, first), grad->row_stride, last - first, cols);
+    }
+}
+
 /* All heads that share a key head against one part of its keys. */
 static void
 run_part(const mha_backward_plan *b, const mha_tile *task, mha_backward_memory *arena, size_t part, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const mha_result *grad_k = &b->grads->grad_k, *grad_v = &b->grads->grad_v;
     const size_t part_keys = MHA_PART_BLOCKS * plan->key_block;
     const mha_interval all = {0, args->keys}, mine = {part * part_keys, (part + 1) * part_keys};
-    const mha_interval keys = mha_interval_meet(mine, all);
+    const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(task->keys, keys);
+    /* Where all queries see the same keys, the first tile of queries writes all of these, and the others add. */
+    const int written = plan->same_keys && args->queries > 0 && seen.first < seen.last;
+    const size_t unseen = written ? seen.last : keys.first;
 
-    clear_rows(k, mha_result_at(k, grad_k, task->item, task->key_head, keys.first), grad_k->row_stride,
-               keys.last - keys.first, args->head_dim);
-    clear_rows(k, mha_result_at(k, grad_v, task->item, task->key_head, keys.first), grad_v->row_stride,
-               keys.last - keys.first, args->value_dim);
+    clear_keys(b, task, &b->grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen,
+               keys.last);
+    clear_keys(b, task, &b->grads->grad_v, args->value_dim, unseen, keys.last);
     for (size_t g = 0; g < plan->group; g++) {
         mha_tile head;
         mha_task_head(task, g, &head);
-        backward_head(b, &head, arena, keys, part, grad_w);
+        backward_head(b, &head, arena, keys, part, g == 0, grad_w);
     }
 }
 

@@ -87,9 +87,13 @@ typedef struct {
     ptrdiff_t factors_row;
 } mha_dropout;
 
-/* A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes. */
+/*
+ * A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes.
+ * Given max and inverse, `weights` still holds scores, whose first `visible` in a row count.
+ */
 typedef struct {
-    size_t rows, cols;
+    size_t rows, cols, visible;
+    const void *max, *inverse; /* one per row, or both NULL */
     void *weights, *grads; /* in: P, dP; out: P * factors, dS * scale */
     const void *factors;   /* of dropout, or NULL */
     ptrdiff_t row_stride;  /* of all three */

@@ -97,11 +97,13 @@ make_gradients(PyObject *module, backward_call *call)
 {
     const mha_py_attention *attention = &call->attention;
     const mha_py_array *q = &attention->q, *k = &attention->k, *v = &attention->v, *w_v = &attention->w_v;
+    /* Without heads the core, which would write all of them, is not called. */
+    PyArrayObject *(*const make)(const char *, int, const npy_intp *, int) =
+        attention->args.heads > 0 ? mha_py_new : mha_py_zeros;
 
-    /* Zeroed: without heads the core is not called. */
-    call->grad_q = mha_py_zeros("grad_q", q->rank, q->shape, q->type);
-    call->grad_k = mha_py_zeros("grad_k", k->rank, k->shape, k->type);
-    call->grad_v = mha_py_zeros("grad_v", v->rank, v->shape, v->type);
+    call->grad_q = make("grad_q", q->rank, q->shape, q->type);
+    call->grad_k = make("grad_k", k->rank, k->shape, k->type);
+    call->grad_v = make("grad_v", v->rank, v->shape, v->type);
     if (call->grad_q == NULL || call->grad_k == NULL || call->grad_v == NULL) {
         return -1;
     }
