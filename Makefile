@@ -89,20 +89,24 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	@test ! -e build/coverage/failed || { echo 'Tests failed, see above.'; exit 1; }
 
 # The suite on an extension that stops at the first bad address or undefined operation, and says where.  The C programs
-# have such a build of their own in any suite, and a browser does not start under a preloaded sanitizer.
+# have such a build of their own in any suite, a browser does not start under a preloaded sanitizer, and notebooks
+# measure time and memory.
 sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	MHA_C_SANITIZE=1 $(BIN)/python setup.py -q build --build-lib build/sanitize
 	@mkdir -p $(RUN) && rm -f build/sanitizer.*
 	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
-	$(PYTEST) ../../tests $(call without,browser c_core) -k 'not takes_little_longer' $(ARGS) \
+	$(PYTEST) ../../tests $(call without,browser c_core notebooks) -k 'not takes_little_longer' $(ARGS) \
 		|| { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
-# The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.
+# The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
+# children: those of test_guards touch a forbidden page to see that it is one.
+MEMCHECK := valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
+	--show-leak-kinds=definite --child-silent-after-fork=yes
 valgrind:
 	@command -v valgrind > /dev/null || { echo 'valgrind is missing: apt-get install -y valgrind'; exit 1; }
-	$(call c-tests,valgrind,-O1 -g,valgrind -q --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite --show-leak-kinds=definite)
+	$(call c-tests,valgrind,-O1 -g,$(MEMCHECK))
 
 # Inputs nobody thought of, 60 s a target: tests/fuzz/run.py.
 fuzz:
