@@ -85,8 +85,10 @@ def test_tensors_without_plain_memory():
     for tensor in refused():
         with pytest.raises(BufferError):
             _core.layer_forward(tensor, tensor, tensor, None, NONE, None, 1, "zero", 0.0, 0)
-    with pytest.raises(TypeError, match=r"resolve_neg"):
-        mt.DotProductAttention(0.0)(*[next(refused())] * 3)
+    negated = [next(refused())] * 3
+    for call in (mt.DotProductAttention(0.0), mt.functional.dot_product_attention):
+        with pytest.raises(TypeError, match=r"resolve_neg"):
+            call(*negated)
     with pytest.raises(mha_c.ShapeError, match="rank"):
         x = torch.ones(3, 6)
         _core.layer_forward(x, x, x, None, NONE, None, 1, "zero", 0.0, 0)
@@ -120,6 +122,14 @@ def test_results_outlive_everything_and_threads():
 def test_leaks_nothing():
     layer = mt.MultiHeadAttention(6, 6, 6, 6, 2, 0.1)
     q, steps = leaves((3, 4, 6), (7, 3, 6))
+    bias = torch.zeros(4, 7, requires_grad=True)
+    keep = torch.ones(4, 7, dtype=torch.bool)
+
+    def function():
+        out, _ = mt.functional.dot_product_attention(
+            q, steps.permute(1, 0, 2), steps.permute(1, 0, 2), bias=bias, keep_mask=keep, return_weights=True
+        )
+        out.sum().backward()
 
     def step():
         keys = steps.permute(1, 0, 2)
@@ -129,7 +139,7 @@ def test_leaks_nothing():
         with pytest.raises(BufferError):
             _core.layer_forward(q, next(refused()), q, None, NONE, None, 1, "zero", 0.0, 0)
 
-    assert_leaks_nothing([step, wrong])
+    assert_leaks_nothing([step, function, wrong])
 
 
 WITHOUT = """

@@ -32,6 +32,7 @@
 typedef struct {
     PyObject *shape_error; /* mha_c.ShapeError, a ValueError */
     PyObject *exchange, *tensor_type, *parameter_type; /* see args_tensors.c; NULL without torch */
+    PyObject *is_neg; /* the name of a tensor's method */
 } mha_py_state;
 
 /* --- Parsing: args.c ------------------------------------------------------------- */
@@ -169,6 +170,7 @@ void mha_py_drop_views(mha_py_views *views);
 
 /* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
 PyObject *mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views);
+PyObject *mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views); /* a tuple */
 
 /* --- Masks and lengths: args_masks.c, args_lengths.c ---------------------------------- */
 

@@ -41,7 +41,7 @@ typedef struct {
     int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
 } dl_exchange;
 
-enum { DL_CPU = 1, DL_INT = 0, DL_FLOAT = 2, DL_MAJOR = 1 };
+enum { DL_CPU = 1, DL_INT = 0, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR = 1 };
 
 /* --- Which tensors ------------------------------------------------------------------------------- */
 
@@ -107,14 +107,17 @@ array_type(const dl_tensor *t)
     if (t->type == DL_FLOAT) {
         return t->bits == 32 ? NPY_FLOAT32 : t->bits == 64 ? NPY_FLOAT64 : -1;
     }
+    if (t->type == DL_BOOL) {
+        return NPY_BOOL;
+    }
     return t->type == DL_INT && t->bits == 64 ? NPY_INT64 : -1;
 }
 
 /* DLPack does not tell that the numbers are to be read with the other sign (imag of a conjugate). */
 static int
-is_negated(PyObject *tensor)
+is_negated(const mha_py_state *state, PyObject *tensor)
 {
-    PyObject *answer = PyObject_CallMethod(tensor, "is_neg", NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs(tensor, state->is_neg, NULL);
     const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
 
     Py_XDECREF(answer);
@@ -136,8 +139,8 @@ view(const mha_py_state *state, PyObject *tensor)
         t.lanes = 0;
     }
     type = array_type(&t);
-    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || (type != NPY_INT64 && is_negated(tensor) != 0)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of float32, float64 or int64");
+    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || ((type == NPY_FLOAT32 || type == NPY_FLOAT64) && is_negated(state, tensor) != 0)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of float32, float64, int64 or bool");
         return NULL;
     }
     for (int i = 0; i < t.rank; i++) {
@@ -255,4 +258,20 @@ mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views)
     }
     Py_INCREF(mha_py_borrow(array));
     return mha_py_borrow(array);
+}
+
+PyObject *
+mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views)
+{
+    PyObject *tuple = PyTuple_New(n);
+
+    for (int i = 0; i < n && tuple != NULL; i++) {
+        PyObject *item = mha_py_answer(module, arrays[i], views);
+
+        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
+            Py_DECREF(tuple);
+            return NULL;
+        }
+    }
+    return tuple;
 }

@@ -66,7 +66,8 @@ core_exec(PyObject *module)
                                   "Shapes that do not fit together; the message names the argument, what it got,\n"
                                   "what was expected and the sizes that clash.",
                                   PyExc_ValueError, NULL);
-    if (state->shape_error == NULL) {
+    state->is_neg = PyUnicode_InternFromString("is_neg");
+    if (state->shape_error == NULL || state->is_neg == NULL) {
         return -1;
     }
     return PyObject_SetAttrString(module, "ShapeError", state->shape_error);
@@ -96,6 +97,7 @@ core_clear(PyObject *module)
         Py_CLEAR(state->exchange);
         Py_CLEAR(state->tensor_type);
         Py_CLEAR(state->parameter_type);
+        Py_CLEAR(state->is_neg);
     }
     return 0;
 }

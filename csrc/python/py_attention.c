@@ -105,15 +105,26 @@ run(attention_call *call)
     return mha_py_check(status, attention_signature.function);
 }
 
+/* Each result as the caller gets it; NULL becomes None. */
 static PyObject *
-make_result(const attention_call *call)
+make_result(PyObject *module, const attention_call *call, const mha_py_views *views)
 {
-    PyObject *weights = mha_py_borrow(call->weights), *lse = mha_py_borrow(call->lse);
+    PyArrayObject *const arrays[] = {call->out, call->weights, call->lse, call->row_max, call->row_sum};
+    PyObject *given[5] = {NULL}, *result = NULL;
+    int n = 0;
 
-    if (call->want_stats) {
-        return Py_BuildValue("(OOO(OO))", call->out, weights, lse, call->row_max, call->row_sum);
+    while (n < 5 && (given[n] = mha_py_answer(module, arrays[n], views)) != NULL) {
+        n++;
     }
-    return PyTuple_Pack(3, (PyObject *)call->out, weights, lse);
+    if (n == 5 && call->want_stats) {
+        result = Py_BuildValue("(OOO(OO))", given[0], given[1], given[2], given[3], given[4]);
+    } else if (n == 5) {
+        result = PyTuple_Pack(3, given[0], given[1], given[2]);
+    }
+    while (n > 0) {
+        Py_DECREF(given[--n]);
+    }
+    return result;
 }
 
 const char py_attention_forward_doc[] =
@@ -130,16 +141,19 @@ py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
 {
     PyObject *values[N_ARGS];
     attention_call call = {0};
+    mha_py_views views = {.n = 0};
     PyObject *result = NULL;
 
     if (mha_py_parse(&attention_signature, args, n_args, keywords, values) < 0) {
         return NULL;
     }
-    if (mha_py_take_attention(module, values, &call.attention) == 0 && take_wishes(&call, values) == 0 &&
+    if (mha_py_view_tensors(module, values, MHA_PY_N_ATTENTION, &views) == 0 &&
+        mha_py_take_attention(module, values, &call.attention) == 0 && take_wishes(&call, values) == 0 &&
         make_outputs(&call) == 0 && run(&call) == 0) {
-        result = make_result(&call);
+        result = make_result(module, &call, &views);
     }
     end_call(&call);
+    mha_py_drop_views(&views);
     return result;
 }
 

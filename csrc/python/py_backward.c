@@ -8,6 +8,7 @@
 /* --- Attention ------------------------------------------------------------------------- */
 
 enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, N_ARGS };
+enum { ROW_MAX = N_ARGS, ROW_SUM, N_VALUES }; /* out of row_stats */
 
 static const mha_py_signature backward_signature = {
     "attention_backward", 6, {"grad_out", "out", "row_stats", MHA_PY_ATTENTION_NAMES, "bias_grad", NULL}};
@@ -40,7 +41,6 @@ take_results(PyObject *module, backward_call *call, PyObject *const *values)
 {
     mha_py_attention *attention = &call->attention;
     const mha_py_array *q = &attention->q;
-    PyObject *stats = values[ROW_STATS];
 
     if (mha_py_take(&call->grad_out, values[GRAD_OUT], "grad_out", MHA_PY_ROWS, q) < 0 ||
         mha_py_take(&call->out, values[OUT], "out", MHA_PY_ROWS, q) < 0 ||
@@ -48,11 +48,8 @@ take_results(PyObject *module, backward_call *call, PyObject *const *values)
         mha_py_need_shape(module, &call->out, q->rank, attention->out_shape) < 0) {
         return -1;
     }
-    if (!PyTuple_Check(stats) || PyTuple_Size(stats) != 2) {
-        return mha_py_type_error(stats, "row_stats", "(row_max, row_sum)");
-    }
-    if (mha_py_take(&call->row_max, PyTuple_GetItem(stats, 0), "row_max", MHA_PY_DENSE, q) < 0 ||
-        mha_py_take(&call->row_sum, PyTuple_GetItem(stats, 1), "row_sum", MHA_PY_DENSE, q) < 0 ||
+    if (mha_py_take(&call->row_max, values[ROW_MAX], "row_max", MHA_PY_DENSE, q) < 0 ||
+        mha_py_take(&call->row_sum, values[ROW_SUM], "row_sum", MHA_PY_DENSE, q) < 0 ||
         mha_py_need_shape(module, &call->row_max, q->rank - 1, attention->scores) < 0 ||
         mha_py_need_shape(module, &call->row_sum, q->rank - 1, attention->scores) < 0) {
         return -1;
@@ -145,19 +142,29 @@ const char py_attention_backward_doc[] =
 PyObject *
 py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
 {
-    PyObject *values[N_ARGS];
+    PyObject *values[N_VALUES];
     backward_call call = {0};
+    mha_py_views views = {.n = 0};
     PyObject *result = NULL;
 
     if (mha_py_parse(&backward_signature, args, n_args, keywords, values) < 0) {
         return NULL;
     }
-    if (mha_py_take_attention(module, values + FORWARD, &call.attention) == 0 &&
+    if (!PyTuple_Check(values[ROW_STATS]) || PyTuple_Size(values[ROW_STATS]) != 2) {
+        mha_py_type_error(values[ROW_STATS], "row_stats", "(row_max, row_sum)");
+        return NULL;
+    }
+    values[ROW_MAX] = PyTuple_GetItem(values[ROW_STATS], 0);
+    values[ROW_SUM] = PyTuple_GetItem(values[ROW_STATS], 1);
+    if (mha_py_view_tensors(module, values, N_VALUES, &views) == 0 &&
+        mha_py_take_attention(module, values + FORWARD, &call.attention) == 0 &&
         take_results(module, &call, values) == 0 && make_gradients(module, &call) == 0 && run_attention(&call) == 0) {
-        result = PyTuple_Pack(5, (PyObject *)call.grad_q, (PyObject *)call.grad_k, (PyObject *)call.grad_v,
-                              mha_py_borrow(call.grad_w_v), mha_py_borrow(call.grad_bias));
+        PyArrayObject *const grads[] = {call.grad_q, call.grad_k, call.grad_v, call.grad_w_v, call.grad_bias};
+
+        result = mha_py_answers(module, grads, 5, &views);
     }
     end_call(&call);
+    mha_py_drop_views(&views);
     return result;
 }
 

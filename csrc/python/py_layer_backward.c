@@ -287,30 +287,14 @@ run(backward_call *call)
     return mha_py_check(status, backward_signature.function);
 }
 
-/* The arrays, or tensors on their memory, as one tuple; takes nothing over. */
-static PyObject *
-answers(PyObject *module, const backward_call *call, PyArrayObject *const *arrays, int n)
-{
-    PyObject *tuple = PyTuple_New(n);
-
-    for (int i = 0; i < n && tuple != NULL; i++) {
-        PyObject *item = mha_py_answer(module, arrays[i], &call->views);
-
-        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
-            Py_DECREF(tuple);
-            return NULL;
-        }
-    }
-    return tuple;
-}
-
 static PyObject *
 make_result(PyObject *module, const backward_call *call)
 {
-    PyObject *inputs = answers(module, call, call->grad_inputs, N_INPUTS);
-    PyObject *weights = inputs == NULL ? NULL : answers(module, call, call->grad_weights, MHA_PY_N_PROJECTIONS);
-    PyObject *biases = weights == NULL ? NULL : answers(module, call, call->grad_biases, MHA_PY_N_PROJECTIONS);
-    PyObject *w_v = biases == NULL ? NULL : mha_py_answer(module, call->grad_w_v, &call->views);
+    const mha_py_views *views = &call->views;
+    PyObject *inputs = mha_py_answers(module, call->grad_inputs, N_INPUTS, views);
+    PyObject *weights = inputs == NULL ? NULL : mha_py_answers(module, call->grad_weights, MHA_PY_N_PROJECTIONS, views);
+    PyObject *biases = weights == NULL ? NULL : mha_py_answers(module, call->grad_biases, MHA_PY_N_PROJECTIONS, views);
+    PyObject *w_v = biases == NULL ? NULL : mha_py_answer(module, call->grad_w_v, views);
     PyObject *result = w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
 
     Py_XDECREF(w_v);

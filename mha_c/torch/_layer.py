@@ -15,6 +15,7 @@ from . import ops
 from ._tensors import (
     FLOATS,
     HALVES,
+    NO_MEMORY,
     array,
     check_inputs,
     draw_seed,
@@ -51,10 +52,7 @@ def attend(
         try:
             out, kept = _by_function(tensors, valid_lens, num_heads, empty_rows, dropout)
         except BufferError:
-            raise TypeError(
-                "queries, keys, values and parameters must have memory of their own on the CPU (no device meta, no "
-                "negated view of a complex tensor: call .resolve_neg())"
-            ) from None
+            raise TypeError(NO_MEMORY) from None
     return (out if dtype is common else out.to(dtype)), (kept, dtype)
 
 

@@ -65,30 +65,41 @@ def lengths(valid_lens: Any) -> Any:
     return to_lengths(valid_lens)
 
 
-# --- The core's layer functions on tensors ------------------------------------------------------------
+# --- The core's functions on tensors ------------------------------------------------------------------
+
+
+def _as_tensors(result: Any) -> Any:
+    if type(result) is tuple:
+        return tuple(map(_as_tensors, result))
+    return optional_tensor(result)
 
 
 def _with_arrays(function: Any) -> Any:
     """The function for a torch whose tensors the core cannot take itself."""
 
-    def as_tensors(result: Any) -> Any:
-        if isinstance(result, tuple):
-            return tuple(map(as_tensors, result))
-        return optional_tensor(result)
-
     def call(*args: Any) -> Any:
         views: dict[int, Array] = {}  # one for each tensor: the core sees which inputs are the same
+
+        def viewed(x: Any) -> Any:
+            if type(x) is tuple:
+                return tuple(map(viewed, x))
+            if not isinstance(x, Tensor):
+                return x
+            if id(x) not in views:
+                views[id(x)] = array(x)
+            return views[id(x)]
+
         try:
-            for x in args:
-                if isinstance(x, Tensor) and id(x) not in views:
-                    views[id(x)] = array(x)
+            arrays = [viewed(x) for x in args]
         except (TypeError, RuntimeError) as error:
             raise BufferError(str(error)) from error
-        result = function(*[views.get(id(x), x) for x in args])
-        if function is _core.layer_backward:
-            *grads, of_w_v = as_tensors(result)
-            return (*grads, None if of_w_v is None else of_w_v[None])
-        return (torch.from_numpy(result[0]), *result[1:])
+        result = function(*arrays)
+        if function is _core.layer_forward or function is _core.layer_forward_training:
+            return (torch.from_numpy(result[0]), *result[1:])
+        result = _as_tensors(result)
+        if function is _core.layer_backward and result[3] is not None:
+            return (*result[:3], result[3][None])
+        return result
 
     return call
 
@@ -96,11 +107,13 @@ def _with_arrays(function: Any) -> Any:
 layer_forward: Any = _core.layer_forward
 layer_forward_training: Any = _core.layer_forward_training
 layer_backward: Any = _core.layer_backward
+attention_forward: Any = _core.attention_forward
+attention_backward: Any = _core.attention_backward
 try:
     _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter)
 except (AttributeError, ValueError):
-    layer_forward, layer_forward_training, layer_backward = map(
-        _with_arrays, (layer_forward, layer_forward_training, layer_backward)
+    layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward = map(
+        _with_arrays, (layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward)
     )
 
 
@@ -118,6 +131,12 @@ def check_inputs(**named: Any) -> None:
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "
                 f"got {value.dtype} ({value.layout})"
             )
+
+
+NO_MEMORY = (
+    "tensors must have memory of their own on the CPU: none on device meta, no zeros that were never written, no "
+    "negated view of a complex tensor (call .resolve_neg())"
+)
 
 
 def refuse_types(**named: Any) -> NoReturn:

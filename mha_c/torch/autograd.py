@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._core import attention_backward, attention_forward
 from ._tensors import (
-    array,
+    attention_backward,
+    attention_forward,
     follow_threads,
     layer_backward,
     layer_forward_training,
@@ -122,15 +122,6 @@ def _three(tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
 apply_layer: Any = super(Function, LayerFunction).apply
 
 
-def _from_tensors(tensors: Any, parameters: Parameters, lens: Any) -> Any:
-    """out, tape, queries, keys, values of a large call."""
-    queries = array(tensors[0])
-    keys = queries if tensors[1] is None else array(tensors[1])
-    values = keys if tensors[2] is None else array(tensors[2])
-    out, *parts = [optional_array(part) for part in tensors[3 + len(parameters.slots) :]]
-    return out, (*parts, lens), queries, keys, values
-
-
 class AttentionCall(NamedTuple):
     """What _core.attention_forward takes beside its tensors."""
 
@@ -150,12 +141,10 @@ def run_attention(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], keep_mask: Optional[Tensor],
     bias: Optional[Tensor],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(out, weights or None, lse or None, (row_max, row_sum)) as arrays."""
+    """(out, weights or None, lse or None, (row_max, row_sum))."""
     follow_threads()
-    return attention_forward(
-        array(q), array(k), array(v), optional_array(w_v), call[0], optional_array(keep_mask), optional_array(bias),
-        *call[1:], return_stats=True,
-    )  # fmt: skip
+    found: tuple[Any, ...] = attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *call[1:], False, True)
+    return found
 
 
 class AttentionFunction(Function):
@@ -168,57 +157,46 @@ class AttentionFunction(Function):
     def forward(ctx: Any, call: AttentionCall, *tensors: Any) -> Any:
         if call.valid_lens is not None:  # the caller may change them before the backward call
             call = call._replace(valid_lens=np.array(call.valid_lens))
-        out, weights, lse, (row_max, row_sum) = run_attention(call, *tensors)
-        result = torch.from_numpy(out)
-        ctx.save_for_backward(*tensors, result, torch.from_numpy(row_max), torch.from_numpy(row_sum))
+        out, weights, lse, statistics = run_attention(call, *tensors)
+        ctx.save_for_backward(*tensors, out, *statistics)
         ctx.call = call
-        extras = optional_tensor(weights), optional_tensor(lse)
         if call.return_weights or call.return_lse:
-            ctx.mark_non_differentiable(*[extra for extra in extras if extra is not None])
-        return (result, *extras)
+            ctx.mark_non_differentiable(*[extra for extra in (weights, lse) if extra is not None])
+        return out, weights, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
         if torch.is_grad_enabled():
             return _once_only(ctx, AttentionFunction, grad_out)
         follow_threads()
-        arrays: list[Any] = [optional_array(part) for part in ctx.saved_tensors]
-        q, k, v, w_v, keep_mask, bias, out, row_max, row_sum = arrays
-        need, (lens, causal, left, right, scale, dropout, seed, empty_rows, *_) = ctx.needs_input_grad, ctx.call
-        grads = attention_backward(
-            array(grad_out), out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale,
-            dropout, seed, empty_rows, bool(need[6]),
-        )  # fmt: skip
-        of_q, of_k, of_v, of_w_v, of_bias = (
-            None if grad is None or not needed else torch.from_numpy(grad)
-            for grad, needed in zip(grads, (*need[1:5], need[6]))
+        q, k, v, w_v, keep_mask, bias, out, row_max, row_sum = ctx.saved_tensors
+        _, need_q, need_k, need_v, need_w_v, _, need_bias = ctx.needs_input_grad
+        lens, *options = ctx.call[:8]
+        of_q, of_k, of_v, of_w_v, of_bias = attention_backward(
+            grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options, need_bias
         )
-        return None, of_q, of_k, of_v, of_w_v, None, of_bias
+        return (
+            None, of_q if need_q else None, of_k if need_k else None, of_v if need_v else None,
+            of_w_v if need_w_v else None, None, of_bias,
+        )  # fmt: skip
 
 
 apply_attention: Any = super(Function, AttentionFunction).apply
 
 
-class _NoSecondDerivative(Function):
-    """Hands gradients on; asked for theirs, says that there are none."""
-
-    @staticmethod
-    def forward(ctx: Any, n: int, *tensors: Tensor) -> Any:
-        return tuple(tensor.detach().clone() for tensor in tensors[:n])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            "mha_c computes first derivatives only: the gradient of a gradient (create_graph=True) through attention "
-            "of mha_c.torch is not available; use the original torch layer there"
-        )
+_ONLY_ONCE = (
+    "mha_c computes first derivatives only: the gradient of a gradient (create_graph=True) through attention of "
+    "mha_c.torch is not available; use the original torch layer there"
+)
 
 
 def _once_only(ctx: Any, function: type[Function], grad_out: Tensor) -> Any:
-    """The gradients under create_graph=True: right, but with no way to differentiate them once more."""
+    """The gradients under create_graph=True: right, but with an error in place of theirs.
+
+    torch's once_differentiable does the same, with a text that names nobody and a price for every call.
+    """
     with torch.no_grad():
         grads = function.backward(ctx, grad_out)
-    present = [grad for grad in grads if grad is not None]
-    origins = [tensor for tensor in ctx.saved_tensors if tensor is not None and tensor.requires_grad]
-    renamed = iter(_NoSecondDerivative.apply(len(present), *present, *origins, grad_out))
-    return tuple(None if grad is None else next(renamed) for grad in grads)
+    present = [grad.requires_grad_() for grad in grads if grad is not None]
+    refusing = iter(torch._C._functions.DelayedError(_ONLY_ONCE, len(present))(*present))
+    return tuple(None if grad is None else next(refusing) for grad in grads)

@@ -21,6 +21,7 @@ from . import ops
 from ._tensors import (
     FLOATS,
     HALVES,
+    NO_MEMORY,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
@@ -137,11 +138,11 @@ def _attention(
     else:
         call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout), empty_rows,
                              return_weights, return_lse)  # fmt: skip
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-            found = apply_attention(call, q, k, v, w_v, keep_mask, bias)
-        else:
-            found = [None if x is None else torch.from_numpy(x) for x in
-                     run_attention(call, q, k, v, w_v, keep_mask, bias)[:3]]  # fmt: skip
+        wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        try:
+            found = (apply_attention if wants_grad else run_attention)(call, q, k, v, w_v, keep_mask, bias)
+        except BufferError:
+            raise TypeError(NO_MEMORY) from None
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     if dtype is not common:
         wanted = [x.to(dtype) for x in wanted]
