@@ -6,8 +6,8 @@ A mutant is one changed operator, constant, comparison, negation, min/max, or on
 texts and the drivers.  It is killed if a C test program (tests/c, built for scalar and avx2) or, failing that, a few
 pytest files report a failure, crash, hang or do not build.  Sites are drawn with a fixed seed, so that runs compare.
 Mutants that give the same machine code are none, and survivors that can change speed only are explained in
-tools/mutants_explained.txt, one `file: line of code` each; both count neither way, and both are printed.  Exit status 1
-if fewer than 90 % of the rest are killed.
+tools/mutants_explained.txt, one `file: line of code` or `file: line of code => changed line` each; both count neither
+way, and both are printed.  Exit status 1 if fewer than 90 % of the rest are killed.
 """
 
 import argparse
@@ -26,7 +26,7 @@ WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
 TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
 PROGRAMS = [f"test_{name}" for name in
-            "arguments attention values projections backward failures guards scratch math".split()]  # fmt: skip
+            "arguments attention values projections backward shared_gradients failures guards scratch math".split()]  # fmt: skip
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
@@ -185,8 +185,8 @@ def main():
         n_nothing += killer == NOTHING
         n_killed += killer not in (None, NOTHING)
         if killer is None:
-            survivors.append(where)
-        state = killer or ("survives, as explained" if where in known else "SURVIVES")
+            survivors.append(where if where in known else f"{where} => {new.strip()}")
+        state = killer or ("survives, as explained" if survivors[-1] in known else "SURVIVES")
         print(f"{path.name}:{number + 1}: {old.strip()}  ->  {new.strip()}: {state}", flush=True)
     unexplained = [where for where in survivors if where not in known]
     total = n_killed + len(unexplained)

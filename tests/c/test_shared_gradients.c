@@ -1,0 +1,150 @@
+/*
+ * test_shared_gradients.c: a layer whose queries, keys and values are one array may have their gradients added up in one
+ * place.  For every set of projections and every way of sharing, dense and between other numbers, with and without
+ * lengths: the sum of what the gradients are apart.  Every instruction set, both types.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "drawn.h"
+
+enum { BATCH = 2, ROWS = 5, SIZE = 6, GAP = 3, N = BATCH * ROWS * SIZE, WIDE = BATCH * (ROWS + 1) * (SIZE + GAP) };
+
+static mha_dtype dtype;
+static int64_t lens[BATCH] = {4, 0};
+
+/* A layer with W_q, W_k, W_v, W_o by the bits of `projected`; all memory is of its own. */
+typedef struct {
+    mha_layer_args args;
+    mha_layer_grads grads;
+    void *blocks[40];
+    size_t n_blocks;
+} self_attention;
+
+static void *
+owned(self_attention *s, size_t n)
+{
+    return s->blocks[s->n_blocks++] = numbers(dtype, n, 1.0);
+}
+
+static mha_linear
+projection(self_attention *s, int i)
+{
+    const void *weight = owned(s, SIZE * SIZE);
+    size_t n = 0;
+
+    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n) == MHA_OK, "size");
+    void *packed = owned(s, n);
+    CHECK(mha_linear_pack(dtype, SIZE, SIZE, weight, SIZE, packed) == MHA_OK, "pack");
+    s->grads.weight[i] = weight;
+    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE};
+}
+
+static self_attention
+new_layer(unsigned projected, int with_lengths)
+{
+    self_attention s = {.n_blocks = 0};
+    const mha_operand x = {owned(&s, N), ROWS * SIZE, 0, SIZE};
+    mha_layer_args *a = &s.args;
+    mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+    void **kept[4] = {&a->q_projected, &a->k_projected, &a->v_projected, &a->context};
+
+    *a = (mha_layer_args){.dtype = dtype, .batch = BATCH, .queries = ROWS, .keys = ROWS, .num_heads = 2,
+                          .query_size = SIZE, .key_size = SIZE, .value_size = SIZE, .query_rows = x, .key_rows = x,
+                          .value_rows = x, .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    if (with_lengths) {
+        a->visible.valid_lens = lens;
+        a->visible.lens_per_batch = 1;
+    }
+    for (int i = 0; i < 4; i++) {
+        if (projected >> i & 1) {
+            *linears[i] = projection(&s, i);
+            *kept[i] = owned(&s, N);
+        }
+    }
+    a->out = owned(&s, N);
+    a->row_max = owned(&s, N);
+    a->row_sum = owned(&s, N);
+    s.grads.grad_out = owned(&s, N);
+    CHECK(mha_layer_forward(a) == MHA_OK, "forward");
+    return s;
+}
+
+static double
+at(const mha_result *x, size_t i)
+{
+    const size_t item = i / (ROWS * SIZE), row = i / SIZE % ROWS, column = i % SIZE;
+
+    return get(dtype, x->data, item * (size_t)x->batch_stride + row * (size_t)x->row_stride + column);
+}
+
+/* place[i] is which of three places the gradient of input i goes to. */
+static void
+check_sharing(self_attention *s, const int place[3], int wide, const char *doing)
+{
+    const mha_result layout = wide ? (mha_result){NULL, (ROWS + 1) * (SIZE + GAP), 0, SIZE + GAP}
+                                   : (mha_result){NULL, ROWS * SIZE, 0, SIZE};
+    const double tolerance = 100 * (dtype == MHA_F32 ? FLT_EPSILON : DBL_EPSILON); /* some thirty terms of size 1, added in another order */
+    mha_layer_grads apart = s->grads, shared = s->grads;
+    void *ours[3], *theirs[3];
+
+    apart.forward = shared.forward = &s->args;
+    for (int i = 0; i < 3; i++) {
+        ours[i] = numbers(dtype, WIDE, 1.0);
+        theirs[i] = numbers(dtype, WIDE, 1.0);
+        apart.grad_inputs[i] = (mha_result){theirs[i], ROWS * SIZE, 0, SIZE};
+    }
+    for (int i = 0; i < 3; i++) {
+        shared.grad_inputs[i] = layout;
+        shared.grad_inputs[i].data = ours[place[i]];
+    }
+    CHECK(mha_layer_backward(&apart) == MHA_OK && mha_layer_backward(&shared) == MHA_OK, "%s", doing);
+    for (int i = 0; i < 3; i++) {
+        for (size_t n = 0; n < N; n++) {
+            double sum = 0;
+            for (int j = 0; j < 3; j++) {
+                sum += place[j] == place[i] ? at(&apart.grad_inputs[j], n) : 0;
+            }
+            const double found = at(&shared.grad_inputs[i], n);
+            CHECK(fabs(found - sum) <= tolerance, "%s, %s, input %d [%zu]: %.9g, not %.9g",
+                  mha_isa_name(mha_isa_active()), doing, i, n, found, sum);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        free(ours[i]);
+        free(theirs[i]);
+    }
+}
+
+static void
+check_layers(void)
+{
+    static const int places[][3] = {{0, 1, 2}, {0, 0, 0}, {0, 0, 1}, {0, 1, 0}, {0, 1, 1}};
+    char doing[80];
+
+    for (unsigned variant = 0; variant < 32; variant++) {
+        self_attention s = new_layer(variant & 15, (int)(variant >> 4));
+        for (size_t p = 0; p < 10; p++) {
+            snprintf(doing, sizeof doing, "projections %x, lengths %u, places %zu", variant & 15, variant >> 4, p);
+            check_sharing(&s, places[p / 2], (int)(p % 2), doing);
+        }
+        for (size_t i = 0; i < s.n_blocks; i++) {
+            free(s.blocks[i]);
+        }
+    }
+}
+
+int
+main(void)
+{
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        if (!mha_isa_available(isa)) {
+            continue;
+        }
+        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+        for (int type = MHA_F32; type <= MHA_F64; type++) {
+            dtype = (mha_dtype)type;
+            check_layers();
+        }
+    }
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}
