@@ -1,5 +1,4 @@
 """Builds the one extension module, mha_c._core; everything else is in pyproject.toml.
-
 Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
     MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers
@@ -17,8 +16,8 @@ from setuptools.command.build_ext import build_ext
 
 # Never -ffast-math and no contraction: NaN, infinities and the order of sums mean something here.
 # Never -march: every instruction set is compiled in target regions and chosen at import.
-BASE = "-O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize".split()
-BASE += "-fvisibility=hidden -pthread -g0".split()
+FLOATS = "-ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize"
+BASE = f"-O3 -std=c11 {FLOATS} -fvisibility=hidden -pthread -g0".split()
 SWITCHES = {
     "MHA_C_DEBUG": (["-O1", "-g", "-UNDEBUG", "-DMHA_DEBUG", "-Wall", "-Wextra"], []),
     "MHA_C_SANITIZE": (

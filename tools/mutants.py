@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
 TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
-PROGRAMS = [f"test_{name}" for name in
-            "arguments attention values projections backward shared_gradients failures guards scratch math".split()]  # fmt: skip
+PROGRAMS = "arguments attention values projections backward shared_gradients failures guards scratch math".split()
+PROGRAMS = [f"test_{name}" for name in PROGRAMS]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
