@@ -73,7 +73,7 @@ typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclude csrc/kernels/simd_neon.h \
 	--gcov-suspicious-hits-threshold 0 build
 coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
-	rm -rf build/coverage build/coverage-c && find build -name '*.gcda' -delete
+	mkdir -p build && rm -rf build/coverage build/coverage-c && find build -name '*.gcda' -delete
 	MHA_C_COVERAGE=1 $(BIN)/python setup.py -q build --build-lib build/coverage
 	$(BIN)/pip install -q gcovr coverage
 	@mkdir -p $(RUN) build/coverage-c

@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,6 +66,7 @@ class Build:
 
     def __init__(self, python):
         self.python = python
+        self.patience = 1.0  # by how much slower than a quiet machine this one is
         shutil.rmtree(WORK, ignore_errors=True)
         shutil.copytree(ROOT / "csrc", WORK / "csrc")
         # Without AVX-512, which takes longest to compile and whose kernels have the same texts.
@@ -115,7 +117,7 @@ class Build:
     def killer(self):
         """The first test that fails, or None."""
         for program in PROGRAMS:
-            if not self.link(program) or not passes([str(WORK / program), "quick"], 60):
+            if not self.link(program) or not passes([str(WORK / program), "quick"], 60 * self.patience):
                 return program
         if not self.link_extension():
             return "the linker"
@@ -124,7 +126,7 @@ class Build:
         where = [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
         command = [self.python, "-m", "pytest", *where, *options]
         environment = {**os.environ, "PYTHONPATH": str(WORK / "package"), "OMP_NUM_THREADS": "2"}
-        return None if passes([*command, *files], 400, environment) else "pytest"
+        return None if passes([*command, *files], 400 * self.patience, environment) else "pytest"
 
 
 def passes(command, seconds, environment=None):
@@ -175,9 +177,11 @@ def main():
     else:
         sites = random.Random(options.seed).sample(sites, min(options.count, len(sites)))
     build, known = Build(options.python), explained()
+    build.patience, started = 10.0, time.monotonic()
     first = build.killer()
     if first:
         sys.exit(f"the unchanged core fails {first}")
+    build.patience = max(1.0, (time.monotonic() - started) / 100)  # a hang is four times what all tests took together
     n_killed, n_nothing, survivors = 0, 0, []
     for path, number, old, new in sites:
         where = f"{path.name}: {old.strip()}"
