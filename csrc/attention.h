@@ -82,6 +82,13 @@ typedef struct {
     size_t from, width, visible;
 } mha_tile_block;
 
+/* 1 if two queries of an item may see different keys. */
+MHA_INLINE int
+mha_hides_single_keys(const mha_plan *plan)
+{
+    return plan->args->keep_mask.data != NULL || !plan->same_keys;
+}
+
 /* The part of a plan that forward and backward have in common, and the checks. */
 MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
 

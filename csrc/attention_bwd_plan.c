@@ -35,7 +35,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         tile,
         tile,
         args->dropout > 0 ? tile : 0,
-        args->keep_mask.data != NULL || !plan->same_keys ? deepest * widest : 0,
+        mha_hides_single_keys(plan) ? deepest * widest : 0,
         args->queries,
         args->queries,
         args->queries,

@@ -43,7 +43,6 @@ softmax_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_
     mha_score_tile(plan, tile, arena, block);
     const mha_softmax softmax = {
         .rows = tile->rows,
-        .width = block->width,
         .visible = block->visible,
         .phase = block->from / plan->kernels->lanes,
         .scores = arena->scores + block->from * plan->kernels->itemsize,
@@ -115,7 +114,8 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
-    char *rest = mha_state_at(plan, task, tile, arena->sum_rest), *inverse = mha_state_at(plan, task, tile, arena->inverse);
+    char *rest = mha_state_at(plan, task, tile, arena->sum_rest);
+    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
     const int is_last = tile->keys.last <= first_key + plan->key_block;
     const mha_merge merge = {
         .rows = tile->rows,
@@ -232,9 +232,10 @@ join_task(void *context, size_t task_number, unsigned worker)
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
             mha_tile tile;
             mha_task_tile(plan, &task, &arena, g, row, &tile);
-            for (size_t number = tile.keys.first / plan->key_block; number * plan->key_block < tile.keys.last; number++) {
+            const size_t block = plan->key_block;
+            for (size_t number = tile.keys.first / block; number * block < tile.keys.last; number++) {
                 const block_result result = partial_result(plan, &task, &tile, task_number, number);
-                join_block(plan, &task, &tile, &arena, number * plan->key_block, &result);
+                join_block(plan, &task, &tile, &arena, number * block, &result);
             }
         }
     }

@@ -91,13 +91,6 @@ choose_by_columns(const mha_plan *plan)
            args->keep_mask.data == NULL && args->bias.data == NULL && args->dropout == 0;
 }
 
-/* 1 if two queries of an item may see different keys. */
-static int
-hides_single_keys(const mha_attention_args *args)
-{
-    return args->keep_mask.data != NULL || !mha_same_for_all_queries(&args->visible);
-}
-
 /* One worker's part of the scratch memory, in the order of mha_arena. */
 static void
 plan_scratch(mha_plan *plan, mha_scratch *scratch)
@@ -118,7 +111,7 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
         args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
         plan->tile_rows * values,
-        hides_single_keys(args) ? keys * values : 0,
+        mha_hides_single_keys(plan) ? keys * values : 0,
         rows,
         rows,
         rows,

@@ -11,20 +11,20 @@
 /* The products of an output are summed in parts of so many keys. */
 #define VALUE_PART ((size_t)64)
 
-const char *
-mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row)
-{
-    const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
-                             (ptrdiff_t)row * x->row_stride;
-    return (const char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
-}
-
 char *
 mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row)
 {
     const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
                              (ptrdiff_t)row * x->row_stride;
     return (char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
+}
+
+const char *
+mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row)
+{
+    const mha_result same = {(void *)(uintptr_t)x->data, x->batch_stride, x->head_stride, x->row_stride};
+
+    return mha_result_at(kernels, &same, item, head, row);
 }
 
 void

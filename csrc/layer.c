@@ -99,7 +99,8 @@ plan_memory(mha_layer_job *job)
     job->n_workers = mha_threads_for(job->n_tasks, job->work);
     job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
     if (a->W_o.packed != NULL && a->context == NULL) {
-        job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, job->inputs[MHA_VALUES].features * itemsize);
+        const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
+        job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, row_bytes);
     }
     job->gather_bytes = mha_round_up(most_rows * widest * itemsize, MHA_ALIGN);
     job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
@@ -113,8 +114,7 @@ mha_layer_find_needed(mha_layer_job *job, mha_interval *room)
     const mha_layer_args *a = job->args;
     mha_interval *keys = room, *values = room + a->batch;
 
-    if (a->visible.valid_lens == NULL && a->visible.causal == MHA_CAUSAL_NONE && a->visible.window_left < 0 &&
-        a->visible.window_right < 0) {
+    if (mha_sees_all_keys(&a->visible)) {
         return;
     }
     for (size_t b = 0; b < a->batch; b++) {

@@ -80,6 +80,12 @@ mha_same_for_all_queries(const mha_visibility *visible)
            visible->causal == MHA_CAUSAL_NONE && visible->window_left < 0 && visible->window_right < 0;
 }
 
+int
+mha_sees_all_keys(const mha_visibility *visible)
+{
+    return visible->valid_lens == NULL && mha_same_for_all_queries(visible);
+}
+
 mha_interval
 mha_visible_item(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t *n_empty_ret)
 {

@@ -19,6 +19,9 @@ mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, siz
 /* 1 if all queries of an item see the same keys, 0 .. length. */
 int mha_same_for_all_queries(const mha_visibility *visible);
 
+/* 1 if nothing is hidden from any query, whatever the sizes. */
+int mha_sees_all_keys(const mha_visibility *visible);
+
 /* The smallest interval that holds all n of them. */
 mha_interval mha_intervals_join(const mha_interval *intervals, size_t n);
 

@@ -48,10 +48,10 @@ typedef struct {
     double scale;
 } mha_additive;
 
-/* A tile of scores, rows x width with width a multiple of the vector lanes, on its way through the softmax. */
+/* A tile of scores on its way through the softmax. */
 typedef struct {
-    size_t rows, width;
-    size_t visible; /* columns from here to width only fill the last vector: they count as hidden */
+    size_t rows;
+    size_t visible; /* columns; what fills up the last vector behind them counts as hidden */
     size_t phase;   /* vectors from the block's first key to column 0: sums are cut at multiples counted from there */
     void *scores; /* in: scores, -inf where hidden; out: exp(score - max) */
     ptrdiff_t scores_row;
