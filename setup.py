@@ -1,7 +1,8 @@
 """Builds the one extension module, mha_c._core; everything else is in pyproject.toml.
+
 Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
-    MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers
+    MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
     MHA_C_COVERAGE=1   line coverage for gcov
 """
 
@@ -18,12 +19,10 @@ from setuptools.command.build_ext import build_ext
 # Never -march: every instruction set is compiled in target regions and chosen at import.
 FLOATS = "-ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize"
 BASE = f"-O3 -std=c11 {FLOATS} -fvisibility=hidden -pthread -g0".split()
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 SWITCHES = {
     "MHA_C_DEBUG": (["-O1", "-g", "-UNDEBUG", "-DMHA_DEBUG", "-Wall", "-Wextra"], []),
-    "MHA_C_SANITIZE": (
-        ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
-        ["-fsanitize=address,undefined"],
-    ),
+    "MHA_C_SANITIZE": (["-O1", "-g1", "-UNDEBUG", "-DMHA_DEBUG", "-fno-omit-frame-pointer", *SANITIZERS], SANITIZERS),
     "MHA_C_COVERAGE": (["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], ["--coverage"]),
 }
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
