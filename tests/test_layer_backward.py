@@ -106,6 +106,19 @@ def test_only_what_is_needed(which, dtype):
             assert (x is None) if not need or whole is None else x.tobytes() == whole.tobytes()
 
 
+def test_rows_gathered_or_not(dtype, isa):
+    """Lengths that hide nothing change no bit, though rows are then copied side by side: wide ones, for narrow heads."""
+    W = numbers(4, 700, dtype=dtype), numbers(4, 700, dtype=dtype), numbers(4, 700, dtype=dtype), numbers(9, 4, dtype=dtype)
+    inputs = {"queries": numbers(5, 13, 700, dtype=dtype), "keys": numbers(5, 17, 700, dtype=dtype)}
+    results = []
+    for lens in (None, [17] * 5):
+        given = arguments(
+            **inputs, values=inputs["keys"], valid_lens=lens, projections=tuple(packed(w, True) for w in W), num_heads=2
+        )
+        results.append(bits(_core.layer_backward(**backward_arguments(given, W), needs_biases=(True,) * 4)))
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("zero", ["B", "Q", "K", "heads' features"])
 def test_zero_sizes(zero, dtype):
     b, q, k, f = (0 if name == zero else n for name, n in (("B", 2), ("Q", 3), ("K", 4), ("heads' features", 6)))

@@ -5,8 +5,8 @@
  *     test_values [quick]
  *
  * One score far above the others: the output is that key's value, exactly, for every number of keys and every place.
- * Equal scores: the exact mean.  NaN or infinity in one number of q, k, v or the output's gradient: it reaches whoever
- * sees it and nobody else, forward and backward.
+ * Equal scores: the exact mean.  Scores that overflow to -inf: an empty row.  NaN or infinity in one number of q, k, v
+ * or the output's gradient: it reaches whoever sees it and nobody else, forward and backward.
  */
 #include "drawn.h"
 
@@ -111,6 +111,63 @@ test_mean(void)
         free(zeros);
         free(v);
         free(out);
+    }
+}
+
+/*
+ * Finite numbers whose scores overflow to -inf: their query is an empty row, beside one whose scores are all 0.  With
+ * few keys, with many, and with lengths.
+ */
+static void
+check_overflow(size_t keys, mha_empty empty_rows, const int64_t *lens)
+{
+    const size_t item = size_of(dtype);
+    const double most = dtype == MHA_F32 ? 1e30 : 1e300;
+    mha_attention_args a = plain_call(2, keys, 1, 1);
+    void *q = allocate(2 * item), *k = allocate(keys * item), *v = allocate(keys * item), *results = allocate(2 * item);
+    void *weights = allocate(2 * keys * item), *lse = allocate(2 * item);
+
+    set(dtype, q, 0, 0.0);
+    set(dtype, q, 1, most);
+    for (size_t j = 0; j < keys; j++) {
+        set(dtype, k, j, -most);
+        set(dtype, v, j, 1.0);
+    }
+    a.q.data = q;
+    a.k.data = k;
+    a.v.data = v;
+    a.out.data = results;
+    a.weights = weights;
+    a.lse = lse;
+    a.empty_rows = empty_rows;
+    a.visible.valid_lens = lens;
+    a.visible.lens_per_batch = 1;
+    CHECK(mha_attention_forward(&a) == MHA_OK, "overflow");
+    const double mean = get(dtype, results, 0), empty = get(dtype, results, 1); /* of ones: 1 but for rounding */
+    CHECK(fabs(mean - 1) < 1e-5 && (empty_rows == MHA_EMPTY_ZERO ? empty == 0 : fabs(empty - 1) < 1e-5),
+          "%s, %zu keys overflow: %g, %g", mha_isa_name(mha_isa_active()), keys, mean, empty);
+    CHECK(isfinite(get(dtype, lse, 0)) && get(dtype, lse, 1) == -INFINITY, "%zu keys overflow: lse", keys);
+    for (size_t j = 0; j < keys; j++) {
+        const double seen = j < (lens != NULL ? (size_t)*lens : keys), weight = get(dtype, weights, keys + j);
+        CHECK(empty_rows == MHA_EMPTY_ZERO ? weight == 0 : (weight > 0) == seen, "%zu keys overflow: weight %zu is %g",
+              keys, j, weight);
+    }
+    free(q);
+    free(k);
+    free(v);
+    free(results);
+    free(weights);
+    free(lse);
+}
+
+static void
+test_overflow(void)
+{
+    for (size_t keys = 1; keys < 900; keys += keys < 70 ? 1 : 211) {
+        const int64_t len = (int64_t)(keys + 1) / 2;
+        for (int i = 0; i < 4; i++) {
+            check_overflow(keys, i & 1 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO, i & 2 ? &len : NULL);
+        }
     }
 }
 
@@ -270,6 +327,7 @@ main(int argc, char **argv)
             dtype = (mha_dtype)type;
             test_one_key(quick);
             test_mean();
+            test_overflow();
             for (int kind = 0; kind < 4; kind++) {
                 test_poison(kind & 1, kind & 2, quick ? 2 : 1);
             }
