@@ -45,12 +45,13 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
+	$(BIN)/python benchmarks/training.py --json build/training.json $(ARGS)
 
 scaling: $(STAMPS)/installed
 	$(BIN)/python benchmarks/scaling.py
 
 chart: $(STAMPS)/test-tools
-	$(BIN)/python benchmarks/chart.py build/bench.json docs/benchmark.svg README.md
+	$(BIN)/python benchmarks/chart.py build/bench.json build/training.json docs/benchmark.svg README.md
 
 # The kernels alone, in plain C: no Python is involved.
 bench-core:

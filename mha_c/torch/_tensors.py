@@ -160,6 +160,8 @@ SEEDS = 2**63 - 1
 
 def draw_seed(generator: Optional[torch.Generator] = None) -> int:
     """A number below SEEDS from torch's generator: torch.manual_seed fixes them."""
+    if generator is None:  # without the keyword in a tenth of a microsecond less
+        return int(_local.room.random_(0, SEEDS).item())
     return int(_local.room.random_(0, SEEDS, generator=generator).item())
 
 
