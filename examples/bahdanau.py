@@ -1,6 +1,6 @@
 """Translating English to French with Bahdanau attention (d2l 11.4, 10.4 in the first edition), trained by mha_c.
 
-    python examples/bahdanau.py [--data fra.txt] [--epochs 60]
+    python examples/bahdanau.py [--data fra.txt] [--epochs 150]
 
 The sizes are the book's.  Prints loss, tokens/s, translations and their BLEU; writes the attention weights of one
 sentence and their heat map.
@@ -52,7 +52,7 @@ class Translator(nn.Module):
 
 
 def main():
-    options = translation.arguments(__doc__.split("\n")[0], epochs=60).parse_args()
+    options = translation.arguments(__doc__.split("\n")[0], epochs=150).parse_args()
     torch.manual_seed(options.seed)
     corpus = translation.Corpus(options.data, options.pairs, options.num_steps)
     sizes = len(corpus.source_vocab), len(corpus.target_vocab)

@@ -212,6 +212,9 @@ class AttentionModule(nn.Module):
         return weights_of(last, by_head)
 
     def __getattr__(self, name: str) -> Any:
+        child = self.__dict__.get("_modules", {}).get(name)
+        if child is not None:  # `mha.attention.attention_weights` in each call of the book's encoder
+            return child
         if name == "attention_weights":
             raise AttributeError(
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
