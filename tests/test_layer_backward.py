@@ -107,8 +107,8 @@ def test_only_what_is_needed(which, dtype):
 
 
 def test_rows_gathered_or_not(dtype, isa):
-    """Lengths that hide nothing change no bit, though rows are then copied side by side: wide ones, for narrow heads."""
-    W = numbers(4, 700, dtype=dtype), numbers(4, 700, dtype=dtype), numbers(4, 700, dtype=dtype), numbers(9, 4, dtype=dtype)
+    """Lengths that hide nothing change no bit, though rows are then copied side by side; wide ones for narrow heads."""
+    W = *(numbers(4, 700, dtype=dtype),) * 3, numbers(9, 4, dtype=dtype)
     inputs = {"queries": numbers(5, 13, 700, dtype=dtype), "keys": numbers(5, 17, 700, dtype=dtype)}
     results = []
     for lens in (None, [17] * 5):

@@ -114,6 +114,38 @@ test_mean(void)
     }
 }
 
+/* One weight of 1, and in every later block of keys one that is less than half of its last digit: none of them is lost. */
+static void
+test_tiny_blocks(void)
+{
+    enum { BLOCK = 512, BLOCKS = 64, KEYS = BLOCK * BLOCKS };
+    const size_t item = size_of(dtype);
+    const double unit = dtype == MHA_F32 ? FLT_EPSILON : DBL_EPSILON, score = log(unit / 4);
+    mha_attention_args a = plain_call(1, KEYS, 1, 1);
+    void *q = allocate(item), *k = allocate(KEYS * item), *v = allocate(KEYS * item), *results = allocate(3 * item);
+
+    set(dtype, q, 0, 1.0);
+    for (size_t j = 0; j < KEYS; j++) {
+        set(dtype, k, j, j == 0 ? 0.0 : j % BLOCK == 7 ? score : -1e4);
+        set(dtype, v, j, 1.0);
+    }
+    a.q.data = q;
+    a.k.data = k;
+    a.v.data = v;
+    a.out.data = results;
+    a.row_max = (char *)results + item;
+    a.row_sum = (char *)results + 2 * item;
+    CHECK(mha_attention_forward(&a) == MHA_OK, "tiny blocks");
+    /* The score is rounded, which changes each of these exponentials by some twenty roundings of its own size. */
+    const double sum = 1 + BLOCKS * unit / 4;
+    CHECK(fabs(get(dtype, results, 2) - sum) <= unit, "%s: 1 and %d times a quarter of its last digit is 1 + %g digits",
+          mha_isa_name(mha_isa_active()), BLOCKS, (get(dtype, results, 2) - 1) / unit);
+    free(q);
+    free(k);
+    free(v);
+    free(results);
+}
+
 /*
  * Finite numbers whose scores overflow to -inf: their query is an empty row, beside one whose scores are all 0.  With
  * few keys, with many, and with lengths.
@@ -327,6 +359,7 @@ main(int argc, char **argv)
             dtype = (mha_dtype)type;
             test_one_key(quick);
             test_mean();
+            test_tiny_blocks();
             test_overflow();
             for (int kind = 0; kind < 4; kind++) {
                 test_poison(kind & 1, kind & 2, quick ? 2 : 1);
