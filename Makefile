@@ -69,11 +69,12 @@ typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 	cd $(RUN) && $(BIN)/python -m mypy.stubtest --concise mha_c._core
 
 # Lines and branches of C, and lines of Python, that the tests run.  Without optimisation and with every function
-# compiled once, so that a branch counted is a branch written; kernels count anew for each instruction set and type.
+# compiled once, so that a branch counted is a branch written.  A kernel's line counts once, whichever of its instances
+# run it; the last figure of the core counts the instances of each instruction set and type apart.
 # Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings and
 # the tables of accuracy, which take minutes so and reach nothing else.
 COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclude csrc/kernels/simd_neon.h \
-	--gcov-suspicious-hits-threshold 0 build
+	--gcov-suspicious-hits-threshold 0 --filter csrc/ build
 coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	mkdir -p build && rm -rf build/coverage build/coverage-c && find build -name '*.gcda' -delete
 	MHA_C_COVERAGE=1 $(BIN)/python setup.py -q build --build-lib build/coverage
@@ -84,9 +85,10 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
 		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
-	$(COVERAGE_REPORT) --filter csrc/ --exclude csrc/python/ --txt-metric branch
-	$(COVERAGE_REPORT) --filter csrc/ --exclude csrc/python/ --print-summary
-	$(COVERAGE_REPORT) --filter csrc/python/ --print-summary
+	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
+	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
+	$(COVERAGE_REPORT) --exclude csrc/python/ --txt /dev/null --print-summary
+	$(COVERAGE_REPORT) --exclude 'csrc/[^p].*' --print-summary
 	COVERAGE_FILE=build/coverage/python $(BIN)/coverage report --show-missing --skip-covered
 	@test ! -e build/coverage/failed || { echo 'Tests failed, see above.'; exit 1; }
 

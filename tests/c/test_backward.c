@@ -123,6 +123,79 @@ test_linear(mha_dtype dtype, size_t draw)
     free(grad_bias);
 }
 
+/* --- Parts of the keys ------------------------------------------------------------------------------- */
+
+enum { ITEMS = 9, ROWS = 5, KEYS = 1300, DIM = 6, N_ROWS = ITEMS * ROWS, N_OF_PARTS = 3 };
+
+typedef struct {
+    mha_attention_args args;
+    mha_attention_grads grads;
+    void *operands[4], *results[N_OF_PARTS], *stats[3]; /* q, k, v, grad_out; grad_q, grad_k, grad_v; out, max, sum */
+} parts_call;
+
+/* Items first .. first + n - 1 of a call. */
+static void
+run_items(const parts_call *c, size_t first, size_t n, void *const *results)
+{
+    const size_t item = size_of(c->args.dtype), rows = first * ROWS * item, keys = first * KEYS * DIM * item;
+    const ptrdiff_t q = ROWS * DIM, k = KEYS * DIM;
+    mha_attention_args a = c->args;
+
+    a.batch = n;
+    a.visible.valid_lens += first;
+    a.q = (mha_operand){(char *)c->operands[0] + rows * DIM, q, q, DIM};
+    a.k = (mha_operand){(char *)c->operands[1] + keys, k, k, DIM};
+    a.v = (mha_operand){(char *)c->operands[2] + keys, k, k, DIM};
+    a.out = (mha_result){(char *)c->stats[0] + rows * DIM, q, q, DIM};
+    a.row_max = (char *)c->stats[1] + rows;
+    a.row_sum = (char *)c->stats[2] + rows;
+    const mha_attention_grads grads = {
+        .out = {a.out.data, q, q, DIM},
+        .grad_out = {(char *)c->operands[3] + rows * DIM, q, q, DIM},
+        .grad_q = {(char *)results[0] + rows * DIM, q, q, DIM},
+        .grad_k = {(char *)results[1] + keys, k, k, DIM},
+        .grad_v = {(char *)results[2] + keys, k, k, DIM},
+    };
+    CHECK(mha_attention_forward(&a) == MHA_OK && mha_attention_backward(&a, &grads) == MHA_OK, "parts");
+}
+
+/* Many keys: those of few heads are shared out, those of many are not.  An item alone has the bits it has among nine. */
+static void
+test_parts(mha_dtype dtype, int additive)
+{
+    static const int64_t lens[ITEMS] = {KEYS, 1, 511, 512, 513, 1024, 0, 900, KEYS};
+    const size_t item = size_of(dtype), n[N_OF_PARTS] = {N_ROWS * DIM, ITEMS * KEYS * DIM, ITEMS * KEYS * DIM};
+    parts_call c = {.args = {.dtype = dtype, .heads = 1, .kv_heads = 1, .queries = ROWS, .keys = KEYS, .head_dim = DIM,
+                             .value_dim = DIM, .scale = 0.5, .empty_rows = MHA_EMPTY_UNIFORM,
+                             .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}}};
+    void *w = numbers(dtype, DIM, 1.0), *alone[N_OF_PARTS];
+
+    for (int i = 0; i < 4; i++) {
+        c.operands[i] = numbers(dtype, n[i % 3], 1.0);
+    }
+    for (int i = 0; i < N_OF_PARTS; i++) {
+        c.results[i] = numbers(dtype, n[i], 1.0);
+        c.stats[i] = numbers(dtype, N_ROWS * DIM, 1.0);
+        alone[i] = numbers(dtype, n[i], 1.0);
+    }
+    c.args.additive_weights = additive ? w : NULL;
+    run_items(&c, 0, ITEMS, c.results);
+    for (size_t first = 0; first < ITEMS; first++) {
+        run_items(&c, first, 1, alone);
+    }
+    for (int i = 0; i < N_OF_PARTS; i++) {
+        CHECK(memcmp(alone[i], c.results[i], n[i] * item) == 0, "%s, gradient %d: other bits alone than among %d items",
+              mha_isa_name(mha_isa_active()), i, ITEMS);
+        free(alone[i]);
+        free(c.results[i]);
+        free(c.stats[i]);
+    }
+    for (int i = 0; i < 4; i++) {
+        free(c.operands[i]);
+    }
+    free(w);
+}
+
 /* --- Layers --------------------------------------------------------------------------------------- */
 
 /* Everything a layer reads that has a gradient: inputs, weights, biases, additive weights. */
@@ -338,6 +411,9 @@ main(int argc, char **argv)
                 test_broadcast_bias((mha_dtype)dtype, draw);
                 test_linear((mha_dtype)dtype, draw);
             }
+        }
+        for (int kind = 0; kind < 4; kind++) {
+            test_parts(kind & 1 ? MHA_F64 : MHA_F32, kind >> 1);
         }
         for (size_t draw = 0; draw < (quick ? 20 : 100); draw++) {
             test_layer(draw);
