@@ -41,7 +41,7 @@ typedef struct {
     int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
 } dl_exchange;
 
-enum { DL_CPU = 1, DL_INT = 0, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR = 1 };
+enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR = 1 };
 
 /* --- Which tensors ------------------------------------------------------------------------------- */
 
@@ -97,20 +97,23 @@ is_tensor(const mha_py_state *state, PyObject *value)
 
 /* --- Tensor to array ------------------------------------------------------------------------- */
 
-/* NumPy's number for the type, or -1. */
+/* NumPy's number for the type, or -1; what to think of the type is for those who take the array. */
 static int
 array_type(const dl_tensor *t)
 {
-    if (t->lanes != 1) {
-        return -1;
+    static const struct {
+        uint8_t type, bits;
+        int number;
+    } types[] = {{DL_FLOAT, 32, NPY_FLOAT32}, {DL_FLOAT, 64, NPY_FLOAT64}, {DL_INT, 64, NPY_INT64},
+                 {DL_INT, 32, NPY_INT32},     {DL_INT, 16, NPY_INT16},     {DL_INT, 8, NPY_INT8},
+                 {DL_UINT, 8, NPY_UINT8},     {DL_BOOL, 8, NPY_BOOL},      {DL_FLOAT, 16, NPY_FLOAT16}};
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]) && t->lanes == 1; i++) {
+        if (types[i].type == t->type && types[i].bits == t->bits) {
+            return types[i].number;
+        }
     }
-    if (t->type == DL_FLOAT) {
-        return t->bits == 32 ? NPY_FLOAT32 : t->bits == 64 ? NPY_FLOAT64 : -1;
-    }
-    if (t->type == DL_BOOL) {
-        return NPY_BOOL;
-    }
-    return t->type == DL_INT && t->bits == 64 ? NPY_INT64 : -1;
+    return -1;
 }
 
 /* DLPack does not tell that the numbers are to be read with the other sign (imag of a conjugate). */
@@ -139,8 +142,8 @@ view(const mha_py_state *state, PyObject *tensor)
         t.lanes = 0;
     }
     type = array_type(&t);
-    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || ((type == NPY_FLOAT32 || type == NPY_FLOAT64) && is_negated(state, tensor) != 0)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of float32, float64, int64 or bool");
+    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || (t.type == DL_FLOAT && is_negated(state, tensor) != 0)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
         return NULL;
     }
     for (int i = 0; i < t.rank; i++) {

@@ -9,6 +9,7 @@
 
 enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, N_ARGS };
 enum { ROW_MAX = N_ARGS, ROW_SUM, N_VALUES }; /* out of row_stats */
+_Static_assert((int)N_VALUES <= (int)MHA_PY_MAX_ARGS, "mha_py_views has room for so many");
 
 static const mha_py_signature backward_signature = {
     "attention_backward", 6, {"grad_out", "out", "row_stats", MHA_PY_ATTENTION_NAMES, "bias_grad", NULL}};
