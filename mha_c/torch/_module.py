@@ -48,8 +48,8 @@ def sample_of(weight: Array) -> Array:
 class Plan:
     """What a call needs of the module, and how to tell that it still holds."""
 
-    __slots__ = ("_children", "_hooks", "_isa", "_live", "_packed", "dropout", "dtypes", "inner", "parameters",
-                 "projections", "w_v")  # fmt: skip
+    __slots__ = ("_biases", "_children", "_hooks", "_isa", "_live", "_packed", "dropout", "dtypes", "inner",
+                 "parameters", "projections", "w_v")  # fmt: skip
 
     def __init__(self, module: AttentionModule) -> None:
         inner = module._inner()
@@ -61,7 +61,7 @@ class Plan:
         self.inner, self.dropout = inner.__dict__, inner._modules["dropout"]
         self.parameters = Parameters(w_v, weights, biases)
         self.dtypes = (self.parameters.tensors[0].dtype,) if self.parameters.tensors else FLOATS
-        self.projections = packed(self.parameters.arrays, biases)
+        self._biases = biases
         self.w_v = None if w_v is None else array(w_v)[0]
         self._isa = isa()
         parents = [module._modules] if inner is module else [module._modules, inner._modules]
@@ -70,15 +70,22 @@ class Plan:
             getattr(child, hooks) for _, children in self._children for child in children for hooks in _HOOKS
         )
         self._packed = tuple(
-            (linear._parameters, W, W.data_ptr(), W._version, sample, sample.tobytes())
+            (linear._parameters, W, W.data_ptr(), W.numel(), sample_of(view), W._version, b"")
             for linear, W, view in zip(linears, weights, self.parameters.arrays)
             if W is not None
-            for sample in [sample_of(view)]
         )
+        self._pack()
         # These the core reads where they are: only another place is noticed.
         live = [(linear, "bias", b) for linear, b in zip(linears, biases) if b is not None]
         live += [(scorer, "weight", w_v)] if w_v is not None else []
         self._live = tuple((child._parameters, name, x, x.data_ptr()) for child, name, x in live)
+
+    def _pack(self) -> None:
+        """What the core computes with, from the numbers that the weights have now."""
+        self._packed = tuple(
+            (*fixed, sample, W._version, sample.tobytes()) for *fixed, sample, _, _ in self._packed for W in [fixed[1]]
+        )
+        self.projections = packed(self.parameters.arrays, self._biases)
 
     def takes(self, queries: Any, keys: Any, values: Any) -> bool:
         """Whether these are tensors that the core can take as they are, as far as can be seen quickly."""
@@ -89,23 +96,28 @@ class Plan:
         return values is keys or (type(values) in _PLAIN and values.dtype is queries.dtype)
 
     def holds(self) -> bool:
+        """Whether a call may go by this plan, brought up to date where the weights have other numbers."""
         if self._isa != isa() or any(self._hooks):
             return False
         for parent, children in self._children:
             if tuple(parent.values()) != children:
                 return False
-        for parameters, weight, pointer, version, sample, sampled in self._packed:
+        stale = False
+        for parameters, weight, pointer, size, sample, version, sampled in self._packed:
             if (
-                weight._version != version
-                or weight.data_ptr() != pointer
+                weight.data_ptr() != pointer
+                or weight.numel() != size
                 or not weight.is_contiguous()
                 or parameters.get("weight") is not weight
-                or sample.tobytes() != sampled
             ):
                 return False
+            if weight._version != version or sample.tobytes() != sampled:
+                stale = True  # other numbers in the same place: a step of an optimizer
         for parameters, name, tensor, pointer in self._live:
             if parameters.get(name) is not tensor or tensor.data_ptr() != pointer:
                 return False
+        if stale:
+            self._pack()
         return True
 
 
