@@ -224,8 +224,8 @@ def _fewer_outputs(layer):
 
 
 CHANGES = (
-    *(_optimizer_step, _fewer_outputs, _new_data, _transposed_data, _averaged, _one_number, _new_parameter, _new_module),
-    *(_doubled, _fresh),
+    *(_optimizer_step, _new_data, _transposed_data, _averaged, _one_number, _new_parameter, _new_module),
+    *(_doubled, _fresh, _fewer_outputs),
 )
 
 

@@ -90,7 +90,7 @@ def test_tensors_without_plain_memory():
         with pytest.raises(TypeError, match=r"resolve_neg"):
             call(*negated)
     x = torch.ones(1, 2, 4)
-    with pytest.raises(TypeError, match="keep_mask.*uint8"):
+    with pytest.raises(TypeError, match=r"keep_mask.*uint8"):
         mt.functional.dot_product_attention(x, x, x, keep_mask=torch.ones(2, 2, dtype=torch.uint8))
     with pytest.raises(mha_c.ShapeError, match="rank"):
         x = torch.ones(3, 6)
