@@ -44,6 +44,7 @@ typedef struct {
     const mha_kernels *kernels;
     mha_scalar scale, one;
     int same_keys;     /* all queries of an item see the same keys: 0 .. length */
+    size_t first_item; /* number of item 0 in the caller's batch, which its dropout depends on */
     size_t group;      /* query heads per key head */
     size_t key_block;  /* keys per block; a function of the head sizes only, never of the data */
     size_t score_stride; /* from one row of a tile's scores to the next */
@@ -94,7 +95,8 @@ MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_
 
 typedef enum {
     MHA_PLAN_FORWARD,
-    MHA_PLAN_WEIGHTS /* the weights pass alone, which goes by rows */
+    MHA_PLAN_IN_TASK, /* forward inside a task of the caller's: one thread */
+    MHA_PLAN_WEIGHTS  /* the weights pass alone, which goes by rows */
 } mha_plan_use;
 
 /*

@@ -55,12 +55,12 @@ writes_nothing(const mha_attention_args *args)
 
 /* Queries per task: all of them, unless there are too few heads to go round. */
 static void
-choose_tasks(mha_plan *plan)
+choose_tasks(mha_plan *plan, mha_plan_use use)
 {
     const mha_attention_args *args = plan->args;
     const size_t heads = args->batch * args->kv_heads;
     plan->work = estimate_work(args);
-    const size_t most = mha_threads_for(SIZE_MAX, plan->work);
+    const size_t most = use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
     const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
     size_t chunk = mha_ceil_div(args->queries, wanted);
 
@@ -72,7 +72,7 @@ choose_tasks(mha_plan *plan)
     if (plan->n_tasks < most && args->queries * plan->group <= SPLIT_ROWS) {
         plan->n_splits = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
     }
-    plan->n_workers = mha_threads_for(plan->n_tasks * plan->n_splits, plan->work);
+    plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->n_splits, plan->work);
 }
 
 /*
@@ -187,9 +187,9 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
     }
     const mha_kernels *k = plan->kernels;
     plan->tile_rows = mha_min(TILES_HIGH * k->tile_rows, mha_max(args->queries, 1));
-    plan->by_columns = use == MHA_PLAN_FORWARD && choose_by_columns(plan);
+    plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
-    choose_tasks(plan);
+    choose_tasks(plan, use);
 
     /* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
     const int own_stats = plan->weights_later && args->row_max == NULL;

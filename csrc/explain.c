@@ -186,11 +186,35 @@ explain_inputs(mha_layer_job *job, mha_layer_facts *facts)
     return status;
 }
 
+/* What is different where the batch goes through the layer in slices. */
+static mha_status
+explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_facts *facts)
+{
+    const mha_share_facts share = mha_threads_share(slices.n, slices.work);
+    const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_layer_job job;
+    const mha_status status = mha_layer_plan(&job, &first, MHA_PLAN_IN_TASK);
+
+    MHA_ASSERT(share.n_threads == slices.n_workers);
+    if (status == MHA_OK) {
+        (void)mha_scratch_add(&scratch, slices.n_workers, job.scratch.total_bytes);
+        facts->scratch_bytes = scratch.total_bytes;
+        facts->attention.task_queries = job.plan.chunk;
+        facts->attention.n_splits = job.plan.n_splits;
+        facts->attention.share = share;
+        for (int i = 0; i <= MHA_N_INPUTS; i++) {
+            facts->projections[i].share = share;
+        }
+    }
+    return status;
+}
+
 mha_status
 mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
 {
     mha_layer_job job;
-    mha_status status = mha_layer_plan(&job, args);
+    mha_status status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
 
     *facts = (mha_layer_facts){.scratch_bytes = 0};
     if (status == MHA_OK) {
@@ -203,6 +227,13 @@ mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
         status = mha_linear_explain(args->dtype, &args->W_o, args->batch * args->queries,
                                     &facts->projections[MHA_N_INPUTS]);
     }
-    facts->scratch_bytes = facts->attention.scratch_bytes = job.scratch.total_bytes;
+    if (status == MHA_OK) {
+        const mha_layer_slices slices = mha_layer_slices_for(&job);
+        facts->slice_items = slices.items;
+        facts->n_slices = slices.n;
+        facts->scratch_bytes = job.scratch.total_bytes;
+        status = slices.n > 1 ? explain_slices(&job, slices, facts) : status;
+    }
+    facts->attention.scratch_bytes = facts->scratch_bytes;
     return status;
 }

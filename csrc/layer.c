@@ -1,5 +1,6 @@
 /*
- * layer.c: a whole attention layer in one call: project queries, keys and values, attend, project back.
+ * layer.c: a whole attention layer: project queries, keys and values, attend, project back.  A call of the
+ * layer is one such job, or one for each slice of the batch (layer_slices.c).
  *
  * Nothing is transposed: a projection writes (B, rows, H*D) and head h is its columns h*D .. (h+1)*D,
  * which attention reads and writes through strides.  Rows of keys and values that no query sees are
@@ -96,7 +97,7 @@ plan_memory(mha_layer_job *job)
         job->work += projection_work(job, in);
         job->n_tasks += in->n_blocks;
     }
-    job->n_workers = mha_threads_for(job->n_tasks, job->work);
+    job->n_workers = job->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
     job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
     if (a->W_o.packed != NULL && a->context == NULL) {
         const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
@@ -228,12 +229,13 @@ project_task(void *context, size_t task, unsigned worker)
     }
 }
 
-static void
-run_layer(mha_layer_job *job)
+void
+mha_layer_run(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
     size_t n_blocks = 0;
 
+    place_memory(job);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         n_blocks = mha_max(n_blocks, job->inputs[i].n_blocks);
     }
@@ -286,34 +288,16 @@ mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
 }
 
 mha_status
-mha_layer_plan(mha_layer_job *job, const mha_layer_args *args)
+mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_plan_use use)
 {
     mha_status status = mha_layer_describe(job, args);
 
+    job->use = use;
     if (status == MHA_OK) {
-        status = mha_plan_init(&job->plan, &job->attention, MHA_PLAN_FORWARD, &job->scratch);
+        status = mha_plan_init(&job->plan, &job->attention, use, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_memory(job);
     }
     return status;
-}
-
-mha_status
-mha_layer_forward(const mha_layer_args *args)
-{
-    mha_layer_job job;
-    mha_status status = mha_layer_plan(&job, args);
-
-    if (status != MHA_OK) {
-        return status;
-    }
-    status = mha_scratch_open(&job.scratch);
-    if (status != MHA_OK) {
-        return status;
-    }
-    place_memory(&job);
-    run_layer(&job);
-    mha_scratch_close(&job.scratch);
-    return MHA_OK;
 }

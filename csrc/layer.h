@@ -1,6 +1,6 @@
 /*
- * layer.h: what the forward (layer.c) and backward (layer_bwd.c) of a whole layer share: its three
- * inputs on their way to attention, and the attention problem between the projections.
+ * layer.h: what the forward (layer.c, layer_slices.c) and backward (layer_bwd.c) of a whole layer share: its
+ * three inputs on their way to attention, and the attention problem between the projections.
  */
 #ifndef MHA_LAYER_H
 #define MHA_LAYER_H
@@ -28,6 +28,7 @@ typedef struct {
     mha_plan plan;
     mha_layer_input inputs[MHA_N_INPUTS];
     mha_scratch scratch;
+    mha_plan_use use;
     size_t needed_at;           /* of the intervals of needed rows: keys of all items, then values */
     size_t context_at;          /* of the attention output, where W_o follows */
     size_t gather_at, pointers_at, gather_bytes, pointers_bytes; /* one part per worker */
@@ -40,7 +41,22 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
 
 /* mha_layer_describe, the plan of attention, and all sizes of the forward call's scratch memory. */
-MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args);
+MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_plan_use use);
+
+/* All steps of a planned job whose scratch memory is there. */
+void mha_layer_run(mha_layer_job *job);
+
+/* How a call cuts its batch: `items` at a time take all steps, in n tasks that share the threads; n is 1 if it does not. */
+typedef struct {
+    size_t items, n;
+    double work; /* multiply-adds of the whole call, roughly */
+    unsigned n_workers;
+} mha_layer_slices;
+
+mha_layer_slices mha_layer_slices_for(const mha_layer_job *whole);
+
+/* `n` items of a batch from item `first` on, as arguments of their own. */
+mha_layer_args mha_layer_items(const mha_layer_job *whole, size_t first, size_t n);
 
 /* Which rows of keys and values each item needs, into job->inputs; room for 2 * B intervals is at `room`. */
 void mha_layer_find_needed(mha_layer_job *job, mha_interval *room);

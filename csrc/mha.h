@@ -355,10 +355,14 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows,
                                              mha_linear_facts *facts);
 
-/* projections: W_q, W_k, W_v, which share their threads, and W_o; all 0 where there is none. */
+/*
+ * projections: W_q, W_k, W_v, which share their threads, and W_o; all 0 where there is none.  If n_slices > 1,
+ * slice_items items at a time take all steps: then every step's share is that of the slices.
+ */
 typedef struct {
     mha_linear_facts projections[4];
     mha_attention_facts attention;
+    size_t slice_items, n_slices;
     size_t scratch_bytes;
 } mha_layer_facts;
 

@@ -178,12 +178,16 @@ def _explanation(name: str, queries: Array, facts: Facts, output: str = "") -> E
     sizes = [("item", "batch"), ("head", "heads"), ("query", "queries"), ("key", "keys")]
     counted = ", ".join(_count(attention[key], word) for word, key in sizes)
     inputs = {name: projection for name, projection in facts["projections"].items() if name != output}
-    lines = [("kernels", _kernels(attention["kernels"])), *_projections(inputs)]
-    lines += [("attention", _blocks(attention)), ("tiles", _tiles(attention))]
+    lines = [("kernels", _kernels(attention["kernels"]))]
+    sliced = facts.get("n_slices", 1) > 1
+    if sliced:
+        lines += [("slices", _slices(facts)), ("threads", _threads(attention["share"]))]
+    lines += _projections(inputs, not sliced)
+    lines += [("attention", _blocks(attention)), ("tiles", _tiles(attention, sliced))]
     lines += [("", text) for text in _remarks(attention)]
-    lines.append(("threads", _threads(attention["share"])))
+    lines += [] if sliced else [("threads", _threads(attention["share"]))]
     if output in facts["projections"]:
-        lines += _projections({output: facts["projections"][output]})
+        lines += _projections({output: facts["projections"][output]}, not sliced)
     lines.append(("memory", _memory(facts)))
     facts = {"call": name, "dtype": dtype, **facts}
     return Explanation(f"{name}, {dtype}: {counted}", facts, lines)
@@ -203,13 +207,18 @@ def _kernels(kernels: Facts) -> str:
     )
 
 
-def _projections(projections: dict[str, Facts]) -> list[tuple[str, str]]:
+def _slices(facts: Facts) -> str:
+    items, batch = facts["slice_items"], facts["attention"]["batch"]
+    return f"{items} of {_count(batch, 'item')} at a time through all steps, each finding what the last left in cache"
+
+
+def _projections(projections: dict[str, Facts], with_threads: bool) -> list[tuple[str, str]]:
     """A line each, and one about threads after those that share them."""
     lines: list[tuple[str, str]] = []
     for i, (name, projection) in enumerate(projections.items()):
         lines.append((name, _rows(projection)))
         following = list(projections.values())[i + 1 : i + 2]
-        if not following or following[0]["share"] != projection["share"]:
+        if with_threads and (not following or following[0]["share"] != projection["share"]):
             lines.append(("threads", _threads(projection["share"])))
     return lines
 
@@ -232,8 +241,10 @@ def _blocks(attention: Facts) -> str:
     return f"{keys} keys in blocks of {block}, up to {n} for a query: a softmax of each, joined one after another"
 
 
-def _tiles(attention: Facts) -> str:
-    tasks, queries = attention["share"]["n_tasks"], attention["task_queries"]
+def _tiles(attention: Facts, sliced: bool) -> str:
+    queries, tasks = attention["task_queries"], attention["share"]["n_tasks"]
+    if sliced:  # those tasks are the slices
+        tasks = attention["batch"] * attention["kv_heads"] * -(-attention["queries"] // queries)
     group = attention["heads"] // attention["kv_heads"] if attention["kv_heads"] else 1
     heads = f" of {group} heads" if group > 1 else ""
     up_to = "up to " if queries and attention["queries"] % queries else ""

@@ -6,6 +6,7 @@
 import numpy as np
 import pytest
 
+import mha_c
 import philox
 from checks import same
 from mha_c import AdditiveAttention, DotProductAttention, MultiHeadAttention, _core, get_num_threads, set_num_threads
@@ -182,6 +183,30 @@ def test_attention_weights_are_those_before_dropout(rng, dtype):
         outs = [dropping(x, x, x, [30, 11]) for _ in range(2)]
         assert (outs[0] != outs[1]).any()
         same(dropping.attention_weights, quiet.attention_weights)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_items_keep_their_numbers_in_slices(rng, threads):
+    """A large batch goes through the layer in slices; what is dropped depends on the item's place in the batch."""
+    before = get_num_threads()
+    layer = mha_c.MultiHeadAttention(64, 2, 0.4, rng=3)
+    x = rng.standard_normal((40, 70, 64)).astype(np.float32)
+    layer(x[:1], x[:1], x[:1])  # fixes the open sizes
+    try:
+        set_num_threads(threads)
+        assert mha_c.explain(layer, x, x, x, training=True).as_dict()["n_slices"] > 1
+        out = layer(x, x, x, training=True)
+    finally:
+        set_num_threads(before)
+
+    def heads(x, W):
+        return _core.linear(x, W).reshape(40, 70, 2, 32).transpose(0, 2, 1, 3)
+
+    W_q, W_k, W_v, W_o = layer._plan[3]
+    attended, *_ = _core.attention_forward(heads(x, W_q), heads(x, W_k), heads(x, W_v), None, None,
+                                           dropout=0.4, seed=layer._record.seed)  # fmt: skip
+    context = np.ascontiguousarray(attended.transpose(0, 2, 1, 3)).reshape(40, 70, 64)
+    assert np.array_equal(out, _core.linear(context, W_o))
 
 
 def test_the_stream_of_a_layer_decides(rng):

@@ -164,8 +164,9 @@ layer_dict(const mha_py_layer *layer, const mha_py_kept *kept, double n_bytes, c
         }
         Py_XDECREF(dict);
     }
-    return Py_BuildValue("{s:N,s:N,s:n,s:s,s:d}", "projections", projections, "attention",
-                         attention_dict(&facts->attention), "scratch_bytes", (Py_ssize_t)facts->scratch_bytes, "kept",
+    return Py_BuildValue("{s:N,s:N,s:n,s:n,s:n,s:s,s:d}", "projections", projections, "attention",
+                         attention_dict(&facts->attention), "slice_items", (Py_ssize_t)facts->slice_items, "n_slices",
+                         (Py_ssize_t)facts->n_slices, "scratch_bytes", (Py_ssize_t)facts->scratch_bytes, "kept",
                          kept->weights ? "weights" : "queries and keys", "kept_bytes", n_bytes);
 }
 

@@ -1,0 +1,165 @@
+/*
+ * layer_slices.c: mha_layer_forward: the layer's job (layer.c) for the batch as a whole, or for slices of it.
+ *
+ * Projected queries, keys and values of a large batch fill memory that is read again only when the last
+ * item is done.  A few items at a time, through all steps by one thread, leave them in its cache, need no
+ * meeting of threads between the steps, and take no more memory for a larger batch.  Rows do not depend on
+ * their neighbours, so neither do the results on how the batch is cut.
+ */
+#include "layer.h"
+
+#include "common.h"
+#include "threads.h"
+
+/* What the steps hand each other for one slice: about what a second-level cache holds beside the weights. */
+#define SLICE_BYTES ((size_t)512 * 1024)
+/* The least rows of a slice: so many are projected together in any case, by one pass over the weights. */
+#define SLICE_ROWS ((size_t)192)
+/* Slices for each thread, or a long one at the end leaves the others waiting. */
+#define SLICES_PER_WORKER ((size_t)4)
+
+/* Numbers that one item leaves behind between the steps. */
+static size_t
+numbers_per_item(const mha_layer_job *job)
+{
+    const mha_layer_args *a = job->args;
+    size_t n = a->W_o.packed != NULL ? a->queries * a->W_o.in_features : 0;
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        n += job->inputs[i].linear->packed != NULL ? job->inputs[i].rows * job->inputs[i].features : 0;
+    }
+    return n;
+}
+
+mha_layer_slices
+mha_layer_slices_for(const mha_layer_job *whole)
+{
+    const mha_layer_args *a = whole->args;
+    const double W_o = a->W_o.packed == NULL ? 0 : (double)a->W_o.in_features * (double)a->W_o.out_features;
+    mha_layer_slices slices = {.items = a->batch, .n = 1, .n_workers = 1};
+    const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
+
+    slices.work = whole->work + whole->plan.work + (double)a->batch * (double)a->queries * W_o;
+    if (whole->plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
+        a->batch * bytes < 2 * SLICE_BYTES) {
+        return slices; /* the second: sizes that overflow, which opening that memory will say */
+    }
+    const size_t workers = mha_threads_for(a->batch, slices.work);
+    const size_t least = mha_ceil_div(SLICE_ROWS, a->queries);
+    size_t items = mha_max(SLICE_BYTES / bytes, least);
+    if (workers > 1) {
+        items = mha_min(items, a->batch / (workers * SLICES_PER_WORKER));
+    }
+    if (items >= least && 2 * items <= a->batch) {
+        slices.items = items;
+        slices.n = mha_ceil_div(a->batch, items);
+        slices.n_workers = mha_threads_for(slices.n, slices.work);
+    }
+    return slices;
+}
+
+/* `numbers` numbers further; NULL stays NULL. */
+static void *
+advanced(const mha_layer_job *job, const void *data, ptrdiff_t numbers)
+{
+    return data == NULL ? NULL : (char *)(uintptr_t)data + numbers * (ptrdiff_t)job->kernels->itemsize;
+}
+
+mha_layer_args
+mha_layer_items(const mha_layer_job *whole, size_t first, size_t n)
+{
+    const mha_layer_args *a = whole->args;
+    const mha_layer_input *in = whole->inputs;
+    const size_t q_rows = first * a->queries, k_rows = first * a->keys, values = in[MHA_VALUES].features;
+    const ptrdiff_t stats = (ptrdiff_t)(q_rows * a->num_heads), context = (ptrdiff_t)(q_rows * values);
+    const size_t out_features = a->W_o.packed != NULL ? a->W_o.out_features : values;
+    mha_operand *rows[MHA_N_INPUTS];
+    mha_layer_args part = *a;
+
+    part.batch = n;
+    rows[MHA_QUERIES] = &part.query_rows;
+    rows[MHA_KEYS] = &part.key_rows;
+    rows[MHA_VALUES] = &part.value_rows;
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        rows[i]->data = advanced(whole, rows[i]->data, (ptrdiff_t)first * rows[i]->batch_stride);
+    }
+    if (a->visible.valid_lens != NULL) {
+        part.visible.valid_lens += first * a->visible.lens_per_batch;
+    }
+    part.out = advanced(whole, a->out, (ptrdiff_t)(q_rows * out_features));
+    part.q_projected = advanced(whole, a->q_projected, (ptrdiff_t)(q_rows * in[MHA_QUERIES].features));
+    part.k_projected = advanced(whole, a->k_projected, (ptrdiff_t)(k_rows * in[MHA_KEYS].features));
+    part.v_projected = advanced(whole, a->v_projected, (ptrdiff_t)(k_rows * values));
+    part.context = advanced(whole, a->context, context);
+    part.row_max = advanced(whole, a->row_max, stats);
+    part.row_sum = advanced(whole, a->row_sum, stats);
+    part.weights = advanced(whole, a->weights, stats * (ptrdiff_t)a->keys);
+    return part;
+}
+
+typedef struct {
+    const mha_layer_job *whole;
+    mha_layer_slices slices;
+    size_t bytes; /* of scratch memory for one slice */
+    char *memory;
+} sliced_call;
+
+static void
+run_slice(void *context, size_t slice, unsigned worker)
+{
+    const sliced_call *call = context;
+    const size_t first = slice * call->slices.items;
+    const size_t n = mha_min(call->slices.items, call->whole->args->batch - first);
+    const mha_layer_args args = mha_layer_items(call->whole, first, n);
+    mha_layer_job job;
+    const mha_status status = mha_layer_plan(&job, &args, MHA_PLAN_IN_TASK);
+
+    (void)status; /* a smaller call than one that was planned */
+    MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->bytes);
+    job.plan.first_item = first;
+    job.scratch.base = call->memory + worker * call->bytes;
+    mha_layer_run(&job);
+}
+
+static mha_status
+run_slices(const mha_layer_job *whole, mha_layer_slices slices)
+{
+    const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
+    sliced_call call = {.whole = whole, .slices = slices};
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_layer_job job;
+    mha_status status = mha_layer_plan(&job, &first, MHA_PLAN_IN_TASK);
+
+    if (status == MHA_OK) {
+        call.bytes = job.scratch.total_bytes;
+        (void)mha_scratch_add(&scratch, slices.n_workers, call.bytes);
+        status = mha_scratch_open(&scratch);
+    }
+    if (status == MHA_OK) {
+        call.memory = scratch.base;
+        mha_parallel_for(slices.n, slices.n_workers, run_slice, &call);
+        mha_scratch_close(&scratch);
+    }
+    return status;
+}
+
+mha_status
+mha_layer_forward(const mha_layer_args *args)
+{
+    mha_layer_job job;
+    mha_status status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
+
+    if (status != MHA_OK) {
+        return status;
+    }
+    const mha_layer_slices slices = mha_layer_slices_for(&job);
+    if (slices.n > 1) {
+        return run_slices(&job, slices);
+    }
+    status = mha_scratch_open(&job.scratch);
+    if (status == MHA_OK) {
+        mha_layer_run(&job);
+        mha_scratch_close(&job.scratch);
+    }
+    return status;
+}

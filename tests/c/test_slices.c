@@ -1,0 +1,164 @@
+/*
+ * test_slices.c: a batch that goes through the layer in slices gives, to the bit, what its items give one by one, in
+ * every output, for every kind of input layout and lengths; without memory it fails and writes nothing.
+ *
+ *     test_slices [quick]
+ */
+#include "drawn.h"
+
+enum { BATCH = 23, ROWS = 97, SIZE = 40, FEATURES = 48, HEADS = 3 };
+
+/* All outputs of a call, in one piece of memory so that they can be compared at once. */
+typedef struct {
+    size_t sizes[8]; /* numbers for one item: out, q, k, v, context, max, sum, weights */
+    char *parts[8];
+    char *memory;
+    size_t n_bytes;
+} outputs;
+
+static mha_dtype dtype;
+
+static outputs
+make_outputs(void)
+{
+    const size_t rows = ROWS * FEATURES, stats = HEADS * ROWS;
+    outputs o = {.sizes = {rows, rows, rows, rows, rows, stats, stats, stats * ROWS}};
+
+    for (int i = 0; i < 8; i++) {
+        o.n_bytes += BATCH * o.sizes[i] * size_of(dtype);
+    }
+    o.memory = allocate(o.n_bytes);
+    memset(o.memory, 7, o.n_bytes);
+    for (size_t i = 0, at = 0; i < 8; at += BATCH * o.sizes[i++] * size_of(dtype)) {
+        o.parts[i] = o.memory + at;
+    }
+    return o;
+}
+
+/* `wanted` has a bit for each of the optional outputs. */
+static void
+point_outputs(mha_layer_args *a, const outputs *o, size_t item, unsigned wanted)
+{
+    void *at[8];
+
+    for (unsigned i = 0; i < 8; i++) {
+        at[i] = i == 0 || wanted >> i & 1 ? o->parts[i] + item * o->sizes[i] * size_of(dtype) : NULL;
+    }
+    a->out = at[0];
+    a->q_projected = at[1];
+    a->k_projected = at[2];
+    a->v_projected = at[3];
+    a->context = at[4];
+    a->row_max = at[5];
+    a->row_sum = at[6];
+    a->weights = at[7];
+}
+
+static mha_linear
+packed(size_t out_features, size_t in_features)
+{
+    void *weight = numbers(dtype, out_features * in_features, 0.3);
+    mha_linear linear = {.out_features = out_features, .in_features = in_features,
+                         .bias = numbers(dtype, out_features, 1.0)};
+    size_t size;
+
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size) == MHA_OK, "packed size");
+    linear.packed = allocate(size * size_of(dtype));
+    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.packed) ==
+              MHA_OK, "pack");
+    free(weight);
+    return linear;
+}
+
+/* Item number `item` of the call, alone. */
+static void
+run_alone(const mha_layer_args *all, size_t item, const outputs *o, unsigned wanted)
+{
+    const ptrdiff_t bytes = (ptrdiff_t)size_of(dtype);
+    mha_layer_args a = *all;
+    mha_operand *inputs[] = {&a.query_rows, &a.key_rows, &a.value_rows};
+
+    a.batch = 1;
+    for (int i = 0; i < 3; i++) {
+        inputs[i]->data = (const char *)inputs[i]->data + (ptrdiff_t)item * inputs[i]->batch_stride * bytes;
+    }
+    if (a.visible.valid_lens != NULL) {
+        a.visible.valid_lens += item * a.visible.lens_per_batch;
+    }
+    point_outputs(&a, o, item, wanted);
+    CHECK(mha_layer_forward(&a) == MHA_OK, "item %zu", item);
+}
+
+static void *
+no_memory(size_t n_bytes)
+{
+    (void)n_bytes;
+    return NULL;
+}
+
+static void
+check_call(const mha_layer_args *all, unsigned wanted, const char *what)
+{
+    outputs sliced = make_outputs(), alone = make_outputs();
+    mha_layer_args a = *all;
+    mha_layer_facts facts;
+
+    point_outputs(&a, &sliced, 0, wanted);
+    CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1 && facts.slice_items < BATCH, "%s: not sliced", what);
+    mha_set_allocator(no_memory, free);
+    CHECK(mha_layer_forward(&a) == MHA_ERR_NOMEM, "%s: no memory", what);
+    mha_set_allocator(NULL, NULL);
+    CHECK(memcmp(sliced.memory, alone.memory, sliced.n_bytes) == 0, "%s: wrote before it failed", what);
+    CHECK(mha_layer_forward(&a) == MHA_OK, "%s: sliced", what);
+    for (size_t item = 0; item < BATCH; item++) {
+        run_alone(all, item, &alone, wanted);
+    }
+    CHECK(memcmp(sliced.memory, alone.memory, sliced.n_bytes) == 0, "%s, %s, %u threads: other bits in slices", what,
+          mha_isa_name(mha_isa_active()), mha_threads_get());
+    free(sliced.memory);
+    free(alone.memory);
+}
+
+int
+main(int argc, char **argv)
+{
+    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    int64_t lens[BATCH * ROWS];
+
+    for (size_t i = 0; i < BATCH * ROWS; i++) {
+        lens[i] = (int64_t)(i * 31 % (ROWS + 3)) - 1;
+    }
+    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+        for (int round = 0; mha_isa_available(isa) && round < (quick ? 4 : 20); round++) {
+            CHECK(mha_isa_select(isa) == MHA_OK, "select");
+            dtype = round % 2 ? MHA_F64 : MHA_F32;
+            mha_threads_set(1 + round / 2 % 2);
+            void *x = numbers(dtype, BATCH * ROWS * SIZE * 2, 1.0), *keys = numbers(dtype, BATCH * ROWS * SIZE, 1.0);
+            mha_layer_args a = {
+                .dtype = dtype, .batch = BATCH, .queries = ROWS, .keys = ROWS, .num_heads = HEADS,
+                .query_size = SIZE, .key_size = SIZE, .value_size = SIZE,
+                .query_rows = {x, 2 * ROWS * SIZE, 0, 2 * SIZE}, /* every other row */
+                .key_rows = {keys, SIZE, 0, BATCH * SIZE},       /* the book's decoder: time first */
+                .value_rows = {x, ROWS * SIZE, 0, SIZE},
+                .W_q = packed(FEATURES, SIZE), .W_k = packed(FEATURES, SIZE), .W_v = packed(FEATURES, SIZE),
+                .W_o = packed(FEATURES, FEATURES),
+                .visible = {lens, round % 4 < 2 ? 1 : ROWS, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
+                .empty_rows = round % 5 < 2 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM,
+            };
+            const mha_linear made[] = {a.W_q, a.W_k, a.W_v, a.W_o};
+            check_call(&a, 0xff, "all outputs");
+            check_call(&a, 0x62, "q and statistics");
+            a.visible.valid_lens = NULL;
+            check_call(&a, 0, "the output alone");
+            for (int i = 0; i < 4; i++) {
+                free((void *)made[i].packed);
+                free((void *)made[i].bias);
+            }
+            free(x);
+            free(keys);
+        }
+    }
+    mha_threads_set(1);
+    printf("%d checks failed\n", failures);
+    return failures != 0;
+}
