@@ -7,7 +7,7 @@ two is noticed, memory is freed after the backward, and checkpointing works.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from ._tensors import (
     optional_array,
     optional_tensor,
 )  # fmt: skip
-
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
 
 # From this size of the output on, the tape is saved as tensors, which autograd frees behind the backward call and
 # hands to its hooks (checkpointing); a smaller one stays with the node, which saves some microseconds a call.
