@@ -54,6 +54,32 @@ tile_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
     }
 }
 
+/*
+ * How many keys of the block each row of the tile sees, one number for all or one for each; NULL if some row sees
+ * others than the first ones.  *step_ret is the distance of two rows' numbers.
+ */
+static const size_t *
+visible_keys(const mha_plan *plan, const mha_tile *tile, size_t *numbers, const mha_tile_block *block, size_t *step_ret)
+{
+    const size_t from = block->first_key + block->from;
+
+    *step_ret = !plan->same_keys;
+    if (plan->args->keep_mask.data != NULL) {
+        return NULL;
+    }
+    if (plan->same_keys) {
+        return &block->visible;
+    }
+    for (size_t i = 0; i < tile->rows; i++) {
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        if (seen.last > 0 && seen.first != from) {
+            return NULL;
+        }
+        numbers[i] = seen.last > 0 ? seen.last - from : 0;
+    }
+    return numbers;
+}
+
 void
 mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block, double scale)
 {
@@ -61,11 +87,12 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const int drop = args->dropout > 0;
-    const int all_see_all = plan->same_keys && args->keep_mask.data == NULL; /* nothing is hidden within the tile */
     const size_t stat = tile->query * k->itemsize;
+    size_t step;
 
     mha_score_tile(plan, tile, &arena->base, block);
-    if (!all_see_all) {
+    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
+    if (visible == NULL) {
         tile_weights(plan, tile, &arena->base, block);
     }
     /* Whole panels, as the values were packed; additive scores may start inside one. */
@@ -94,9 +121,10 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
     const mha_score_grads grads = {
         .rows = tile->rows,
         .cols = block->width,
-        .visible = block->visible,
-        .max = all_see_all ? arena->base.max + stat : NULL,
-        .inverse = all_see_all ? arena->base.inverse + stat : NULL,
+        .visible = visible,
+        .visible_step = step,
+        .max = visible != NULL ? arena->base.max + stat : NULL,
+        .inverse = visible != NULL ? arena->base.inverse + stat : NULL,
         .weights = arena->base.scores + block->from * k->itemsize,
         .grads = arena->grads + block->from * k->itemsize,
         .factors = drop ? arena->base.factors + block->from * k->itemsize : NULL,

@@ -16,6 +16,7 @@ typedef struct {
     char *packed_values;
     char *grads;   /* dP, then dS: like base.scores */
     char *delta;   /* one per query, like base.max */
+    size_t *visible; /* one per row of a tile: how many keys of a block it sees */
     char *part_grad_q; /* one part's gradient of q of one head, where a task has several parts */
 } mha_backward_memory;
 
@@ -26,7 +27,7 @@ typedef struct {
     size_t n_parts;       /* of the keys */
     size_t parts_abreast; /* parts of one head that are tasks at the same time; 1: a task goes through all of them */
     size_t first_part;    /* of this round of tasks */
-    size_t at[BACKWARD_ARENA_PARTS], rows_at, worker_bytes, first_worker;
+    size_t at[BACKWARD_ARENA_PARTS], rows_at, visible_at, worker_bytes, first_worker;
     size_t partial_at, partial_bytes;   /* gradients of q, one set per part of a round */
     size_t weights_at, weights_bytes, n_weights; /* gradients of the additive weights, one set per task */
     char *memory;

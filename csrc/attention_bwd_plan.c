@@ -48,6 +48,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         b->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
     }
     b->rows_at = mha_scratch_add(&part, args->queries, sizeof(mha_interval));
+    b->visible_at = mha_scratch_add(&part, plan->tile_rows, sizeof(size_t));
     b->worker_bytes = part.total_bytes;
     b->first_worker = mha_scratch_add(scratch, b->n_workers, part.total_bytes);
 }
@@ -68,6 +69,7 @@ mha_backward_arena(const mha_backward_plan *b, unsigned worker)
         .packed_values = base + b->at[1],
         .grads = base + b->at[3],
         .delta = base + b->at[9],
+        .visible = (size_t *)(void *)(base + b->visible_at),
         .part_grad_q = base + b->at[10],
     };
     return arena;

@@ -89,10 +89,12 @@ typedef struct {
 
 /*
  * A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes.
- * Given max and inverse, `weights` still holds scores, whose first `visible` in a row count.
+ * Given max and inverse, `weights` still holds scores, of which the first visible[i * visible_step] in row i count.
  */
 typedef struct {
-    size_t rows, cols, visible;
+    size_t rows, cols;
+    const size_t *visible;
+    size_t visible_step; /* 0 or 1 */
     const void *max, *inverse; /* one per row, or both NULL */
     void *weights, *grads; /* in: P, dP; out: P * factors, dS * scale */
     const void *factors;   /* of dropout, or NULL */
