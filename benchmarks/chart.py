@@ -21,7 +21,7 @@ LEGEND = {
 
 
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "M12", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
-IN_TRAINING = ("M1", "M3", "M5", "M7", "M14", "A2", "A3", "S128", "S128p")
+IN_TRAINING = ("M1", "M5", "M7", "M14", "A2", "A3", "S128", "S128p")
 
 
 def rows(results, cases, heading):
