@@ -31,6 +31,7 @@ PROGRAMS = [f"test_{name}" for name in PROGRAMS]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
+FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]  # as tests/test_c_core.py, which sanitizes more
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
          (" + ", " - "), (" - ", " + "), (" * ", " + "), (" / ", " * "), (" % ", " / "), (" += ", " -= "),
          (" && ", " || "), (" || ", " && "), ("mha_min(", "mha_max("), ("mha_max(", "mha_min("),
