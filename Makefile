@@ -71,8 +71,8 @@ typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 # Lines and branches of C, and lines of Python, that the tests run.  Without optimisation and with every function
 # compiled once, so that a branch counted is a branch written.  A kernel's line counts once, whichever of its instances
 # run it; the last figure of the core counts the instances of each instruction set and type apart.
-# Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings and
-# the tables of accuracy, which take minutes so and reach nothing else.
+# Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings,
+# the tables of accuracy and a call long enough to interrupt, which take minutes so and reach nothing else.
 COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclude csrc/kernels/simd_neon.h \
 	--gcov-suspicious-hits-threshold 0 --filter csrc/ build
 coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
@@ -84,7 +84,7 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		MHA_C_COUNTERS=$(CURDIR)/build/coverage-c; \
 	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
-		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
+		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates and not keyboard_interrupt' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
 	$(COVERAGE_REPORT) --exclude csrc/python/ --txt /dev/null --print-summary
