@@ -8,6 +8,7 @@
  * Equal scores: the exact mean.  Scores that overflow to -inf: an empty row.  NaN or infinity in one number of q, k, v
  * or the output's gradient: it reaches whoever sees it and nobody else, forward and backward.
  */
+#include "dispatch.h"
 #include "drawn.h"
 
 enum { MOST_KEYS = 700, VALUES = 3 };
@@ -190,6 +191,31 @@ check_overflow(size_t keys, mha_empty empty_rows, const int64_t *lens)
     free(results);
     free(weights);
     free(lse);
+}
+
+/* Dropout of half the weights: each factor is 0 or 2, whatever keys it begins and ends at, and none is written beside. */
+static void
+test_dropout_factors(void)
+{
+    enum { ROWS = 3, MOST = 300, GAP = 9 };
+    const mha_kernels *k = mha_kernels_for(dtype);
+    void *factors = allocate(ROWS * (MOST + GAP) * size_of(dtype));
+
+    for (size_t n = 0; n < 600; n++) {
+        const size_t key = n % 23, keys = n < 460 ? 1 + n / 23 : 1 + below(MOST);
+        const mha_dropout drop = {.rows = ROWS, .keys = keys, .seed = n, .query = n, .key = key, .p = 0.5,
+                                  .factors = factors, .factors_row = (ptrdiff_t)(keys + GAP)};
+        for (size_t i = 0; i < ROWS * (keys + GAP); i++) {
+            set(dtype, factors, i, -1.0);
+        }
+        k->dropout_factors(&drop);
+        for (size_t i = 0; i < ROWS * (keys + GAP); i++) {
+            const double x = get(dtype, factors, i);
+            CHECK(i % (keys + GAP) < keys ? x == 0 || x == 2 : x == -1, "%s, keys %zu to %zu: factor [%zu][%zu] is %g",
+                  k->isa, key, key + keys, i / (keys + GAP), i % (keys + GAP), x);
+        }
+    }
+    free(factors);
 }
 
 /* exp and tanh where they are exact, for every count of numbers; each in memory of just its size. */
@@ -385,6 +411,7 @@ main(int argc, char **argv)
             dtype = (mha_dtype)type;
             test_one_key(quick);
             test_mean();
+            test_dropout_factors();
             test_functions();
             test_tiny_blocks();
             test_overflow();
