@@ -71,8 +71,8 @@ typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 # Lines and branches of C, and lines of Python, that the tests run.  Without optimisation and with every function
 # compiled once, so that a branch counted is a branch written.  A kernel's line counts once, whichever of its instances
 # run it; the last figure of the core counts the instances of each instruction set and type apart.
-# Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings,
-# the tables of accuracy and a call long enough to interrupt, which take minutes so and reach nothing else.
+# Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings and
+# the tables of accuracy, which take minutes so and reach nothing else.
 COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclude csrc/kernels/simd_neon.h \
 	--gcov-suspicious-hits-threshold 0 --filter csrc/ build
 coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
@@ -84,7 +84,7 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		MHA_C_COUNTERS=$(CURDIR)/build/coverage-c; \
 	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
-		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates and not keyboard_interrupt' $(ARGS) || touch $(CURDIR)/build/coverage/failed
+		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
 	$(COVERAGE_REPORT) --exclude csrc/python/ --txt /dev/null --print-summary
@@ -93,15 +93,15 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	@test ! -e build/coverage/failed || { echo 'Tests failed, see above.'; exit 1; }
 
 # The suite on an extension that stops at the first bad address or undefined operation, and says where.  The C programs
-# have such a build of their own in any suite, a browser does not start under a preloaded sanitizer, and notebooks
-# measure time and memory.
+# have such a build of their own in any suite, a browser does not start under a preloaded sanitizer, notebooks
+# measure time and memory, and packaging is about the wheel.
 sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	MHA_C_SANITIZE=1 $(BIN)/python setup.py -q build --build-lib build/sanitize
 	@mkdir -p $(RUN) && rm -f build/sanitizer.*
 	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
-	$(PYTEST) ../../tests $(call without,browser c_core notebooks) -k 'not takes_little_longer' $(ARGS) \
+	$(PYTEST) ../../tests $(call without,browser c_core notebooks packaging) -k 'not takes_little_longer' $(ARGS) \
 		|| { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
 # The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
