@@ -86,7 +86,7 @@ test_linear(mha_dtype dtype, size_t draw)
     void *grad_x = numbers(dtype, rows * inputs, 1.0), *grad_weight = numbers(dtype, outputs * inputs, 1.0);
     void *grad_bias = numbers(dtype, outputs, 1.0);
     const mha_linear_grads grads = {dtype, rows, outputs, inputs, x, weight, grad_y, (ptrdiff_t)(inputs + gap),
-                                    (ptrdiff_t)(outputs + gap), grad_x, grad_weight, grad_bias};
+                                    (ptrdiff_t)(outputs + gap), grad_x, grad_weight, grad_bias, 0};
     /* n products of numbers below 1, each rounded: as in test_attention.c. */
     const double unit = dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON;
     const double tolerance = 4 * unit * (2 + (double)(rows + outputs));
