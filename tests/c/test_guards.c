@@ -97,7 +97,7 @@ linear(size_t D, size_t K)
     const mha_linear one = projection(K, D, &weight);
     CHECK(mha_linear_forward(dtype, &one, rows, x, d, y, k) == MHA_OK, "%s: forward", guard.doing);
     const mha_linear_grads grads = {dtype, rows, K, D, x, weight, numbers(dtype, rows * K), d, k,
-                                    room(dtype, rows * D), room(dtype, K * D), room(dtype, K)};
+                                    room(dtype, rows * D), room(dtype, K * D), room(dtype, K), 0};
     CHECK(mha_linear_backward(&grads) == MHA_OK, "%s: backward", guard.doing);
     uint64_t hash = hash_bits(0, dtype, y, rows * K);
     hash = hash_bits(hash, dtype, grads.grad_x, rows * D);
