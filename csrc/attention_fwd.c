@@ -153,7 +153,9 @@ run_task(void *context, size_t task_number, unsigned worker)
     mha_task_rows(plan, task_number, &arena, &task);
     const block_result result = {arena.block_max, arena.block_sum, arena.block};
 
-    mha_clear_statistics(plan, &arena);
+    if (!plan->same_keys || task.keys.last == 0) { /* else every row meets a block */
+        mha_clear_statistics(plan, &arena);
+    }
     for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
          first += plan->key_block) {
         const mha_interval keys = mha_pack_block(plan, &task, &arena, first);

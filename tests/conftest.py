@@ -1,6 +1,8 @@
 """Fixtures that all tests share: isa, dtype, seed, rng."""
 
+import os
 import sys
+import tempfile
 import zlib
 
 import hypothesis
@@ -9,6 +11,11 @@ import pytest
 
 import needs
 from mha_c import _core
+
+# torch.compile keeps compiled graphs in a place that all programs share, and one of an operator that has since got
+# another argument fails.
+COMPILED = tempfile.TemporaryDirectory(prefix="mha_c-compiled-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
 # The same examples in every run: a failure seen once is seen again.  No deadline: the machines are shared.
 hypothesis.settings.register_profile(
