@@ -32,7 +32,9 @@ def show(browser, tmp_path):
             page.save(path)
         browser.open(path.as_uri())
         browser.wait("return document.querySelectorAll('[data-mhac]:not([data-mhac-ready])').length === 0")
-        return Shown(browser)
+        shown = Shown(browser)
+        shown.settle()  # a view takes its size from the first layout, and draws in the frame after
+        return shown
 
     yield open_page
     assert browser.console() == []
