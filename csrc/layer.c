@@ -16,14 +16,6 @@
 #include <math.h>
 #include <string.h>
 
-static double
-projection_work(const mha_layer_job *job, const mha_layer_input *in)
-{
-    return in->linear->packed == NULL ? 0.0
-                                      : (double)job->args->batch * (double)in->rows * (double)in->features *
-                                            (double)in->linear->in_features;
-}
-
 /* Sizes of the three inputs, and who holds their projected rows. */
 static void
 describe_inputs(mha_layer_job *job)
@@ -94,7 +86,7 @@ plan_memory(mha_layer_job *job)
         }
         widest = mha_max(widest, in->linear->in_features);
         most_rows = mha_max(most_rows, in->block);
-        job->work += projection_work(job, in);
+        job->work += (double)a->batch * (double)in->rows * (double)in->features * (double)in->linear->in_features;
         job->n_tasks += in->n_blocks;
     }
     job->n_workers = job->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
@@ -200,10 +192,8 @@ project_block(const mha_layer_job *job, const mha_layer_input *in, size_t block,
 {
     const size_t first = block * in->block;
     const size_t last = mha_min(first + in->block, job->args->batch * in->rows);
-    const int evenly_spaced =
-        job->args->batch == 1 || in->input->batch_stride == (ptrdiff_t)in->rows * in->input->row_stride;
 
-    if (in->needed != NULL || !evenly_spaced) {
+    if (in->needed != NULL || !mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride)) {
         project_gathered(job, in, first, last, worker);
         return;
     }

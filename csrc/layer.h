@@ -37,6 +37,13 @@ typedef struct {
     unsigned n_workers;
 } mha_layer_job;
 
+/* 1 if rows of all items, as many as the input has, lie one after the other at the same distance. */
+MHA_INLINE int
+mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t batch_stride, ptrdiff_t row_stride)
+{
+    return job->args->batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
+}
+
 /* Sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together. */
 MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
 

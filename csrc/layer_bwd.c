@@ -176,7 +176,10 @@ add_shared(const backward_job *job)
         const mha_result *grad = &job->grads->grad_inputs[i];
         const size_t rows = job->layer.args->batch * in->rows;
 
-        for (size_t r = 0; grad->data != NULL && !is_projected(job, i) && !is_written_by_attention(job, i) && r < rows; r++) {
+        if (grad->data == NULL || is_projected(job, i) || is_written_by_attention(job, i)) {
+            continue;
+        }
+        for (size_t r = 0; r < rows; r++) {
             k->add_row(in->features, job->memory + job->projected_at[i] + r * in->features * k->itemsize,
                        mha_result_at(k, grad, r / in->rows, 0, r % in->rows), 1);
         }
@@ -228,25 +231,20 @@ project_needed(const backward_job *job, int i)
     mha_linear_grads_run(&grads, grad_rows);
 }
 
-/* Rows of all items one after the other, at the same distance. */
-static int
-is_even(const backward_job *job, int i, ptrdiff_t batch_stride, ptrdiff_t row_stride)
-{
-    return job->layer.args->batch == 1 || batch_stride == (ptrdiff_t)job->layer.inputs[i].rows * row_stride;
-}
-
 static void
 input_projections(const backward_job *job)
 {
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
         const mha_result *grad = &job->grads->grad_inputs[i];
-        const int dense = grad->data == NULL || (grad->row_stride == (ptrdiff_t)in->linear->in_features &&
-                                                 is_even(job, i, grad->batch_stride, grad->row_stride));
+        const int dense =
+            grad->data == NULL || (grad->row_stride == (ptrdiff_t)in->linear->in_features &&
+                                   mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
         if (!is_projected(job, i)) {
             continue;
         }
-        if (in->needed == NULL && dense && is_even(job, i, in->input->batch_stride, in->input->row_stride)) {
+        if (in->needed == NULL && dense &&
+            mha_layer_is_even(&job->layer, in, in->input->batch_stride, in->input->row_stride)) {
             project_all(job, i);
         } else {
             project_needed(job, i);
