@@ -29,7 +29,7 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import Parameters, apply_layer
-from .lazy import Recipe
+from .lazy import Recipe, split_heads
 
 Four = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor]]
 NONE: Four = (None, None, None, None)
@@ -110,12 +110,12 @@ def _by_operator(tensors: Any, valid_lens: Any, num_heads: int, empty_rows: str,
     return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows)
 
 
-def weights_of(last: Any, by_head: bool) -> Tensor:
-    """The attention weights of the call that left `last`: (B, H, Q, K), or (B*H, Q, K)."""
+def weights_of(last: Any, heads: Optional[int]) -> Tensor:
+    """The attention weights of the call that left `last`: (B, heads, Q, K), or (B*H, Q, K) for None."""
     kept, dtype = last
     if kept[0] == "operator":
         if traced(*kept[1:3]):
             weights: Tensor = torch.ops.mha_c.weights(*kept[1:]).to(dtype)
-            return weights if by_head else weights.flatten(0, 1)
+            return split_heads(weights, heads)
         kept = ops.recompute(*kept[1:])
-    return Recipe(kept, None if dtype in FLOATS else dtype).shown(by_head)
+    return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads)

@@ -217,11 +217,11 @@ class AttentionModule(nn.Module):
 
         return view(self, tokens, **options)
 
-    def _shown(self, by_head: bool) -> Tensor:
+    def _shown(self, heads: Optional[int]) -> Tensor:
         last = self.__dict__.get("_last")
         if last is None:
             raise AttributeError
-        return weights_of(last, by_head)
+        return weights_of(last, heads)
 
     def __getattr__(self, name: str) -> Any:
         child = self.__dict__.get("_modules", {}).get(name)

@@ -46,7 +46,7 @@ class DotProductAttention(AttentionModule):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, Q, K); (B*H, Q, K), row b*H + h, for the one inside MultiHeadAttention."""
-        return self._shown(by_head=False)
+        return self._shown(None)
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         queries, keys, values = plain_inputs(queries, keys, values)
@@ -124,10 +124,9 @@ class MultiHeadAttention(AttentionModule):
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, Q, K): before dropout, detached, rows sum to 1."""
         inner = self.attention
-        weights = inner._shown(by_head=True) if isinstance(inner, AttentionModule) else inner.attention_weights
-        if weights.dim() == 4 and weights.shape[1] == self.num_heads:
-            return weights
-        # The child was called by itself, with the heads folded into the batch.
+        if isinstance(inner, AttentionModule):
+            return inner._shown(self.num_heads)
+        weights = inner.attention_weights
         return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
@@ -220,7 +219,7 @@ class AdditiveAttention(AttentionModule):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, Q, K): before dropout, detached, rows sum to 1."""
-        return self._shown(by_head=False)
+        return self._shown(None)
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
         """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.

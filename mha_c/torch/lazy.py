@@ -42,14 +42,17 @@ class Recipe:
         assert self._tensor is not None
         return self._tensor
 
-    def shown(self, by_head: bool) -> Tensor:
-        """(B, H, Q, K), or (B*H, Q, K): the numbers where they are there, else a tensor that will get them."""
+    def shown(self, heads: Optional[int]) -> Tensor:
+        """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them."""
         if self._tensor is not None:
-            return self._tensor if by_head else self._tensor.flatten(0, 1)
+            return split_heads(self._tensor, heads)
         q, k, row_max = self._saved[2], self._saved[3], self._saved[5]
-        batch, heads, queries = row_max.shape
-        shape = (batch, heads, queries, k.shape[1]) if by_head else (batch * heads, queries, k.shape[1])
-        return LazyWeights(self, shape, self._dtype or DTYPES[q.dtype.char])
+        batch, own_heads, queries = row_max.shape
+        rows = batch * own_heads
+        shape = (rows, queries, k.shape[1]) if heads is None else (rows // heads, heads, queries, k.shape[1])
+        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=self._dtype or DTYPES[q.dtype.char])
+        weights._recipe = self
+        return weights
 
     def __getstate__(self) -> Any:
         return self._saved, self._dtype, self._tensor
@@ -59,19 +62,13 @@ class Recipe:
 
 
 class LazyWeights(Tensor):
-    """A tensor without memory until an operation needs its numbers; every result is a plain tensor."""
+    """A tensor without memory until an operation needs its numbers; every result is a plain tensor.
+
+    Made by `Recipe.shown`, in one call of torch: a constructor of its own would cost a third of that again.
+    """
 
     _recipe: Recipe
-    _is: Optional[Tensor]
-
-    @staticmethod
-    def __new__(cls, recipe: Recipe, shape: tuple[int, ...], dtype: torch.dtype) -> LazyWeights:
-        self: LazyWeights = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype)
-        self.__dict__.update(_recipe=recipe, _is=None)
-        return self
-
-    def __init__(self, *_: Any) -> None:
-        pass
+    _is: Optional[Tensor] = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,14 +82,19 @@ class LazyWeights(Tensor):
         return func(*_plain(args), **_plain(kwargs or {}))
 
 
+def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
+    """(B, H, Q, K) as (B*H, Q, K) for None, or with other heads, where the caller folded them into the batch."""
+    if heads is None:
+        return weights.flatten(0, 1)
+    return weights if weights.shape[1] == heads else weights.reshape(-1, heads, *weights.shape[2:])
+
+
 def computed(weights: Tensor) -> Tensor:
     """A lazy tensor's plain one, the same at each use."""
     state = weights.__dict__
-    result: Optional[Tensor] = state["_is"]
+    result: Optional[Tensor] = state.get("_is")
     if result is None:
-        result = state["_recipe"].tensor()
-        if weights.dim() == 3:
-            result = result.flatten(0, 1)
+        result = split_heads(state["_recipe"].tensor(), None if weights.dim() == 3 else weights.shape[1])
         state["_is"] = result
     return result
 

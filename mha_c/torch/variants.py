@@ -94,7 +94,7 @@ class MultiHeadedSelfAttention(nn.Module):
         """Weights of the last call, (B, H, T, T)."""
         if self.__dict__.get("_last") is None:
             raise RuntimeError("no attention_weights yet: call the layer first, then read them")
-        return weights_of(self._last, by_head=True)
+        return weights_of(self._last, self.num_heads)
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
         """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options."""
