@@ -18,7 +18,7 @@ PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir
 without = $(foreach word,$(1),--ignore-glob='../../tests/test_$(word)*')
 
 # The C programs that need no special build: $(call c-tests,folder,options,prefix) builds them in build/ and runs them.
-C_TESTS := scratch arguments attention values projections slices backward shared_gradients failures guards
+C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards
 C_TEST_FLAGS := -std=c11 -ffp-contract=off -fno-math-errno -pthread -I$(CURDIR)/csrc -I$(CURDIR)/tests/c
 CORE_SOURCES := $(wildcard $(CURDIR)/csrc/*.c $(CURDIR)/csrc/kernels/*.c)
 c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FLAGS) $(2) -c $(CORE_SOURCES) && \
