@@ -1,6 +1,6 @@
 """Do the tests notice?  Changes the C core in one place at a time, rebuilds, runs tests, and lists what no test saw.
 
-    python tools/mutants.py [--count 60] [--seed 0] [--at FILE:LINE ...] [--python PYTHON]
+    python tools/mutants.py [--count 60] [--seed 0] [--at FILE:LINE ...] [--jobs 2] [--python PYTHON]
 
 A mutant is one changed operator, constant, comparison, negation, min/max, or one statement left out, in the kernels'
 texts and the drivers.  It is killed if a C test program (tests/c, built for scalar and avx2) or, failing that, a few
@@ -12,6 +12,7 @@ way, and both are printed.  Exit status 1 if fewer than 90 % of the rest are kil
 
 import argparse
 import os
+import queue
 import random
 import re
 import shutil
@@ -26,11 +27,12 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
 TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
-PROGRAMS = "arguments attention values projections backward shared_gradients failures guards scratch math".split()
+PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slices", "backward", "shared_gradients", "failures",
+            "guards", "explain", "scratch", "math"]  # fmt: skip
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
-           "test_layer_backward.py", "test_determinism.py"]  # fmt: skip
-FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w"]
+           "test_layer_backward.py", "test_determinism.py", "test_exactness.py"]  # fmt: skip
+FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w", "-DMHA_DEBUG"]
 FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]  # as tests/test_c_core.py, which sanitizes more
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
          (" + ", " - "), (" - ", " + "), (" * ", " + "), (" / ", " * "), (" % ", " / "), (" += ", " -= "),
@@ -63,36 +65,37 @@ def sites_of(path):
 
 
 class Build:
-    """A copy of the sources, objects of the unchanged ones, and how to make the rest again."""
+    """A copy of the sources in a folder, objects of the unchanged ones, and how to make the rest again."""
 
-    def __init__(self, python):
-        self.python = python
-        self.patience = 1.0  # by how much slower than a quiet machine this one is
-        shutil.rmtree(WORK, ignore_errors=True)
-        shutil.copytree(ROOT / "csrc", WORK / "csrc")
+    def __init__(self, python, work):
+        self.python, self.work = python, work
+        self.patience = 10.0  # by how much slower than a quiet machine this one may be
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(ROOT / "csrc", work / "csrc")
         # Without AVX-512, which takes longest to compile and whose kernels have the same texts.
-        cpu = WORK / "csrc" / "cpu.c"
+        cpu = work / "csrc" / "cpu.c"
         cpu.write_text(cpu.read_text().replace("return x86_offers(HAS_AVX512, SAVES_ZMM);", "return 0;"))
         asked = (
             "import numpy, sysconfig as s;"
             "print(numpy.get_include(), s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
         )
         numpy, headers, self.suffix = subprocess.check_output([python, "-c", asked], text=True).split()
-        self.includes = [f"-I{WORK / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}", f"-I{numpy}", f"-I{headers}"]
-        package = WORK / "package" / "mha_c"
+        self.includes = [f"-I{work / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}", f"-I{numpy}", f"-I{headers}"]
+        package = work / "package" / "mha_c"
         shutil.copytree(ROOT / "mha_c", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-        self.sources = sorted(p for p in (WORK / "csrc").rglob("*.c"))
+        self.sources = sorted(p for p in (work / "csrc").rglob("*.c"))
         self.compile(self.sources)
         programs = [ROOT / "tests" / "c" / f"{name}.c" for name in PROGRAMS]
         self.compile(programs)
         self.unchanged = {source: self.object_of(source).read_bytes() for source in self.sources}
 
     def object_of(self, source):
-        return WORK / f"{source.parent.name}-{source.stem}.o"
+        return self.work / f"{source.parent.name}-{source.stem}.o"
 
     def compile(self, sources):
         def one(source):
-            return passes(["cc", *FLAGS, *self.includes, "-c", str(source), "-o", str(self.object_of(source))], 600)
+            target = str(self.object_of(source))
+            return self.passes(["cc", *FLAGS, *self.includes, "-c", str(source), "-o", target], 600)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return all(pool.map(one, sources))
@@ -107,18 +110,18 @@ class Build:
         stated = re.search(r"^ \* build: (.*)$", text, re.MULTILINE)
         wanted = stated.group(1).split() if stated else []
         own = str(self.object_of(ROOT / "tests" / "c" / f"{program}.c"))
-        command = ["cc", own, *core, *wanted, "-pthread", "-lm", "-o", str(WORK / program)]
+        command = ["cc", own, *core, *wanted, "-pthread", "-lm", "-o", str(self.work / program)]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     def link_extension(self):
-        target = WORK / "package" / "mha_c" / f"_core{self.suffix}"
+        target = self.work / "package" / "mha_c" / f"_core{self.suffix}"
         command = ["cc", "-shared", *map(str, map(self.object_of, self.sources)), "-pthread", "-lm", "-o", str(target)]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     def killer(self):
         """The first test that fails, or None."""
         for program in PROGRAMS:
-            if not self.link(program) or not passes([str(WORK / program), "quick"], 60 * self.patience):
+            if not self.link(program) or not self.passes([str(self.work / program), "quick"], 60):
                 return program
         if not self.link_extension():
             return "the linker"
@@ -126,28 +129,29 @@ class Build:
         options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", "-k", "not avx512 and not as_good_as"]
         where = [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
         command = [self.python, "-m", "pytest", *where, *options]
-        environment = {**os.environ, "PYTHONPATH": str(WORK / "package"), "OMP_NUM_THREADS": "2"}
-        return None if passes([*command, *files], 400 * self.patience, environment) else "pytest"
+        environment = {**os.environ, "PYTHONPATH": str(self.work / "package"), "OMP_NUM_THREADS": "2"}
+        return None if self.passes([*command, *files], 400, environment) else "pytest"
 
-
-def passes(command, seconds, environment=None):
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, cwd=WORK)
-    except subprocess.TimeoutExpired:
-        return False
-    if -done.returncode in (signal.SIGKILL, signal.SIGTERM):
-        sys.exit(f"{command[0]} was killed from outside: nothing is known")
-    return done.returncode == 0
+    def passes(self, command, seconds, environment=None):
+        """Whether it ends well, in so many seconds of a quiet machine."""
+        seconds *= self.patience
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=seconds, env=environment, cwd=self.work)
+        except subprocess.TimeoutExpired:
+            return False
+        if -done.returncode in (signal.SIGKILL, signal.SIGTERM):
+            raise RuntimeError(f"{command[0]} was killed from outside: nothing is known")
+        return done.returncode == 0
 
 
 def try_mutant(build, path, number, new):
     """The name of the test that kills the mutant, NOTHING if it is none, or None."""
-    copy = WORK / "csrc" / path.relative_to(ROOT / "csrc")
+    copy = build.work / "csrc" / path.relative_to(ROOT / "csrc")
     original = copy.read_text()
     lines = original.splitlines(keepends=True)
     lines[number] = new + "\n"
     copy.write_text("".join(lines))
-    kernels = [WORK / "csrc" / "kernels" / f"isa_{isa}.c" for isa in ("scalar", "avx2")]
+    kernels = [build.work / "csrc" / "kernels" / f"isa_{isa}.c" for isa in ("scalar", "avx2")]
     changed = kernels if path.suffix == ".inc" else [copy]
     try:
         if not build.compile(changed):
@@ -156,6 +160,34 @@ def try_mutant(build, path, number, new):
     finally:
         copy.write_text(original)
         build.compile(changed)
+
+
+def judged(sites, python, jobs):
+    """Each site with what kills it, as soon as that is known; `jobs` builds side by side."""
+    builds = queue.Queue()
+
+    def start(number):
+        build = Build(python, WORK / str(number))
+        started = time.monotonic()
+        first = build.killer()
+        # A hang is four times what all tests took together.
+        build.patience = max(1.0, (time.monotonic() - started) / 100)
+        builds.put(build)
+        return first
+
+    def judge(site):
+        build = builds.get()
+        try:
+            path, number, _, new = site
+            return site, try_mutant(build, path, number, new)
+        finally:
+            builds.put(build)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        failing = [first for first in pool.map(start, range(jobs)) if first]
+        if failing:
+            sys.exit(f"the unchanged core fails {failing[0]}")
+        yield from pool.map(judge, sites)
 
 
 def explained():
@@ -167,6 +199,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--at", nargs="*", default=[], metavar="FILE:LINE", help="these places instead of a sample")
     options = parser.parse_args()
@@ -177,16 +210,10 @@ def main():
         sites = [s for s in sites if f"{s[0].name}:{s[1] + 1}" in options.at]
     else:
         sites = random.Random(options.seed).sample(sites, min(options.count, len(sites)))
-    build, known = Build(options.python), explained()
-    build.patience, started = 10.0, time.monotonic()
-    first = build.killer()
-    if first:
-        sys.exit(f"the unchanged core fails {first}")
-    build.patience = max(1.0, (time.monotonic() - started) / 100)  # a hang is four times what all tests took together
+    known = explained()
     n_killed, n_nothing, survivors = 0, 0, []
-    for path, number, old, new in sites:
+    for (path, number, old, new), killer in judged(sites, options.python, options.jobs):
         where = f"{path.name}: {old.strip()}"
-        killer = try_mutant(build, path, number, new)
         n_nothing += killer == NOTHING
         n_killed += killer not in (None, NOTHING)
         if killer is None:
