@@ -14,7 +14,7 @@
 #include "scratch.h"
 #include "visible.h"
 
-#define MHA_ARENA_PARTS 14
+#define MHA_ARENA_PARTS 16
 
 /* Keys whose values meet all columns of an output before the next keys do: so many rows stay in the first cache. */
 #define MHA_VALUE_CHUNK ((size_t)128)
@@ -24,6 +24,12 @@
 
 /* So many keys at most may be scored by columns. */
 #define MHA_SHORT_KEYS ((size_t)64)
+
+/*
+ * So many blocks of a row are joined by plain additions, whose errors grow with the square root of their number; the
+ * blocks behind them keep what rounding loses.  By a block's place, so that a row does not depend on what follows.
+ */
+#define MHA_PLAIN_JOINS ((size_t)16)
 
 /* One worker's memory, as addresses; see plan_scratch for the sizes. */
 typedef struct {
@@ -35,6 +41,7 @@ typedef struct {
     char *max, *sum, *sum_rest, *inverse; /* one per row of the task */
     char *rescale, *factor, *block_max, *block_sum; /* one per row of a tile */
     char *mean;    /* value_dim: the mean of all values, for empty rows */
+    char *out_rest, *mean_rest; /* what sums over many blocks lose: padded value_dim per row of the task; one row */
     mha_interval *rows; /* one per query of the task */
 } mha_arena;
 
@@ -182,7 +189,24 @@ void mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, cons
 /* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
 void mha_drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block);
 
-/* Part of a tile's statistics: row r of head g of the task is at (g * chunk + r). */
+/* The tile's first row among those of its task: row r of head g is number g * chunk + r. */
+MHA_INLINE size_t
+mha_task_row(const mha_plan *plan, const mha_tile *task, const mha_tile *tile)
+{
+    return (tile->head - task->head) * plan->chunk + tile->query - task->query;
+}
+
+/* Has the call so many keys that some blocks are joined with `rest`? */
+MHA_INLINE int
+mha_has_rest(const mha_plan *plan)
+{
+    return plan->args->keys > MHA_PLAIN_JOINS * plan->key_block;
+}
+
+/* Tells the merge of the block at first_key whether to keep what it loses, in `rest`. */
+void mha_keep_rest(const mha_plan *plan, size_t first_key, void *rest, mha_merge *merge);
+
+/* The tile's part of the task's statistics. */
 char *mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers);
 
 /* Before the first block: rows that no block will touch stay as empty rows. */

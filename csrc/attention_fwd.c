@@ -6,9 +6,10 @@
  * rescaling and goes straight to the output.  Dao et al. 2022, arXiv 2205.14135.
  *
  * Order of additions, which fixes the bits: values in key order within parts of 64 keys, parts
- * in order within a block, blocks in order.  All borders are multiples counted from
- * key 0, and hidden keys add exact zeros, so a row does not depend on its neighbours.  Summing
- * small blocks first is also 4 to 12 times more accurate on long rows than one long sum.
+ * in order within a block, blocks in order (from block 16 on with what rounding loses,
+ * mha_keep_rest).  All borders are multiples counted from key 0, and hidden keys add exact zeros,
+ * so a row does not depend on its neighbours.  Summing small blocks first is also 4 to 12 times
+ * more accurate on long rows than one long sum.
  */
 #include "attention.h"
 
@@ -117,7 +118,7 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
     char *rest = mha_state_at(plan, task, tile, arena->sum_rest);
     char *inverse = mha_state_at(plan, task, tile, arena->inverse);
     const int is_last = tile->keys.last <= first_key + plan->key_block;
-    const mha_merge merge = {
+    mha_merge merge = {
         .rows = tile->rows,
         .cols = args->value_dim,
         .first = tile->keys.first >= first_key,
@@ -140,6 +141,8 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
     if (is_last) {
         k->invert_sums(tile->rows, max, sum, inverse);
     }
+    mha_keep_rest(plan, first_key,
+                  arena->out_rest + mha_task_row(plan, task, tile) * (size_t)block_row(plan) * k->itemsize, &merge);
     k->merge_rows(&merge);
 }
 
@@ -179,14 +182,17 @@ run_task(void *context, size_t task_number, unsigned worker)
     mha_finish_task(plan, &task, &arena);
 }
 
-/* --- Few queries on many keys: blocks of one head on several threads, joined in order ------------------ */
+/*
+ * --- Few queries on many keys: blocks of one head on several threads, joined in order ------------------
+ * A task is one tile of each head here: with so few queries and heads, choose_tasks cuts tasks as small as they get.
+ */
 
 /* Where block number `block` of a task leaves the results of the tile's rows. */
 static block_result
 partial_result(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, size_t task_number, size_t block)
 {
     const size_t rows = plan->group * plan->chunk, itemsize = plan->kernels->itemsize;
-    const size_t row = (tile->head - task->head) * plan->chunk + tile->query - task->query;
+    const size_t row = mha_task_row(plan, task, tile);
     char *base = (char *)(uintptr_t)plan->memory + plan->partial_at +
                  (task_number * plan->n_splits + block) * plan->partial_bytes;
     const block_result result = {
@@ -208,15 +214,14 @@ run_split(void *context, size_t split, unsigned worker)
     mha_task_rows(plan, task_number, &arena, &task);
     const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
 
+    MHA_ASSERT(task.rows <= plan->tile_rows);
     for (size_t g = 0; g < plan->group; g++) {
-        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_tile tile;
-            mha_task_tile(plan, &task, &arena, g, row, &tile);
-            mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
-            const block_result result = partial_result(plan, &task, &tile, task_number, number);
-            if (block.keys.first < block.keys.last) {
-                attend_block(plan, &tile, &arena, &block, &result);
-            }
+        mha_tile tile;
+        mha_task_tile(plan, &task, &arena, g, 0, &tile);
+        mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+        const block_result result = partial_result(plan, &task, &tile, task_number, number);
+        if (block.keys.first < block.keys.last) {
+            attend_block(plan, &tile, &arena, &block, &result);
         }
     }
 }
@@ -231,14 +236,12 @@ join_task(void *context, size_t task_number, unsigned worker)
 
     mha_clear_statistics(plan, &arena);
     for (size_t g = 0; g < plan->group; g++) {
-        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_tile tile;
-            mha_task_tile(plan, &task, &arena, g, row, &tile);
-            const size_t block = plan->key_block;
-            for (size_t number = tile.keys.first / block; number * block < tile.keys.last; number++) {
-                const block_result result = partial_result(plan, &task, &tile, task_number, number);
-                join_block(plan, &task, &tile, &arena, number * block, &result);
-            }
+        mha_tile tile;
+        mha_task_tile(plan, &task, &arena, g, 0, &tile);
+        const size_t block = plan->key_block;
+        for (size_t number = tile.keys.first / block; number * block < tile.keys.last; number++) {
+            const block_result result = partial_result(plan, &task, &tile, task_number, number);
+            join_block(plan, &task, &tile, &arena, number * block, &result);
         }
     }
     mha_finish_task(plan, &task, &arena);

@@ -121,6 +121,8 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         plan->tile_rows,
         plan->tile_rows,
         values,
+        mha_has_rest(plan) ? rows * values : 0,
+        mha_has_rest(plan) ? values : 0,
     };
     for (size_t i = 0; i < MHA_ARENA_PARTS; i++) {
         plan->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
@@ -229,6 +231,8 @@ mha_plan_arena(const mha_plan *plan, unsigned worker)
         .block_max = base + plan->at[11],
         .block_sum = base + plan->at[12],
         .mean = base + plan->at[13],
+        .out_rest = base + plan->at[14],
+        .mean_rest = base + plan->at[15],
         .rows = (mha_interval *)(void *)(base + plan->rows_at),
     };
     return arena;

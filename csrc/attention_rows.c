@@ -12,9 +12,19 @@
 char *
 mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers)
 {
-    const size_t row = (tile->head - task->head) * plan->chunk + tile->query - task->query;
+    return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
+}
 
-    return numbers + row * plan->kernels->itemsize;
+void
+mha_keep_rest(const mha_plan *plan, size_t first_key, void *rest, mha_merge *merge)
+{
+    const size_t number = first_key / plan->key_block;
+
+    if (number >= MHA_PLAIN_JOINS) {
+        merge->rest = rest;
+        merge->rest_row = (ptrdiff_t)mha_round_up(plan->args->value_dim, plan->kernels->lanes);
+        merge->rest_is_new = number == MHA_PLAIN_JOINS;
+    }
 }
 
 /*
@@ -32,7 +42,7 @@ mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, con
         const mha_interval whole = {first, first + plan->key_block};
         const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
         mha_product product;
-        const mha_merge merge = {
+        mha_merge merge = {
             .rows = 1,
             .cols = args->value_dim,
             .first = first <= keys.first,
@@ -49,6 +59,7 @@ mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, con
             mha_drop_weights(plan, row, arena, &block);
         }
         k->product(&product);
+        mha_keep_rest(plan, first, arena->mean_rest, &merge);
         k->merge_rows(&merge);
     }
 }

@@ -95,8 +95,9 @@ CLOSING = """
 ## What is behind the figures
 
 - Products of a score are summed in parts of 32, weighted values in parts of 64, parts in chunks of 128, chunks in key
-  blocks; the sums of the weights of all blocks are joined with a second number for what rounding takes away. That is
-  where R below 1 comes from, and why kappa does not grow with the number of keys.
+  blocks; the sums of the weights of all blocks are joined with a second number for what rounding takes away, and so are
+  the outputs from the 17th block on. That is where R below 1 comes from, and why kappa does not grow with the number
+  of keys.
 - For a few keys torch's matrix product uses kernels that split sums of 64 more finely than 32: there R is above 1, by
   an amount that only such a comparison shows (kappa is at most {small_kappa:.1f}).
 - In the families marked * one row in hundreds has two keys whose scores nearly tie, and the rounding of these two

@@ -66,7 +66,10 @@ typedef struct {
     void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
 } mha_softmax_columns;
 
-/* out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row. */
+/*
+ * out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row.
+ * Where rest is not NULL it keeps what these sums lose to rounding, until the inverse comes.
+ */
 typedef struct {
     size_t rows, cols;
     int first; /* then out is not read, and rescale and factor are not looked at */
@@ -75,6 +78,9 @@ typedef struct {
     const void *block;
     ptrdiff_t block_row;
     const void *rescale, *factor, *inverse;
+    void *rest; /* cols numbers a row, rest_row apart */
+    ptrdiff_t rest_row;
+    int rest_is_new; /* then it is not read */
 } mha_merge;
 
 /* Dropout factors of a tile: rows queries from `query` on, keys from `key` on. */
