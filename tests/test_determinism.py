@@ -288,9 +288,10 @@ def test_a_mask_in_any_words(additive, isa, dtype, rng):
 # --- What lies behind the lengths -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "n, of", [*((n, 1100) for n in (1, 31, 127, 128, 129, 511, 512, 513, 700)), (8192, 9500), (8200, 9500), (9200, 9500)]
-)
+SOME_BLOCKS = [(n, 1100) for n in (1, 31, 127, 128, 129, 511, 512, 513, 700)]
+
+
+@pytest.mark.parametrize("n, of", [*SOME_BLOCKS, (8192, 9500), (8200, 9500), (9200, 9500)])
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 def test_a_length_is_a_slice(n, of, additive, isa, dtype, rng):
     call = draw(rng, dtype, (1, 2, 1, 6, of, 20, 8), additive)
