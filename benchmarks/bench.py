@@ -132,14 +132,19 @@ def show_mean(results, threads):
         print(f"\ngeometric mean of {len(ratios)} M and A ratios: {mean:.2f} (target {GEOMETRIC_MEAN_TARGET}){miss}")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options_of(description):
+    """What every comparison can be asked."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--filter", nargs="*", default=[], help="cases whose names start with one of these")
     parser.add_argument("--seconds", type=float, default=1.5, help="time for each case; more on a busy machine")
     parser.add_argument("--quick", action="store_const", dest="seconds", const=0.3, help="the same as --seconds 0.3")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main():
+    arguments = options_of(__doc__.split("\n")[0]).parse_args()
     names = tuple(arguments.filter)
     # "M1" means M1 alone, not M10 to M14; "M" or "S2048" mean all that start so.
     exact = {case.name for case in CASES}.intersection(names)

@@ -20,10 +20,9 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Optional
 
-from bench import Libraries, measure
+from bench import Libraries, measure, options_of
 from cases import D2L, SEED, lengths, visible
 from machine import Peak, describe
 
@@ -321,12 +320,7 @@ def memory_child():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--filter", nargs="*", default=[], help="cases whose names start with one of these")
-    parser.add_argument("--seconds", type=float, default=1.5, help="time for each case")
-    parser.add_argument("--quick", action="store_const", dest="seconds", const=0.3, help="the same as --seconds 0.3")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser = options_of(__doc__.split("\n")[0])
     parser.add_argument("--loops", action="store_true", help="tokens/s of the book's training loops")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--to-the-end", action="store_true", help="train with the book's number of epochs")

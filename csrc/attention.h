@@ -180,9 +180,13 @@ void mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_a
 void mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors);
 
 /*
- * Describes: weights of the block's keys times their values, for the tile's rows.  The caller adds where
- * to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
+ * Describes: numbers for the block's keys, laid out like scores, times rows of the keys or values, for the tile's
+ * rows.  The caller adds where to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
  */
+void mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block,
+                              const char *numbers, const mha_operand *rows, size_t cols, mha_product *product);
+
+/* The same for weights and values. */
 void mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
                                 const mha_tile_block *block, mha_product *product);
 

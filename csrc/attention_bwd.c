@@ -182,26 +182,12 @@ add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_back
                 const mha_tile_block *block, const mha_operand *grad_q, int overwrite)
 {
     const mha_plan *plan = &b->plan;
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key;
-    const mha_product product = {
-        .rows = tile->rows,
-        .cols = args->head_dim,
-        .depth = block->keys.last - block->keys.first,
-        .chunk = MHA_VALUE_CHUNK,
-        .phase = first,
-        .a = arena->grads + first * k->itemsize,
-        .a_row = (ptrdiff_t)plan->score_stride,
-        .a_step = 1,
-        .b = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
-        .b_step = args->k.row_stride,
-        .b_group = (ptrdiff_t)k->panel_width,
-        .c = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
-        .c_row = grad_q->row_stride,
-        .accumulate = !overwrite,
-        .scale = &plan->one,
-    };
+    mha_product product;
+
+    mha_describe_key_product(plan, tile, block, arena->grads, &plan->args->k, plan->args->head_dim, &product);
+    product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
+    product.c_row = grad_q->row_stride;
+    product.accumulate = !overwrite;
     mha_guarded_product(plan, tile, &arena->base, block, &product, 0);
 }
 

@@ -295,27 +295,33 @@ mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, 
 }
 
 void
-mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
-                           const mha_tile_block *block, mha_product *product)
+mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block, const char *numbers,
+                         const mha_operand *rows, size_t cols, mha_product *product)
 {
-    const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const size_t first = block->keys.first - block->first_key;
     *product = (mha_product){
         .rows = tile->rows,
-        .cols = args->value_dim,
+        .cols = cols,
         .depth = block->keys.last - block->keys.first,
         .chunk = MHA_VALUE_CHUNK,
-        .part = VALUE_PART,
         .phase = first,
-        .a = arena->scores + first * k->itemsize,
+        .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
         .a_step = 1,
-        .b = mha_operand_at(k, &args->v, tile->item, tile->key_head, block->keys.first),
-        .b_step = args->v.row_stride,
+        .b = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first),
+        .b_step = rows->row_stride,
         .b_group = (ptrdiff_t)k->panel_width,
         .scale = &plan->one,
     };
+}
+
+void
+mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
+                           const mha_tile_block *block, mha_product *product)
+{
+    mha_describe_key_product(plan, tile, block, arena->scores, &plan->args->v, plan->args->value_dim, product);
+    product->part = VALUE_PART;
 }
 
 void

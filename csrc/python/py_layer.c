@@ -243,7 +243,7 @@ keep_q_and_k(mha_py_layer *layer, void *kept_q, void *kept_k)
 /* --- Running ------------------------------------------------------------------------------------------- */
 
 static int
-run(layer_call *call)
+run(layer_call *call, const char *function)
 {
     void *kept_q = call->kept_q == NULL ? NULL : PyArray_DATA(call->kept_q);
     void *kept_k = call->kept_k == NULL ? NULL : PyArray_DATA(call->kept_k);
@@ -256,7 +256,7 @@ run(layer_call *call)
         memcpy(PyArray_DATA(call->context), PyArray_DATA(call->out), (size_t)PyArray_NBYTES(call->out));
     }
     mha_py_attach(saved);
-    return mha_py_check(status, layer_signature.function);
+    return mha_py_check(status, function);
 }
 
 /* The layout of `saved` is read back by py_saved.c alone. */
@@ -295,7 +295,7 @@ forward(PyObject *module, PyObject **values, int training)
 
     if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
         mha_py_take_layer(module, values, MHA_PY_PACKED, &call.layer) == 0 && make_outputs(&call) == 0 &&
-        run(&call) == 0) {
+        run(&call, training ? training_signature.function : layer_signature.function) == 0) {
         out = mha_py_answer(module, call.out, &views);
         saved = out == NULL ? NULL : make_saved(&call);
     }
