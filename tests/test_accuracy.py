@@ -31,8 +31,13 @@ def forward(p):
 
 
 def limit_of_r(n_keys, dtype):
-    """For a few dozen keys torch multiplies with kernels that split sums of 64 more finely than ours do."""
-    return 2.0 if n_keys < 100 else 1.25 if dtype == np.float32 else 1.5
+    """For a few dozen keys torch multiplies with kernels that split sums of 64 more finely than ours do.
+
+    In float64 a large key behind thousands of small ones is what one long sum, as torch's, is best at.
+    """
+    if n_keys < 100 or (n_keys > 10_000 and dtype == np.float64):
+        return 2.0
+    return 1.25 if dtype == np.float32 else 1.5
 
 
 @pytest.mark.parametrize("family", accuracy.FAMILIES)
