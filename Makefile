@@ -29,7 +29,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core scaling chart lint typecheck coverage sanitize valgrind fuzz mutants guards nightly \
-	oldest dev wheel clean help
+	oldest free-threaded dev wheel clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -135,6 +135,22 @@ guards:
 	$(CC) $(C_TEST_FLAGS) -O2 tests/c/test_guards.c build/guards/*.o -o build/guards/test -lm
 	build/guards/test full
 
+# The suite on a Python without the global lock, then each test in four threads at once: PYTHON=python3.13t.  Debian's
+# source package of python3.13, configured with --disable-gil, gives one in five minutes.  What other builds and other
+# programs are tested with is left out; in threads also what loads modules or needs torch.
+FREE := build/free-threaded
+FREE_PYTEST = cd $(RUN) && ../free-threaded/bin/pytest --config-file=../../pyproject.toml --rootdir=../.. \
+	-p no:cacheprovider ../../tests
+free-threaded:
+	@$(PYTHON) -c 'import sys, sysconfig as s; sys.exit(not s.get_config_var("Py_GIL_DISABLED"))' \
+		|| { echo '$(PYTHON) has a global lock: make free-threaded PYTHON=python3.13t'; exit 1; }
+	@mkdir -p $(RUN)
+	$(PYTHON) -m venv --clear $(FREE)
+	$(FREE)/bin/pip install -q . pytest hypothesis threadpoolctl pytest-run-parallel
+	$(FREE_PYTEST) $(call without,browser c_core fuzz packaging) $(ARGS)
+	$(FREE_PYTEST) $(call without,browser c_core fuzz packaging memory loading torch patch heads notebooks) \
+		--parallel-threads=4 $(ARGS)
+
 # The same wheel on the oldest NumPy that exists for this Python.
 oldest: $(STAMPS)/installed
 	@mkdir -p $(RUN)
@@ -164,6 +180,7 @@ help:
 	@echo 'mutants     do the tests notice a changed core?       guards      guard pages, all sizes'
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
+	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
 	@echo 'dev         in-place build for work on the sources    wheel       dist/*.whl, *.tar.gz'
 	@echo 'clean       remove everything that was made'
 

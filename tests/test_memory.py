@@ -7,6 +7,7 @@ counts and fails on demand (tests/isolated/memory_shim.c, preloaded).
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ REPETITIONS = "2000" if needs.NIGHTLY else "100"
 def shim(tmp_path_factory):
     if sys.platform != "linux" or not os.confstr("CS_GNU_LIBC_VERSION"):
         pytest.skip("the shim calls glibc's allocator by its own names")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        pytest.skip("a free-threaded Python has an allocator of its own")
     if "asan" in os.environ.get("LD_PRELOAD", ""):
         pytest.skip("AddressSanitizer has an allocator of its own")
     target = tmp_path_factory.mktemp("shim") / "memory_shim.so"

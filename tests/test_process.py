@@ -7,6 +7,7 @@ promises (fork, exit, signal masks, too few CPUs) are tested in C: tests/c/test_
 import os
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from pathlib import Path
@@ -214,6 +215,11 @@ def test_calls_while_the_interpreter_ends():
         seconds=20,
     )
     assert "atexit True" in printed and "Error" not in printed
+
+
+def test_a_free_threaded_python_keeps_its_global_lock_off():
+    printed = python('print("lock:", getattr(sys, "_is_gil_enabled", lambda: True)())')
+    assert f"lock: {not sysconfig.get_config_var('Py_GIL_DISABLED')}" in printed
 
 
 def test_keyboard_interrupt():

@@ -13,7 +13,7 @@ def test_what_the_pages_name_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     files = set(re.findall(r"`((?:tests|tools|csrc)/[\w/.]+)`", text)) | set(re.findall(r"\]\(([\w/.]+)\)", text))
     assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
-    targets = set(re.findall(r"`make (\w+)`", text))
+    targets = set(re.findall(r"`make ([\w-]+)`", text))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert [name for name in sorted(targets) if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
 

@@ -113,7 +113,9 @@ static PyModuleDef_Slot slots[] = {
 #ifdef Py_mod_multiple_interpreters /* Python 3.12 */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
-    /* No Py_mod_gil: it may say NOT_USED once the suite has passed on a free-threaded Python (docs/promises.md). */
+#ifdef Py_mod_gil /* Python 3.13; `make free-threaded` is the proof */
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
 };
 
