@@ -146,7 +146,7 @@ free-threaded:
 		|| { echo '$(PYTHON) has a global lock: make free-threaded PYTHON=python3.13t'; exit 1; }
 	@mkdir -p $(RUN)
 	$(PYTHON) -m venv --clear $(FREE)
-	$(FREE)/bin/pip install -q . pytest hypothesis threadpoolctl pytest-run-parallel
+	$(FREE)/bin/pip install -q --prefer-binary . pytest hypothesis threadpoolctl pytest-run-parallel
 	$(FREE_PYTEST) $(call without,browser c_core fuzz packaging) $(ARGS)
 	$(FREE_PYTEST) $(call without,browser c_core fuzz packaging memory loading torch patch heads notebooks) \
 		--parallel-threads=4 $(ARGS)

@@ -32,7 +32,7 @@ hypothesis.settings.load_profile("mha_c")
 
 # What a test changes or counts for the whole process: `make free-threaded`, which runs each test in several threads at
 # once, runs these in one.
-FOR_ALL_THREADS = "set_isa(", "set_num_threads(", "threadpool", "references_are_lost", "leaks_", "tracemalloc", "doctest"
+FOR_ALL_THREADS = "set_isa( set_num_threads( threadpool references_are_lost leaks_ tracemalloc doctest".split()
 
 
 def pytest_collection_modifyitems(config, items):
