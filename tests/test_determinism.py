@@ -274,10 +274,9 @@ def test_decoding_gives_what_the_whole_gives(additive, isa, dtype, rng):
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 def test_a_mask_in_any_words(additive, isa, dtype, rng):
     """Causal corner and window, lengths, or a keep mask that hides the same keys: results and all gradients."""
-    call = draw(rng, dtype, (1, 2, 1, 40, 700, 20, 8), additive)
-    diagonal = np.arange(40)[:, None] + 660
-    key = np.arange(700)
-    for left in 300, 30:
+    for n_keys, left in (700, 300), (700, 30), (9600, 700):
+        call = draw(rng, dtype, (1, 2, 1, 40, n_keys, 20, 8), additive)
+        diagonal, key = np.arange(40)[:, None] + n_keys - 40, np.arange(n_keys)
         band = call.change(causal="bottom_right", window_left=left)
         keep = call.change(keep_mask=(key <= diagonal) & (key >= diagonal - left))
         assert bits(band.run()) == bits(keep.run())
@@ -302,6 +301,29 @@ def test_a_length_is_a_slice(n, of, additive, isa, dtype, rng):
     found = [out, row_max, row_sum, grad_q, grad_k[:, :, :n], grad_v[:, :, :n], *grad_w]
     assert bits(found) == bits(short.run())
     assert not grad_k[:, :, n:].any() and not grad_v[:, :, n:].any()
+
+
+@pytest.mark.parametrize("row", [0, 2, 4])
+@pytest.mark.parametrize("window", [False, True])
+def test_one_row_that_sees_less(row, window, isa, dtype, rng):
+    """What a single row may not see does not reach it: neither in the first, nor in another, nor in the last place."""
+    q, k, v = (rng.standard_normal((1, n, 12)).astype(dtype) for n in (5, 600, 600))
+    lens = np.full((1, 5), 600)
+    lens[0, row] = 550
+    hidden = v.copy()
+    hidden[:, 550:] = np.nan
+    found = _core.attention_forward(q, k, hidden, valid_lens=lens, window_left=700 if window else -1)[0]
+    alone = _core.attention_forward(q[:, row : row + 1], k[:, :550], v[:, :550])[0]
+    assert found[:, row].tobytes() == alone.tobytes()
+    assert np.isnan(np.delete(found, row, axis=1)).all()
+
+
+def test_statistics_of_rows_without_keys(isa, dtype, rng):
+    q, k, v = (rng.standard_normal((2, n, 12)).astype(dtype) for n in (5, 40, 40))
+    for options in {"valid_lens": np.array([0, 40])}, {"keep_mask": np.arange(2)[:, None, None] * np.ones((1, 5, 40)) > 0}:
+        out, _, lse, (row_max, row_sum) = _core.attention_forward(q, k, v, return_lse=True, return_stats=True, **options)
+        assert not out[0].any() and not row_max[0].any() and not row_sum[0].any() and np.isneginf(lse[0]).all()
+        assert out[1].all() and (row_sum[1] >= 1).all()
 
 
 # --- Layers -----------------------------------------------------------------------------------------------

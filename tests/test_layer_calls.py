@@ -156,6 +156,11 @@ def test_empty_rows(rng, dtype, empty_rows, queries):
         close(out, np.broadcast_to(mean, out.shape), dtype)
 
 
+def test_no_queries_in_a_large_batch(dtype):
+    for layer, (q, k, v) in layers_and_calls(np.random.default_rng(0), dtype, 400, 0, 60):
+        assert layer(q, k, v).shape[:2] == (400, 0)
+
+
 # --- Copies --------------------------------------------------------------------------------------
 
 

@@ -164,6 +164,7 @@ check_overflow(void)
     check(status_of(half - 1000, 1, half - 1000, 1) == MHA_ERR_SIZE &&
               status_of(half / 2, 1, half / 2, 2) == MHA_ERR_SIZE,
           "a sum that overflows");
+    check(status_of(half - 191, 1, 1, 1) == MHA_ERR_SIZE, "a sum that leaves no room for the alignment");
     check(n_calls == 0, "the allocator is not asked for what cannot be");
 
     fail_at = 0; /* a plan just below the limit does reach it */
