@@ -156,14 +156,14 @@ draw_masks(attention_call *call)
         for (size_t i = 0; i < B * Q * K; i++) {
             call->keep[i] = draw_bits() % 5 != 0;
         }
-        args->keep_mask = (mha_mask){call->keep, q * k, 0, k, 1};
+        args->keep_mask = draw_bits() % 2 ? (mha_mask){call->keep, q * k, 0, k, 1} : (mha_mask){call->keep, q * k, 0, 1, q};
     }
     if (below(3) == 0) {
         call->bias = numbers(args->dtype, H * Q * K, 1.0);
         if (H * Q * K > 0) {
             set(args->dtype, call->bias, draw_bits() % (H * Q * K), -INFINITY);
         }
-        args->bias = (mha_mask){call->bias, 0, q * k, k, 1};
+        args->bias = draw_bits() % 2 ? (mha_mask){call->bias, 0, q * k, k, 1} : (mha_mask){call->bias, 0, q * k, 1, q};
     }
     args->empty_rows = below(2) ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
 }

@@ -62,8 +62,7 @@ with_backward(attention_call call)
         .grad_additive_weights = b.n[OF_W] > 0 ? b.got[OF_W] : NULL,
     };
     if (b.n[OF_BIAS] > 0) {
-        b.grads.grad_bias = (mha_mask_result){b.got[OF_BIAS], a->bias.batch_stride, a->bias.head_stride,
-                                              a->bias.query_stride, a->bias.key_stride};
+        b.grads.grad_bias = (mha_mask_result){b.got[OF_BIAS], 0, (ptrdiff_t)(a->queries * a->keys), (ptrdiff_t)a->keys, 1};
     }
     return b;
 }
