@@ -87,7 +87,7 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		$(call without,browser notebooks fuzz packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
-	$(COVERAGE_REPORT) --exclude csrc/python/ --txt /dev/null --print-summary
+	$(COVERAGE_REPORT) --exclude csrc/python/ --txt build/coverage/instances.txt --print-summary
 	$(COVERAGE_REPORT) --exclude 'csrc/[^p].*' --print-summary
 	COVERAGE_FILE=build/coverage/python $(BIN)/coverage report --show-missing --skip-covered
 	@test ! -e build/coverage/failed || { echo 'Tests failed, see above.'; exit 1; }
