@@ -30,12 +30,12 @@ def forward(p):
     return _core.attention_forward(p.q, p.k, p.v, valid_lens=p.valid_lens)[0]
 
 
-def limit_of_r(n_keys, dtype):
+def limit_of_r(family, n_keys, dtype):
     """For a few dozen keys torch multiplies with kernels that split sums of 64 more finely than ours do.
 
     In float64 a large key behind thousands of small ones is what one long sum, as torch's, is best at.
     """
-    if n_keys < 100 or (n_keys > 10_000 and dtype == np.float64):
+    if n_keys < 100 or (family == "large key last" and n_keys > 10_000 and dtype == np.float64):
         return 2.0
     return 1.25 if dtype == np.float32 else 1.5
 
@@ -57,8 +57,8 @@ def test_families(family, dtype):
                 if family == "normal":
                     assert found.kappa <= (2 if n_keys > 100 else 4) * without_fma(isa), where
                 if family not in CONTESTED:
-                    assert found.rms <= limit_of_r(n_keys, dtype) * without_fma(isa), where
-                    assert found.typical <= limit_of_r(n_keys, dtype) * without_fma(isa), where
+                    assert found.rms <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
+                    assert found.typical <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
     finally:
         _core.set_isa(before)
 
@@ -91,13 +91,14 @@ def test_many_blocks_lose_no_more_than_some(isa):
 
 @pytest.mark.parametrize("n_keys", [1, 65, 1000])
 @pytest.mark.parametrize("std", [1, 10])
-def test_additive(n_keys, std, isa, dtype, rng):
+def test_additive(n_keys, std, isa, dtype, seed):
+    rng = np.random.default_rng(seed)  # its own: the limit is that of these draws, in every thread
     q, k = std * rng.standard_normal((2, 5, 40)), std * rng.standard_normal((2, n_keys, 40))
     v, w_v = rng.standard_normal((2, n_keys, 8)), rng.standard_normal(40)
     q, k, v, w_v = (x.astype(dtype) for x in (q, k, v, w_v))
     known = accuracy.exact_additive(q, k, v, w_v)
     found = _core.attention_forward(q, k, v, w_v)[0]
-    assert accuracy.error(found, known).kappa.max() <= 8 * without_fma(isa)  # by the draw: 3 to 6
+    assert accuracy.error(found, known).kappa.max() <= 4 * without_fma(isa)
 
 
 # --- Weights ------------------------------------------------------------------------------------------
