@@ -20,7 +20,7 @@ without = $(foreach word,$(1),--ignore-glob='../../tests/test_$(word)*')
 # The C programs that need no special build: $(call c-tests,folder,options,prefix) builds them in build/ and runs them.
 C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards
 C_TEST_FLAGS := -std=c11 -ffp-contract=off -fno-math-errno -pthread -I$(CURDIR)/csrc -I$(CURDIR)/tests/c
-CORE_SOURCES := $(wildcard $(CURDIR)/csrc/*.c $(CURDIR)/csrc/kernels/*.c)
+CORE_SOURCES := $(filter-out $(CURDIR)/csrc/python/%,$(wildcard $(CURDIR)/csrc/*/*.c))
 c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FLAGS) $(2) -c $(CORE_SOURCES) && \
 	for test in $(C_TESTS); do \
 		flags=$$(sed -n 's/^ \* build: //p' ../../tests/c/test_$$test.c); \
@@ -57,7 +57,7 @@ chart: $(STAMPS)/test-tools
 bench-core:
 	@mkdir -p build/core
 	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc \
-		benchmarks/core.c csrc/*.c csrc/kernels/*.c -o build/core/bench -lm
+		benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
 
 lint: $(STAMPS)/lint-tools

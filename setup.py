@@ -63,7 +63,7 @@ class BuildExt(build_ext):
 
 core = Extension(
     "mha_c._core",
-    sources=sorted_glob("csrc/*.c", "csrc/kernels/*.c", "csrc/python/*.c"),
+    sources=sorted_glob("csrc/*/*.c"),
     depends=["setup.py", *sorted_glob("csrc/*.h", "csrc/*.inc", "csrc/*/*.h", "csrc/*/*.inc")],
     include_dirs=["csrc", numpy.get_include()],
     define_macros=[

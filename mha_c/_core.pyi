@@ -166,7 +166,7 @@ def serve_tensors(exchange: object, tensor_type: type, parameter_type: type) -> 
     """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays and
     answer such calls with tensors; BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
 
-# --- What a call will do: csrc/explain.c --------------------------------------------------
+# --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
 _Facts = dict[str, Any]  # names and meaning: the mha_*_facts of csrc/mha.h
 

@@ -25,7 +25,7 @@ SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
 ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
 SECONDS = 0.3  # to spend on measuring, but one call at least
 
-# How the core cuts the work (csrc/attention_tile.c): keys of a block by bytes, rows of a tile, queries of a task.
+# How the core cuts the work (csrc/attention/tile.c): keys of a block by bytes, rows of a tile, queries of a task.
 BLOCK_BYTES, BLOCK_STEP, BLOCK_MOST = 256 * 1024, 128, 512
 TILE_ROWS = 32
 TASK_MOST = 1536

@@ -1,7 +1,7 @@
 """`mha_c.explain`: what a call will do and why, in words.
 
-The facts come from the compiled core, which reads them off the plan that the call itself follows (csrc/explain.c);
-this module only finds out which call is meant and turns facts into sentences.
+The facts come from the compiled core, which reads them off the plan that the call itself follows
+(csrc/layer/explain.c); this module only finds out which call is meant and turns facts into sentences.
 """
 
 from __future__ import annotations

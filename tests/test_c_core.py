@@ -67,7 +67,7 @@ def build(request, tmp_path_factory):
     folder = Path(COUNTERS or tmp_path_factory.mktemp(request.param))
     strict = ["-Werror"] if needs.REQUIRE_ALL else []  # a newer compiler may warn of more
     flags = [compiler, *FLAGS, *strict, *options, f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
-    sources = sorted([*ROOT.glob("csrc/*.c"), *ROOT.glob("csrc/kernels/*.c")])
+    sources = sorted(path for path in ROOT.glob("csrc/*/*.c") if path.parent.name != "python")
 
     def compile_source(source):
         target = folder / f"{source.stem}.o"

@@ -15,32 +15,36 @@ CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
 
 MATHS = r"<(stddef|stdint|assert|math|string|float)\.h>"
 VECTORS = r"<(immintrin|arm_neon|arm_sve)\.h>"
+# Rooms from the bottom up: a file includes headers of its own room by their bare names, and of the rooms named here.
+RUNTIME, KERNELS = r'"runtime/(common|scratch|threads)\.h"', r'"kernels/dispatch\.h"'
+OWN = r'"\w+\.h"'
 C_RULES = [
+    (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
     # the binding: Python, NumPy, the C API, and headers of its own folder; nothing else of the core
-    (r"python/.*", [r"<Python\.h>", r"<numpy/\w+\.h>", r'"mha\.h"', r"<(math|string|stddef|stdint|limits)\.h>"]),
-    # the tables: the contract of kernels and common.h, one vocabulary, the texts
-    (r"kernels/isa_\w+\.c", [r'"kernels\.h"', r'"\.\./common\.h"', r'"simd_\w+\.h"', r'"texts\.inc"', MATHS, VECTORS]),
-    (r"kernels/texts\.inc", [r'"\w+\.inc"']),
-    (r"kernels/\w+\.inc", []),  # the algorithms: the vocabulary only
-    (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
-    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', MATHS, VECTORS]),
+    (r"python/.*", [OWN, r"<Python\.h>", r"<numpy/\w+\.h>", r"<(math|string|stddef|stdint|limits)\.h>"]),
     # the only files that talk to the system: memory, processor, threads
-    (r"scratch\.[ch]", [r'"(mha|scratch|common)\.h"', r"<(stdlib|stddef|stdint)\.h>"]),
-    (r"cpu\.[ch]", [r'"(mha|cpu|common)\.h"', r"<(cpuid|immintrin|sys/auxv|sys/sysctl|stddef|stdint)\.h>", MATHS]),
+    (r"runtime/scratch\.[ch]", [OWN, r"<(stdlib|stddef|stdint)\.h>"]),
+    (r"runtime/cpu\.[ch]", [OWN, r"<(cpuid|immintrin|sys/auxv|sys/sysctl|stddef|stdint)\.h>", MATHS]),
     (
-        r"threads\w*\.[ch]",
+        r"runtime/threads\w*\.[ch]",
         [
-            r'"(mha|threads\w*|cpu|common|scratch)\.h"',
+            OWN,
             r"<(pthread|sched|unistd|time|signal|fenv|errno|stdatomic|fcntl|limits|stdlib|stdbool|sys/\w+|windows)\.h>",
             MATHS,
         ],
     ),
-    (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
-    (r"common\.h", [r"<(stddef|stdint|assert)\.h>"]),
-    (r"dispatch\.h", [r'"mha\.h"', r'"kernels/kernels\.h"', MATHS]),
-    (r"reference\.c", [r'"(?!dispatch|kernels)\w+\.h"', MATHS]),  # the oracle shares no kernel with what it judges
-    # everything else of the core: each other's headers
-    (r"\w+\.[ch]", [r'"\w+\.h"', MATHS]),
+    (r"runtime/common\.h", [r"<(stddef|stdint|assert)\.h>"]),
+    (r"runtime/status\.c", [OWN]),
+    # the tables: the contract of kernels and common.h, one vocabulary, the texts
+    (r"kernels/isa_\w+\.c", [OWN, r'"runtime/common\.h"', r'"texts\.inc"', MATHS, VECTORS]),
+    (r"kernels/texts\.inc", [r'"\w+\.inc"']),
+    (r"kernels/\w+\.inc", []),  # the algorithms: the vocabulary only
+    (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
+    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', MATHS, VECTORS]),
+    (r"kernels/dispatch\.[ch]", [OWN, r'"runtime/cpu\.h"', MATHS]),
+    (r"attention/reference\.c", [OWN, r'"runtime/common\.h"', MATHS]),  # the oracle shares no kernel
+    (r"attention/\w+\.[ch]", [OWN, RUNTIME, KERNELS, MATHS]),
+    (r"layer/\w+\.[ch]", [OWN, RUNTIME, KERNELS, r'"attention/\w+\.h"', MATHS]),
 ]
 C_FILES = sorted(path for pattern in ("**/*.c", "**/*.h", "**/*.inc") for path in CSRC.glob(pattern))
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(<[^>]+>|"[^"]+")', re.MULTILINE)
@@ -65,8 +69,10 @@ def test_includes(path):
     name = path.relative_to(CSRC).as_posix()
     allowed = next(allowed for pattern, allowed in C_RULES if re.fullmatch(pattern, name))
     for include in INCLUDE.findall(path.read_text()):
-        of_own_folder = include[0] == '"' and name.startswith("python/") and (path.parent / include[1:-1]).is_file()
-        assert of_own_folder or any(re.fullmatch(rule, include) for rule in allowed), f"{name} includes {include}"
+        assert any(re.fullmatch(rule, include) for rule in allowed), f"{name} includes {include}"
+        if include[0] == '"':  # a bare name is a neighbour; only mha.h stands above the rooms
+            target = include[1:-1]
+            assert "/" in target or target == "mha.h" or (path.parent / target).is_file(), f"{name} includes {include}"
 
 
 @pytest.mark.parametrize("path", [p for p in C_FILES if p.parent.name != "python"], ids=label)

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
-TEXTS = ["kernels/*.inc", "attention*.c", "layer*.c", "linear*.c", "masked_softmax.c", "visible.c", "scratch.c"]
+TEXTS = ["kernels/*.inc", "attention/*.c", "layer/*.c", "runtime/scratch.c"]
 PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slices", "backward", "shared_gradients",
             "failures", "guards", "explain", "scratch", "math"]  # fmt: skip
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]
@@ -73,7 +73,7 @@ class Build:
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(ROOT / "csrc", work / "csrc")
         # Without AVX-512, which takes longest to compile and whose kernels have the same texts.
-        cpu = work / "csrc" / "cpu.c"
+        cpu = work / "csrc" / "runtime" / "cpu.c"
         cpu.write_text(cpu.read_text().replace("return x86_offers(HAS_AVX512, SAVES_ZMM);", "return 0;"))
         asked = (
             "import numpy, sysconfig as s;"

@@ -3,7 +3,7 @@
  * The region between the pragmas is the only code of this file; everything in it is static
  * but the two tables, so that no function built with wider instructions can be picked by others.
  */
-#include "../common.h"
+#include "runtime/common.h"
 #include "kernels.h"
 
 #include <math.h>

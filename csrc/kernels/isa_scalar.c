@@ -1,7 +1,7 @@
 /*
  * isa_scalar.c: every kernel compiled for plain C, one number at a time: the baseline that runs everywhere.
  */
-#include "../common.h"
+#include "runtime/common.h"
 #include "kernels.h"
 
 #include <math.h>

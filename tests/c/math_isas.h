@@ -3,7 +3,7 @@
  * pointers, one table per instruction set, for test_math.c. The functions come
  * from math_isa.inc, compiled once per ISA in a target region as in csrc/kernels.
  */
-#include "common.h"
+#include "runtime/common.h"
 
 #include <string.h>
 #if defined(__x86_64__)

@@ -5,8 +5,8 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
-#include "cpu.h"
-#include "dispatch.h"
+#include "runtime/cpu.h"
+#include "kernels/dispatch.h"
 
 #include <math.h>
 

@@ -3,7 +3,7 @@
  * one fails.  Builds with a tree of its own, which it writes into a folder it makes and enters.
  *
  * not emulated: /proc/cpuinfo, which it compares with, is the host's
- * build: -Wl,--wrap=read,--wrap=sched_getaffinity,--wrap=sysconf threads_available.c '-DMHA_CGROUP_OF_SELF="self"' '-DMHA_CGROUP_ROOT="tree"'
+ * build: -Wl,--wrap=read,--wrap=sched_getaffinity,--wrap=sysconf runtime/threads_available.c '-DMHA_CGROUP_OF_SELF="self"' '-DMHA_CGROUP_ROOT="tree"'
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cpu.h"
+#include "runtime/cpu.h"
 #include "mha.h"
 
 static int n_failed;

@@ -3,12 +3,12 @@
  * own, of which one feature after another is missing.  An instruction that the CPU lacks, or whose registers the system
  * does not save, ends the process, so each of them has to be asked for.
  *
- * build: cpu.c -DMHA_PRETENDED_CPU
+ * build: runtime/cpu.c -DMHA_PRETENDED_CPU
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include <stdio.h>
 
-#include "cpu.h"
+#include "runtime/cpu.h"
 
 #if defined(__x86_64__) || defined(__i386__)
 static struct {

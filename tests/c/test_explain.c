@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
-#include "common.h"
+#include "runtime/common.h"
 
 /* --- The memory of a call -------------------------------------------------------------------------- */
 

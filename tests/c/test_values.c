@@ -8,7 +8,7 @@
  * Equal scores: the exact mean.  Scores that overflow to -inf: an empty row.  NaN or infinity in one number of q, k, v
  * or the output's gradient: it reaches whoever sees it and nobody else, forward and backward.
  */
-#include "dispatch.h"
+#include "kernels/dispatch.h"
 #include "drawn.h"
 
 enum { MOST_KEYS = 700, VALUES = 3 };

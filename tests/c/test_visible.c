@@ -5,7 +5,7 @@
  *     test_visible [quick]
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "visible.h"
+#include "attention/visible.h"
 
 #include <stdint.h>
 #include <stdio.h>

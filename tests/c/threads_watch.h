@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "threads.h"
+#include "runtime/threads.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define WITH_TSAN 1

@@ -4,7 +4,7 @@
  * holds a full hand-over to another thread.  Minima and medians, hot and after 5 ms without work; then what a job of
  * 100 us costs on more threads than there are CPUs.
  *
- *     cc -O3 -std=c11 -pthread -Icsrc tests/c/time_threads.c csrc/threads*.c -lm -o build/time_threads
+ *     cc -O3 -std=c11 -pthread -Icsrc tests/c/time_threads.c csrc/runtime/threads*.c -lm -o build/time_threads
  */
 #define _GNU_SOURCE
 #include <stdatomic.h>
@@ -13,7 +13,7 @@
 #include <time.h>
 
 #include "mha.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 static double
 now_ns(void)

@@ -36,7 +36,7 @@ def clang():
 def build(targets):
     """The programs, built where sources are newer."""
     WORK.mkdir(parents=True, exist_ok=True)
-    compiler, core = clang(), sorted([*ROOT.glob("csrc/*.c"), *ROOT.glob("csrc/kernels/*.c")])
+    compiler, core = clang(), sorted(path for path in ROOT.glob("csrc/*/*.c") if path.parent.name != "python")
 
     def compile_source(source):
         target = WORK / f"{source.stem}.o"

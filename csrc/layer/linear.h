@@ -4,7 +4,7 @@
 #ifndef MHA_LINEAR_H
 #define MHA_LINEAR_H
 
-#include "dispatch.h"
+#include "kernels/dispatch.h"
 #include "mha.h"
 
 /*

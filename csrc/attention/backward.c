@@ -1,5 +1,5 @@
 /*
- * attention_bwd.c: gradients of attention, dot-product and additive, without a Q x K buffer.
+ * backward.c: gradients of attention, dot-product and additive, without a Q x K buffer.
  *
  * Weights are computed again, tile by tile, from the row statistics of the forward pass, kept as the
  * pair (max, sum): their logarithm in one number would lose digits.  Per tile, with P the weights:
@@ -11,10 +11,10 @@
  * the lengths.  A task is one key head of one item, with all its parts in turn; where heads are few, a task
  * is one part, and several run side by side.
  */
-#include "attention_bwd.h"
+#include "backward.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 #include <string.h>
 

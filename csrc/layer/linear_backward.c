@@ -1,10 +1,10 @@
 /*
- * linear_bwd.c: gradients of y = x W^T + bias: grad_x = G W, grad_W = G^T x, grad_bias = column sums
+ * linear_backward.c: gradients of y = x W^T + bias: grad_x = G W, grad_W = G^T x, grad_bias = column sums
  * of G, where G is the gradient of y.  Both products read their right side as it lies in memory.
  */
-#include "common.h"
+#include "runtime/common.h"
 #include "linear.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 #define DEPTH_CHUNK ((size_t)256)   /* as in linear.c */
 #define WEIGHT_ROWS ((size_t)96)    /* rows of grad_W per task */

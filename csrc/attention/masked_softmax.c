@@ -2,9 +2,9 @@
  * masked_softmax.c: softmax over the last axis of scores that already exist, looking only at the
  * first valid_lens keys of each row: the book's masked_softmax.
  */
-#include "common.h"
-#include "dispatch.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "kernels/dispatch.h"
+#include "runtime/threads.h"
 #include "visible.h"
 
 #include <string.h>

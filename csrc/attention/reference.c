@@ -8,7 +8,7 @@
  */
 #include "attention.h"
 
-#include "common.h"
+#include "runtime/common.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /*
- * layer_slices.c: mha_layer_forward: the layer's job (layer.c) for the batch as a whole, or for slices of it.
+ * slices.c: mha_layer_forward: the layer's job (layer.c) for the batch as a whole, or for slices of it.
  *
  * Projected queries, keys and values of a large batch fill memory that is read again only when the last
  * item is done.  A few items at a time, through all steps by one thread, leave them in its cache, need no
@@ -8,8 +8,8 @@
  */
 #include "layer.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 /* What the steps hand each other for one slice: about what a second-level cache holds beside the weights. */
 #define SLICE_BYTES ((size_t)512 * 1024)

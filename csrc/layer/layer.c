@@ -1,6 +1,6 @@
 /*
  * layer.c: a whole attention layer: project queries, keys and values, attend, project back.  A call of the
- * layer is one such job, or one for each slice of the batch (layer_slices.c).
+ * layer is one such job, or one for each slice of the batch (slices.c).
  *
  * Nothing is transposed: a projection writes (B, rows, H*D) and head h is its columns h*D .. (h+1)*D,
  * which attention reads and writes through strides.  Rows of keys and values that no query sees are
@@ -9,9 +9,9 @@
  */
 #include "layer.h"
 
-#include "common.h"
+#include "runtime/common.h"
 #include "linear.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /*
- * attention_fwd.c: attention forward, dot-product and additive, without a Q x K buffer.
+ * forward.c: attention forward, dot-product and additive, without a Q x K buffer.
  *
  * For each block of keys: scores of a tile of queries, softmax with running max and sum, times the
  * block's values; blocks are joined by rescaling.  A tile whose keys lie in one block needs no
@@ -13,8 +13,8 @@
  */
 #include "attention.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 #include <string.h>
 

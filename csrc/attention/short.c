@@ -1,9 +1,9 @@
 /*
- * attention_short.c: attention over few keys, in which a row of scores is a vector or two.
+ * short.c: attention over few keys, in which a row of scores is a vector or two.
  *
  * The work per head is then little more than the two products, and the scores stand transposed, a row for
  * each key: softmax_columns.inc says why.  Queries are packed in place of keys, and the product with the
- * values reads the weights by columns, which costs nothing.  All additions are those of attention_fwd.c,
+ * values reads the weights by columns, which costs nothing.  All additions are those of forward.c,
  * in the same order.
  */
 #include "attention.h"

@@ -1,13 +1,13 @@
 /*
- * layer_bwd.c: gradients of a whole layer: back through W_o, through attention, through W_q, W_k, W_v.
+ * layer_backward.c: gradients of a whole layer: back through W_o, through attention, through W_q, W_k, W_v.
  *
  * Rows of keys and values that no query saw get gradient 0 and give none to the weights: they are
  * left out, not multiplied by 0, for what stands in padding may be NaN.
  */
 #include "layer.h"
 
-#include "attention_bwd.h"
-#include "common.h"
+#include "attention/backward.h"
+#include "runtime/common.h"
 #include "linear.h"
 
 #include <string.h>

@@ -1,15 +1,15 @@
 /*
- * attention_bwd_bias.c: the gradient of an additive bias, dS summed over the axes that it is
+ * backward_bias.c: the gradient of an additive bias, dS summed over the axes that it is
  * broadcast along.
  *
  * Several heads and items may add to one element, so tasks are split by query rows: all who add to
  * a row are in one task and come in a fixed order.  The price is a second computation of dS, paid
  * only by those who ask for this gradient.
  */
-#include "attention_bwd.h"
+#include "backward.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 #include <string.h>
 

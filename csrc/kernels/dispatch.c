@@ -6,7 +6,7 @@
  */
 #include "dispatch.h"
 
-#include "cpu.h"
+#include "runtime/cpu.h"
 
 /* Plainest first, in the order of mha_isa; an entry without tables is not compiled in. */
 static const struct {

@@ -1,10 +1,10 @@
 /*
- * attention_rows.c: rows of queries before and after their key blocks: where their statistics stand, what
+ * rows.c: rows of queries before and after their key blocks: where their statistics stand, what
  * those get that saw no key, and the statistics that the caller asked for.
  */
 #include "attention.h"
 
-#include "common.h"
+#include "runtime/common.h"
 
 #include <math.h>
 #include <string.h>

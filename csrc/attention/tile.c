@@ -1,10 +1,10 @@
 /*
- * attention_tile.c: one tile of query rows against one block of keys: which rows and keys those are,
+ * tile.c: one tile of query rows against one block of keys: which rows and keys those are,
  * their scores with every kind of mask applied, dropout, and products that keep hidden values out.
  */
 #include "attention.h"
 
-#include "common.h"
+#include "runtime/common.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /*
- * attention_weights.c: the attention weights themselves, from scores computed again and the row
+ * weights.c: the attention weights themselves, from scores computed again and the row
  * statistics of the call: exp(score - max) / sum, to the bit what the forward pass used.
  *
  * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
@@ -7,8 +7,8 @@
  */
 #include "attention.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 #include <string.h>
 

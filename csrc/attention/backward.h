@@ -1,6 +1,6 @@
 /*
- * attention_bwd.h: what the gradients of attention (attention_bwd.c) and of its bias
- * (attention_bwd_bias.c) share: the plan, a worker's memory, and one tile on its way back.
+ * backward.h: what the gradients of attention (backward.c) and of its bias
+ * (backward_bias.c) share: the plan, a worker's memory, and one tile on its way back.
  */
 #ifndef MHA_ATTENTION_BWD_H
 #define MHA_ATTENTION_BWD_H
@@ -8,7 +8,7 @@
 #include "attention.h"
 
 #define BACKWARD_ARENA_PARTS 11
-#define MHA_PART_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see attention_bwd.c */
+#define MHA_PART_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
 
 /* One worker's memory beyond what scores need. */
 typedef struct {
@@ -51,7 +51,7 @@ void mha_backward_pack_values(const mha_backward_plan *b, const mha_tile *task, 
 void mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block,
                        double scale);
 
-/* The gradient of the bias: a pass of its own (attention_bwd_bias.c). */
+/* The gradient of the bias: a pass of its own (backward_bias.c). */
 void mha_backward_bias(mha_backward_plan *b);
 
 #endif

@@ -8,10 +8,10 @@
 #ifndef MHA_ATTENTION_H
 #define MHA_ATTENTION_H
 
-#include "common.h"
-#include "dispatch.h"
+#include "runtime/common.h"
+#include "kernels/dispatch.h"
 #include "mha.h"
-#include "scratch.h"
+#include "runtime/scratch.h"
 #include "visible.h"
 
 #define MHA_ARENA_PARTS 16
@@ -60,8 +60,8 @@ typedef struct {
     size_t n_chunks;   /* tasks per key head */
     size_t n_tasks;
     size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
-    size_t partial_at, partial_bytes; /* what these leave behind for each block, see attention_fwd.c */
-    int by_columns;    /* rows are short: scores stand transposed, see attention_short.c */
+    size_t partial_at, partial_bytes; /* what these leave behind for each block, see forward.c */
+    int by_columns;    /* rows are short: scores stand transposed, see short.c */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
@@ -223,10 +223,10 @@ void mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile 
 /* The same for all its heads, when the statistics of all rows are there. */
 void mha_finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena);
 
-/* A task where few keys make scores by columns worth while (attention_short.c), as plan->by_columns says. */
+/* A task where few keys make scores by columns worth while (short.c), as plan->by_columns says. */
 void mha_short_task(void *plan, size_t task, unsigned worker);
 
-/* A task of the weights pass (attention_weights.c): fills the task's rows of args->weights. */
+/* A task of the weights pass (weights.c): fills the task's rows of args->weights. */
 void mha_weights_task(void *plan, size_t task, unsigned worker);
 
 /* Address of element (item, head, row, 0) of an operand, and of a result. */

@@ -1,11 +1,11 @@
 /*
- * attention_plan.c: the plan of an attention call: its sizes checked, its tiles, blocks and tasks
+ * plan.c: the plan of an attention call: its sizes checked, its tiles, blocks and tasks
  * chosen, its scratch memory laid out.  Decided once per call, from sizes alone.
  */
 #include "attention.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 /*
  * A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB, beside

@@ -3,7 +3,7 @@
  */
 #include "visible.h"
 
-#include "common.h"
+#include "runtime/common.h"
 
 /* Sizes fit int64_t: they count numbers in memory.  Saturating sums keep wild windows harmless. */
 static int64_t

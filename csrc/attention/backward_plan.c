@@ -1,10 +1,10 @@
 /*
- * attention_bwd_plan.c: how a backward pass (attention_bwd.c) is cut into tasks, and its scratch memory.
+ * backward_plan.c: how a backward pass (backward.c) is cut into tasks, and its scratch memory.
  */
-#include "attention_bwd.h"
+#include "backward.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 #define KEY_BLOCK ((size_t)256)  /* two packed panels sets and two tiles of scores share the cache */
 #define TILES_HIGH ((size_t)8)   /* register tiles in a tile of queries: the depth of the dK and dV products */

@@ -4,7 +4,7 @@
 #ifndef MHA_DISPATCH_H
 #define MHA_DISPATCH_H
 
-#include "kernels/kernels.h"
+#include "kernels.h"
 #include "mha.h"
 
 /* The active table for this number type; NULL for a value that is no mha_dtype. */

@@ -7,8 +7,8 @@
  */
 #include "linear.h"
 
-#include "common.h"
-#include "threads.h"
+#include "runtime/common.h"
+#include "runtime/threads.h"
 
 /* Steps of the depth summed at a time: 256 x 32 floats are the 32 KiB of a first-level cache. */
 #define DEPTH_CHUNK ((size_t)256)

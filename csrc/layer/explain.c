@@ -7,11 +7,11 @@
  */
 #include "mha.h"
 
-#include "attention.h"
-#include "common.h"
+#include "attention/attention.h"
+#include "runtime/common.h"
 #include "layer.h"
 #include "linear.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 mha_status
 mha_kernels_explain(mha_dtype dtype, mha_kernel_facts *facts)

@@ -1,11 +1,11 @@
 /*
- * layer.h: what the forward (layer.c, layer_slices.c) and backward (layer_bwd.c) of a whole layer share: its
+ * layer.h: what the forward (layer.c, slices.c) and backward (layer_backward.c) of a whole layer share: its
  * three inputs on their way to attention, and the attention problem between the projections.
  */
 #ifndef MHA_LAYER_H
 #define MHA_LAYER_H
 
-#include "attention.h"
+#include "attention/attention.h"
 
 enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
 
