@@ -189,6 +189,12 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads);
 
 /*
+ * What the weights of a call with this dropout and seed are multiplied by: 0 or 1 / (1 - dropout), dense (B,H,Q,K).
+ */
+MHA_MUST_CHECK mha_status mha_dropout_factors(mha_dtype dtype, size_t batch, size_t heads, size_t queries,
+                                              size_t keys, double dropout, uint64_t seed, void *factors);
+
+/*
  * The same mathematics in textbook loops with double accumulation: oracle and teaching text (reference.c).
  * Without dropout: MHA_ERR_ARG for args->dropout != 0.
  */

@@ -87,6 +87,10 @@ def linear(x: _Array, projection: Tuple[_Array, Optional[_Array], Tuple[int, int
 def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows) -> _Array:
     """x (B, Q, K) -> the same shape."""
 
+def dropout_factors(weights: _Array, dropout: float, seed: int) -> _Array:
+    """What a call with this dropout and seed multiplies its weights (B, H, Q, K) by; of `weights` only shape and type
+    count."""
+
 def exp(x: _Array) -> _Array: ...
 def tanh(x: _Array) -> _Array: ...
 

@@ -459,6 +459,7 @@ DIRECT = {
     "pack": partial(_core.pack_linear, numbers(8, 5)),
     "linear": partial(_core.linear, numbers(2, 3, 5), PROJECTIONS[0]),
     "softmax": partial(_core.masked_softmax, numbers(B, Q, K), [1.5, 2], "zero"),
+    "dropout": partial(_core.dropout_factors, numbers(B, 2, Q, K), 0.5, 3),
     "exp": partial(_core.exp, SWAPPED),
     "isas": _core.isas,
     "batch clash": partial(_core.attention_forward, numbers(3, Q, D), *QKV[1:]),

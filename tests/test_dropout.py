@@ -9,7 +9,15 @@ import pytest
 import mha_c
 import philox
 from checks import same
-from mha_c import AdditiveAttention, DotProductAttention, MultiHeadAttention, _core, get_num_threads, set_num_threads
+from mha_c import (
+    AdditiveAttention,
+    DotProductAttention,
+    MultiHeadAttention,
+    ShapeError,
+    _core,
+    get_num_threads,
+    set_num_threads,
+)
 from mha_c import functional as F
 
 SEED = 0x0123456789ABCDEF
@@ -46,6 +54,17 @@ def test_the_weights_that_stay_are_those_of_the_reference(rng, dtype, isa, p, se
     np.testing.assert_array_equal(used != 0, stays)
     # The 300 terms of the divisor are summed in another order than for the weights: sqrt(300) roundings.
     np.testing.assert_allclose(used[stays], weights[stays] / (1 - p), rtol=18 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 19), (1, 1, 3, 8), (2, 2, 0, 3), (1, 2, 3, 0), (1, 1, 20, 200)], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_the_factors_as_an_array(dtype, isa, shape, p):
+    found = _core.dropout_factors(np.empty(shape, dtype), p, SEED)
+    same(found, philox.factors(SEED, p, shape).astype(dtype))
+    with pytest.raises(ShapeError, match=r"\(B, H, Q, K\)"):
+        _core.dropout_factors(np.empty((2, 3), dtype), p, SEED)
+    with pytest.raises(ValueError, match="dropout"):
+        _core.dropout_factors(np.empty(shape, dtype), 1.5, SEED)
 
 
 def test_every_function_and_layer_drops_the_same(rng, dtype):

@@ -247,6 +247,7 @@ MHA_PY_FUNCTION(attention_forward);
 MHA_PY_FUNCTION(attention_backward);
 MHA_PY_FUNCTION(linear_backward);
 MHA_PY_FUNCTION(masked_softmax);
+MHA_PY_FUNCTION(dropout_factors);
 MHA_PY_FUNCTION(layer_forward);
 MHA_PY_FUNCTION(layer_forward_training);
 MHA_PY_FUNCTION(layer_backward);

@@ -26,6 +26,7 @@ static PyMethodDef methods[] = {
     METHOD(linear),
     METHOD(linear_backward),
     METHOD(masked_softmax),
+    METHOD(dropout_factors),
     METHOD(exp),
     METHOD(tanh),
     METHOD(explain_kernels),

@@ -1,5 +1,5 @@
 /*
- * py_attention.c: attention_forward, attention on q, k and v as given, and masked_softmax.
+ * py_attention.c: attention_forward, attention on q, k and v as given; masked_softmax and dropout_factors.
  *
  * A call is one zeroed struct: whatever it came to own is released by one function, however
  * far it got.
@@ -200,4 +200,49 @@ done:
     mha_py_drop_lengths(&lengths);
     mha_py_drop(&x);
     return (PyObject *)out;
+}
+
+/* --- Dropout ------------------------------------------------------------------------------------- */
+
+static const mha_py_signature dropout_signature = {"dropout_factors", 3, {"weights", "dropout", "seed", NULL}};
+
+const char py_dropout_factors_doc[] =
+    "dropout_factors(weights, dropout, seed)\n--\n\n"
+    "What a call with this dropout and seed multiplies its weights (B, H, Q, K) by.  Of `weights` only the shape\n"
+    "and the type count.";
+
+PyObject *
+py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+{
+    PyObject *values[3];
+    mha_py_array weights = {0};
+    double dropout;
+    uint64_t seed;
+    PyArrayObject *factors = NULL;
+
+    if (mha_py_parse(&dropout_signature, args, n_args, keywords, values) < 0) {
+        return NULL;
+    }
+    if (mha_py_take(&weights, values[0], "weights", MHA_PY_LOOSE, NULL) < 0 ||
+        mha_py_need_rank(module, &weights, 4, "(B, H, Q, K)") < 0 ||
+        mha_py_probability(values[1], "dropout", &dropout) < 0 || mha_py_seed(values[2], &seed) < 0) {
+        goto done;
+    }
+    factors = mha_py_new("the factors", 4, weights.shape, weights.type);
+    if (factors != NULL) {
+        const npy_intp *shape = weights.shape;
+        PyThreadState *saved = mha_py_detach(8 * (double)PyArray_SIZE(factors));
+        const mha_status status =
+            mha_dropout_factors(mha_py_dtype(&weights), (size_t)shape[0], (size_t)shape[1], (size_t)shape[2],
+                                (size_t)shape[3], dropout, seed, PyArray_DATA(factors));
+
+        mha_py_attach(saved);
+        if (mha_py_check(status, dropout_signature.function) < 0) {
+            Py_DECREF((PyObject *)factors);
+            factors = NULL;
+        }
+    }
+done:
+    mha_py_drop(&weights);
+    return (PyObject *)factors;
 }
