@@ -98,12 +98,16 @@ typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } m
  *   window_left, window_right
  *                   query i sees key j when i - left <= j <= i + right, with i counted along
  *                   the diagonal of `causal` (top-left unless it says bottom-right)
+ *   first_query, first_key
+ *                   where query 0 and key 0 stand in a larger call of which this is a part: lengths, causal corner
+ *                   and window are those of that call (not bottom-right, which needs its sizes)
  */
 typedef struct {
     const int64_t *valid_lens;
     size_t lens_per_batch;
     mha_causal causal;
     int64_t window_left, window_right;
+    size_t first_query, first_key;
 } mha_visibility;
 
 /*
@@ -126,6 +130,8 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *   bias        numbers of `dtype`, added to the scaled score; -inf throughout a row empties it
  *   dropout     in 0..1: each weight is zeroed with that probability, the rest divided by
  *               1 - dropout; the decision is a pure function of (seed, b, h, i, j, dropout)
+ *   first_item, first_head   where item 0 and head 0 stand in a larger call of which this is a part, as
+ *               visible.first_query and first_key say of query 0 and key 0: dropout decides as that call would
  *
  * Optional outputs, each NULL or dense:
  *   weights     (B,H,Q,K), before dropout; exactly 0 for keys a query may not see
@@ -149,6 +155,7 @@ typedef struct {
     mha_empty empty_rows;
     double dropout;
     uint64_t seed;
+    size_t first_item, first_head;
     void *weights, *row_max, *row_sum, *lse;
 } mha_attention_args;
 

@@ -15,6 +15,10 @@ _Array = np.ndarray[Any, Any]
 _EmptyRows = Literal["zero", "uniform"]
 _Causal = Literal[None, "top_left", "bottom_right"]
 
+# Where a call's item 0, head 0, query 0 and key 0 stand in a larger call of which it is a part: lengths,
+# causal="top_left", window and dropout are then that call's.
+_Origin = Optional[Tuple[int, int, int, int]]
+
 class ShapeError(ValueError):
     """Shapes that do not fit together; the message names argument, got, expected and the clashing sizes."""
 
@@ -46,6 +50,7 @@ def attention_forward(
     return_lse: bool = False,
     reference: bool = False,       # the textbook loops of reference.c instead of the kernels; no dropout
     return_stats: Literal[False] = False,
+    origin: _Origin = None,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
     """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None)."""
 
@@ -55,7 +60,7 @@ def attention_forward(
     keep_mask: Optional[_Array] = None, bias: Optional[_Array] = None, causal: _Causal = None, window_left: int = -1,
     window_right: int = -1, scale: Optional[float] = None, dropout: float = 0.0, seed: int = 0,
     empty_rows: _EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False, reference: bool = False,
-    *, return_stats: Literal[True],
+    *, return_stats: Literal[True], origin: _Origin = None,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
     """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
 
@@ -123,6 +128,7 @@ def attention_backward(
     seed: int = 0,
     empty_rows: _EmptyRows = "zero",
     bias_grad: bool = False,
+    origin: _Origin = None,
 ) -> Tuple[_Array, _Array, _Array, Optional[_Array], Optional[_Array]]:
     """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's shape."""
 

@@ -148,6 +148,17 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
            mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
 }
 
+/* Where a part stands in a larger call: so far that no sum of places wraps, and with no corner that it cannot know. */
+static int
+origin_is_sane(const mha_attention_args *args)
+{
+    const mha_visibility *v = &args->visible;
+    const size_t furthest = mha_max(mha_max(v->first_query, v->first_key), mha_max(args->first_item, args->first_head));
+
+    return furthest <= PTRDIFF_MAX / 4 &&
+           (v->causal != MHA_CAUSAL_BOTTOM_RIGHT || (v->first_query == 0 && v->first_key == 0));
+}
+
 /* A cheap second look: the binding has checked all this in the user's words. */
 static int
 is_sane(const mha_attention_args *args)
@@ -156,7 +167,7 @@ is_sane(const mha_attention_args *args)
            args->heads % args->kv_heads == 0 &&
            (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
             args->visible.lens_per_batch == args->queries) &&
-           args->dropout >= 0 && args->dropout <= 1;
+           args->dropout >= 0 && args->dropout <= 1 && origin_is_sane(args);
 }
 
 mha_status

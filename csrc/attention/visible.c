@@ -22,12 +22,12 @@ mha_interval
 mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
 {
     mha_interval seen = {0, keys};
-    /* Where this query stands on the diagonal. */
-    int64_t diagonal = (int64_t)query;
+    /* Where this query stands on the diagonal, counted from this call's key 0. */
+    int64_t diagonal = (int64_t)query + ((int64_t)visible->first_query - (int64_t)visible->first_key);
 
     if (visible->valid_lens != NULL) {
         const size_t index = visible->lens_per_batch == 1 ? item : item * queries + query;
-        seen.last = clamp(visible->valid_lens[index], keys);
+        seen.last = clamp(add_saturated(visible->valid_lens[index], -(int64_t)visible->first_key), keys);
     }
     if (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT) {
         diagonal += (int64_t)keys - (int64_t)queries;

@@ -37,7 +37,7 @@ typedef struct {
 
 /* --- Parsing: args.c ------------------------------------------------------------- */
 
-#define MHA_PY_MAX_ARGS 20
+#define MHA_PY_MAX_ARGS 21
 
 /* A function's parameters, in order; the first n_required have no default. */
 typedef struct {
@@ -210,6 +210,9 @@ typedef struct {
 
 /* values: one for each of the names, NULL where not given.  *attention is zeroed by the caller. */
 int mha_py_take_attention(PyObject *module, PyObject *const *values, mha_py_attention *attention);
+
+/* None, or (item, head, query, key): where the call's first ones stand in a larger call of which it is a part. */
+int mha_py_take_origin(PyObject *value, mha_attention_args *args);
 void mha_py_drop_attention(mha_py_attention *attention);
 double mha_py_attention_work(const mha_py_attention *attention); /* multiply-adds, roughly */
 

@@ -203,6 +203,37 @@ take_numbers(mha_py_attention *attention, PyObject *const *values)
     return 0;
 }
 
+int
+mha_py_take_origin(PyObject *value, mha_attention_args *args)
+{
+    size_t *const places[4] = {&args->first_item, &args->first_head, &args->visible.first_query,
+                               &args->visible.first_key};
+
+    if (!given(value)) {
+        return 0;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 4) {
+        return mha_py_type_error(value, "origin", "None or a tuple (item, head, query, key)");
+    }
+    if (args->visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
+        PyErr_SetString(PyExc_ValueError, "causal='bottom_right' needs the sizes of the whole call: it takes no origin");
+        return -1;
+    }
+    for (int i = 0; i < 4; i++) {
+        int64_t place;
+
+        if (mha_py_whole(PyTuple_GetItem(value, i), "origin", 0, &place) < 0) {
+            return -1;
+        }
+        if (place >= (int64_t)1 << 32) {
+            PyErr_Format(PyExc_ValueError, "origin must lie below 2**32, as dropout counts, got %.100R", value);
+            return -1;
+        }
+        *places[i] = (size_t)place;
+    }
+    return 0;
+}
+
 /* --- The whole ----------------------------------------------------------------------------- */
 
 int

@@ -7,12 +7,12 @@
  */
 #include "args.h"
 
-enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, N_ARGS };
+enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, ORIGIN, N_ARGS };
 
 static const mha_py_signature attention_signature = {
     "attention_forward",
     3,
-    {MHA_PY_ATTENTION_NAMES, "return_weights", "return_lse", "reference", "return_stats", NULL}};
+    {MHA_PY_ATTENTION_NAMES, "return_weights", "return_lse", "reference", "return_stats", "origin", NULL}};
 
 typedef struct {
     mha_py_attention attention;
@@ -36,7 +36,8 @@ take_wishes(attention_call *call, PyObject *const *values)
 {
     return mha_py_flag(values[WEIGHTS], &call->want_weights) < 0 || mha_py_flag(values[LSE], &call->want_lse) < 0 ||
                    mha_py_flag(values[REFERENCE], &call->use_reference) < 0 ||
-                   mha_py_flag(values[STATS], &call->want_stats) < 0
+                   mha_py_flag(values[STATS], &call->want_stats) < 0 ||
+                   mha_py_take_origin(values[ORIGIN], &call->attention.args) < 0
                ? -1
                : 0;
 }
@@ -131,10 +132,11 @@ const char py_attention_forward_doc[] =
     "attention_forward(q, k, v, w_v=None, valid_lens=None, keep_mask=None, bias=None, "
     "causal=None, window_left=-1, window_right=-1, scale=None, dropout=0.0, seed=0, "
     "empty_rows='zero', return_weights=False, return_lse=False, reference=False, "
-    "return_stats=False)\n--\n\n"
+    "return_stats=False, origin=None)\n--\n\n"
     "Attention over q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv); additive if\n"
     "w_v (D,) is given.  Returns (out, weights or None, lse or None), and with return_stats\n"
-    "also (row_max, row_sum), which attention_backward asks for.";
+    "also (row_max, row_sum), which attention_backward asks for.  origin (item, head, query,\n"
+    "key): where the first ones stand in a larger call of which this is a part.";
 
 PyObject *
 py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)

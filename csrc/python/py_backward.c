@@ -7,12 +7,14 @@
 
 /* --- Attention ------------------------------------------------------------------------- */
 
-enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, N_ARGS };
+enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, N_ARGS };
 enum { ROW_MAX = N_ARGS, ROW_SUM, N_VALUES }; /* out of row_stats */
 _Static_assert((int)N_VALUES <= (int)MHA_PY_MAX_ARGS, "mha_py_views has room for so many");
 
 static const mha_py_signature backward_signature = {
-    "attention_backward", 6, {"grad_out", "out", "row_stats", MHA_PY_ATTENTION_NAMES, "bias_grad", NULL}};
+    "attention_backward",
+    6,
+    {"grad_out", "out", "row_stats", MHA_PY_ATTENTION_NAMES, "bias_grad", "origin", NULL}};
 
 typedef struct {
     mha_py_attention attention;
@@ -59,7 +61,8 @@ take_results(PyObject *module, backward_call *call, PyObject *const *values)
     call->grads.grad_out = mha_py_operand(&call->grad_out);
     attention->args.row_max = (void *)call->row_max.data; /* read only, in this direction */
     attention->args.row_sum = (void *)call->row_sum.data;
-    return mha_py_flag(values[BIAS_GRAD], &call->want_bias);
+    return mha_py_flag(values[BIAS_GRAD], &call->want_bias) < 0 ? -1
+                                                                : mha_py_take_origin(values[ORIGIN], &attention->args);
 }
 
 /* The gradient of a bias has the bias's shape: what it repeats along is added up. */
@@ -136,7 +139,7 @@ run_attention(const backward_call *call)
 const char py_attention_backward_doc[] =
     "attention_backward(grad_out, out, row_stats, q, k, v, w_v=None, valid_lens=None, "
     "keep_mask=None, bias=None, causal=None, window_left=-1, window_right=-1, scale=None, "
-    "dropout=0.0, seed=0, empty_rows='zero', bias_grad=False)\n--\n\n"
+    "dropout=0.0, seed=0, empty_rows='zero', bias_grad=False, origin=None)\n--\n\n"
     "(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's\n"
     "shape; row_stats is the (row_max, row_sum) of attention_forward(..., return_stats=True).";
 

@@ -129,6 +129,58 @@ check_meet(void)
     }
 }
 
+/* A part of a call sees what the whole call's queries see of its keys. */
+static void
+check_part(const mha_visibility *whole, size_t first_query, size_t first_key)
+{
+    mha_visibility part = *whole;
+    int64_t lens[ITEMS * MOST_QUERIES];
+
+    part.first_query = first_query;
+    part.first_key = first_key;
+    if (whole->lens_per_batch == MOST_QUERIES) { /* one for each query: the part has its own queries' */
+        for (size_t i = 0; i < ITEMS * (MOST_QUERIES - first_query); i++) {
+            const size_t rows = MOST_QUERIES - first_query;
+            lens[i] = whole->valid_lens[i / rows * MOST_QUERIES + first_query + i % rows];
+        }
+        part.valid_lens = lens;
+        part.lens_per_batch = MOST_QUERIES - first_query;
+    }
+    for (size_t item = 0; item < ITEMS; item++) {
+        for (size_t i = first_query; i < MOST_QUERIES; i++) {
+            const mha_interval all = mha_visible_keys(whole, MOST_QUERIES, MOST_KEYS, item, i);
+            const mha_interval found = mha_visible_keys(&part, MOST_QUERIES - first_query, MOST_KEYS - first_key, item,
+                                                        i - first_query);
+            for (size_t j = first_key; j < MOST_KEYS; j++) {
+                if ((all.first <= j && j < all.last) != (found.first <= j - first_key && j - first_key < found.last)) {
+                    fail(&part, "a part", MOST_QUERIES - first_query, MOST_KEYS - first_key, found);
+                }
+            }
+            n_checked++;
+        }
+    }
+}
+
+static void
+check_parts(void)
+{
+    static const int64_t windows[] = {-1, 0, 1, 3, INT64_MAX / 4};
+    static const int64_t lengths[] = {3, 0, 5, 1, -2, 6, INT64_MAX, INT64_MIN};
+    const size_t per_batch[] = {0, 1, MOST_QUERIES};
+
+    for (size_t choice = 0; choice < 3 * 2 * 5 * 5 * MOST_QUERIES * MOST_KEYS; choice++) {
+        const size_t lens = per_batch[choice % 3], rest = choice / 150;
+        const mha_visibility whole = {
+            .valid_lens = lens > 0 ? lengths : NULL,
+            .lens_per_batch = lens,
+            .causal = choice / 3 % 2 ? MHA_CAUSAL_TOP_LEFT : MHA_CAUSAL_NONE,
+            .window_left = windows[choice / 6 % 5],
+            .window_right = windows[choice / 30 % 5],
+        };
+        check_part(&whole, rest % MOST_QUERIES, rest / MOST_QUERIES);
+    }
+}
+
 int
 main(void)
 {
@@ -138,6 +190,7 @@ main(void)
         }
     }
     check_meet();
+    check_parts();
     printf("%ld queries, %d failures\n", n_checked, failures);
     return failures > 0;
 }
