@@ -6,6 +6,7 @@ layer is built, or what the core never sees.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, cast
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     RngLike = Optional[int | np.integer[Any] | np.random.Generator]
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def whole(value: Any, name: str, least: int = 1) -> int:
@@ -36,6 +38,32 @@ def probability(value: Any, name: str = "dropout") -> float:
     if not 0 <= value <= 1:  # also refuses NaN
         raise ValueError(f"{name} must lie in 0..1, got {value}")
     return value if isinstance(value, (int, float)) else float(value)
+
+
+def scale(value: Any, single: bool) -> Optional[float]:
+    """A factor for scores, finite in the type they are computed in: float32 if `single`, else float64; or None."""
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"scale must be None or a real number, got {value!r} ({type(value).__name__})")
+    if not abs(value) <= (LARGEST_FLOAT32 if single else sys.float_info.max):  # also refuses NaN
+        raise ValueError(f"scale must be finite in {'float32' if single else 'float64'}, not NaN or inf, got {value}")
+    return float(value)
+
+
+def element(value: Any, dtype: Any, limits: Any) -> Any:
+    """`value`, a number to stand in an array of `dtype`; limits: its iinfo or finfo, None for bool."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, (int, float)):  # bool is an int
+        raise TypeError(f"value must be a real number, got {value!r} ({type(value).__name__})")
+    if hasattr(limits, "eps"):  # floats: rounded, but no finite number becomes infinite
+        fits = value != value or abs(value) == np.inf or abs(value) <= float(limits.max)
+    else:
+        least, most = (0, 1) if limits is None else (limits.min, limits.max)
+        fits = value % 1 == 0 and least <= value <= most
+    if not fits:
+        raise ValueError(f"value must be a number that X of type {dtype} can hold, got {value!r}")
+    return float(value) if hasattr(limits, "eps") else value
 
 
 def flag(value: Any, name: str) -> bool:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
     Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
 
+CORNERS = "top_left", "bottom_right"
+
 __all__ = [
     "additive_attention",
     "additive_attention_backward",
@@ -320,7 +322,7 @@ def _options(
         None if causal is False else _corner(causal, q, k),
         left,
         right,
-        scale,
+        None if scale is None else _arguments.scale(scale, q.dtype.type is np.float32),
         dropout,
         0 if rng is None and not dropout else _seed(rng, dropout),
         empty_rows,
@@ -329,8 +331,11 @@ def _options(
 
 def _corner(causal: Causal, q: Array, k: Array) -> Any:
     """`causal` in the core's words: None, "top_left" or "bottom_right"."""
-    if not isinstance(causal, (bool, np.bool_)):
-        return causal
+    if causal is not None and not isinstance(causal, (bool, np.bool_)):
+        if isinstance(causal, str) and causal in CORNERS:
+            return causal
+        kind = ValueError if isinstance(causal, str) else TypeError
+        raise kind(f"causal must be False, True, 'top_left' or 'bottom_right', got {causal!r}")
     if not causal:
         return None
     n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))

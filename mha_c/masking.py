@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _arguments
-from ._arrays import like_input, to_arrays, to_lengths
+from ._arrays import is_tensor, like_input, to_arrays, to_lengths
 from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
 
@@ -49,6 +49,7 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
 
     X          (B, T) or (B, T, ...), of any type
     valid_len  (B,), integers or floats (rounded up)
+    value      a real number that X's type can hold: TypeError for what is none, ValueError where it cannot
 
     >>> import mha_c
     >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
@@ -67,6 +68,11 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
         raise ShapeError(f"valid_len must have shape (B,) = ({array.shape[0]},), got {lens.shape}")
     if not np.isfinite(lens).all():
         raise ValueError("valid_len must be finite, got NaN or infinity")
+    if is_tensor(value) and value.ndim == 0:
+        value = value.item()
+    if array.dtype.kind in "biufc":
+        limits = {"b": lambda _: None, "f": np.finfo, "c": np.finfo}.get(array.dtype.kind, np.iinfo)
+        value = _arguments.element(value, array.dtype, limits(array.dtype))
     out = array.copy()
     out[np.arange(array.shape[1]) >= lens[:, None]] = value
     return like_input(out, as_tensor)

@@ -130,6 +130,7 @@ def _attention(
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias = tensors
     left, right = (-1, -1) if window is None else _window(window)
+    scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else _corner(causal, q, k)
     if traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None

@@ -55,6 +55,10 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     if X.dim() < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
     lens = _lengths(valid_len, "valid_len", [(X.shape[0],)])
+    if not isinstance(value, Tensor):
+        number = X.is_floating_point() or X.is_complex()
+        limits = torch.finfo(X.dtype) if number else None if X.dtype is torch.bool else torch.iinfo(X.dtype)
+        value = _arguments.element(value, X.dtype, limits)
     drop = torch.arange(X.shape[1], device=X.device) >= lens[:, None]
     return X.masked_fill(drop.reshape(*drop.shape, *[1] * (X.dim() - 2)), value)
 
