@@ -15,7 +15,7 @@ import numpy as np
 from . import _arguments, masking
 from ._arrays import floats, like_input, to_arrays, to_lengths
 from ._attention import AttentionLayer, without_key_projection
-from ._base import Dropout
+from ._base import Dropout, with_own_names
 from ._core import linear
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+@with_own_names
 class DotProductAttention(AttentionLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
@@ -61,6 +62,7 @@ class DotProductAttention(AttentionLayer):
         return [("dropout", self._dropout)]
 
 
+@with_own_names
 class MultiHeadAttention(AttentionLayer):
     """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
 
@@ -199,10 +201,14 @@ class ProjectedKeys:
         shape: tuple[int, ...] = self._array.shape
         return shape
 
+    def __array__(self, *options: Any, **named: Any) -> Array:
+        raise TypeError("ProjectedKeys are no array: give them to their AdditiveAttention in the place of keys")
+
     def __repr__(self) -> str:
         return f"ProjectedKeys(shape={self.shape}, dtype={self._array.dtype})"
 
 
+@with_own_names
 class AdditiveAttention(AttentionLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 

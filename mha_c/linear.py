@@ -10,12 +10,13 @@ and the gradient that belongs to it.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import numpy as np
 
 from . import _core
 from ._arrays import like_input, parameter_array, to_arrays
+from ._reading import Reading
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -69,8 +70,8 @@ class State:
             self._packed[key] = packed
         return packed
 
-    def misfit(self, suffix: str, shape: tuple[int, ...]) -> Optional[str]:
-        """What is wrong with this shape for weight or bias, or None."""
+    def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
+        """ShapeError where this is no shape for weight or bias, or for `what` belongs to it."""
         if suffix == "bias":
             expected: tuple[Any, ...] = (self.out_features,)
             fits = shape == expected
@@ -78,7 +79,8 @@ class State:
             expected = (self.out_features, "in_features" if self.in_features is None else self.in_features)
             fits = len(shape) == 2 and shape[0] == expected[0] and self.in_features in (None, shape[1])
         wanted = f"({', '.join(map(str, expected))}{',' if len(expected) == 1 else ''})"
-        return None if fits else f"{self.name}.{suffix} must have shape {wanted}, got {shape}"
+        if not fits:
+            raise ShapeError(f"{what}{self.name}.{suffix} must have shape {wanted}, got {shape}")
 
 
 class Parameters:
@@ -110,30 +112,27 @@ class Parameters:
         array = parameter_array(value, f"{state.name}.{suffix}")
         with self.lock:
             state = self.states[index]
-            problem = state.misfit(suffix, array.shape)
-            if problem is not None:
-                raise ShapeError(problem)
-            weight, bias = state.weight, state.bias
-            if suffix == "bias":
-                if weight is None:
-                    raise ValueError(f"{state.name}.weight is still open: assign it before {state.name}.bias")
-                bias = self.copied(array)
-            else:
-                weight = self.copied(array)
-                if state.has_bias and bias is None:
-                    bias = np.zeros(state.out_features, self.dtype)
-            self.states = (*self.states[:index], state.replace(weight, bias), *self.states[index + 1 :])
+            state.check_shape(suffix, array.shape)
+            numbers = {"weight": state.weight, "bias": state.bias, suffix: self.copied(array)}
+            filled = self.filled(state, numbers["weight"], numbers["bias"])
+            self.states = (*self.states[:index], filled, *self.states[index + 1 :])
+
+    def filled(self, state: State, weight: Optional[Array], bias: Optional[Array]) -> State:
+        """`state` with these numbers; a bias that it has but was not given is 0."""
+        if weight is None:
+            raise ValueError(f"{state.name}.weight is still open: assign it before {state.name}.bias")
+        if state.has_bias and bias is None:
+            bias = np.zeros(state.out_features, self.dtype)
+        return state.replace(weight, bias)
 
     def set_grad(self, index: int, suffix: str, value: Any) -> None:
         """An array of the parameter's shape, kept as it is given if its type is the layer's; None: no gradient."""
         if value is None:
             self.grads.pop((index, suffix), None)
             return
-        name = f"{self.states[index].name}.{suffix}"
-        array = parameter_array(value, f"the gradient of {name}")
-        problem = self.states[index].misfit(suffix, array.shape)
-        if problem is not None:
-            raise ShapeError(f"the gradient of {problem}")
+        state = self.states[index]
+        array = parameter_array(value, f"the gradient of {state.name}.{suffix}")
+        state.check_shape(suffix, array.shape, "the gradient of ")
         self.grads[index, suffix] = array.astype(self.dtype, copy=False)
 
     def add_grad(self, index: int, suffix: str, gradient: Array) -> None:
@@ -147,7 +146,8 @@ class Linear:
     """One projection y = x W^T + b of a layer, as `layer.W_q`; prints as torch's Linear (or LazyLinear).
 
     `weight` (out_features, in_features) and `bias` (out_features,) or None read as read-only arrays of the
-    layer's dtype.  Assigning copies a NumPy array, list or tensor of that shape, and the next call uses it.
+    layer's dtype.  Assigning copies a NumPy array, list or tensor of that shape, and the next call uses it;
+    `layer.W_q.weight -= step` does so as well.
     While a size is open, there is nothing to read: AttributeError.  `weight_grad` and `bias_grad` are what the
     layer's `backward` gave, None before it.
 
@@ -171,22 +171,15 @@ class Linear:
 
     @property
     def weight(self) -> Array:
-        weight = self._state.weight
-        if weight is None:
-            _still_open(self._state.name)
-        view: Array = weight.view()
-        return view
+        return self._read("weight")
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        self._parameters.assign(self._index, "weight", value)
+        self._assign("weight", value)
 
     @property
     def bias(self) -> Optional[Array]:
-        state = self._state
-        if state.has_bias and state.bias is None:
-            _still_open(state.name)
-        return None if state.bias is None else state.bias.view()
+        return self._read("bias") if self._state.has_bias else None
 
     @bias.setter
     def bias(self, value: Any) -> None:
@@ -194,7 +187,22 @@ class Linear:
             if value is not None:
                 raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
             return
-        self._parameters.assign(self._index, "bias", value)
+        self._assign("bias", value)
+
+    def _read(self, suffix: str) -> Reading:
+        state = self._state
+        array: Optional[Array] = getattr(state, suffix)
+        if array is None:
+            raise AttributeError(
+                f"{state.name} has no numbers yet: its size is fixed by the first call or by load_state_dict"
+            )
+        reading = array.view(Reading)
+        reading._parameter = Parameter(self, suffix)
+        return reading
+
+    def _assign(self, suffix: str, value: Any) -> None:
+        if type(value) is not Reading or value.base is not getattr(self._state, suffix):  # else it is there already
+            self._parameters.assign(self._index, suffix, value)
 
     @property
     def weight_grad(self) -> Optional[Array]:
@@ -231,6 +239,10 @@ class Linear:
         if state.reorder is not None:  # the packed form has its rows in another order
             state = State(state.name, state.out_features, state.in_features, state.has_bias, state.weight, state.bias)
         return like_input(_core.linear(array, state.packed(packing_type(array, self._parameters.dtype))), as_tensor)
+
+    def __array__(self, *options: Any, **named: Any) -> Array:
+        name = self._state.name
+        raise TypeError(f"{name} is a projection, not an array: its numbers are {name}.weight and {name}.bias")
 
     def __repr__(self) -> str:
         state = self._state
@@ -292,6 +304,11 @@ class Parameter:
         self.data = self.data - step
         return self
 
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
+        """The numbers, for np.asarray(parameter)."""
+        array = np.asarray(self.data, dtype)
+        return array.copy() if copy else array
+
     def __repr__(self) -> str:
         is_open = self._linear._state.weight is None
         return f"Parameter({self.name!r}, {'still open' if is_open else f'shape={self.shape}'})"
@@ -329,7 +346,3 @@ def _frozen(array: Optional[Array]) -> Optional[Array]:
     if array is not None:
         array.flags.writeable = False
     return array
-
-
-def _still_open(name: str) -> NoReturn:
-    raise AttributeError(f"{name} has no numbers yet: its size is fixed by the first call or by load_state_dict")

@@ -95,7 +95,7 @@ def test_an_isa_uses_one_vocabulary(path):
 ORDER = [
     ("_core",),
     ("errors",),
-    ("_arrays", "_arguments"),
+    ("_arrays", "_arguments", "_reading"),
     ("config",),
     ("masking", "linear", "functional"),
     ("_base", "_reference"),
