@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Optional, TypeVar
+from functools import update_wrapper
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import numpy as np
 
 from . import _arguments
 from ._arrays import parameter_array
+from .errors import ShapeError
 from .linear import Linear, Parameter, Parameters, State
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Self = TypeVar("Self", bound="Layer")
+    Kind = TypeVar("Kind")
 
 INITIALIZERS = ("xavier_uniform", "torch")
 
@@ -42,6 +46,24 @@ class Dropout:
 
     def __repr__(self) -> str:
         return f"Dropout(p={self._p}, inplace=False)"
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `load_state_dict` found missing and unexpected; prints as torch's."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+    def __repr__(self) -> str:
+        return tuple.__repr__(self) if any(self) else "<All keys matched successfully>"
+
+
+# What torch's modules have and a user of torch may ask a NumPy layer for.
+OF_TORCH_MODULES = frozenset(
+    "add_module apply bfloat16 buffers children compile cpu cuda double float forward get_submodule half modules "
+    "mps named_buffers named_children named_modules register_forward_hook register_forward_pre_hook "
+    "register_full_backward_hook requires_grad_ share_memory to to_empty type xpu".split()
+)
 
 
 class Layer:
@@ -159,45 +181,78 @@ class Layer:
         entries = {f"{state.name}.{suffix}": array for state in states for suffix, array in _arrays_of(state)}
         return {name: array.copy() for name, array in entries.items() if array is not None}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copies all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
 
         Open sizes are fixed by it.  float32 and float64 are converted into one another.  Nothing is loaded
-        unless everything fits: ValueError lists every missing, unexpected and wrongly shaped entry,
-        TypeError every entry of another type.
+        unless everything fits: ValueError lists every missing, unexpected and wrongly shaped entry (ShapeError if
+        there is one of those), TypeError every entry of another type.
+
+        strict  False: what is missing stays as it is, what is unexpected is left out, as in torch.  Returns both
+                lists, as (missing_keys, unexpected_keys).
+
+        >>> import mha_c
+        >>> mha, biased = (mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.1, bias=bias) for bias in (False, True))
+        >>> mha.load_state_dict(biased.state_dict(), strict=False).unexpected_keys
+        ['W_q.bias', 'W_k.bias', 'W_v.bias', 'W_o.bias']
         """
+        strict = _arguments.flag(strict, "strict")
+        if not hasattr(state_dict, "keys"):
+            kind = type(state_dict).__name__
+            raise TypeError(f"state_dict must map names to arrays, as layer.state_dict() gives it, got {kind}")
         parameters = self._parameters
         with parameters.lock:
-            misfits: list[str] = []
-            wrong_types: list[str] = []
-            loaded = [self._loaded(state, state_dict, misfits, wrong_types) for state in parameters.states]
-            known = {f"{state.name}.{suffix}" for state in parameters.states for suffix, _ in _arrays_of(state)}
-            misfits += [f"{name} is unexpected" for name in state_dict if name not in known]
-            if misfits or wrong_types:
-                error_type = ValueError if misfits else TypeError
-                listed = "".join(f"\n  {text}" for text in misfits + wrong_types)
-                raise error_type(f"{type(self).__name__}.load_state_dict loaded nothing:{listed}")
-            parameters.states = tuple(loaded)
+            known = [f"{state.name}.{suffix}" for state in parameters.states for suffix, _ in _arrays_of(state)]
+            keys = IncompatibleKeys(
+                [name for name in known if name not in state_dict], [name for name in state_dict if name not in known]
+            )
+            misfits = [f"{name} is missing" for name in keys.missing_keys] if strict else []
+            misfits += [f"{name} is unexpected" for name in keys.unexpected_keys] if strict else []
+            errors: list[Exception] = []
+            loaded = tuple(self._loaded(state, state_dict, errors) for state in parameters.states)
+            found: list[type[Exception]] = [ValueError] * len(misfits) + [type(error) for error in errors]
+            for error_type in (ShapeError, ValueError, TypeError):
+                if error_type in found:
+                    listed = "".join(f"\n  {text}" for text in [*misfits, *errors])
+                    raise error_type(f"{type(self).__name__}.load_state_dict loaded nothing:{listed}")
+            parameters.states = loaded
+        return keys
 
-    def _loaded(self, state: State, entries: Mapping[str, Any], misfits: list[str], wrong_types: list[str]) -> State:
-        """`state` with the numbers of `entries`; what does not fit is described in the two lists."""
-        found: dict[str, Array] = {}
-        for suffix, _ in _arrays_of(state):
+    def _loaded(self, state: State, entries: Mapping[str, Any], errors: list[Exception]) -> State:
+        """`state` with those of its numbers that `entries` has; what does not fit is added to `errors`."""
+        numbers, found = dict(_arrays_of(state)), 0
+        for suffix in numbers:
             name = f"{state.name}.{suffix}"
             if name not in entries:
-                misfits.append(f"{name} is missing")
                 continue
             try:
                 array = parameter_array(entries[name], name)
-            except TypeError as error:
-                wrong_types.append(str(error))
-                continue
-            problem = state.misfit(suffix, array.shape)
-            if problem is None:
-                found[suffix] = self._parameters.copied(array)
+                state.check_shape(suffix, array.shape)
+            except (TypeError, ValueError) as error:
+                errors.append(error)
             else:
-                misfits.append(problem)
-        return state.replace(found["weight"], found.get("bias")) if "weight" in found else state
+                numbers[suffix] = self._parameters.copied(array)
+                found += 1
+        if not found or errors:
+            return state
+        try:
+            return self._parameters.filled(state, numbers["weight"], numbers.get("bias"))
+        except ValueError as error:
+            errors.append(error)
+            return state
+
+    if not TYPE_CHECKING:  # a checker would take any attribute to be there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name not in OF_TORCH_MODULES:
+                object.__getattribute__(self, name)  # says what was missing; a property may have raised it
+            kind = type(self)
+            ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
+            there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
+            raise AttributeError(
+                f"{kind.__name__} has no {name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
+                f"inputs; the same layer as a torch module is {there}.{ours.__name__}"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__.copy()
@@ -214,6 +269,23 @@ class Layer:
             return f"{type(self).__name__}()"
         body = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+def with_own_names(layer: type[Kind]) -> type[Kind]:
+    """Class decorator: the public methods inherited from private bases carry this class's name.
+
+    Python then says "MultiHeadAttention.__call__() missing 1 required positional argument", not "Layer.__call__()".
+    """
+    for base in layer.__mro__[1:]:
+        for name, method in vars(base).items():
+            public = name == "__call__" or not name.startswith("_")
+            if public and name not in vars(layer) and isinstance(method, FunctionType):
+                own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
+                update_wrapper(own, method)
+                own.__kwdefaults__ = method.__kwdefaults__
+                own.__qualname__ = f"{layer.__name__}.{name}"
+                setattr(layer, name, own)
+    return layer
 
 
 def _arrays_of(state: State) -> list[tuple[str, Optional[Array]]]:

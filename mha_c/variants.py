@@ -14,7 +14,7 @@ import numpy as np
 from . import _arguments
 from ._arrays import floats, like_input, to_array, to_arrays
 from ._attention import AttentionLayer
-from ._base import Layer
+from ._base import Layer, with_own_names
 from ._core import attention_forward, linear
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
@@ -67,6 +67,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     return context, weights
 
 
+@with_own_names
 class MultiHeadedSelfAttention(AttentionLayer):
     """Multi-head self-attention of one argument, four projections without biases.
 
@@ -113,6 +114,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
         return like_input(*self._weights())
 
 
+@with_own_names
 class SelfAttentionAISummer(Layer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
@@ -144,6 +146,7 @@ class SelfAttentionAISummer(Layer):
         return like_input(out[:, 0], as_tensor)
 
 
+@with_own_names
 class MultiHeadSelfAttentionAISummer(Layer):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 
