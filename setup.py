@@ -1,5 +1,8 @@
 """Builds the one extension module, mha_c._core; everything else is in pyproject.toml.
 
+One binary serves CPython 3.9 and every later version (the limited API, abi3); a Python without the global lock, which
+has no stable ABI before 3.15, gets one for its own version.
+
 Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
     MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
@@ -8,6 +11,7 @@ Switches, read from the environment (each builds in a folder of its own):
 
 import os
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
@@ -25,6 +29,8 @@ SWITCHES = {
     "MHA_C_SANITIZE": (["-O1", "-g1", "-UNDEBUG", "-DMHA_DEBUG", "-fno-omit-frame-pointer", *SANITIZERS], SANITIZERS),
     "MHA_C_COVERAGE": (["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], ["--coverage"]),
 }
+OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
+LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
@@ -38,6 +44,15 @@ class BuildExt(build_ext):
     def finalize_options(self):
         super().finalize_options()
         self.build_temp = "-".join([self.build_temp, *ACTIVE])
+
+    def copy_extensions_to_source(self):
+        """In place: a module left by another build of this Python may come first when imported, so it goes."""
+        super().copy_extensions_to_source()
+        for ext in self.extensions:
+            built = self.get_ext_fullpath(ext.name)
+            for path in glob(os.path.join(os.path.dirname(built), "_core.*.so")):
+                if os.path.basename(path) != os.path.basename(built):
+                    os.remove(path)
 
     def build_extension(self, ext):
         if self.compiler.compiler_type == "msvc":
@@ -67,6 +82,7 @@ core = Extension(
     depends=["setup.py", *sorted_glob("csrc/*.h", "csrc/*.inc", "csrc/*/*.h", "csrc/*/*.inc")],
     include_dirs=["csrc", numpy.get_include()],
     define_macros=[
+        *([("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST_PYTHON))] if LIMITED_API else []),
         ("NPY_NO_DEPRECATED_API", "NPY_1_21_API_VERSION"),
         ("NPY_TARGET_VERSION", "NPY_1_21_API_VERSION"),  # the lowest NumPy of pyproject's dependencies
     ],
@@ -74,6 +90,11 @@ core = Extension(
     # -lm: the pool reads the floating-point mode.  nodelete: parked threads live as long as the process.
     extra_link_args=["-pthread", "-lm", *(["-Wl,-z,nodelete"] if sys.platform == "linux" else [])]
     + [flag for name in ACTIVE for flag in SWITCHES[name][1]],
+    py_limited_api=LIMITED_API,
 )
 
-setup(ext_modules=[core], cmdclass={"build_ext": BuildExt})
+setup(
+    ext_modules=[core],
+    cmdclass={"build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST_PYTHON)}} if LIMITED_API else {},
+)

@@ -21,7 +21,8 @@ OWN = r'"\w+\.h"'
 C_RULES = [
     (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
     # the binding: Python, NumPy, the C API, and headers of its own folder; nothing else of the core
-    (r"python/.*", [OWN, r"<Python\.h>", r"<numpy/\w+\.h>", r"<(math|string|stddef|stdint|limits)\.h>"]),
+    (r"python/(?!sizes).*", [OWN, r"<Python\.h>", r"<numpy/\w+\.h>", r"<(math|string|stddef|stdint|limits)\.h>"]),
+    (r"python/sizes\.c", [OWN, r"<(stdio|sys/types|time|wchar|pthread)\.h>"]),  # the types of which sizes are stated
     # the only files that talk to the system: memory, processor, threads
     (r"runtime/scratch\.[ch]", [OWN, r"<(stdlib|stddef|stdint)\.h>"]),
     (r"runtime/cpu\.[ch]", [OWN, r"<(cpuid|immintrin|sys/auxv|sys/sysctl|stddef|stdint)\.h>", MATHS]),

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -72,6 +73,15 @@ def test_wheel_holds_the_package_and_nothing_else():
     assert sum(name.startswith("mha_c/_core.") and name.endswith((".so", ".pyd")) for name in names) == 1
     assert not [name for name in names if name.endswith((".c", ".h", ".inc", ".o", ".pyc"))]
     assert wheels[0].stat().st_size < 2_000_000
+
+
+def test_one_binary_serves_every_python():
+    """The limited API of the oldest Python: with it 3.9's wheel is 3.13's.  Without the global lock there is none."""
+    assert 'requires-python = ">=3.9"' in (ROOT / "pyproject.toml").read_text()
+    free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    assert (Path(_core.__file__).name in ("_core.abi3.so", "_core.pyd")) is not free_threaded
+    for wheel in (ROOT / "dist").glob("*.whl"):
+        assert ("-cp39-abi3-" in wheel.name) is not ("t-" in wheel.name.split("-")[3])
 
 
 def test_symbols():

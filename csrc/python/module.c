@@ -9,6 +9,10 @@
 #define MHA_PY_IMPORTS_NUMPY
 #include "args.h"
 
+#if !defined(METH_FASTCALL) /* in the limited API from 3.10 on; 3.9 has the same convention under the same number */
+#define METH_FASTCALL 0x0080
+#endif
+
 #define METHOD(name)                                                                                                   \
     {                                                                                                                  \
 #name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, py_##name##_doc                  \
