@@ -110,6 +110,37 @@ def test_the_scale_can_be_linear_or_a_root(show, weights):
     assert float(shown.text(".mhac-scale-middle")) == pytest.approx(weights.max() / 4, abs=1e-3)
 
 
+LONG = "internationalization antidisestablishmentarianism did not incomprehensibility because".split()
+RECORD = """
+const base = R.querySelector('.mhac-base'), fill = CanvasRenderingContext2D.prototype.fillText;
+window.written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+  if (this.canvas === base && !/^([.][0-9][0-9]|1)$/.test(text)) window.written.push(text);
+  return fill.call(this, text, ...at);
+};
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 700, 420])
+@pytest.mark.parametrize(("heads", "repeats"), [(1, 1), (4, 1), (4, 2), (1, 8)])
+def test_labels_are_all_tokens_or_all_positions(show, width, heads, repeats):
+    """Long ones are slanted and cut at the same length on both axes; on each axis positions stand for all or none."""
+    tokens = LONG * repeats
+    shown = show(view(weights_of(heads, len(tokens)), tokens))
+    shown.browser.size(width, HIGH)
+    shown.settle()
+    shown.run(RECORD)
+    shown.click(".mhac-scale .mhac-choice", at=1)  # draws everything again
+    written = shown.browser.run("return window.written")
+    if repeats == 8:
+        assert set(written) <= {str(i) for i in range(len(tokens))}
+        return
+    rows, columns = written[: len(tokens)], written[len(tokens) : 2 * len(tokens)]
+    assert rows == columns and len(rows) == len(tokens)
+    for label, token in zip(rows, tokens):
+        assert label == token or (label.endswith("…") and token.startswith(label[:-1]) and len(label) > 8)
+
+
 def test_zooming_in_and_out(show):
     tokens = [f"t{i}" for i in range(64)]
     array = weights_of(2, 64)

@@ -68,27 +68,33 @@ function geometry(app, context, width, height) {
     for (let i = from; i < to; i++) most = Math.max(most, context.measureText(app.label(side, i)).width);
     return Math.ceil(most);
   };
-  const left = Math.min(widest("q", v.q0, v.q1), Math.min(116, width * 0.26)) + 12;
-  const keyWidth = Math.min(widest("k", v.k0, v.k1), 96);
-  // Slanted where tokens would touch; level again where only position numbers have room.
-  const cell = (width - left) / columns;
-  const flat = cell >= keyWidth + 6 || cell < 13 || (!app.panel.kt && keyWidth < 30);
-  const top = flat ? 24 : Math.ceil(keyWidth * Math.sin(SLANT)) + 16;
-  const right = flat ? 4 : Math.min(keyWidth * Math.cos(SLANT), 60);
-  let cw = Math.min(56, (width - left - right) / columns);
-  let ch = Math.min(56, (height - top) / rows);
-  if (rows === columns) cw = ch = Math.min(cw, ch);
-  else {
-    cw = Math.min(cw, 2.2 * ch);
-    ch = Math.min(ch, 1.6 * cw);
-  }
+  const room = Math.min(108, width * 0.26); // for a label, on either axis
+  const left = Math.min(widest("q", v.q0, v.q1), room) + 12;
+  const keyWidth = Math.min(widest("k", v.k0, v.k1), room);
   const ratio = window.devicePixelRatio || 1;
   const snap = (cell) => (cell * ratio >= 1 ? Math.floor(cell * ratio) / ratio : cell);
-  cw = snap(Math.max(cw, 0.25));
-  ch = snap(Math.max(ch, 0.25));
+  const placed = (flat, top, right) => {
+    let cw = Math.min(56, (width - left - right) / columns);
+    let ch = Math.min(56, (height - top) / rows);
+    if (rows === columns) cw = ch = Math.min(cw, ch);
+    else {
+      cw = Math.min(cw, 2.2 * ch);
+      ch = Math.min(ch, 1.6 * cw);
+    }
+    return { flat, top, right, cw: snap(Math.max(cw, 0.25)), ch: snap(Math.max(ch, 0.25)) };
+  };
+  // Level where all tokens have room so, else slanted; level position numbers where not even that.
+  let at = placed(true, 24, 4);
+  const words = at.cw >= keyWidth + 6;
+  if (!words && (app.panel.kt || keyWidth >= 30)) {
+    const reach = Math.ceil(keyWidth * Math.sin(SLANT));
+    const slanted = placed(false, reach + 16, reach); // 45 degrees: as far to the right as up
+    if (slanted.cw >= 13) at = slanted;
+  }
+  const { flat, top, right, cw, ch } = at;
   return {
-    v, rows, columns, left, top, cw, ch, flat, keyWidth,
-    qStep: stepFor(ch, 14), kStep: stepFor(cw, !flat ? 13 : cell < 13 || !app.panel.kt ? 30 : keyWidth + 4),
+    v, rows, columns, left, top, cw, ch, flat, room,
+    qStep: stepFor(ch, 13), kStep: words || !flat ? 1 : stepFor(cw, 30),
     width: Math.ceil(left + columns * cw + right), height: Math.ceil(top + rows * ch + 2),
   };
 }
@@ -172,7 +178,7 @@ function Matrix(app) {
   // The middle of a column; a level label is kept inside the canvas.
   function keyPlace(context, text, k) {
     const x = g.left + (k - g.v.k0 + 0.5) * g.cw;
-    const half = Math.min(96, context.measureText(text).width) / 2;
+    const half = Math.min(g.room, context.measureText(text).width) / 2;
     return g.flat ? clamp(x, half, g.width - half) : x;
   }
 
@@ -188,7 +194,7 @@ function Matrix(app) {
       context.textAlign = "left";
       context.textBaseline = "middle";
     }
-    context.fillText(shorten(context, text, 96), 0, 0);
+    context.fillText(shorten(context, text, g.room), 0, 0);
     context.restore();
   }
 
@@ -247,7 +253,7 @@ function Matrix(app) {
     context.fillRect(g.left - 8 - size, y + 9, size, 1.5);
     const label = app.label("k", k);
     const x = keyPlace(context, label, k);
-    const wide = Math.min(98, context.measureText(label).width + 4);
+    const wide = Math.min(g.room + 2, context.measureText(label).width + 4);
     context.save();
     context.translate(x, g.top - 7);
     if (!g.flat) context.rotate(-SLANT);
