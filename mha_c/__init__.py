@@ -18,6 +18,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+try:
+    from . import _core
+except ImportError as error:
+    from ._no_core import explained
+
+    raise explained(error) from None
+
 from . import config, functional
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError

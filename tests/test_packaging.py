@@ -1,10 +1,12 @@
 """What is shipped, what the extension shows to the outside, and that importing it changes nothing."""
 
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -179,3 +181,43 @@ def test_readme_example_prints_what_the_readme_says(capsys):
     code, printed = blocks[at][1], blocks[at + 1][1]
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip() == printed.strip()
+
+
+# --- Importing where there is no core -----------------------------------------------------------------
+
+
+@pytest.fixture
+def without_core(tmp_path):
+    """A folder with the package but for the compiled core, and the words of the import there."""
+    shutil.copytree(PACKAGE, tmp_path / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+
+    def words():
+        done = subprocess.run([sys.executable, "-c", "import mha_c"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        *_, last = done.stderr.strip().splitlines()
+        assert last.startswith("ImportError: ") and "circular" not in done.stderr
+        return last
+
+    return tmp_path, words
+
+
+def test_import_in_the_source_folder_says_so(without_core):
+    folder, words = without_core
+    (folder / "csrc").mkdir()
+    (folder / "csrc" / "mha.h").touch()
+    for text in ("imported from its source folder", str(folder), "leave that folder", "make dev"):
+        assert text in words()
+    (folder / "mha_c" / "_core.cpython-30-none.so").touch()
+    assert "built for another Python or system: _core.cpython-30-none.so" in words()
+
+
+def test_import_of_a_broken_installation_says_so(without_core):
+    folder, words = without_core
+    for text in ("the compiled core of mha_c is missing", str(folder), "reinstall"):
+        assert text in words()
+
+
+def test_a_core_that_does_not_load_is_the_loaders_to_explain(without_core):
+    folder, words = without_core
+    (folder / "mha_c" / f"_core{importlib.machinery.EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    assert "missing" not in words() and "_core" in words()

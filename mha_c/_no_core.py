@@ -1,0 +1,28 @@
+"""What `import mha_c` says where the compiled core is not beside the package: instead of Python's guess at a circle."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def explained(error: ImportError) -> ImportError:
+    """The error to raise in the place of the one that importing the core raised."""
+    if find_spec("mha_c._core") is not None:
+        return error  # there, but it does not load: the loader knows why
+    others = ", ".join(sorted(path.name for path in FOLDER.glob("_core.*.*")))
+    found = f" (built for another Python or system: {others})" if others else ""
+    version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+    if (FOLDER.parent / "csrc" / "mha.h").exists():
+        return ImportError(
+            f"mha_c was imported from its source folder, {FOLDER.parent}, where no C core is built for {version}"
+            f"{found}: leave that folder to use the mha_c that is installed, or build in place there with `make dev` "
+            f"or `python setup.py build_ext --inplace`"
+        )
+    return ImportError(
+        f"the compiled core of mha_c is missing from {FOLDER}: there is none for {version}{found}; reinstall with "
+        f"`pip install --force-reinstall mha_c`"
+    )
