@@ -8,9 +8,10 @@
 >>> mha.attention_weights.shape
 (2, 5, 4, 4)
 
-Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention.  Functions: mha_c.functional.  Other systems'
-layers: mha_c.variants.  For torch: mha_c.torch.  The book's own package: mha_c.d2l.  Pictures: show_heatmaps,
-mha_c.viz.  `import mha_c` imports NumPy and nothing else; the rest comes when it is first asked for.
+Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding.  Functions:
+mha_c.functional.  Other systems' layers: mha_c.variants.  For torch: mha_c.torch.  The book's own package: mha_c.d2l.
+Pictures: show_heatmaps, mha_c.viz.  `import mha_c` imports NumPy and nothing else; the rest comes when it is first
+asked for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
+from .positions import PositionalEncoding
+from .similarity import KernelAttention
 
 if TYPE_CHECKING:
     from ._cost import cost
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AdditiveAttention",
     "DotProductAttention",
+    "KernelAttention",
     "MultiHeadAttention",
+    "PositionalEncoding",
     "ProjectedKeys",
     "ShapeError",
     "cost",

@@ -1,4 +1,4 @@
-"""Attention as functions of arrays: dot_product_attention, additive_attention, their gradients, merge.
+"""Attention as functions of arrays: dot_product_attention, additive_attention, their gradients, merge, positions.
 
 Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key
 head h // (H // Hkv).  Everything is float32 or everything float64, and the results too; CPU tensors of torch
@@ -16,6 +16,7 @@ from . import _arguments
 from ._arrays import floats, is_tensor, like_input, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward, linear, linear_backward, pack_linear
 from .errors import ShapeError
+from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 
 if TYPE_CHECKING:
     from ._arguments import RngLike
@@ -32,9 +33,13 @@ CORNERS = "top_left", "bottom_right"
 __all__ = [
     "additive_attention",
     "additive_attention_backward",
+    "alibi_slopes",
     "dot_product_attention",
     "dot_product_attention_backward",
     "merge",
+    "rotary",
+    "rotary_backward",
+    "t5_buckets",
 ]
 
 

@@ -7,8 +7,9 @@
 >>> mha.W_q.weight.grad.shape
 torch.Size([8, 8])
 
-Layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention, AttentionDecoder,
-Seq2SeqAttentionDecoder.  Functions: mha_c.torch.functional.  Other systems' layers: mha_c.torch.variants.
+Layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding,
+AttentionDecoder, Seq2SeqAttentionDecoder.  Functions: mha_c.torch.functional.  Other systems' layers:
+mha_c.torch.variants.
 convert(model) replaces the attention modules of d2l and torch inside a model; mha_c.d2l does so for the book's
 package as a whole.
 """
@@ -21,13 +22,17 @@ from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .multihead import MultiheadAttention
+from .positions import PositionalEncoding
+from .similarity import KernelAttention
 
 __all__ = [
     "AdditiveAttention",
     "AttentionDecoder",
     "DotProductAttention",
+    "KernelAttention",
     "MultiHeadAttention",
     "MultiheadAttention",
+    "PositionalEncoding",
     "ProjectedKeys",
     "Seq2SeqAttentionDecoder",
     "convert",

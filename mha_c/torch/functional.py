@@ -32,10 +32,11 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import AttentionCall, apply_attention, run_attention
+from .positions import rotary
 
 Rng = Union[None, int, torch.Generator]
 
-__all__ = ["additive_attention", "dot_product_attention", "merge"]
+__all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
 
 
 def dot_product_attention(

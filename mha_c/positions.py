@@ -1,0 +1,254 @@
+"""Where a token stands: the book's PositionalEncoding, rotary positions, and the tables of two relative biases.
+
+`PositionalEncoding` adds sines and cosines to the inputs of a model, `rotary` turns queries and keys, and
+`alibi_slopes` and `t5_buckets` say what to add to the scores.  NumPy alone; tensors in, tensors out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, like_input, to_array, to_arrays
+from ._base import Dropout
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._arguments import RngLike
+
+    Array = np.ndarray[Any, Any]
+
+__all__ = ["PositionalEncoding", "alibi_slopes", "rotary", "rotary_backward", "t5_buckets"]
+
+
+class PositionalEncoding:
+    """X plus sines and cosines of each step's position, then dropout: the book's way to tell steps apart.
+
+    PositionalEncoding(num_hiddens, dropout, max_len=1000), keyword-only rng.  num_hiddens is even.
+
+    Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
+    `start` is the position of the first step: a whole number, or (B,) of them, such as the lengths of a cache when
+    decoding; start + T may not exceed max_len.  In training mode (`train()`) numbers are dropped, and `backward`
+    leads the gradient of the last call back to X.
+
+    P   (1, max_len, num_hiddens), float64: P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)), P[0, i, 2j + 1] its cosine
+
+    >>> import numpy as np, mha_c
+    >>> encoding = mha_c.PositionalEncoding(num_hiddens=4, dropout=0)
+    >>> encoding(np.zeros((1, 3, 4))).round(3)[0]
+    array([[ 0.   ,  1.   ,  0.   ,  1.   ],
+           [ 0.841,  0.54 ,  0.01 ,  1.   ],
+           [ 0.909, -0.416,  0.02 ,  1.   ]])
+
+    Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
+    and can begin at a later position, without which a model that decodes step by step gives every token position 0.
+    Errors: ShapeError, ValueError, TypeError.  Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
+    """
+
+    training = False
+
+    def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000, *, rng: RngLike = None) -> None:
+        self.num_hiddens = _arguments.whole(num_hiddens, "num_hiddens", least=2)
+        if num_hiddens % 2:
+            raise ValueError(f"num_hiddens must be even, a sine and a cosine for each frequency, got {num_hiddens}")
+        self.dropout = Dropout(dropout)
+        self.P = sinusoids(_arguments.whole(max_len, "max_len"), self.num_hiddens)[None]
+        self._rng = _arguments.generator(rng)
+        self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, and what `_draw` gave
+
+    def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any:
+        (array,), as_tensor = to_arrays((X, "X"))
+        if floats(array, "X").ndim != 3 or array.shape[2] != self.num_hiddens:
+            raise ShapeError(f"X must have shape (B, T, num_hiddens) = (B, T, {self.num_hiddens}), got {array.shape}")
+        out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)
+        if self.training if training is None else _arguments.flag(training, "training"):
+            kept = self._draw(array.shape)
+            self._kept = array.shape, kept
+            if kept is not None:
+                out *= kept.astype(array.dtype)
+        return like_input(out, as_tensor)
+
+    def _draw(self, shape: tuple[int, ...]) -> Optional[Array]:
+        """0 for what is dropped, 1/(1 - p) for the rest; None where nothing is."""
+        p = self.dropout.p
+        if not p:
+            return None
+        return (self._rng.random(shape) >= p) / (1 - p) if p < 1 else np.zeros(shape)
+
+    def backward(self, grad_output: Any) -> Any:
+        """The gradient of X, from that of what the last call in training mode returned."""
+        if self._kept is None:
+            raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
+        (grad,), as_tensor = to_arrays((grad_output, "grad_output"))
+        shape, kept = self._kept
+        if floats(grad, "grad_output").shape != shape:
+            raise ShapeError(f"grad_output has shape {grad.shape}, but the output it belongs to has {shape}")
+        self._kept = None
+        return like_input(grad.copy() if kept is None else grad * kept.astype(grad.dtype), as_tensor)
+
+    def train(self, mode: bool = True) -> PositionalEncoding:
+        """In the calls to come, drop numbers and keep what `backward` needs."""
+        self.training = _arguments.flag(mode, "mode")
+        return self
+
+    def eval(self) -> PositionalEncoding:
+        """Drop nothing in the calls to come."""
+        return self.train(False)
+
+    def __repr__(self) -> str:
+        return f"PositionalEncoding(\n  (dropout): {self.dropout!r}\n)"
+
+
+def sinusoids(max_len: int, num_hiddens: int) -> Array:
+    """(max_len, num_hiddens): the table P of the book, in float64."""
+    angles = np.arange(max_len)[:, None] / 10000 ** (np.arange(0, num_hiddens, 2) / num_hiddens)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(max_len, num_hiddens)
+
+
+def steps(start: Any, batch: int, n_steps: int, max_len: int) -> Array:
+    """The positions (1, T) or (B, T) of T steps from `start` on, all below max_len."""
+    first = np.asarray(to_array(start, "start") if not isinstance(start, int) else start)
+    if first.dtype.kind not in "iu":
+        raise TypeError(f"start must be a whole number, or (B,) of them, got {first.dtype}")
+    if first.shape not in ((), (batch,)):
+        raise ShapeError(f"start must be one number or have shape (B,) = ({batch},), got {first.shape}")
+    if first.size and (first.min() < 0 or int(first.max()) + n_steps > max_len):
+        raise ValueError(f"positions must lie in 0..{max_len - 1} (max_len), got {n_steps} steps from {start}")
+    return first.reshape(-1, 1).astype(np.int64) + np.arange(n_steps)
+
+
+# --- Rotary positions ---------------------------------------------------------------------------------
+
+
+def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
+    """Queries or keys turned by their positions, so that a dot product of two depends on their distance only.
+
+    x            (B, [H,] T, D), float32 or float64, D even; the result has its shape and type
+    positions    (T,) or (B, T) numbers, whole or not; negative ones turn back
+    base         pair i is turned by the angle position * base**(-2i / D)
+    interleaved  False: feature i is turned together with i + D/2 (halves: GPT-NeoX, Llama); True: 2i with 2i + 1
+                 (neighbours: the paper, GPT-J)
+
+    Angles are float64, whatever x is.  Errors: ShapeError, ValueError, TypeError.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.ones((2, 1, 1, 4))
+    >>> def score(i, j):
+    ...     return (functional.rotary(q, [i]) * functional.rotary(k, [j])).sum().round(6)
+    >>> bool(score(3, 1) == score(12, 10))
+    True
+
+    Source: Su et al. 2021, RoFormer; ONNX RotaryEmbedding has the same meaning of `interleaved`.
+    """
+    (array,), as_tensor = to_arrays((x, "x"))
+    return like_input(_turned(array, "x", _angles(array, "x", positions, base), interleaved), as_tensor)
+
+
+def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
+    """The gradient of x, from that of `rotary(x, positions, base, interleaved)`: the same turn backwards.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> x = np.ones((1, 2, 4))
+    >>> np.allclose(functional.rotary_backward(functional.rotary(x, [5, 6]), [5, 6]), x)
+    True
+    """
+    (array,), as_tensor = to_arrays((grad_out, "grad_out"))
+    angles = _angles(array, "grad_out", positions, base)
+    return like_input(_turned(array, "grad_out", -angles, interleaved), as_tensor)
+
+
+def rotary_angles(shape: tuple[int, ...], name: str, positions: Any, base: Any) -> Array:
+    """(1 or B, [1,] T, D/2) angles in float64, for an x of this shape."""
+    if len(shape) not in (3, 4) or shape[-1] % 2 or not shape[-1]:
+        raise ShapeError(f"{name} must have shape (B, [H,] T, D) with an even D above 0, got {shape}")
+    batch, n_steps = shape[0], shape[-2]
+    at = np.asarray(to_array(list(positions) if isinstance(positions, range) else positions, "positions"))
+    if at.dtype.kind not in "iuf":
+        raise TypeError(f"positions must hold integers or floats, got {at.dtype}")
+    if at.shape not in ((n_steps,), (batch, n_steps)):
+        raise ShapeError(
+            f"positions must have shape (T,) = ({n_steps},) or (B, T) = ({batch}, {n_steps}), got {at.shape}"
+        )
+    if isinstance(base, (bool, np.bool_)) or not isinstance(base, (int, float, np.integer, np.floating)):
+        raise TypeError(f"base must be a number, got {base!r}")
+    if not (0 < base < np.inf) or not np.isfinite(at).all():
+        raise ValueError(f"base must be above 0 and positions finite, got base={base}")
+    rates = float(base) ** (-np.arange(0, shape[-1], 2) / shape[-1])
+    angles = np.atleast_2d(at).astype(np.float64)[..., None] * rates
+    return angles[:, None] if len(shape) == 4 else angles
+
+
+def _angles(array: Array, name: str, positions: Any, base: Any) -> Array:
+    return rotary_angles(floats(array, name).shape, name, positions, base)
+
+
+def _turned(x: Array, name: str, angles: Array, interleaved: Any) -> Array:
+    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    if _arguments.flag(interleaved, "interleaved"):
+        first, second = x[..., 0::2], x[..., 1::2]
+        found: Array = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
+        return found
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+# --- Relative biases ----------------------------------------------------------------------------------
+
+
+def alibi_slopes(num_heads: int) -> Array:
+    """The slopes (H,) of ALiBi, float64: head h adds -slope[h] * |j - i| to the score of query i and key j.
+
+    For a power of 2 they are 2**(-8/H), 2**(-16/H), ..., 2**-8; otherwise those of the next smaller power, and then
+    every other one of the next larger.  As a table of relative biases (H, 2R + 1):
+    -slopes[:, None] * abs(arange(-R, R + 1)).
+
+    >>> from mha_c import functional
+    >>> functional.alibi_slopes(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
+
+    Source: Press, Smith and Lewis 2021, "Train short, test long", and the slopes of its published code.
+    """
+    heads = _arguments.whole(num_heads, "num_heads")
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
+    further = 2.0 ** (-4.0 / power * np.arange(1, 2 * (heads - power), 2))
+    return np.concatenate([slopes, further])
+
+
+def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Array:
+    """T5's bucket (an int64 number in 0..num_buckets - 1) of each distance j - i of a key j from a query i.
+
+    Near distances have buckets of their own, farther ones share them in logarithmic steps up to max_distance, and all
+    beyond share the last.  Bidirectional: one half of the buckets for earlier keys, one for later keys; else later
+    keys share bucket 0.  With T5's learned table E (num_buckets, H), a table of relative biases (H, 2R + 1) is
+    E[t5_buckets(arange(-R, R + 1))].T, exact for any length once R >= max_distance.
+
+    >>> from mha_c import functional
+    >>> functional.t5_buckets([-200, -20, -3, 0, 3, 20, 200])
+    array([15, 10,  3,  0, 19, 26, 31])
+
+    Source: Raffel et al. 2020, T5, section 2.1, and its published code.
+    """
+    at = np.asarray(to_array(distances, "distances"))
+    if at.dtype.kind not in "iu":
+        raise TypeError(f"distances must hold integers, got {at.dtype}")
+    two_sided = _arguments.flag(bidirectional, "bidirectional")
+    n_buckets = _arguments.whole(num_buckets, "num_buckets", least=4 if two_sided else 2)
+    if two_sided and n_buckets % 2:
+        raise ValueError(f"num_buckets must be even where bidirectional, half for each side, got {num_buckets}")
+    n_buckets //= 2 if two_sided else 1
+    n_near = n_buckets // 2
+    if _arguments.whole(max_distance, "max_distance") <= n_near:
+        raise ValueError(f"max_distance must be above {n_near}, the distances with a bucket of their own")
+    at = at.astype(np.int64)
+    away = np.abs(at) if two_sided else np.maximum(-at, 0)
+    # T5 takes float32 logarithms, whose rounding decides at the borders: float32 here as well.
+    ratio = np.log(np.maximum(away, 1).astype(np.float32) / n_near) / np.float32(np.log(max_distance / n_near))
+    far = n_near + (ratio * (n_buckets - n_near)).astype(np.int64)
+    bucket = np.where(away < n_near, away, np.minimum(far, n_buckets - 1))
+    found: Array = bucket + (n_buckets * (at > 0) if two_sided else 0)
+    return found

@@ -1,0 +1,172 @@
+"""Attention pooling by similarity: the book's Nadaraya-Watson regression as a layer without parameters.
+
+A query's weights are a kernel of its distances to the keys, divided by their sum.  The logarithms of the kernel are
+the bias of an attention whose scores are 0 otherwise, so that lengths, empty rows and weights are the core's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
+from ._core import attention_forward
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+    Kernel = Union[str, Callable[[Any], Any]]
+
+__all__ = ["KernelAttention"]
+
+KERNELS = ("gaussian", "boxcar", "epanechnikov", "constant")
+# Inputs may also be the book's: 1-D, a number each.
+RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
+
+
+class KernelAttention:
+    """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
+
+    KernelAttention(kernel="gaussian", width=1.0, *, empty_rows="uniform").  Each weight is
+    kernel(|query - key| / width), divided by the sum of a query's weights:
+
+    "gaussian"      exp(-u**2 / 2)
+    "boxcar"        1 where u < 1, else 0
+    "epanechnikov"  max(0, 1 - u), as in the book ("epanechikov" there); elsewhere that is the triangular kernel,
+                    and Epanechnikov's own is `lambda u: np.maximum(0, 1 - u**2)`
+    "constant"      1
+    a function      of an array of distances / width: numbers >= 0 of the same shape
+
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with
+    queries (Q,), keys (K,), values (K,), as the book has them, gives (Q,).  All float32 or all float64; types and
+    valid_lens are those of `MultiHeadAttention`.  Afterwards `attention_weights` is (B, Q, K), or (Q, K).
+    A query without a key of weight above 0 counts as an empty row: "uniform" gives the mean of all its keys' values,
+    "zero" 0.  `width` can be read and assigned.
+
+    >>> import numpy as np, mha_c
+    >>> x, y = np.array([0.0, 1.0, 4.0]), np.array([1.0, 3.0, 5.0])
+    >>> attention = mha_c.KernelAttention("boxcar", width=2.0)
+    >>> attention(np.array([0.5, 3.0, 9.0]), x, y)
+    array([2., 5., 3.])
+    >>> attention.attention_weights[0]
+    array([0.5, 0.5, 0. ])
+
+    Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
+    quotient of numbers that have underflowed); weights have queries in rows.  A (B, Q, K) array of distances exists.
+    Errors: ShapeError, ValueError (a width that is not above 0, a kernel below 0 or NaN), TypeError.
+    Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
+    """
+
+    def __init__(self, kernel: Kernel = "gaussian", width: float = 1.0, *, empty_rows: str = "uniform") -> None:
+        self._kernel = checked_kernel(kernel)
+        self.width = width
+        self._empty_rows = _arguments.empty_rows(empty_rows)
+        self._weights: Optional[tuple[Array, bool]] = None
+
+    @property
+    def kernel(self) -> Kernel:
+        return self._kernel
+
+    @property
+    def width(self) -> float:
+        """The distance that counts as 1."""
+        return self._width
+
+    @width.setter
+    def width(self, value: float) -> None:
+        self._width = checked_width(value)
+
+    def __call__(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+        named = (queries, "queries"), (keys, "keys"), (values, "values")
+        arrays, as_tensor = to_arrays(*named)
+        for array, (_, name) in zip(arrays, named):
+            if floats(array, name).dtype != arrays[0].dtype:
+                raise TypeError(f"{name} must be {arrays[0].dtype} as queries, got {array.dtype}")
+        check_shapes(*[array.shape for array in arrays])
+        numbers = arrays[0].ndim == 1
+        q, k, v = (array.reshape(1, -1, 1) for array in arrays) if numbers else arrays
+        lens = None if valid_lens is None else to_lengths(valid_lens)
+        out, weights, _ = attention_forward(
+            q[..., :0], k[..., :0], v, None, lens, bias=self._log_kernel(distances(q, k)), empty_rows=self._empty_rows,
+            return_weights=True,
+        )  # fmt: skip
+        assert weights is not None
+        self._weights = (weights[0] if numbers else weights), as_tensor
+        return like_input(out.reshape(-1) if numbers else out, as_tensor)
+
+    def _log_kernel(self, away: Array) -> Array:
+        u = away / away.dtype.type(self._width)
+        if callable(self._kernel):
+            similarity = np.asarray(to_array(self._kernel(u), "kernel(u)"))
+            if similarity.shape != u.shape:
+                raise ShapeError(f"kernel must give the shape of the distances, {u.shape}, got {similarity.shape}")
+            if not np.issubdtype(similarity.dtype, np.number) and similarity.dtype != bool:
+                raise TypeError(f"kernel must give real numbers, got {similarity.dtype}")
+            if not (similarity[np.isfinite(u)] >= 0).all():
+                raise ValueError("kernel must give numbers >= 0, got a negative one or NaN")
+            with np.errstate(divide="ignore"):
+                found: Array = np.log(similarity.astype(u.dtype, copy=False))
+        elif self._kernel == "gaussian":
+            found = -u * u / 2
+        elif self._kernel == "epanechnikov":
+            with np.errstate(divide="ignore"):
+                found = np.log1p(-np.minimum(u, 1))
+        elif self._kernel == "boxcar":
+            found = np.where(u < 1, 0, -np.inf).astype(u.dtype)
+        else:
+            found = np.zeros_like(u)
+        return found
+
+    @property
+    def attention_weights(self) -> Any:
+        """Weights of the last call, (B, Q, K) or (Q, K): rows sum to 1, keys that count for nothing 0."""
+        if self._weights is None:
+            raise AttributeError("KernelAttention has no attention_weights yet: call the layer first, then read them")
+        return like_input(*self._weights)
+
+    def __repr__(self) -> str:
+        return f"KernelAttention(kernel={self._kernel!r}, width={self._width})"
+
+
+def checked_kernel(kernel: Any) -> Kernel:
+    """One of KERNELS (or the book's spelling), or a function."""
+    if callable(kernel):
+        found: Kernel = kernel
+        return found
+    name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
+    return _arguments.choice(name, "kernel", KERNELS)
+
+
+def checked_width(value: Any) -> float:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"width must be a number, got {value!r} ({type(value).__name__})")
+    if not 0 < value < np.inf:
+        raise ValueError(f"width must be above 0 and finite, got {value}")
+    return float(value)
+
+
+def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:
+    """queries (B, Q, d), keys (B, K, d), values (B, K, Dv), or all with one axis."""
+    for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
+        if len(shape) not in (1, 3) or len(shape) != len(queries):
+            raise ShapeError(f"{name} {RANKS}, got {shape}; queries {queries}")
+    if keys[:-1] != values[:-1] or (len(keys) == 1 and keys != values):
+        raise ShapeError(f"keys {keys} and values {values} must have the same rows")
+    if len(keys) == 3 and (queries[0] != keys[0] or queries[2] != keys[2]):
+        raise ShapeError(f"queries {queries} and keys {keys} must have the same batch and features")
+
+
+def distances(q: Array, k: Array) -> Array:
+    """(B, Q, K): |q - k| by differences, since |q|**2 - 2 q.k + |k|**2 loses what near points differ by."""
+    if q.shape[2] == 1:
+        apart: Array = np.abs(q - k.swapaxes(1, 2))
+        return apart
+    squares = np.zeros((*q.shape[:2], k.shape[1]), q.dtype)
+    for d in range(q.shape[2]):
+        difference = q[:, :, d, None] - k[:, None, :, d]
+        squares += difference * difference
+    apart = np.sqrt(squares)
+    return apart

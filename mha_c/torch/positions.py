@@ -1,0 +1,69 @@
+"""Where a token stands, for tensors: the book's PositionalEncoding as a module, and rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _arguments
+from .. import positions as plain
+from ..errors import ShapeError
+from ._tensors import check_inputs
+
+
+class PositionalEncoding(nn.Module):
+    """X plus sines and cosines of each step's position, then dropout: see mha_c.PositionalEncoding.
+
+    PositionalEncoding(num_hiddens, dropout, max_len=1000); call: encoding(X (B, T, num_hiddens), *, start=0), where
+    `start` is the position of the first step, a whole number or (B,) of them.  `P` (1, max_len, num_hiddens) is a
+    float32 buffer that no state_dict holds, as d2l's attribute of that name.
+
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.PositionalEncoding(num_hiddens=4, dropout=0.1)(torch.zeros(1, 3, 4)).shape
+    torch.Size([1, 3, 4])
+
+    Unlike d2l's: takes float64 too, moves with the module, and can begin at a later position.  Source: d2l 11.6.3.
+    """
+
+    P: Tensor
+
+    def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
+        super().__init__()
+        encoding = plain.PositionalEncoding(num_hiddens, 0, max_len)
+        self.dropout = nn.Dropout(_arguments.probability(dropout))
+        self.num_hiddens = encoding.num_hiddens
+        self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
+        self.register_buffer("P", self._table.float(), persistent=False)
+
+    def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
+        check_inputs(X=X)
+        if X.dim() != 3 or X.shape[2] != self.num_hiddens:
+            wanted = f"(B, T, num_hiddens) = (B, T, {self.num_hiddens})"
+            raise ShapeError(f"X must have shape {wanted}, got {tuple(X.shape)}")
+        table = self._table if X.dtype is torch.float64 else self.P
+        if isinstance(start, int) and 0 <= start <= table.shape[1] - X.shape[1]:
+            rows = table[:, start : start + X.shape[1]]
+        else:
+            rows = table[0, torch.from_numpy(plain.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
+        found: Tensor = self.dropout(X + rows.to(X.dtype))
+        return found
+
+
+def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:
+    """Queries or keys turned by their positions: see mha_c.functional.rotary.  Gradients reach x.
+
+    >>> import torch
+    >>> from mha_c.torch import functional
+    >>> functional.rotary(torch.ones(2, 4, 3, 8), range(3)).shape
+    torch.Size([2, 4, 3, 8])
+    """
+    check_inputs(x=x)
+    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base))
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    if _arguments.flag(interleaved, "interleaved"):
+        first, second = x[..., 0::2], x[..., 1::2]
+        return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

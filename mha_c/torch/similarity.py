@@ -1,0 +1,95 @@
+"""Attention pooling by similarity as a torch module: the twin of mha_c.similarity, its width a parameter."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import _arguments
+from .. import similarity as plain
+from ..errors import ShapeError
+from ._tensors import check_inputs
+from .functional import dot_product_attention
+
+
+class KernelAttention(nn.Module):
+    """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
+
+    KernelAttention(kernel="gaussian", width=1.0, *, empty_rows="uniform"): kernels, shapes and errors are those of
+    mha_c.KernelAttention; a kernel that is a function is one of tensors.  Call: attention(queries, keys, values,
+    valid_lens=None).  Gradients reach queries, keys, values and `width`, a parameter: learned like the w = 1/width of
+    the book's NWKernelRegression (`attention.width.requires_grad_(False)` keeps it).
+
+    >>> import torch, mha_c.torch
+    >>> attention = mha_c.torch.KernelAttention("gaussian", width=0.5)
+    >>> x, y = torch.tensor([0.0, 1.0, 4.0]), torch.tensor([1.0, 3.0, 5.0])
+    >>> attention(torch.tensor([0.5]), x, y).backward()
+    >>> attention.width.grad.shape
+    torch.Size([])
+
+    Source: d2l 11.2 (10.2 in the first edition).
+    """
+
+    def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: str = "uniform") -> None:
+        super().__init__()
+        self.kernel = plain.checked_kernel(kernel)
+        self.empty_rows = _arguments.empty_rows(empty_rows)
+        self.width = nn.Parameter(torch.tensor(plain.checked_width(width)))
+        self._weights: Optional[Tensor] = None
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
+        check_inputs(queries=queries, keys=keys, values=values)
+        plain.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
+        numbers = queries.dim() == 1
+        q, k, v = (x.reshape(1, -1, 1) for x in (queries, keys, values)) if numbers else (queries, keys, values)
+        bias = self._log_kernel(distances(q, k))
+        out, weights = dot_product_attention(
+            q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
+        )
+        self._weights = (weights[0] if numbers else weights).detach()
+        return out.reshape(-1) if numbers else out
+
+    def _log_kernel(self, away: Tensor) -> Tensor:
+        u = away / self.width.to(away.dtype)
+        if callable(self.kernel):
+            similarity = self.kernel(u)
+            if not isinstance(similarity, Tensor) or similarity.shape != u.shape:
+                shape = tuple(getattr(similarity, "shape", ()))
+                raise ShapeError(f"kernel must give the shape of the distances, {tuple(u.shape)}, got {shape}")
+            if not bool((similarity >= 0)[u.isfinite()].all()):
+                raise ValueError("kernel must give numbers >= 0, got a negative one or NaN")
+            return _log(similarity.to(u.dtype))
+        if self.kernel == "gaussian":
+            return -u * u / 2
+        if self.kernel == "epanechnikov":
+            return _log(1 - u.clamp(max=1))
+        if self.kernel == "constant":
+            return torch.zeros_like(u)
+        return torch.where(u < 1, 0.0, -torch.inf).to(u.dtype)
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, Q, K) or (Q, K): detached, rows sum to 1."""
+        if self._weights is None:
+            raise AttributeError("KernelAttention has no attention_weights yet: call the layer first, then read them")
+        return self._weights
+
+    def extra_repr(self) -> str:
+        return f"kernel={self.kernel!r}, width={self.width.item()}"
+
+
+def distances(q: Tensor, k: Tensor) -> Tensor:
+    """(B, Q, K): |q - k|, whose gradient where two points meet is 0."""
+    if q.shape[2] == 1:
+        return (q - k.transpose(1, 2)).abs()
+    squares = (q[:, :, None] - k[:, None]).square().sum(-1)
+    apart = squares != 0
+    return torch.where(apart, torch.where(apart, squares, 1).sqrt(), 0)
+
+
+def _log(similarity: Tensor) -> Tensor:
+    """The logarithm, -inf at 0 without a gradient of 0/0 there."""
+    there = similarity != 0
+    return torch.where(there, torch.where(there, similarity, 1).log(), -torch.inf)

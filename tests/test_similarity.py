@@ -1,0 +1,199 @@
+"""KernelAttention against the book's own lines in float64, NumPy and torch."""
+
+import doctest
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+from mha_c import similarity
+
+# The book's kernels (d2l 11.2), of signed differences.
+BOOK = {
+    "gaussian": lambda x: np.exp(-(x**2) / 2),
+    "boxcar": lambda x: (np.abs(x) < 1.0).astype(float),
+    "constant": lambda x: 1.0 + 0 * x,
+    "epanechnikov": lambda x: np.maximum(1 - np.abs(x), 0),
+}
+
+
+def nadaraya_watson(x_train, y_train, x_val, kernel, width=1.0):
+    """The book's function of that name: weights have keys in rows."""
+    k = kernel((x_train.reshape(-1, 1) - x_val.reshape(1, -1)) / width)
+    with np.errstate(invalid="ignore"):
+        weights = k / k.sum(0)
+    return y_train @ weights, weights
+
+
+def books_data(rng, n=40):
+    x_train = np.sort(rng.random(n) * 5)
+    return x_train, 2 * np.sin(x_train) + x_train + rng.standard_normal(n), np.arange(0, 5, 0.1)
+
+
+@pytest.mark.parametrize("width", [0.1, 0.2, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("kernel", BOOK)
+def test_the_books_lines(kernel, width, dtype, isa, rng):
+    x, y, queries = (a.astype(dtype) for a in books_data(rng))
+    wanted, weights = nadaraya_watson(*(a.astype(np.float64) for a in (x, y, queries)), BOOK[kernel], width)
+    attention = mha_c.KernelAttention(kernel, width)
+    # Only where a kernel's border does not lie within rounding of a distance, and weights exist in float64.
+    edge = np.abs(np.abs(queries[:, None].astype(float) - x) / width - 1).min(1) < 1e-4
+    clear = np.isfinite(wanted) & ~(edge if kernel in ("boxcar", "epanechnikov") else False)
+    out = attention(queries, x, y)
+    assert out.dtype == dtype and out.shape == queries.shape and attention.attention_weights.shape == (50, 40)
+    # The score -(d / width)**2 / 2, at most 1250 (and log(1 - d / width), at most 10, whose 1 - d / width may be
+    # 1e-4 or more), is rounded; a weight then errs by |score| eps relative, and a mean of values of at most 10 by 2x.
+    scores = (np.abs(queries[:, None].astype(float) - x) / width).min(1) ** 2 / 2 if kernel == "gaussian" else 1e4
+    limit = np.finfo(dtype).eps * (32 + 8 * np.broadcast_to(scores, queries.shape)) * 10
+    assert clear.sum() > 20 and (np.abs(out - wanted) < limit)[clear].all()
+    assert (np.abs(attention.attention_weights - weights.T) < limit[:, None])[clear].all()
+
+
+def test_the_first_editions_lines(rng):
+    """d2l 10.2 of 0.17: softmax of -((query - key) w)**2 / 2, w learned; width is 1/w.  And leave-one-out."""
+    x, y, queries = books_data(rng, 50)
+    w = 1.7
+    scores = -(((queries[:, None] - x) * w) ** 2) / 2
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    np.testing.assert_allclose(mha_c.KernelAttention("gaussian", 1 / w)(queries, x, y), weights @ y, rtol=1e-13)
+    others = ~np.eye(50, dtype=bool)
+    keys, values = np.tile(x, (50, 1))[others].reshape(50, 49, 1), np.tile(y, (50, 1))[others].reshape(50, 49, 1)
+    left_out = mha_c.KernelAttention("gaussian", 1 / w)(x.reshape(50, 1, 1), keys, values)
+    wanted = [
+        nadaraya_watson(keys[i, :, 0], values[i, :, 0], x[i : i + 1], BOOK["gaussian"], 1 / w)[0][0] for i in range(50)
+    ]
+    np.testing.assert_allclose(left_out[:, 0, 0], wanted, rtol=1e-12)
+
+
+def test_far_from_every_key():
+    """The book's quotient is 0/0 there; the limit is the nearest key."""
+    x, y = np.array([0.0, 1.0], np.float32), np.array([3.0, 5.0], np.float32)
+    attention = mha_c.KernelAttention("gaussian", 0.01)
+    np.testing.assert_array_equal(attention(np.array([1e4, -1e4], np.float32), x, y), [5, 3])
+    for empty_rows, wanted in (("uniform", 4), ("zero", 0)):
+        assert (
+            mha_c.KernelAttention("boxcar", empty_rows=empty_rows)(np.array([9.0]), x.astype(float), y.astype(float))
+            == wanted
+        )
+
+
+@pytest.mark.parametrize("kernel", BOOK)
+def test_batches_lengths_and_what_lies_behind_them(kernel, rng, dtype):
+    q, k, v = rng.standard_normal((3, 5, 4)), rng.standard_normal((3, 7, 4)), rng.standard_normal((3, 7, 2))
+    lens = np.array([7, 4, 1])
+    near = np.linalg.norm(q[:, :, None] - k[:, None], axis=-1) / 4.0
+    weights = BOOK[kernel](near) * (np.arange(7) < lens[:, None, None])
+    k, v = k.copy(), v.copy()
+    k[1, 4:], v[1, 4:] = np.nan, np.nan
+    attention = mha_c.KernelAttention(kernel, 4.0)
+    out = attention(*(a.astype(dtype) for a in (q, k, v)), valid_lens=lens)
+    total = weights.sum(-1, keepdims=True)
+    seen = total[..., 0] > 1e-2  # a row without keys is uniform
+    wanted = (weights / np.maximum(total, 1e-300)) @ np.nan_to_num(v)
+    eps = np.finfo(dtype).eps
+    assert seen.sum() > 7 and np.abs(out - wanted)[seen].max() < 300 * eps
+    assert np.isfinite(out).all() and (attention.attention_weights[1, :, 4:] == 0).all()
+
+
+def test_near_points_far_from_zero(dtype):
+    """|q|**2 - 2 q.k + |k|**2 would give nonsense here."""
+    k = 1000 + np.array([[[0.0, 0.0], [0.125, 0.0], [0.25, 0.0]]], dtype)
+    weights = np.exp(-((np.array([0.0, 0.125, 0.25]) / 0.125) ** 2) / 2)
+    attention = mha_c.KernelAttention("gaussian", 0.125)
+    attention(k[:, :1], k, k)
+    np.testing.assert_allclose(attention.attention_weights[0, 0], weights / weights.sum(), rtol=8 * np.finfo(dtype).eps)
+
+
+def test_a_kernel_of_ones_own(rng):
+    x, y, queries = books_data(rng)
+    own = mha_c.KernelAttention(lambda u: np.maximum(0, 1 - u**2), 2.0)
+    k = np.maximum(0, 1 - ((queries[:, None] - x) / 2) ** 2)
+    np.testing.assert_allclose(own(queries, x, y), (k / k.sum(1, keepdims=True)) @ y, rtol=1e-10)
+
+
+def test_errors():
+    x = np.ones(3)
+    with pytest.raises(ValueError, match=r"kernel must be 'gaussian' or .* got 'gauss'"):
+        mha_c.KernelAttention("gauss")
+    for width, kind in (
+        (0, ValueError),
+        (-1.0, ValueError),
+        (np.inf, ValueError),
+        (np.nan, ValueError),
+        ("1", TypeError),
+    ):
+        with pytest.raises(kind, match="width"):
+            mha_c.KernelAttention(width=width)
+    attention = mha_c.KernelAttention()
+    with pytest.raises(AttributeError, match="call the layer first"):
+        _ = attention.attention_weights
+    with pytest.raises(mha_c.ShapeError, match=r"values .*\(4,\)"):
+        attention(x, x, np.ones(4))
+    with pytest.raises(mha_c.ShapeError, match="queries"):
+        attention(np.ones((1, 3, 2)), np.ones((1, 3, 3)), np.ones((1, 3, 2)))
+    with pytest.raises(TypeError, match="keys must be float64"):
+        attention(x, x.astype(np.float32), x)
+    with pytest.raises(ValueError, match=">= 0"):
+        mha_c.KernelAttention(lambda u: -u)(x, x + 1, x)
+    with pytest.raises(mha_c.ShapeError, match="shape of the distances"):
+        mha_c.KernelAttention(lambda u: u.sum())(x, x, x)
+    assert repr(mha_c.KernelAttention("epanechikov", 2)) == "KernelAttention(kernel='epanechnikov', width=2.0)"
+
+
+# --- torch ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", BOOK)
+def test_torch_is_equal_and_has_gradients(kernel, rng):
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    q, k, v = (torch.from_numpy(rng.standard_normal(s)).requires_grad_() for s in ((2, 4, 3), (2, 6, 3), (2, 6, 2)))
+    attention = ours.KernelAttention(kernel, 2.5).double()
+    plain = mha_c.KernelAttention(kernel, 2.5)
+    out = attention(q, k, v, torch.tensor([6, 4]))
+    np.testing.assert_allclose(out.detach(), plain(*(x.detach().numpy() for x in (q, k, v)), [6, 4]), rtol=1e-12)
+    np.testing.assert_allclose(attention.attention_weights, plain.attention_weights, rtol=1e-12)
+
+    def run(q, k, v, width):
+        return torch.func.functional_call(attention, {"width": width}, (q, k, v, torch.tensor([6, 4])))
+
+    assert torch.autograd.gradcheck(run, (q, k, v, attention.width))
+
+
+def test_torch_where_points_meet(rng):
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    x = torch.from_numpy(rng.standard_normal((1, 5, 3))).requires_grad_()
+    for kernel in BOOK:
+        (grad,) = torch.autograd.grad(ours.KernelAttention(kernel)(x, x, x).square().sum(), x)
+        assert grad.isfinite().all()
+    numbers = torch.linspace(0, 4, 9)
+    assert ours.KernelAttention(lambda u: (1 - u).clamp(min=0))(numbers, numbers, numbers).shape == (9,)
+
+
+def test_torch_learns_the_width(rng):
+    """As the book's NWKernelRegression does: the loss falls, and the width with it."""
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    x, y, _ = (torch.from_numpy(a) for a in books_data(rng, 50))
+    others = ~torch.eye(50, dtype=torch.bool)
+    keys, values = (a.repeat(50, 1)[others].reshape(50, 49, 1) for a in (x, y))
+    attention = ours.KernelAttention("gaussian", 2.0).double()
+    trainer, losses = torch.optim.SGD(attention.parameters(), lr=0.1), []
+    for _ in range(20):
+        loss = (attention(x.reshape(50, 1, 1), keys, values)[:, 0, 0] - y).square().mean()
+        trainer.zero_grad()
+        loss.backward()
+        trainer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0] and 0 < attention.width.item() < 2
+
+
+def test_doctests():
+    found = doctest.testmod(similarity)
+    assert found.attempted and not found.failed
