@@ -73,7 +73,7 @@ time_product(size_t rows, size_t outputs, size_t inputs, double peak)
         exit(EXIT_FAILURE);
     }
     check(mha_linear_pack(MHA_F32, outputs, inputs, weight, (ptrdiff_t)inputs, packed));
-    const mha_linear linear = {.packed = packed, .out_features = outputs, .in_features = inputs};
+    const mha_linear linear = {.weight = packed, .out_features = outputs, .in_features = inputs};
     double best = 1e9, end = seconds_now() + SECONDS_PER_FIGURE;
     for (int calls = 0; calls < 3 || seconds_now() < end; calls++) {
         double before = seconds_now();

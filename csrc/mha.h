@@ -209,15 +209,21 @@ MHA_MUST_CHECK mha_status mha_reference_attention(const mha_attention_args *args
 
 /* --- Linear projections --------------------------------------------------------------------- */
 
+/* How the numbers of a weight lie: packed for the active ISA by mha_linear_pack, or in rows as they come. */
+typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
+
 /*
- * y = x W^T + bias with W packed for the active ISA.
+ * y = x W^T + bias, the same bits for both layouts.  Packed once, a weight serves many calls.  In rows it is read as
+ * it lies, once, by a call with few rows of x, and packed into memory of the call by one with many.
  * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow);
  * mha_linear_pack fills them from a row-major (out_features, in_features) W.
  */
 typedef struct {
-    const void *packed; /* NULL: no projection, the input is used as it is */
+    const void *weight; /* NULL: no projection, the input is used as it is */
     const void *bias;   /* out_features numbers, or NULL */
     size_t out_features, in_features;
+    mha_weight_layout layout;
+    ptrdiff_t row_stride; /* of a weight in rows */
 } mha_linear;
 
 MHA_MUST_CHECK mha_status mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,

@@ -7,7 +7,7 @@ None, or shape (B,) or (B, Q), integers or floats (rounded up), snapshotted once
 Every error names the argument in the caller's words, what it got and what was expected.
 """
 
-from typing import Any, Literal, Optional, Tuple, overload  # noqa: UP035  Python 3.9, as UP006
+from typing import Any, Literal, Optional, Tuple, Union, overload  # noqa: UP035  Python 3.9, as UP006
 
 import numpy as np
 
@@ -22,9 +22,11 @@ _Origin = Optional[Tuple[int, int, int, int]]
 class ShapeError(ValueError):
     """Shapes that do not fit together; the message names argument, got, expected and the clashing sizes."""
 
-# One projection as the layers pass it: packed weight, bias or None, (out_features, in_features).
-# None in its place: no projection.
-_Projection = Optional[Tuple[_Array, Optional[_Array], Tuple[int, int]]]
+# One projection: (packed weight, bias or None, (out_features, in_features)), or (weight, bias or None) with a row-major
+# (out_features, in_features) weight that is read at the call; the bits are the same.  None in its place: no projection.
+_Packed = Tuple[_Array, Optional[_Array], Tuple[int, int]]
+_InRows = Tuple[_Array, Optional[_Array]]
+_Projection = Union[_Packed, _InRows, None]
 
 # Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to (without W_o: a copy of
 # the output), row_max, row_sum, a private copy of the lengths; None where there is none.
@@ -86,7 +88,7 @@ def saved_weights(saved: Tuple[Any, ...]) -> _Array:
 def pack_linear(weight: _Array) -> _Array:
     """A row-major (out_features, in_features) weight, packed for the active ISA: 1-D, 64-byte aligned."""
 
-def linear(x: _Array, projection: Tuple[_Array, Optional[_Array], Tuple[int, int]]) -> _Array:
+def linear(x: _Array, projection: Union[_Packed, _InRows]) -> _Array:
     """x (..., in_features) -> (..., out_features)."""
 
 def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows) -> _Array:
@@ -173,8 +175,9 @@ def layer_backward(
     the first one's place, and None in the others'.  A tape that does not fit is refused."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type) -> None:
-    """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays and
-    answer such calls with tensors; BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
+    """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays
+    (weights and biases in rows may be such, too) and answer such calls with tensors; BufferError where one has no
+    plain memory.  exchange: torch's DLPack functions."""
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
@@ -204,5 +207,5 @@ def explain_layer(
 ) -> _Facts:
     """What layer_forward (layer_forward_training) would do; "kept", "kept_bytes": what stays until the next call."""
 
-def explain_linear(x: _Array, projection: Tuple[_Array, Optional[_Array], Tuple[int, int]]) -> _Facts:
+def explain_linear(x: _Array, projection: Union[_Packed, _InRows]) -> _Facts:
     """What linear would do with these arguments."""

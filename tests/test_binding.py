@@ -269,7 +269,7 @@ VALUES = {
     "bias bool": (lambda: attention(bias=ones(Q, K)), TypeError, "bias has dtype bool, .*as keep_mask"),
     "projections": (lambda: layer(projections=None), TypeError, "projections must be a tuple"),
     "3 projections": (lambda: layer(projections=PROJECTIONS[:3]), TypeError, "projections must be a tuple"),
-    "projection list": (lambda: layer(projections=([], None, None, None)), TypeError, "W_q must be \\(packed"),
+    "projection list": (lambda: layer(projections=([], None, None, None)), TypeError, "W_q must be \\(weight"),
     "projection sizes": (lambda: linear(p=(PROJECTIONS[0][0], None, [8, 5])), TypeError, "projection must be"),
     "projection None": (lambda: _core.linear(numbers(2, 5), None), TypeError, "projection must be"),
     "projection size": (lambda: linear(p=(PROJECTIONS[0][0], None, (8.0, 5))), TypeError, "whole number, got float"),

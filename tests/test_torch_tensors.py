@@ -173,3 +173,29 @@ def test_the_tape_is_saved_where_it_is_large():
         (x,) = leaves((8, n, 64))
         node = layer(x, x, x).grad_fn
         assert (len(node.saved_tensors) > 3) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
+
+
+@needs_exchange
+def test_weights_as_tensors():
+    """A projection of tensors: (weight, bias), read at the call; parameters too; other layouts by a copy."""
+    q, keys, *weights, bias = (x.detach() for x in leaves((2, 4, 6), (2, 5, 6), *[(6, 6)] * 4, (6,)))
+    weights, bias = [torch.nn.Parameter(weight) for weight in weights], torch.nn.Parameter(bias)
+
+    def call(projections):
+        return _core.layer_forward(q, keys, keys, None, projections, None, 2, "zero", 0.0, 0)[0]
+
+    def arrays(weights):
+        return tuple((weight.detach().numpy(), bias.detach().numpy()) for weight in weights)
+
+    expected = call(arrays(weights))
+    assert torch.equal(call(tuple((weight, bias) for weight in weights)), expected)
+    transposed = [weight.detach().T.contiguous().T for weight in weights]
+    assert torch.equal(call(tuple((weight, bias) for weight in transposed)), expected)
+    with torch.no_grad():
+        weights[2][1, 3] = 5.0
+        weights[0].data[2] += 1
+    expected = call(arrays(weights))
+    assert torch.equal(call(tuple((weight, bias) for weight in weights)), expected)
+    for tensor_without_memory in refused():
+        with pytest.raises((BufferError, TypeError, mha_c.ShapeError)):
+            call(((tensor_without_memory, None), None, None, None))

@@ -29,6 +29,8 @@ typedef struct {
     ptrdiff_t b_step;
     ptrdiff_t b_group;
     int b_padded;      /* the last vector of columns may be read whole */
+    void *panel;       /* if given, column j is dense from b + j*b_row on, and is transposed here, a panel's columns and */
+    ptrdiff_t b_row;   /* a chunk's steps at a time: room for panel_width * min(chunk, depth) numbers */
     void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;

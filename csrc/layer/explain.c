@@ -132,7 +132,7 @@ mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_l
 {
     const mha_kernels *k = mha_kernels_for(dtype);
 
-    if (k == NULL || linear->packed == NULL) {
+    if (k == NULL || linear->weight == NULL) {
         return MHA_ERR_ARG;
     }
     const mha_linear_plan plan = mha_linear_plan_for(k, linear, rows);
@@ -153,7 +153,7 @@ explain_input(const mha_layer_job *job, const mha_layer_input *in, mha_linear_fa
 {
     const size_t batch = job->args->batch;
 
-    if (in->linear->packed == NULL) {
+    if (in->linear->weight == NULL) {
         return;
     }
     *facts = (mha_linear_facts){
@@ -213,8 +213,12 @@ explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_fa
 mha_status
 mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
 {
+    mha_scratch scratch = MHA_SCRATCH_EMPTY; /* of packed weights */
+    mha_linear_packing packing = {.n = 0};
+    mha_layer_args packed;
     mha_layer_job job;
-    mha_status status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
+    const int packs = mha_layer_packs(args, &packed, &packing);
+    mha_status status = mha_layer_plan(&job, packs ? &packed : args, MHA_PLAN_FORWARD);
 
     *facts = (mha_layer_facts){.scratch_bytes = 0};
     if (status == MHA_OK) {
@@ -223,7 +227,7 @@ mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
     if (status == MHA_OK) {
         status = explain_inputs(&job, facts);
     }
-    if (status == MHA_OK && args->W_o.packed != NULL) {
+    if (status == MHA_OK && args->W_o.weight != NULL) {
         status = mha_linear_explain(args->dtype, &args->W_o, args->batch * args->queries,
                                     &facts->projections[MHA_N_INPUTS]);
     }
@@ -233,6 +237,10 @@ mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
         facts->n_slices = slices.n;
         facts->scratch_bytes = job.scratch.total_bytes;
         status = slices.n > 1 ? explain_slices(&job, slices, facts) : status;
+    }
+    if (status == MHA_OK && packs) {
+        mha_linear_packing_plan(&packing, job.kernels, &scratch);
+        facts->scratch_bytes += scratch.total_bytes;
     }
     facts->attention.scratch_bytes = facts->scratch_bytes;
     return status;

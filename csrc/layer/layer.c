@@ -32,10 +32,10 @@ describe_inputs(mha_layer_job *job)
         in->linear = linear[i];
         in->input = rows[i];
         in->rows = n_rows[i];
-        in->features = linear[i]->packed != NULL ? linear[i]->out_features : features[i];
+        in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
         in->projected = kept[i];
         in->block = mha_linear_block(job->kernels, features[i]);
-        if (linear[i]->packed != NULL) {
+        if (linear[i]->weight != NULL) {
             in->n_blocks = mha_ceil_div(a->batch * in->rows, in->block);
         }
     }
@@ -78,7 +78,7 @@ plan_memory(mha_layer_job *job)
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         mha_layer_input *in = &job->inputs[i];
-        if (in->linear->packed == NULL) {
+        if (in->linear->weight == NULL) {
             continue;
         }
         if (in->projected == NULL) {
@@ -86,12 +86,14 @@ plan_memory(mha_layer_job *job)
         }
         widest = mha_max(widest, in->linear->in_features);
         most_rows = mha_max(most_rows, in->block);
+        job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
         job->work += (double)a->batch * (double)in->rows * (double)in->features * (double)in->linear->in_features;
         job->n_tasks += in->n_blocks;
     }
+    job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &a->W_o));
     job->n_workers = job->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
     job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
-    if (a->W_o.packed != NULL && a->context == NULL) {
+    if (a->W_o.weight != NULL && a->context == NULL) {
         const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
         job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, row_bytes);
     }
@@ -99,6 +101,7 @@ plan_memory(mha_layer_job *job)
     job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
     job->gather_at = mha_scratch_add(&job->scratch, job->n_workers, job->gather_bytes);
     job->pointers_at = mha_scratch_add(&job->scratch, job->n_workers, job->pointers_bytes);
+    job->panel_at = mha_scratch_add(&job->scratch, job->n_workers, job->panel_bytes);
 }
 
 void
@@ -128,7 +131,7 @@ mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in)
     const ptrdiff_t features = (ptrdiff_t)in->features;
     mha_operand x = *in->input;
 
-    if (in->linear->packed != NULL) {
+    if (in->linear->weight != NULL) {
         x = (mha_operand){in->projected, (ptrdiff_t)in->rows * features, 0, features};
     }
     x.head_stride = features / (ptrdiff_t)job->args->num_heads;
@@ -144,7 +147,7 @@ place_memory(mha_layer_job *job)
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         mha_layer_input *in = &job->inputs[i];
-        if (in->linear->packed != NULL && in->projected == NULL) {
+        if (in->linear->weight != NULL && in->projected == NULL) {
             in->projected = job->scratch.base + in->at;
         }
     }
@@ -153,7 +156,7 @@ place_memory(mha_layer_job *job)
     attention->k = mha_layer_by_heads(job, &job->inputs[MHA_KEYS]);
     attention->v = mha_layer_by_heads(job, &job->inputs[MHA_VALUES]);
     attention->out = (mha_result){
-        .data = a->W_o.packed == NULL ? a->out
+        .data = a->W_o.weight == NULL ? a->out
                 : a->context != NULL  ? a->context
                                       : (void *)(job->scratch.base + job->context_at),
         .batch_stride = (ptrdiff_t)a->queries * features,
@@ -161,6 +164,12 @@ place_memory(mha_layer_job *job)
         .row_stride = features,
     };
     mha_plan_place(&job->plan, &job->scratch);
+}
+
+static void *
+panel_of(const mha_layer_job *job, unsigned worker)
+{
+    return job->scratch.base + job->panel_at + worker * job->panel_bytes;
 }
 
 /* Rows first .. last-1 of all items' rows: the needed ones copied side by side, so that tiles are full. */
@@ -183,7 +192,13 @@ project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t fir
             item++;
         }
     }
-    const mha_linear_rows rows = {.rows = n, .x = x, .x_row_stride = (ptrdiff_t)in_features, .y_rows = y};
+    const mha_linear_rows rows = {
+        .rows = n,
+        .x = x,
+        .x_row_stride = (ptrdiff_t)in_features,
+        .y_rows = y,
+        .panel = panel_of(job, worker),
+    };
     mha_linear_apply(job->kernels, in->linear, &rows);
 }
 
@@ -203,6 +218,7 @@ project_block(const mha_layer_job *job, const mha_layer_input *in, size_t block,
         .x_row_stride = in->input->row_stride,
         .y = in->projected + first * in->features * job->kernels->itemsize,
         .y_row_stride = (ptrdiff_t)in->features,
+        .panel = panel_of(job, worker),
     };
     mha_linear_apply(job->kernels, in->linear, &rows);
 }
@@ -231,12 +247,16 @@ mha_layer_run(mha_layer_job *job)
     }
     mha_parallel_for(n_blocks * MHA_N_INPUTS, job->n_workers, project_task, job);
     mha_attention_run(&job->plan);
-    if (a->W_o.packed != NULL) {
-        const ptrdiff_t features = (ptrdiff_t)job->inputs[MHA_VALUES].features;
-        const mha_status status =
-            mha_linear_forward(a->dtype, &a->W_o, a->batch * a->queries, job->attention.out.data, features, a->out,
-                               (ptrdiff_t)a->W_o.out_features);
-        (void)status; /* arguments were checked, and it allocates nothing */
+    if (a->W_o.weight != NULL) {
+        const mha_linear_rows rows = {
+            .rows = a->batch * a->queries,
+            .x = job->attention.out.data,
+            .x_row_stride = (ptrdiff_t)job->inputs[MHA_VALUES].features,
+            .y = a->out,
+            .y_row_stride = (ptrdiff_t)a->W_o.out_features,
+            .panel = panel_of(job, 0),
+        };
+        mha_linear_run(job->kernels, &a->W_o, &rows);
     }
 }
 
@@ -247,9 +267,9 @@ is_sane(const mha_layer_args *a)
     const size_t size[MHA_N_INPUTS] = {a->query_size, a->key_size, a->value_size};
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        const size_t features = linear[i]->packed != NULL ? linear[i]->out_features : size[i];
+        const size_t features = linear[i]->weight != NULL ? linear[i]->out_features : size[i];
         if (a->num_heads == 0 || features % a->num_heads != 0 ||
-            (linear[i]->packed != NULL && linear[i]->in_features != size[i])) {
+            (linear[i]->weight != NULL && linear[i]->in_features != size[i])) {
             return 0;
         }
     }
@@ -271,7 +291,7 @@ mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
     describe_inputs(job);
     describe_attention(job);
     if (job->inputs[MHA_QUERIES].features != job->inputs[MHA_KEYS].features ||
-        (args->W_o.packed != NULL && args->W_o.in_features != job->inputs[MHA_VALUES].features)) {
+        (args->W_o.weight != NULL && args->W_o.in_features != job->inputs[MHA_VALUES].features)) {
         return MHA_ERR_ARG;
     }
     return MHA_OK;

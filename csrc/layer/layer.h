@@ -6,12 +6,13 @@
 #define MHA_LAYER_H
 
 #include "attention/attention.h"
+#include "linear.h"
 
 enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
 
 /* One input on its way to attention: rows of all items, projected or as they are. */
 typedef struct {
-    const mha_linear *linear;   /* linear->packed NULL: nothing to do */
+    const mha_linear *linear;   /* linear->weight NULL: nothing to do */
     const mha_operand *input;
     const mha_interval *needed; /* rows of each item to project; NULL: all */
     size_t rows;                /* per item */
@@ -32,6 +33,7 @@ typedef struct {
     size_t needed_at;           /* of the intervals of needed rows: keys of all items, then values */
     size_t context_at;          /* of the attention output, where W_o follows */
     size_t gather_at, pointers_at, gather_bytes, pointers_bytes; /* one part per worker */
+    size_t panel_at, panel_bytes; /* likewise, for weights in rows */
     size_t n_tasks;             /* of the projections of inputs, */
     double work;                /* and their multiply-adds */
     unsigned n_workers;
@@ -52,6 +54,12 @@ MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_arg
 
 /* All steps of a planned job whose scratch memory is there. */
 void mha_layer_run(mha_layer_job *job);
+
+/*
+ * Whether a call packs its weights in rows: one of them would be read by more than one task.  Then *packed is the
+ * arguments of the call from there on, and *packing (zeroed by the caller) has all of them.
+ */
+int mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing);
 
 /* How a call cuts its batch: `items` at a time take all steps, in n tasks that share the threads; n is 1 if it does not. */
 typedef struct {

@@ -32,13 +32,13 @@ plan_memory(backward_job *job, mha_scratch *scratch)
     size_t n_rows = 0, widest = 0, widest_projected = 0;
 
     job->layer.needed_at = mha_scratch_add(scratch, a->batch, 2 * sizeof(mha_interval));
-    if (a->W_o.packed != NULL) {
+    if (a->W_o.weight != NULL) {
         job->context_at = mha_scratch_add(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
     }
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
         job->projected_at[i] = mha_scratch_add(scratch, a->batch * in->rows, in->features * itemsize);
-        if (in->linear->packed != NULL) {
+        if (in->linear->weight != NULL) {
             n_rows = mha_max(n_rows, a->batch * in->rows);
             widest = mha_max(widest, in->linear->in_features);
             widest_projected = mha_max(widest_projected, in->features);
@@ -76,7 +76,7 @@ output_projection(const backward_job *job)
 {
     const mha_layer_args *a = job->layer.args;
 
-    if (a->W_o.packed == NULL) {
+    if (a->W_o.weight == NULL) {
         return job->grads->grad_out;
     }
     mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
@@ -97,7 +97,7 @@ dense_by_heads(const backward_job *job, const mha_layer_input *in, void *data)
 static int
 is_projected(const backward_job *job, int i)
 {
-    return job->layer.inputs[i].linear->packed != NULL;
+    return job->layer.inputs[i].linear->weight != NULL;
 }
 
 static int
@@ -149,7 +149,7 @@ static mha_attention_grads
 attention_grads(const backward_job *job, const void *grad_context)
 {
     const mha_layer_args *a = job->layer.args;
-    void *context = a->W_o.packed != NULL ? a->context : a->out;
+    void *context = a->W_o.weight != NULL ? a->context : a->out;
     mha_layer_input out = job->layer.inputs[MHA_VALUES];
 
     out.rows = a->queries;
@@ -258,11 +258,11 @@ is_complete(const mha_layer_grads *grads)
     const mha_layer_args *a = grads->forward;
 
     return grads->grad_out != NULL && a->row_max != NULL && a->row_sum != NULL &&
-           (a->W_q.packed == NULL || (a->q_projected != NULL && grads->weight[MHA_QUERIES] != NULL)) &&
-           (a->W_k.packed == NULL || (a->k_projected != NULL && grads->weight[MHA_KEYS] != NULL)) &&
-           (a->W_v.packed == NULL || (a->v_projected != NULL && grads->weight[MHA_VALUES] != NULL)) &&
-           (a->W_o.packed == NULL || (a->context != NULL && grads->weight[W_O] != NULL)) &&
-           (a->W_o.packed != NULL || a->out != NULL);
+           (a->W_q.weight == NULL || (a->q_projected != NULL && grads->weight[MHA_QUERIES] != NULL)) &&
+           (a->W_k.weight == NULL || (a->k_projected != NULL && grads->weight[MHA_KEYS] != NULL)) &&
+           (a->W_v.weight == NULL || (a->v_projected != NULL && grads->weight[MHA_VALUES] != NULL)) &&
+           (a->W_o.weight == NULL || (a->context != NULL && grads->weight[W_O] != NULL)) &&
+           (a->W_o.weight != NULL || a->out != NULL);
 }
 
 mha_status

@@ -1,5 +1,6 @@
 /*
- * linear.c: y = x W^T + bias with W packed once into the panels that the product reads.
+ * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, of
+ * which the product makes a panel at a time.
  *
  * Blocking: the product walks the depth in chunks of DEPTH_CHUNK, so that a chunk of one panel
  * stays in the first-level cache while all rows of the block pass by; the block's rows of x
@@ -15,42 +16,6 @@
 /* Bytes of x that a block of rows may take, half of the smallest second-level cache in use. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
-
-mha_status
-mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret)
-{
-    const mha_kernels *k = mha_kernels_for(dtype);
-    size_t size = in_features, n_bytes;
-
-    if (k == NULL) {
-        return MHA_ERR_ARG;
-    }
-    if (out_features > SIZE_MAX - k->panel_width ||
-        mha_mul_size(&size, mha_round_up(out_features, k->panel_width)) < 0) {
-        return MHA_ERR_SIZE;
-    }
-    n_bytes = size;
-    if (mha_mul_size(&n_bytes, 2 * k->itemsize) < 0) {
-        return MHA_ERR_SIZE;
-    }
-    *size_ret = size;
-    return MHA_OK;
-}
-
-mha_status
-mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight,
-                ptrdiff_t row_stride, void *packed)
-{
-    const mha_kernels *k = mha_kernels_for(dtype);
-    size_t size;
-    mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size);
-
-    if (status == MHA_OK) {
-        k->fill(size, 0, packed); /* so that equal weights give equal bytes */
-        k->pack_panels(weight, row_stride, 0, out_features, in_features, packed);
-    }
-    return status;
-}
 
 size_t
 mha_linear_block(const mha_kernels *kernels, size_t in_features)
@@ -74,10 +39,12 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .a = rows->x,
         .a_row = rows->x_row_stride,
         .a_step = 1,
-        .b = linear->packed,
+        .b = linear->weight,
         .b_step = (ptrdiff_t)kernels->panel_width,
         .b_group = (ptrdiff_t)(kernels->panel_width * linear->in_features),
         .b_padded = 1,
+        .panel = linear->layout == MHA_WEIGHT_ROWS ? rows->panel : NULL,
+        .b_row = linear->row_stride,
         .c = rows->y,
         .c_row = rows->y_row_stride,
         .c_rows = rows->y_rows,
@@ -89,7 +56,15 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
     }
 }
 
-/* The plain form: one projection of evenly spaced rows, split over threads by blocks of rows. */
+size_t
+mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
+{
+    const size_t steps = mha_min(linear->in_features, DEPTH_CHUNK);
+
+    return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(kernels->panel_width * steps * kernels->itemsize, MHA_ALIGN) : 0;
+}
+
+/* Evenly spaced rows, split over threads by blocks of them. */
 typedef struct {
     const mha_kernels *kernels;
     const mha_linear *linear;
@@ -123,19 +98,46 @@ mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t
     return plan;
 }
 
+void
+mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
+{
+    const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows->rows);
+    linear_job job = {kernels, linear, *rows, plan.block};
+
+    MHA_ASSERT(linear->layout == MHA_WEIGHT_PACKED || plan.n_tasks <= 1);
+    mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
+}
+
 mha_status
 mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
                    ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
 {
-    linear_job job = {.kernels = mha_kernels_for(dtype),
-                      .linear = linear,
-                      .all = {rows, x, x_row_stride, y, y_row_stride, NULL}};
+    const mha_kernels *kernels = mha_kernels_for(dtype);
+    mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
+    mha_linear_packing packing = {.n = 0};
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_linear used = *linear;
+    mha_status status;
 
-    if (job.kernels == NULL || linear->packed == NULL) {
+    if (kernels == NULL || linear->weight == NULL) {
         return MHA_ERR_ARG;
     }
-    const mha_linear_plan plan = mha_linear_plan_for(job.kernels, linear, rows);
-    job.block = plan.block;
-    mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
-    return MHA_OK;
+    if (linear->layout == MHA_WEIGHT_PACKED) {
+        mha_linear_run(kernels, linear, &all);
+        return MHA_OK;
+    }
+    if (rows > mha_linear_block(kernels, linear->in_features)) {
+        mha_linear_pack_later(&packing, &used);
+        mha_linear_packing_plan(&packing, kernels, &scratch);
+    } else {
+        (void)mha_scratch_add(&scratch, 1, mha_linear_panel_bytes(kernels, linear));
+    }
+    status = mha_scratch_open(&scratch);
+    if (status == MHA_OK) {
+        all.panel = scratch.base;
+        mha_linear_packing_run(&packing, kernels, &scratch);
+        mha_linear_run(kernels, &used, &all);
+        mha_scratch_close(&scratch);
+    }
+    return status;
 }

@@ -6,10 +6,13 @@
 
 #include "kernels/dispatch.h"
 #include "mha.h"
+#include "runtime/common.h"
+#include "runtime/scratch.h"
 
 /*
  * y[r] = W x[r] + bias for the `rows` rows of x, y_rows[r] saying where each result goes (NULL:
  * y + r*y_row_stride).  No allocation, no threads: the unit of work that callers run in parallel.
+ * `panel` is aligned room for mha_linear_panel_bytes; it is looked at for a weight in rows only.
  */
 typedef struct {
     size_t rows;
@@ -18,11 +21,16 @@ typedef struct {
     void *y;
     ptrdiff_t y_row_stride;
     void *const *y_rows;
+    void *panel;
 } mha_linear_rows;
 
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
+size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
-/* How mha_linear_forward goes about so many rows: rows per task, tasks, multiply-adds. */
+/* The same, split over threads.  A weight in rows is for as many as one task takes, mha_linear_block. */
+void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
+
+/* How mha_linear_run goes about so many rows: rows per task, tasks, multiply-adds. */
 typedef struct {
     size_t block, n_tasks;
     double work;
@@ -32,6 +40,24 @@ mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear
 
 /* Rows per unit of work: enough to use a packed panel many times while they stay in cache. */
 size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
+
+/* A weight in rows is read as it lies by one task; where there are more, the call packs it first. */
+MHA_INLINE int
+mha_linear_in_rows(const mha_linear *linear)
+{
+    return linear->weight != NULL && linear->layout == MHA_WEIGHT_ROWS;
+}
+
+/* Weights in rows, up to four, that a call packs for itself: planned together, then packed by all threads. */
+typedef struct {
+    mha_linear *linears[4];
+    size_t at[4], n, n_panels;
+} mha_linear_packing;
+
+/* From now on *linear counts as packed, but has its numbers only after mha_linear_packing_run. */
+void mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear);
+void mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch);
+void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
 
 /*
  * mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads.

@@ -23,10 +23,10 @@ static size_t
 numbers_per_item(const mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    size_t n = a->W_o.packed != NULL ? a->queries * a->W_o.in_features : 0;
+    size_t n = a->W_o.weight != NULL ? a->queries * a->W_o.in_features : 0;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        n += job->inputs[i].linear->packed != NULL ? job->inputs[i].rows * job->inputs[i].features : 0;
+        n += job->inputs[i].linear->weight != NULL ? job->inputs[i].rows * job->inputs[i].features : 0;
     }
     return n;
 }
@@ -35,7 +35,7 @@ mha_layer_slices
 mha_layer_slices_for(const mha_layer_job *whole)
 {
     const mha_layer_args *a = whole->args;
-    const double W_o = a->W_o.packed == NULL ? 0 : (double)a->W_o.in_features * (double)a->W_o.out_features;
+    const double W_o = a->W_o.weight == NULL ? 0 : (double)a->W_o.in_features * (double)a->W_o.out_features;
     mha_layer_slices slices = {.items = a->batch, .n = 1, .n_workers = 1};
     const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
 
@@ -72,7 +72,7 @@ mha_layer_items(const mha_layer_job *whole, size_t first, size_t n)
     const mha_layer_input *in = whole->inputs;
     const size_t q_rows = first * a->queries, k_rows = first * a->keys, values = in[MHA_VALUES].features;
     const ptrdiff_t stats = (ptrdiff_t)(q_rows * a->num_heads), context = (ptrdiff_t)(q_rows * values);
-    const size_t out_features = a->W_o.packed != NULL ? a->W_o.out_features : values;
+    const size_t out_features = a->W_o.weight != NULL ? a->W_o.out_features : values;
     mha_operand *rows[MHA_N_INPUTS];
     mha_layer_args part = *a;
 
@@ -122,7 +122,7 @@ run_slice(void *context, size_t slice, unsigned worker)
 }
 
 static mha_status
-run_slices(const mha_layer_job *whole, mha_layer_slices slices)
+run_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_linear_packing *packing)
 {
     const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
     sliced_call call = {.whole = whole, .slices = slices};
@@ -133,31 +133,73 @@ run_slices(const mha_layer_job *whole, mha_layer_slices slices)
     if (status == MHA_OK) {
         call.bytes = job.scratch.total_bytes;
         (void)mha_scratch_add(&scratch, slices.n_workers, call.bytes);
+        mha_linear_packing_plan(packing, whole->kernels, &scratch);
         status = mha_scratch_open(&scratch);
     }
     if (status == MHA_OK) {
         call.memory = scratch.base;
+        mha_linear_packing_run(packing, whole->kernels, &scratch);
         mha_parallel_for(slices.n, slices.n_workers, run_slice, &call);
         mha_scratch_close(&scratch);
     }
     return status;
 }
 
+/* Whether a * b > most, whatever a * b wraps to. */
+static int
+exceeds(size_t a, size_t b, size_t most)
+{
+    return a != 0 && b > most / a;
+}
+
+int
+mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing)
+{
+    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
+    const size_t rows[] = {args->queries, args->keys, args->keys, args->queries};
+    const mha_kernels *k = mha_kernels_for(args->dtype);
+    int packs = 0;
+
+    for (int i = 0; i < 4 && k != NULL; i++) {
+        packs = packs || (mha_linear_in_rows(linears[i]) &&
+                          exceeds(args->batch, rows[i], mha_linear_block(k, linears[i]->in_features)));
+    }
+    if (packs) {
+        mha_linear *const of_packed[] = {&packed->W_q, &packed->W_k, &packed->W_v, &packed->W_o};
+
+        *packed = *args;
+        for (int i = 0; i < 4; i++) {
+            if (mha_linear_in_rows(linears[i])) {
+                mha_linear_pack_later(packing, of_packed[i]);
+            }
+        }
+    }
+    return packs;
+}
+
 mha_status
 mha_layer_forward(const mha_layer_args *args)
 {
+    mha_linear_packing packing = {.n = 0};
+    mha_layer_args packed;
     mha_layer_job job;
-    mha_status status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
+    mha_status status;
 
+    if (mha_layer_packs(args, &packed, &packing)) {
+        args = &packed;
+    }
+    status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
     if (status != MHA_OK) {
         return status;
     }
     const mha_layer_slices slices = mha_layer_slices_for(&job);
     if (slices.n > 1) {
-        return run_slices(&job, slices);
+        return run_slices(&job, slices, &packing);
     }
+    mha_linear_packing_plan(&packing, job.kernels, &job.scratch);
     status = mha_scratch_open(&job.scratch);
     if (status == MHA_OK) {
+        mha_linear_packing_run(&packing, job.kernels, &job.scratch);
         mha_layer_run(&job);
         mha_scratch_close(&job.scratch);
     }

@@ -166,6 +166,7 @@ typedef struct {
  * or type of number); *views is zeroed by the caller and dropped by it in either case.
  */
 int mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views);
+PyObject *mha_py_view_tensor(PyObject *module, PyObject *value, mha_py_views *views); /* one: borrowed, or NULL */
 void mha_py_drop_views(mha_py_views *views);
 
 /* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
@@ -220,8 +221,8 @@ double mha_py_attention_work(const mha_py_attention *attention); /* multiply-add
 
 typedef struct {
     const char *name; /* W_q ... */
-    mha_py_array packed, bias;
-    mha_linear linear; /* packed NULL: no projection */
+    mha_py_array weight, bias;
+    mha_linear linear;
 } mha_py_projection;
 
 /* x (..., features) of any rank from 1 as rows (n, features): merged without copying where it can be. */
@@ -235,9 +236,12 @@ typedef struct {
 
 int mha_py_take_rows(PyObject *module, PyObject *value, const char *name, const mha_py_array *like, mha_py_rows *rows);
 
-/* None or (packed, bias or None, (out_features, in_features)); never trusted for memory. */
+/*
+ * None; or (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
+ * (packed, bias or None, (out_features, in_features)).  Never trusted for memory.
+ */
 int mha_py_take_projection(PyObject *module, PyObject *value, const char *name, const mha_py_array *like,
-                           mha_py_projection *projection);
+                           mha_py_views *views, mha_py_projection *projection);
 void mha_py_drop_projection(mha_py_projection *projection);
 
 /* --- The module's functions --------------------------------------------------------------- */

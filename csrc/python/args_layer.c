@@ -52,7 +52,7 @@ take_inputs(PyObject *module, mha_py_layer *layer, PyObject *const *values)
 static int
 take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_projection *projection)
 {
-    mha_py_array *weight = &projection->packed;
+    mha_py_array *weight = &projection->weight;
 
     if (value == Py_None) {
         return 0; /* no projection; the caller zeroed the struct */
@@ -61,17 +61,18 @@ take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_
         mha_py_need_rank(module, weight, 2, "(out_features, in_features)") < 0) {
         return -1;
     }
-    projection->linear.packed = weight->data;
+    projection->linear.weight = weight->data;
     projection->linear.out_features = (size_t)weight->shape[0];
     projection->linear.in_features = (size_t)weight->shape[1];
     return 0;
 }
 
 static int
-take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value)
+take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value,
+                 mha_py_views *views)
 {
     if (!PyTuple_Check(value) || PyTuple_Size(value) != MHA_PY_N_PROJECTIONS) {
-        return mha_py_type_error(value, kind == MHA_PY_PACKED ? "projections" : "weights",
+        return mha_py_type_error(value, kind == MHA_PY_PROJECTIONS ? "projections" : "weights",
                                  "a tuple (W_q, W_k, W_v, W_o)");
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
@@ -79,8 +80,8 @@ take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind k
         PyObject *item = PyTuple_GetItem(value, i);
 
         projection->name = mha_py_projection_names[i];
-        if (kind == MHA_PY_PACKED
-                ? mha_py_take_projection(module, item, projection->name, &layer->queries, projection) < 0
+        if (kind == MHA_PY_PROJECTIONS
+                ? mha_py_take_projection(module, item, projection->name, &layer->queries, views, projection) < 0
                 : take_weight(module, item, &layer->queries, projection) < 0) {
             return -1;
         }
@@ -99,7 +100,7 @@ projected_features(PyObject *module, const mha_py_array *rows, const mha_py_proj
     PyObject *shape;
 
     *features_ret = rows->shape[2];
-    if (linear->packed == NULL) {
+    if (linear->weight == NULL) {
         return 0;
     }
     *features_ret = (npy_intp)linear->out_features;
@@ -119,8 +120,8 @@ projected_features(PyObject *module, const mha_py_array *rows, const mha_py_proj
 static int
 check_scored_features(PyObject *module, const mha_py_layer *layer, npy_intp key_features)
 {
-    const int q_projected = layer->W[MHA_PY_W_Q].linear.packed != NULL;
-    const int k_projected = layer->W[MHA_PY_W_K].linear.packed != NULL;
+    const int q_projected = layer->W[MHA_PY_W_Q].linear.weight != NULL;
+    const int k_projected = layer->W[MHA_PY_W_K].linear.weight != NULL;
 
     if (key_features == layer->qk_features) {
         return 0;
@@ -164,7 +165,7 @@ check_features(PyObject *module, mha_py_layer *layer)
         return -1;
     }
     layer->out_features = layer->value_features;
-    if (layer->W[MHA_PY_W_O].linear.packed != NULL) {
+    if (layer->W[MHA_PY_W_O].linear.weight != NULL) {
         layer->out_features = (npy_intp)layer->W[MHA_PY_W_O].linear.out_features;
         if ((size_t)layer->value_features != layer->W[MHA_PY_W_O].linear.in_features) {
             return mha_py_shape_error(module, "W_o expects %zu features, but the attended values have %zd",
@@ -228,10 +229,11 @@ note_sizes(mha_py_layer *layer)
 /* --- The whole ------------------------------------------------------------------------------------- */
 
 int
-mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer)
+mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_views *views,
+                  mha_py_layer *layer)
 {
     if (take_inputs(module, layer, values) < 0 || take_options(layer, values) < 0 ||
-        take_projections(module, layer, kind, values[PROJECTIONS]) < 0 || check_features(module, layer) < 0) {
+        take_projections(module, layer, kind, values[PROJECTIONS], views) < 0 || check_features(module, layer) < 0) {
         return -1;
     }
     note_sizes(layer);

@@ -168,29 +168,37 @@ view(const mha_py_state *state, PyObject *tensor)
     return array;
 }
 
+PyObject *
+mha_py_view_tensor(PyObject *module, PyObject *value, mha_py_views *views)
+{
+    const mha_py_state *state = PyModule_GetState(module);
+    PyObject *array;
+
+    if (value == NULL || state == NULL || !is_tensor(state, value)) {
+        return value;
+    }
+    for (int i = 0; i < views->n; i++) { /* queries, keys and values are often one tensor */
+        if (views->tensor[i] == value) {
+            return views->array[i];
+        }
+    }
+    array = view(state, value);
+    if (array != NULL) {
+        views->tensor[views->n] = value;
+        views->array[views->n++] = array;
+    }
+    return array;
+}
+
 int
 mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views)
 {
-    const mha_py_state *state = PyModule_GetState(module);
-
     for (int i = 0; i < n; i++) {
         PyObject *given = values[i];
 
-        if (given == NULL || state == NULL || !is_tensor(state, given)) {
-            continue;
-        }
-        for (int j = 0; j < views->n; j++) { /* queries, keys and values are often one tensor */
-            if (views->tensor[j] == given) {
-                values[i] = views->array[j];
-            }
-        }
-        if (values[i] == given) {
-            values[i] = view(state, given);
-            if (values[i] == NULL) {
-                return -1;
-            }
-            views->tensor[views->n] = given;
-            views->array[views->n++] = values[i];
+        values[i] = mha_py_view_tensor(module, given, views);
+        if (given != NULL && values[i] == NULL) {
+            return -1;
         }
     }
     return 0;

@@ -26,12 +26,13 @@ typedef struct {
 } mha_py_layer;
 
 typedef enum {
-    MHA_PY_PACKED, /* as the forward call wants them */
-    MHA_PY_WEIGHTS /* four row-major (out_features, in_features) arrays, each or None: linear.packed is such a one */
+    MHA_PY_PROJECTIONS, /* as mha_py_take_projection has them */
+    MHA_PY_WEIGHTS      /* four dense (out_features, in_features) arrays, each or None, for the backward call */
 } mha_py_projection_kind;
 
-/* values: one for each of the names.  *layer is zeroed by the caller. */
-int mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer);
+/* values: one for each of the names, tensors among them viewed already.  *layer is zeroed by the caller. */
+int mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_views *views,
+                      mha_py_layer *layer);
 void mha_py_drop_layer(mha_py_layer *layer);
 double mha_py_layer_work(const mha_py_layer *layer); /* multiply-adds of a forward call, roughly */
 

@@ -129,8 +129,8 @@ kept_bytes(const mha_py_layer *layer, const mha_py_kept *kept, int training)
 
     numbers += (kept->queries ? q_rows * features : 0) + (kept->keys ? k_rows * features : 0);
     numbers += kept->statistics ? 2 * heads * q_rows : 0;
-    numbers += training && args->W_v.packed != NULL ? k_rows * (double)layer->value_features : 0;
-    numbers += training && args->W_o.packed != NULL ? q_rows * (double)layer->value_features : 0;
+    numbers += training && args->W_v.weight != NULL ? k_rows * (double)layer->value_features : 0;
+    numbers += training && args->W_o.weight != NULL ? q_rows * (double)layer->value_features : 0;
     return numbers * (double)mha_py_itemsize(layer->queries.type);
 }
 
@@ -142,10 +142,10 @@ want_kept(mha_py_layer *layer, const mha_py_kept *kept, int training, void *some
 
     args->out = somewhere;
     args->weights = kept->weights ? somewhere : NULL;
-    args->q_projected = kept->queries && args->W_q.packed != NULL ? somewhere : NULL;
-    args->k_projected = kept->keys && args->W_k.packed != NULL ? somewhere : NULL;
-    args->v_projected = training && args->W_v.packed != NULL ? somewhere : NULL;
-    args->context = training && args->W_o.packed != NULL ? somewhere : NULL;
+    args->q_projected = kept->queries && args->W_q.weight != NULL ? somewhere : NULL;
+    args->k_projected = kept->keys && args->W_k.weight != NULL ? somewhere : NULL;
+    args->v_projected = training && args->W_v.weight != NULL ? somewhere : NULL;
+    args->context = training && args->W_o.weight != NULL ? somewhere : NULL;
     args->row_max = args->row_sum = kept->statistics ? somewhere : NULL;
 }
 
@@ -156,7 +156,7 @@ layer_dict(const mha_py_layer *layer, const mha_py_kept *kept, double n_bytes, c
     const mha_linear *linears[] = {&layer->args.W_q, &layer->args.W_k, &layer->args.W_v, &layer->args.W_o};
 
     for (int i = 0; i < MHA_PY_N_PROJECTIONS && projections != NULL; i++) {
-        PyObject *dict = linears[i]->packed == NULL ? NULL : linear_dict(&facts->projections[i]);
+        PyObject *dict = linears[i]->weight == NULL ? NULL : linear_dict(&facts->projections[i]);
 
         if (PyErr_Occurred() || (dict != NULL && PyDict_SetItemString(projections, mha_py_projection_names[i], dict) < 0)) {
             Py_DECREF(projections);
@@ -181,13 +181,15 @@ py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyO
     PyObject *values[MHA_PY_N_LAYER + 1];
     PyObject *result = NULL;
     mha_py_layer layer = {0};
+    mha_py_views views = {.n = 0};
     mha_layer_facts facts;
     int training;
 
     if (mha_py_parse(&signature, args, n_args, keywords, values) < 0) {
         return NULL;
     }
-    if (mha_py_take_layer(module, values, MHA_PY_PACKED, &layer) == 0 &&
+    if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
+        mha_py_take_layer(module, values, MHA_PY_PROJECTIONS, &views, &layer) == 0 &&
         mha_py_flag(values[MHA_PY_N_LAYER], &training) == 0) {
         const mha_py_kept kept = mha_py_what_is_kept(&layer, training);
 
@@ -197,6 +199,7 @@ py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyO
         }
     }
     mha_py_drop_layer(&layer);
+    mha_py_drop_views(&views);
     return result;
 }
 
@@ -211,6 +214,7 @@ py_explain_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, Py
     PyObject *values[2];
     PyObject *result = NULL;
     mha_py_rows x = {0};
+    mha_py_views views = {.n = 0};
     mha_py_projection projection = {.name = "projection"};
     mha_linear_facts facts;
 
@@ -218,12 +222,13 @@ py_explain_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, Py
         return NULL;
     }
     if (mha_py_take_rows(module, values[0], "x", NULL, &x) == 0 &&
-        mha_py_take_projection(module, values[1], "projection", &x.rows, &projection) == 0 &&
+        mha_py_take_projection(module, values[1], "projection", &x.rows, &views, &projection) == 0 &&
         mha_py_check(mha_linear_explain(mha_py_dtype(&x.rows), &projection.linear, (size_t)x.rows.shape[0], &facts),
                      signature.function) == 0) {
         result = linear_dict(&facts);
     }
     mha_py_drop(&x.rows);
     mha_py_drop_projection(&projection);
+    mha_py_drop_views(&views);
     return result;
 }

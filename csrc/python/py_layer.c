@@ -44,7 +44,7 @@ end_call(layer_call *call)
 static int
 is_projected(const layer_call *call, int which)
 {
-    return call->layer.W[which].linear.packed != NULL;
+    return call->layer.W[which].linear.weight != NULL;
 }
 
 /* --- What is kept ------------------------------------------------------------------------------------ */
@@ -62,7 +62,7 @@ weights_are_smaller(const mha_py_layer *layer)
 mha_py_kept
 mha_py_what_is_kept(const mha_py_layer *layer, int training)
 {
-    const int has_W_q = layer->W[MHA_PY_W_Q].linear.packed != NULL, has_W_k = layer->W[MHA_PY_W_K].linear.packed != NULL;
+    const int has_W_q = layer->W[MHA_PY_W_Q].linear.weight != NULL, has_W_k = layer->W[MHA_PY_W_K].linear.weight != NULL;
     const int rebuild = (training && has_W_q && has_W_k) || !weights_are_smaller(layer);
     const mha_py_kept kept = {
         .weights = !rebuild,
@@ -222,7 +222,7 @@ keep_q_and_k(mha_py_layer *layer, void *kept_q, void *kept_k)
 {
     mha_layer_args *args = &layer->args;
 
-    if (args->W_q.packed != NULL) {
+    if (args->W_q.weight != NULL) {
         args->q_projected = kept_q;
     } else if (kept_q != NULL) {
         for (size_t b = 0; b < args->batch; b++) {
@@ -230,7 +230,7 @@ keep_q_and_k(mha_py_layer *layer, void *kept_q, void *kept_k)
         }
         point_at(&args->query_rows, &layer->queries, kept_q);
     }
-    if (args->W_k.packed != NULL) {
+    if (args->W_k.weight != NULL) {
         args->k_projected = kept_k;
     } else if (kept_k != NULL) {
         for (size_t b = 0; b < args->batch; b++) {
@@ -294,7 +294,7 @@ forward(PyObject *module, PyObject **values, int training)
     PyObject *result = NULL, *out = NULL, *saved = NULL, *tape = NULL;
 
     if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
-        mha_py_take_layer(module, values, MHA_PY_PACKED, &call.layer) == 0 && make_outputs(&call) == 0 &&
+        mha_py_take_layer(module, values, MHA_PY_PROJECTIONS, &views, &call.layer) == 0 && make_outputs(&call) == 0 &&
         run(&call, training ? training_signature.function : layer_signature.function) == 0) {
         out = mha_py_answer(module, call.out, &views);
         saved = out == NULL ? NULL : make_saved(&call);
@@ -318,8 +318,8 @@ forward(PyObject *module, PyObject **values, int training)
 const char py_layer_forward_doc[] =
     "layer_forward(queries, keys, values, valid_lens, projections, w_v, num_heads, "
     "empty_rows, dropout, seed)\n--\n\n"
-    "One whole layer; projections is (W_q, W_k, W_v, W_o), each None or (packed, bias or\n"
-    "None, (out_features, in_features)).  Returns (out, saved); see saved_weights.";
+    "One whole layer; projections is (W_q, W_k, W_v, W_o), each None, (weight, bias or None)\n"
+    "or (packed, bias or None, (out_features, in_features)).  Returns (out, saved); see saved_weights.";
 
 PyObject *
 py_layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)

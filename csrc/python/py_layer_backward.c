@@ -81,7 +81,7 @@ take_layer(PyObject *module, backward_call *call, PyObject *const *values)
         return mha_py_type_error(tape, "tape", "the tuple that layer_forward_training returned");
     }
     forward[3] = PyTuple_GetItem(tape, MHA_PY_TAPE_LENS);
-    return mha_py_take_layer(module, forward, MHA_PY_WEIGHTS, &call->layer);
+    return mha_py_take_layer(module, forward, MHA_PY_WEIGHTS, &call->views, &call->layer);
 }
 
 /* One dense array of this shape; None where the layer has no use for it. */
@@ -108,13 +108,13 @@ take_tape(PyObject *module, backward_call *call, PyObject *tape)
         {batch, keys, layer->value_features}, {batch, queries, layer->value_features},
         {batch, layer->heads, queries},       {batch, layer->heads, queries},
     };
-    const int has_W_o = layer->W[MHA_PY_W_O].linear.packed != NULL;
+    const int has_W_o = layer->W[MHA_PY_W_O].linear.weight != NULL;
     void **const context = has_W_o ? &layer->args.context : &layer->args.out;
     void **const to[] = {&layer->args.q_projected, &layer->args.k_projected, &layer->args.v_projected, context,
                          &layer->args.row_max,     &layer->args.row_sum};
 
     for (int i = 0; i < MHA_PY_TAPE_LENS; i++) {
-        if (i < MHA_PY_TAPE_CONTEXT && layer->W[i].linear.packed == NULL) {
+        if (i < MHA_PY_TAPE_CONTEXT && layer->W[i].linear.weight == NULL) {
             continue; /* no projection, nothing kept */
         }
         if (take_part(module, call, PyTuple_GetItem(tape, i), names[i], dims[i], &call->tape[i]) < 0) {
@@ -239,7 +239,7 @@ make_parameter_gradients(backward_call *call, PyObject *weights, PyObject *biase
         return -1;
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        const mha_py_array *weight = &layer->W[i].packed;
+        const mha_py_array *weight = &layer->W[i].weight;
 
         if (weight->array == NULL) {
             continue;

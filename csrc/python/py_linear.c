@@ -100,7 +100,8 @@ done:
 static int
 say_projection(const char *name)
 {
-    PyErr_Format(PyExc_TypeError, "%s must be (packed, bias or None, (out_features, in_features))", name);
+    PyErr_Format(PyExc_TypeError, "%s must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))",
+                 name);
     return -1;
 }
 
@@ -126,7 +127,7 @@ static int
 check_packed(const mha_py_projection *projection)
 {
     const mha_linear *linear = &projection->linear;
-    const mha_py_array *packed = &projection->packed;
+    const mha_py_array *packed = &projection->weight;
     size_t size;
 
     if (mha_py_check(mha_linear_packed_size(mha_py_dtype(packed), linear->out_features, linear->in_features, &size),
@@ -165,38 +166,68 @@ take_bias(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_pr
     return 0;
 }
 
+/* (packed, ., (out_features, in_features)) */
+static int
+take_packed(PyObject *value, const mha_py_array *like, mha_py_projection *projection)
+{
+    const char *name = projection->name;
+    PyObject *sizes = PyTuple_GetItem(value, 2);
+
+    if (!PyTuple_Check(sizes) || PyTuple_Size(sizes) != 2) {
+        return say_projection(name);
+    }
+    return take_size(sizes, 0, name, &projection->linear.out_features) < 0 ||
+                   take_size(sizes, 1, name, &projection->linear.in_features) < 0 ||
+                   mha_py_take(&projection->weight, PyTuple_GetItem(value, 0), name, MHA_PY_DENSE, like) < 0
+               ? -1
+               : check_packed(projection);
+}
+
+/* (weight, .) */
+static int
+take_rows(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_projection *projection)
+{
+    mha_py_array *weight = &projection->weight;
+
+    if (mha_py_take(weight, value, projection->name, MHA_PY_ROWS, like) < 0 ||
+        mha_py_need_rank(module, weight, 2, "(out_features, in_features)") < 0) {
+        return -1;
+    }
+    projection->linear.out_features = (size_t)weight->shape[0];
+    projection->linear.in_features = (size_t)weight->shape[1];
+    projection->linear.layout = MHA_WEIGHT_ROWS;
+    projection->linear.row_stride = weight->stride[0];
+    return 0;
+}
+
 int
 mha_py_take_projection(PyObject *module, PyObject *value, const char *name, const mha_py_array *like,
-                       mha_py_projection *projection)
+                       mha_py_views *views, mha_py_projection *projection)
 {
-    PyObject *packed, *bias, *sizes;
+    const Py_ssize_t n_parts = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
+    PyObject *weight, *bias;
 
     projection->name = name;
     if (value == Py_None) {
         return 0; /* no projection; the caller zeroed the struct */
     }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != 3) {
+    if (n_parts != 2 && n_parts != 3) {
         return say_projection(name);
     }
-    packed = PyTuple_GetItem(value, 0);
-    bias = PyTuple_GetItem(value, 1);
-    sizes = PyTuple_GetItem(value, 2);
-    if (!PyTuple_Check(sizes) || PyTuple_Size(sizes) != 2) {
-        return say_projection(name);
-    }
-    if (take_size(sizes, 0, name, &projection->linear.out_features) < 0 ||
-        take_size(sizes, 1, name, &projection->linear.in_features) < 0 ||
-        mha_py_take(&projection->packed, packed, name, MHA_PY_DENSE, like) < 0 || check_packed(projection) < 0) {
+    weight = n_parts == 2 ? mha_py_view_tensor(module, PyTuple_GetItem(value, 0), views) : NULL;
+    bias = mha_py_view_tensor(module, PyTuple_GetItem(value, 1), views);
+    if (bias == NULL || (n_parts == 2 && weight == NULL) ||
+        (n_parts == 2 ? take_rows(module, weight, like, projection) : take_packed(value, like, projection)) < 0) {
         return -1;
     }
-    projection->linear.packed = projection->packed.data;
+    projection->linear.weight = projection->weight.data;
     return bias == Py_None ? 0 : take_bias(module, bias, like, projection);
 }
 
 void
 mha_py_drop_projection(mha_py_projection *projection)
 {
-    mha_py_drop(&projection->packed);
+    mha_py_drop(&projection->weight);
     mha_py_drop(&projection->bias);
 }
 
@@ -207,6 +238,7 @@ static const mha_py_signature linear_signature = {"linear", 2, {"x", "projection
 typedef struct {
     mha_py_rows x;
     mha_py_projection projection;
+    mha_py_views views;
     PyArrayObject *y;
 } linear_call;
 
@@ -269,7 +301,7 @@ run_linear(linear_call *call)
 }
 
 const char py_linear_doc[] = "linear(x, projection)\n--\n\n"
-                             "x (..., in_features) times a packed weight, plus its bias: (..., out_features).";
+                             "x (..., in_features) times a weight, packed or in rows, plus its bias: (..., out_features).";
 
 PyObject *
 py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
@@ -288,7 +320,7 @@ py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *
         say_projection("projection");
         goto done;
     }
-    if (mha_py_take_projection(module, values[1], "projection", &call.x.rows, &call.projection) < 0) {
+    if (mha_py_take_projection(module, values[1], "projection", &call.x.rows, &call.views, &call.projection) < 0) {
         goto done;
     }
     if ((size_t)call.x.rows.shape[1] != call.projection.linear.in_features) {
@@ -306,5 +338,6 @@ done:
     Py_XDECREF((PyObject *)call.y);
     mha_py_drop_projection(&call.projection);
     mha_py_drop(&call.x.rows);
+    mha_py_drop_views(&call.views);
     return result;
 }

@@ -137,7 +137,7 @@ projection(size_t out_features, size_t in_features, const void **weight_ret)
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, packed) == MHA_OK,
           "%s: pack", guard.doing);
     *weight_ret = weight;
-    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features};
+    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features, MHA_WEIGHT_PACKED, 0};
 }
 
 typedef struct {

@@ -138,7 +138,7 @@ check_linear_forward(void)
     size_t size = 0;
 
     guarded_reset(1);
-    const mha_linear good = projection(OUT, IN, &weight), none = {NULL, NULL, OUT, IN};
+    const mha_linear good = projection(OUT, IN, &weight), none = {NULL, NULL, OUT, IN, MHA_WEIGHT_ROWS, IN};
     const void *x = numbers(dtype, ROWS * IN);
     void *y = room(dtype, ROWS * OUT), *packed = room(dtype, 1);
     const uint64_t before = hash_operands();

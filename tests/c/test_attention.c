@@ -122,7 +122,7 @@ test_linear(mha_dtype dtype, size_t draw)
     CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed) == MHA_OK, "packed size");
     void *packed = allocate(n_packed * item);
     CHECK(mha_linear_pack(dtype, outputs, inputs, weight, (ptrdiff_t)inputs, packed) == MHA_OK, "pack");
-    const mha_linear linear = {packed, bias, outputs, inputs};
+    const mha_linear linear = {packed, bias, outputs, inputs, MHA_WEIGHT_PACKED, 0};
     memset(y, 0xff, rows * outputs * item);
     CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)inputs, y, (ptrdiff_t)outputs) == MHA_OK, "linear");
     /* Rounding of a sum of `inputs` products of at most 1: inputs^2 / 2 half units at worst, sqrt(inputs) typically. */

@@ -232,7 +232,7 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
     c->linears[3] = &a->W_o;
     for (size_t i = 0; i < N_WEIGHTS; i++) {
         const size_t in = i < N_INPUTS ? sizes[i] : value_features;
-        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in}; /* packed: later */
+        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0}; /* packed: later */
         c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
         c->n[N_INPUTS + N_WEIGHTS + i] = has[i] ? outputs[i] : 0;
     }
@@ -272,14 +272,14 @@ run_layer_forward(layer_call *c)
     for (int i = 0; i < N_WEIGHTS; i++) {
         mha_linear *w = c->linears[i];
         size_t n = 0;
-        if (w->packed == NULL) {
+        if (w->weight == NULL) {
             continue;
         }
         CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n) == MHA_OK, "packed size");
-        void *packed = w->packed == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->packed;
+        void *packed = w->weight == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->weight;
         CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
                               (ptrdiff_t)w->in_features, packed) == MHA_OK, "pack");
-        w->packed = packed;
+        w->weight = packed;
         w->bias = c->narrow[N_INPUTS + N_WEIGHTS + i];
     }
     CHECK(mha_layer_forward(a) == MHA_OK, "layer forward");
@@ -386,7 +386,7 @@ test_layer(size_t draw)
             free(c->kept[i]);
         }
         for (int i = 0; i < N_WEIGHTS; i++) {
-            free((void *)(uintptr_t)c->linears[i]->packed);
+            free((void *)(uintptr_t)c->linears[i]->weight);
         }
         free((void *)(uintptr_t)c->args.visible.valid_lens);
         free(c->grad_out);

@@ -96,6 +96,10 @@ linear(size_t D, size_t K)
     void *y = room(dtype, rows * K);
     const mha_linear one = projection(K, D, &weight);
     CHECK(mha_linear_forward(dtype, &one, rows, x, d, y, k) == MHA_OK, "%s: forward", guard.doing);
+    void *again = room(dtype, rows * K);
+    const mha_linear in_rows = {weight, one.bias, K, D, MHA_WEIGHT_ROWS, d};
+    CHECK(mha_linear_forward(dtype, &in_rows, rows, x, d, again, k) == MHA_OK, "%s: in rows", guard.doing);
+    CHECK(memcmp(y, again, rows * K * size_of(dtype)) == 0, "%s: other bits from a weight in rows", guard.doing);
     const mha_linear_grads grads = {dtype, rows, K, D, x, weight, numbers(dtype, rows * K), d, k,
                                     room(dtype, rows * D), room(dtype, K * D), room(dtype, K), 0};
     CHECK(mha_linear_backward(&grads) == MHA_OK, "%s: backward", guard.doing);
@@ -119,6 +123,14 @@ run_layer(layer_case *c)
     alone.row_max = alone.row_sum = alone.weights = NULL;
     CHECK(mha_layer_forward(&alone) == MHA_OK && hash == hash_bits(0, dtype, a->out, c->n_out),
           "%s: other bits if nothing is kept", guard.doing);
+    mha_linear *const linears[4] = {&alone.W_q, &alone.W_k, &alone.W_v, &alone.W_o};
+    for (int i = 0; i < 4; i++) {
+        linears[i]->weight = g->weight[i];
+        linears[i]->layout = MHA_WEIGHT_ROWS;
+        linears[i]->row_stride = (ptrdiff_t)linears[i]->in_features;
+    }
+    CHECK(mha_layer_forward(&alone) == MHA_OK && hash == hash_bits(0, dtype, a->out, c->n_out),
+          "%s: other bits from weights in rows", guard.doing);
     CHECK(mha_layer_backward(g) == MHA_OK, "%s: backward", guard.doing);
     hash = hash_bits(hash, dtype, g->grad_inputs[0].data, c->n_queries * a->query_size);
     hash = hash_bits(hash, dtype, g->grad_inputs[1].data, c->n_keys * a->key_size);

@@ -1,6 +1,7 @@
 /*
  * test_projections.c: projections of whole numbers, forward and backward, and softmax of equal scores: every sum is
- * exact, so a term lost or counted twice at any edge of a tile, panel or chunk shows.  Every instruction set, both types.
+ * exact, so a term lost or counted twice at any edge of a tile, panel or chunk shows.  And of real numbers, whose
+ * bits tell the order of sums.  Every instruction set, both types.
  *
  *     test_projections [quick]
  * SPDX-License-Identifier: BSD-3-Clause
@@ -72,7 +73,7 @@ check_projection(size_t rows, size_t outs, size_t ins)
     CHECK(mha_linear_packed_size(dtype, outs, ins, &size) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
-    const mha_linear linear = {packed, bias.data, outs, ins};
+    const mha_linear linear = {.weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins};
     CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK, "forward");
     check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
     const mha_linear_grads grads = {
@@ -96,6 +97,37 @@ check_projection(size_t rows, size_t outs, size_t ins)
     free(grad_bias);
     free(packed);
     free(ones);
+}
+
+/* A weight in rows, read as it lies by few rows of x and packed for many, gives the bits of one packed before. */
+static void
+check_layouts(size_t rows, size_t outs, size_t ins)
+{
+    const size_t item = size_of(dtype), stride = ins + rows % 4;
+    void *x = numbers(dtype, rows * ins, 1.0), *weight = numbers(dtype, outs * stride, 1.0);
+    void *bias = below(2) ? numbers(dtype, outs, 1.0) : NULL;
+    void *y = allocate(rows * outs * item), *from_rows = allocate(rows * outs * item);
+    size_t size = 0;
+
+    for (size_t i = 0; i < outs; i++) {
+        for (size_t j = ins; j < stride; j++) {
+            set(dtype, weight, i * stride + j, (double)NAN);
+        }
+    }
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size) == MHA_OK, "packed size");
+    void *packed = allocate(size * item);
+    CHECK(mha_linear_pack(dtype, outs, ins, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
+    const mha_linear of_packed = {.weight = packed, .bias = bias, .out_features = outs, .in_features = ins};
+    const mha_linear of_rows = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)stride};
+    memset(from_rows, 0xff, rows * outs * item);
+    CHECK(mha_linear_forward(dtype, &of_packed, rows, x, (ptrdiff_t)ins, y, (ptrdiff_t)outs) == MHA_OK, "packed");
+    CHECK(mha_linear_forward(dtype, &of_rows, rows, x, (ptrdiff_t)ins, from_rows, (ptrdiff_t)outs) == MHA_OK, "rows");
+    CHECK(memcmp(y, from_rows, rows * outs * item) == 0, "%s, %zu rows x %zu x %zu: other bits from a weight in rows",
+          mha_isa_name(mha_isa_active()), rows, outs, ins);
+    void *const all[] = {x, weight, bias, y, from_rows, packed};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        free(all[i]);
+    }
 }
 
 /* --- Softmax of equal scores ---------------------------------------------------------------------- */
@@ -130,9 +162,14 @@ run_all(int quick)
 
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         check_projection(sizes[i][0], sizes[i][1], sizes[i][2]);
+        check_layouts(sizes[i][0], sizes[i][1], sizes[i][2]);
+    }
+    for (size_t rows = 1; rows < 14; rows++) { /* each register tile; depths of one chunk and of several */
+        check_layouts(rows, 1 + below(200), 1 + below(rows % 2 ? 256 : 1100));
     }
     for (size_t n = 0; n < (quick ? 5 : 40); n++) {
         check_projection(1 + below(30), 1 + below(70), 1 + below(40));
+        check_layouts(1 + below(400), 1 + below(70), 1 + below(300));
     }
     for (size_t keys = 1; keys < 70; keys += quick ? 7 : 1) {
         for (size_t valid = 0; valid <= keys; valid++) {

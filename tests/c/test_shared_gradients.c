@@ -35,7 +35,7 @@ projection(self_attention *s, int i)
     void *packed = owned(s, n);
     CHECK(mha_linear_pack(dtype, SIZE, SIZE, weight, SIZE, packed) == MHA_OK, "pack");
     s->grads.weight[i] = weight;
-    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE};
+    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE, MHA_WEIGHT_PACKED, 0};
 }
 
 static self_attention

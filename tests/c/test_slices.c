@@ -63,8 +63,8 @@ packed(size_t out_features, size_t in_features)
     size_t size;
 
     CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size) == MHA_OK, "packed size");
-    linear.packed = allocate(size * size_of(dtype));
-    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.packed) ==
+    linear.weight = allocate(size * size_of(dtype));
+    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.weight) ==
               MHA_OK, "pack");
     free(weight);
     return linear;
@@ -185,7 +185,7 @@ main(int argc, char **argv)
             a.out = x; /* where nothing is written */
             CHECK(mha_layer_forward(&a) == MHA_OK, "no queries");
             for (int i = 0; i < 4; i++) {
-                free((void *)made[i].packed);
+                free((void *)made[i].weight);
                 free((void *)made[i].bias);
             }
             free(x);

@@ -1,0 +1,120 @@
+/*
+ * linear_pack.c: weights into the panels that the product reads: once for many calls (mha_linear_pack), or once in a
+ * call, for weights that lie in rows and meet many rows of x.
+ */
+#include "linear.h"
+
+#include "runtime/common.h"
+#include "runtime/threads.h"
+
+/* One number of a weight costs about as much as so many multiply-adds: it is read and written once. */
+#define WORK_PER_NUMBER 16.0
+
+mha_status
+mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret)
+{
+    const mha_kernels *k = mha_kernels_for(dtype);
+    size_t size = in_features, n_bytes;
+
+    if (k == NULL) {
+        return MHA_ERR_ARG;
+    }
+    if (out_features > SIZE_MAX - k->panel_width ||
+        mha_mul_size(&size, mha_round_up(out_features, k->panel_width)) < 0) {
+        return MHA_ERR_SIZE;
+    }
+    n_bytes = size;
+    if (mha_mul_size(&n_bytes, 2 * k->itemsize) < 0) {
+        return MHA_ERR_SIZE;
+    }
+    *size_ret = size;
+    return MHA_OK;
+}
+
+/* Rows of a weight in its last panel; of them whole vectors are written by pack_panels, and the rest is not. */
+static void
+pack_panel(const mha_kernels *k, const mha_linear *linear, size_t panel, char *packed)
+{
+    const size_t width = k->panel_width, first = panel * width, columns = mha_min(linear->out_features - first, width);
+    const char *source = (const char *)linear->weight + (ptrdiff_t)first * linear->row_stride * (ptrdiff_t)k->itemsize;
+    char *to = packed + first * linear->in_features * k->itemsize;
+
+    if (columns + k->lanes <= width) { /* so that equal weights give equal bytes */
+        k->fill(width * linear->in_features, 0, to);
+    }
+    k->pack_panels(source, linear->row_stride, 0, columns, linear->in_features, to);
+}
+
+mha_status
+mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight,
+                ptrdiff_t row_stride, void *packed)
+{
+    const mha_kernels *k = mha_kernels_for(dtype);
+    const mha_linear linear = {weight, NULL, out_features, in_features, MHA_WEIGHT_ROWS, row_stride};
+    size_t size;
+    const mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size);
+
+    for (size_t panel = 0; status == MHA_OK && panel < mha_ceil_div(out_features, k->panel_width); panel++) {
+        pack_panel(k, &linear, panel, packed);
+    }
+    return status;
+}
+
+/* --- For one call ------------------------------------------------------------------------------ */
+
+void
+mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear)
+{
+    linear->layout = MHA_WEIGHT_PACKED;
+    packing->linears[packing->n++] = linear;
+}
+
+void
+mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch)
+{
+    for (size_t i = 0; i < packing->n; i++) {
+        const size_t n_panels = mha_ceil_div(packing->linears[i]->out_features, kernels->panel_width);
+        size_t panel_bytes = kernels->panel_width * kernels->itemsize;
+
+        if (mha_mul_size(&panel_bytes, packing->linears[i]->in_features) < 0) {
+            panel_bytes = SIZE_MAX; /* opening that memory says so */
+        }
+        packing->at[i] = mha_scratch_add(scratch, n_panels, panel_bytes);
+        packing->n_panels += n_panels;
+    }
+}
+
+typedef struct {
+    const mha_linear_packing *packing;
+    const mha_kernels *kernels;
+    char *base;
+} pack_job;
+
+static void
+pack_task(void *context, size_t panel, unsigned worker)
+{
+    const pack_job *job = context;
+    const mha_linear_packing *packing = job->packing;
+    size_t i = 0;
+
+    (void)worker;
+    for (size_t n; panel >= (n = mha_ceil_div(packing->linears[i]->out_features, job->kernels->panel_width)); i++) {
+        panel -= n;
+    }
+    pack_panel(job->kernels, packing->linears[i], panel, job->base + packing->at[i]);
+}
+
+void
+mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch)
+{
+    pack_job job = {packing, kernels, scratch->base};
+    double numbers = 0;
+
+    for (size_t i = 0; i < packing->n; i++) {
+        numbers += (double)packing->linears[i]->out_features * (double)packing->linears[i]->in_features;
+    }
+    mha_parallel_for(packing->n_panels, mha_threads_for(packing->n_panels, WORK_PER_NUMBER * numbers), pack_task, &job);
+    for (size_t i = 0; i < packing->n; i++) {
+        packing->linears[i]->weight = scratch->base + packing->at[i];
+    }
+}
