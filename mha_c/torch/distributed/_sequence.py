@@ -1,0 +1,207 @@
+"""How a sequence is cut into pieces, one a rank, which parts of it see which, and how far each has to travel.
+
+Plain arithmetic that every rank does for itself with the same result; nothing here sends or computes anything.
+
+A piece is what one rank holds: one part of the sequence (layout "contiguous"), or two ("zigzag": parts r and
+2n - 1 - r of 2n).  Under a causal mask later queries see more keys, and two such parts make equal work for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import _arguments
+from ...errors import ShapeError
+
+LAYOUTS = ("contiguous", "zigzag")
+FORWARD, BACKWARD = 1, -1  # to the next rank of the ring, to the one before
+
+
+class Part(NamedTuple):
+    """Places start .. stop - 1 of the sequence, which stand at `offset` of their rank's piece."""
+
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def rows(self) -> slice:
+        """Where in the piece."""
+        return slice(self.offset, self.offset + self.size)
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees: those before its item's length and within left and right of its own place.
+
+    left and right are -1 where that side is open; causal is right = 0.  lens: None, (B,) or (B, N) int64.
+    """
+
+    left: int = -1
+    right: int = -1
+    lens: Any = None
+
+    def longest(self, queries: Part) -> Optional[int]:
+        """The largest length that one of these queries has in some item; None: all keys."""
+        if self.lens is None:
+            return None
+        lens = self.lens if self.lens.ndim == 1 else self.lens[:, queries.start : queries.stop]
+        return int(lens.max(initial=0))
+
+    def sees(self, queries: Part, keys: Part) -> bool:
+        """Whether one of these queries sees one of these keys in some item."""
+        longest = self.longest(queries)
+        last = keys.stop if longest is None else min(keys.stop, longest)
+        first_query = queries.start if self.right < 0 else max(queries.start, keys.start - self.right)
+        last_query = queries.stop if self.left < 0 else min(queries.stop, last + self.left)
+        return keys.start < last and first_query < last_query
+
+
+def parts_of(length: int, rank: int, world_size: int, layout: str) -> tuple[Part, ...]:
+    """What `rank` holds of a sequence: the first length % n of n equal parts are one longer than the others."""
+    n_parts = world_size if layout == "contiguous" else 2 * world_size
+    numbers = (rank,) if layout == "contiguous" else (rank, n_parts - 1 - rank)
+    size, longer = divmod(length, n_parts)
+    parts, offset = [], 0
+    for number in numbers:
+        start = number * size + min(number, longer)
+        stop = start + size + (number < longer)
+        parts.append(Part(start, stop, offset))
+        offset += stop - start
+    return tuple(parts)
+
+
+def piece_length(length: int, rank: int, world_size: int, layout: str) -> int:
+    return sum(part.size for part in parts_of(length, rank, world_size, layout))
+
+
+def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "contiguous", dim: int = -2) -> Tensor:
+    """The piece of a sequence that a rank works on.
+
+    x           a tensor of any type with the sequence along `dim`; the default fits (B, H, N, D) and (B, N, D)
+    rank        0 .. world_size - 1
+    layout      "contiguous": part `rank` of `world_size`; "zigzag": parts `rank` and 2 world_size - 1 - `rank` of
+                2 world_size, one after the other, which balances causal work
+    Gradients go back to x.  A length that is no multiple gives pieces whose lengths differ by one a part.
+
+    >>> import torch
+    >>> from mha_c.torch.distributed import split_sequence
+    >>> x = torch.arange(8)
+    >>> split_sequence(x, 0, 2, dim=0), split_sequence(x, 0, 2, layout="zigzag", dim=0)
+    (tensor([0, 1, 2, 3]), tensor([0, 1, 6, 7]))
+    """
+    _arguments.choice(layout, "layout", LAYOUTS)
+    world_size = _arguments.whole(world_size, "world_size")
+    if _arguments.whole(rank, "rank", least=0) >= world_size:
+        raise ValueError(f"rank must be below world_size ({world_size}), got {rank}")
+    dim = _axis(x, "x", dim)
+    parts = parts_of(x.shape[dim], rank, world_size, layout)
+    pieces = [x.narrow(dim, part.start, part.size) for part in parts]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+
+
+def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: int = -2) -> Tensor:
+    """The whole sequence from the pieces of all ranks, in the order of the ranks: `split_sequence` undone.
+
+    >>> import torch
+    >>> from mha_c.torch.distributed import join_sequence, split_sequence
+    >>> x = torch.arange(11)
+    >>> pieces = [split_sequence(x, rank, 3, layout="zigzag", dim=0) for rank in range(3)]
+    >>> join_sequence(pieces, layout="zigzag", dim=0)
+    tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10])
+    """
+    _arguments.choice(layout, "layout", LAYOUTS)
+    if not pieces:
+        raise ValueError("pieces: at least one is needed")
+    dim = _axis(pieces[0], "pieces[0]", dim)
+    length, found = sum(piece.shape[dim] for piece in pieces), []
+    for rank, piece in enumerate(pieces):
+        parts = parts_of(length, rank, len(pieces), layout)
+        if piece.shape[dim] != sum(part.size for part in parts):
+            raise ShapeError(
+                f"pieces[{rank}] has {piece.shape[dim]} places along dim {dim}, but split_sequence gives rank {rank} "
+                f"{sum(part.size for part in parts)} of {length} for {len(pieces)} ranks and layout={layout!r}"
+            )
+        found += [(part.start, piece.narrow(dim, part.offset, part.size)) for part in parts]
+    return torch.cat([part for _, part in sorted(found, key=lambda pair: pair[0])], dim)
+
+
+def _axis(x: Tensor, name: str, dim: int) -> int:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+    if not -x.dim() <= dim < x.dim():
+        raise ShapeError(f"dim {dim} is none of {name}, which has shape {tuple(x.shape)}")
+    return dim % x.dim()
+
+
+# --- Who needs what --------------------------------------------------------------------------------------
+
+
+class Travel(NamedTuple):
+    """A part of the keys, and how many ranks it passes on its way in each direction."""
+
+    part: Part
+    forward: int
+    backward: int
+
+    def hops(self, direction: int) -> int:
+        return self.forward if direction == FORWARD else self.backward
+
+
+class Plan:
+    """Everything about a call that follows from sizes and masks: the parts of each rank and how they travel."""
+
+    def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: Mask) -> None:
+        self.world_size, self.mask = world_size, mask
+        ranks = range(world_size)
+        self.queries = [parts_of(n_queries, rank, world_size, layout) for rank in ranks]
+        # Under a causal mask a round gives all ranks the same work if both parts of a zigzag piece take the same way.
+        one_way = layout == "zigzag" and mask.right >= 0 and mask.left < 0
+        self.keys = [
+            [self._travel(owner, part, one_way) for part in parts_of(n_keys, owner, world_size, layout)]
+            for owner in ranks
+        ]
+        self.rounds = max((t.hops(way) for owner in ranks for t in self.keys[owner] for way in (1, -1)), default=0)
+
+    def sees(self, rank: int, keys: Part) -> bool:
+        """Whether a query of this rank sees one of these keys."""
+        return any(self.mask.sees(queries, keys) for queries in self.queries[rank])
+
+    def _travel(self, owner: int, part: Part, one_way: bool) -> Travel:
+        """Both ways as far as somebody needs the part: the longest run of ranks that do not is left out."""
+        n = self.world_size
+        distances = [0, *(d for d in range(1, n) if self.sees((owner + d) % n, part))]
+        if one_way or len(distances) == 1:
+            return Travel(part, distances[-1], 0)
+        hops = [(last + (n - following) % n, -last) for last, following in zip(distances, [*distances[1:], n])]
+        total, last = min(hops)
+        return Travel(part, -last, total + last)
+
+    def cargo(self, owner: int, direction: int, hops: int) -> list[Travel]:
+        """The parts of `owner` that travel so far in this direction, the farthest first: those of the next hop lead."""
+        parts = [travel for travel in self.keys[owner] if travel.part.size and travel.hops(direction) >= hops]
+        return sorted(parts, key=lambda travel: (-travel.hops(direction), travel.part.start))
+
+    def sent(self, rank: int) -> int:
+        """How many keys this rank hands on in a call forward, its own and those of others."""
+        n = self.world_size
+        sizes = (
+            travel.part.size
+            for direction in (FORWARD, BACKWARD)
+            for hop in range(1, self.rounds + 1)
+            for travel in self.cargo((rank - direction * (hop - 1)) % n, direction, hop)
+        )
+        return sum(sizes)
+
+
+def mask_of(lens: Optional[np.ndarray[Any, Any]], causal: bool, window: tuple[int, int]) -> Mask:
+    left, right = window
+    return Mask(left, 0 if causal else right, lens)

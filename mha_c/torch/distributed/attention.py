@@ -1,0 +1,248 @@
+"""ring_attention: attention over a sequence that no rank holds as a whole."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Optional, Union
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from ... import _arguments
+from ..._arrays import to_lengths
+from ...errors import ShapeError
+from ...functional import _window
+from .._tensors import HALVES, check_inputs, refuse_functorch
+from ..autograd import _once_only
+from ..functional import _seed
+from . import _ring
+from ._group import Field, Ranks, agree, ranks_of, shape_fields
+from ._sequence import LAYOUTS, Mask, Plan, mask_of, piece_length
+
+Rng = Union[None, int, torch.Generator]
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, causal: Any = False, window: Any = None,
+    dropout: float = 0.0, rng: Rng = None, layout: str = "contiguous", group: Optional[dist.ProcessGroup] = None,
+    scale: Optional[float] = None, empty_rows: str = "zero",
+) -> Tensor:  # fmt: skip
+    """Attention over a sequence of which every rank of a group holds a piece: this rank's rows of the result.
+
+    Every rank calls it with its own piece, as `split_sequence` cuts it, and with otherwise equal arguments; every rank
+    that calls it with gradients goes back through it too.  Together the results are those of
+    `functional.dot_product_attention` on the joined sequence.  Keys and values travel around the ring of ranks while
+    the piece before them is computed; no rank ever holds more of them than its own and those on their way.
+
+    q (B, H, Nq/n, D), k (B, Hkv, N/n, D), v (B, Hkv, N/n, Dv): CPU tensors of one type; Hkv divides H.  float32 and
+                float64 are computed natively, bfloat16 and float16 in float32 with the result rounded
+    valid_lens  of the whole sequence: None, (B,), or (B, Nq) for a length for each query; integers or floats
+    causal      query i of the whole sequence sees its keys up to i (True, "top_left")
+    window      (left, right): query i sees key j when i - left <= j <= i + right; None on a side: no limit there
+    dropout, rng    as in `functional.dot_product_attention`; all ranks must have the same number: give a whole number,
+                or seed torch's generator alike everywhere.  The weights dropped are those of the one-process call
+    layout      how the pieces were cut: "contiguous", or "zigzag", which shares causal work out evenly
+    group       a process group of torch.distributed (gloo); None: all processes
+    scale       None: 1/sqrt(D)
+    empty_rows  what a query without visible keys gets: "zero", or "uniform", the mean of all values, where its length
+                is <= 0 (not together with causal or window)
+
+    A piece that none of a rank's queries sees is not computed there, and not sent where no further rank needs it.
+    Results are the same bits in every run with so many ranks.
+
+    Errors, on every rank alike and with the rank that is to blame: ShapeError, TypeError, ValueError for arguments
+    that do not fit together; RuntimeError if a rank died, hangs beyond the group's timeout or calls something else.
+    After such an error a new group is needed.
+
+    >>> import torch, torch.distributed as dist
+    >>> from mha_c.torch.distributed import join_sequence, ring_attention, split_sequence
+    >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torchrun starts more
+    >>> q, k, v = (split_sequence(torch.randn(1, 2, 12, 8), dist.get_rank(), dist.get_world_size()) for _ in "qkv")
+    >>> ring_attention(q, k, v, causal=True).shape
+    torch.Size([1, 2, 12, 8])
+    >>> dist.destroy_process_group()
+
+    Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
+    Attention", for the balance of causal work.
+    """
+    refuse_functorch()
+    ranks = ranks_of(group, "ring_attention")
+    refusal: Optional[Exception] = None
+    call = None
+    try:
+        call = _Arguments(q, k, v, valid_lens, causal, window, dropout, rng, layout, scale, empty_rows)
+        own, fields, refused = call.lengths(), call.fields(), ""
+    except (TypeError, ValueError) as error:
+        refusal, own, fields, refused = error, [0, 0], [], str(error) or type(error).__name__
+    try:
+        found = agree(ranks, "ring_attention", fields, own, refused)
+    except ValueError:
+        if refusal is not None:
+            raise refusal from None
+        raise
+    assert call is not None
+    return call.run(ranks, found)
+
+
+class _Arguments:
+    """The arguments of one rank, checked as far as one rank can."""
+
+    def __init__(
+        self, q: Any, k: Any, v: Any, valid_lens: Any, causal: Any, window: Any, dropout: Any, rng: Rng, layout: Any,
+        scale: Any, empty_rows: Any,
+    ) -> None:  # fmt: skip
+        check_inputs(q=q, k=k, v=v)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            if x.dim() != 4:
+                raise ShapeError(f"{name} must have shape (B, H, N/n, features), got {tuple(x.shape)}")
+            if x.dtype != q.dtype:
+                raise TypeError(f"{name} is {x.dtype}, but q is {q.dtype}")
+        _check_shapes(q, k, v)
+        self.q, self.k, self.v = q, k, v
+        self.causal, self.window = _causal(causal), (-1, -1) if window is None else _window(window)
+        self.dropout = float(_arguments.probability(dropout))
+        self.layout = _arguments.choice(layout, "layout", LAYOUTS)
+        self.scale = None if scale is None else float(scale)
+        self.empty_rows = _arguments.empty_rows(empty_rows)
+        if self.empty_rows == "uniform" and (self.causal or window is not None):
+            raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
+        self.lens = None if valid_lens is None else _whole_lengths(valid_lens, q.shape[0])
+        self.seed = _seed(rng, self.dropout)
+
+    def lengths(self) -> list[int]:
+        """Of this rank's pieces."""
+        return [self.q.shape[2], self.k.shape[2]]
+
+    def fields(self) -> list[Field]:
+        q, k, v, lens = self.q, self.k, self.v, self.lens
+        grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        sizes = shape_fields(
+            batch=q.shape[0], heads=q.shape[1], key_heads=k.shape[1], head_dim=q.shape[3], value_dim=v.shape[3]
+        )
+        lens_code = 0 if lens is None else zlib.crc32(repr(lens.shape).encode() + lens.tobytes()) + 1
+        return [
+            *sizes,
+            Field("dtype", DTYPES.index(q.dtype), TypeError, lambda i: str(DTYPES[i])),
+            Field("layout", LAYOUTS.index(self.layout), shown=lambda i: LAYOUTS[i]),
+            Field("causal", int(self.causal), shown=lambda i: str(bool(i))),
+            Field("window (left)", self.window[0], shown=_side),
+            Field("window (right)", self.window[1], shown=_side),
+            Field("scale", _bits(self.scale), shown=_number),
+            Field("dropout", _bits(self.dropout), shown=_number),
+            Field("the seed of dropout (give rng a whole number, or seed torch alike on all ranks)",
+                  int(np.uint64(self.seed).astype(np.int64))),
+            Field("valid_lens, which are those of the whole sequence everywhere (shown: a checksum)", lens_code),
+            Field("empty_rows", int(self.empty_rows == "uniform"), shown=lambda i: ("zero", "uniform")[i]),
+            Field("whether gradients are wanted", int(grad), shown=lambda i: str(bool(i))),
+        ]  # fmt: skip
+
+    def run(self, ranks: Ranks, lengths: list[list[int]]) -> Tensor:
+        n_queries, n_keys = (sum(column) for column in zip(*lengths))
+        for rank, pair in enumerate(lengths):
+            for name, found, whole in (("q", pair[0], n_queries), ("k", pair[1], n_keys)):
+                expected = piece_length(whole, rank, ranks.size, self.layout)
+                if found != expected:
+                    raise ShapeError(
+                        f"ring_attention: rank {rank} has {found} rows in {name}, but its piece of {whole} among "
+                        f"{ranks.size} ranks has {expected} (layout={self.layout!r}): see split_sequence"
+                    )
+        q, k, v, lens = self.q, self.k, self.v, self.lens
+        if lens is not None and lens.ndim == 2 and lens.shape[1] != n_queries:
+            raise ShapeError(
+                f"valid_lens must have shape (B,) or (B, {n_queries}), one for each query of the whole sequence, "
+                f"got {lens.shape}"
+            )
+        mask = mask_of(lens, self.causal, self.window)
+        if self.empty_rows == "uniform" and lens is not None and bool((lens <= 0).any()):
+            q, mask = _uniform(q, mask, Plan(ranks.size, n_queries, 0, self.layout, mask), ranks.rank, n_keys)
+        plan = Plan(ranks.size, n_queries, n_keys, self.layout, mask)
+        call = _ring.Call(plan, ranks, self.scale, self.dropout, self.seed, "ring_attention")
+        if q.dtype in HALVES:
+            return _attend(call, q.float(), k.float(), v.float()).to(q.dtype)
+        return _attend(call, q, k, v)
+
+
+def _attend(call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        out: Tensor = RingFunction.apply(call, q, k, v)
+        return out
+    return _ring.forward(call, q.detach(), k.detach(), v.detach())[0]
+
+
+class RingFunction(Function):
+    """RingFunction.apply(call, q, k, v) -> out: once around the ring, and once more for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, row_max, row_sum = _ring.forward(call, q, k, v)
+        ctx.save_for_backward(q, k, v, out, row_max, row_sum)
+        ctx.call = call
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return _once_only(ctx, RingFunction, grad_out)
+        q, k, v, out, row_max, row_sum = ctx.saved_tensors
+        grads = _ring.backward(ctx.call, grad_out.contiguous(), out, row_max, row_sum, q, k, v)
+        return (None, *(grad if need else None for grad, need in zip(grads, ctx.needs_input_grad[1:])))
+
+
+# --- Reading the arguments ------------------------------------------------------------------------------
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    wanted = (q.shape[0], k.shape[1], k.shape[2])
+    if tuple(v.shape[:3]) != wanted or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        raise ShapeError(
+            f"q (B, H, Nq/n, D), k (B, Hkv, N/n, D) and v (B, Hkv, N/n, Dv) do not fit together: "
+            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    heads, key_heads = q.shape[1], k.shape[1]
+    if heads == 0 or key_heads == 0 or heads % key_heads:
+        raise ShapeError(f"k has {key_heads} heads, expected a divisor of the {heads} heads of q")
+
+
+def _causal(causal: Any) -> bool:
+    if isinstance(causal, (bool, np.bool_)):
+        return bool(causal)
+    if causal == "bottom_right":
+        raise ValueError("causal='bottom_right' is not served here: queries and keys count from the same first place")
+    return _arguments.choice(causal, "causal", ("top_left",)) == "top_left"
+
+
+def _whole_lengths(valid_lens: Any, batch: int) -> Any:
+    lens = np.asarray(to_lengths(valid_lens))
+    if lens.dtype.kind not in "iuf":
+        raise TypeError(f"valid_lens must hold integers or floats, got {lens.dtype}")
+    if lens.ndim not in (1, 2) or lens.shape[0] != batch:
+        raise ShapeError(f"valid_lens must have shape (B,) = ({batch},) or (B, Nq), got {lens.shape}")
+    if np.isnan(lens).any():
+        raise ValueError("valid_lens has NaN in it")
+    return np.ceil(np.clip(lens, -1, 2**62)).astype(np.int64)
+
+
+def _uniform(q: Tensor, mask: Mask, plan: Plan, rank: int, n_keys: int) -> tuple[Tensor, Mask]:
+    """Queries of length <= 0 as queries that find all keys alike: the mean of all values."""
+    empty = mask.lens <= 0
+    here = empty[:, None]
+    if empty.ndim == 2:
+        here = np.concatenate([empty[:, part.start : part.stop] for part in plan.queries[rank]], axis=1)
+    rows = torch.from_numpy(np.ascontiguousarray(here))[:, None, :, None]
+    return q.masked_fill(rows, 0.0), mask._replace(lens=np.where(empty, n_keys, mask.lens))
+
+
+def _bits(number: Optional[float]) -> int:
+    return -1 if number is None else int(np.float64(number).view(np.int64))
+
+
+def _number(bits: int) -> str:
+    return "the default" if bits == -1 else str(np.int64(bits).view(np.float64))
+
+
+def _side(limit: int) -> str:
+    return "none" if limit < 0 else str(limit)

@@ -1,0 +1,108 @@
+"""Several real processes that talk over the loopback interface by torch.distributed's gloo.
+
+`World(n)` starts n processes once; `world.run(function, ...)` has each of them call function(rank, n, ...), one after
+the other or, if that talks, together, and gives the list of their results.  The functions stand in
+distributed_cases.py, so that the processes find them by name.
+"""
+
+import contextlib
+import datetime
+import importlib
+import multiprocessing
+import os
+import tempfile
+import traceback
+
+PATIENCE = 120  # seconds, for processes that a busy machine lets wait
+
+
+class RankError(Exception):
+    """What a rank raised: its type's name, its text and its traceback."""
+
+    def __init__(self, rank, kind, text, trace):
+        super().__init__(f"rank {rank}: {kind}: {text}\n{trace}")
+        self.rank, self.kind, self.text = rank, kind, text
+
+
+class World:
+    def __init__(self, n, timeout=PATIENCE):
+        self.n = n
+        self._folder = tempfile.TemporaryDirectory(prefix="mha_c-world-")
+        context = multiprocessing.get_context("forkserver")  # its server imports once for all what takes long
+        context.set_forkserver_preload(["torch.distributed", "torch.fx.experimental.symbolic_shapes"])
+        pairs = [context.Pipe() for _ in range(n)]
+        self.pipes = [ours for ours, _ in pairs]
+        store = f"file://{self._folder.name}/store"
+        self.processes = [
+            context.Process(target=_serve, args=(rank, n, store, timeout, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pairs)
+        ]
+        for process in self.processes:
+            process.start()
+        for _, theirs in pairs:
+            theirs.close()
+
+    def run(self, function, *args, **named):
+        """Each rank's result; the first rank's error, if there is one."""
+        results = self.ask(function, *args, **named)
+        for result in results:
+            if isinstance(result, RankError):
+                raise result
+        return results
+
+    def ask(self, function, *args, ranks=None, **named):
+        """The same with errors among the results; None for a rank that is gone."""
+        self.start(function, *args, **named)
+        return [self.result(rank) for rank in (range(self.n) if ranks is None else ranks)]
+
+    def start(self, function, *args, **named):
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.send((function.__module__, function.__name__, args, named))
+
+    def result(self, rank):
+        try:
+            if not self.pipes[rank].poll(PATIENCE):
+                raise AssertionError(f"rank {rank} hangs")
+            kind, value = self.pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            return None
+        return value if kind == "result" else RankError(rank, *value)
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _serve(rank, n, store, timeout, pipe):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if os.uname().sysname == "Darwin" else "lo")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=n, timeout=timeout)
+    while True:
+        try:
+            module, name, args, named = pipe.recv()
+        except (EOFError, OSError):
+            break
+        try:
+            function = getattr(importlib.import_module(module), name)
+            answer = "result", function(rank, n, *args, **named)
+        except Exception as error:
+            answer = "error", (type(error).__name__, str(error), traceback.format_exc())
+        pipe.send(answer)
+    os._exit(0)  # others may be gone: no farewell
