@@ -27,6 +27,7 @@ except ImportError as error:
     raise explained(error) from None
 
 from . import config, functional
+from ._cache import KeyValueCache, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
@@ -45,8 +46,10 @@ __all__ = [
     "AdditiveAttention",
     "DotProductAttention",
     "KernelAttention",
+    "KeyValueCache",
     "MultiHeadAttention",
     "PositionalEncoding",
+    "ProjectedKeyValues",
     "ProjectedKeys",
     "ShapeError",
     "cost",

@@ -6,6 +6,7 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
@@ -21,6 +22,7 @@ from .linear import State, packing_type
 
 if TYPE_CHECKING:
     from ._arguments import RngLike
+    from ._cache import KeyValueCache
     from .viz.page import Page
 
     Array = np.ndarray[Any, Any]
@@ -74,21 +76,25 @@ class AttentionLayer(Layer):
 
     @overload
     def __call__(
-        self, queries: Array, keys: Array, values: Array, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Array: ...
+        self, queries: Array, keys: Array, values: Array, valid_lens: Any = None, *, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> Array: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any: ...
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> Any: ...  # fmt: skip
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any:
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any:  # fmt: skip
         # A small call is over in two microseconds: for plain arrays, in evaluation, all of it is here.
         plan = self._plan
         if (
             type(queries) is type(keys) is type(values) is ndarray
             and (valid_lens is None or type(valid_lens) is ndarray)
             and training is None
+            and cache is None
             and not self.training
             and plan[0] is queries.dtype
             and plan[1] is self._parameters.states
@@ -101,9 +107,13 @@ class AttentionLayer(Layer):
             if self._child is not None:
                 self._child._last = last
             return out
-        return self._call(queries, keys, values, valid_lens, training)
+        return self._call(queries, keys, values, valid_lens, training, cache)
 
-    def _call(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
+    def _call(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
+    ) -> Any:
+        if values is None:
+            raise TypeError(f"{type(self).__name__}.__call__() missing 1 required positional argument: 'values'")
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
             valid_lens = to_lengths(valid_lens)
@@ -167,7 +177,7 @@ class AttentionLayer(Layer):
         valid_lens: Any,
         training: Any,
         as_tensor: bool,
-        keys_are_projected: bool = False,
+        changed: Callable[[Plan], Plan] = lambda plan: plan,
     ) -> Any:
         """A call that fixes the open sizes.  They stay open, and the random numbers unused, if it fails."""
         parameters, stream = self._parameters, self._drawing[0]
@@ -179,8 +189,7 @@ class AttentionLayer(Layer):
                     features = (array.shape[-1] if array.ndim else 0 for array in (queries, keys, values))
                     states = self._drawn(states, dict(zip(self._roles, features)))
                 plan = self._make_plan(queries, states)
-                used = without_key_projection(plan) if keys_are_projected else plan
-                out = self._run(used, queries, keys, values, valid_lens, training, as_tensor)
+                out = self._run(changed(plan), queries, keys, values, valid_lens, training, as_tensor)
             except BaseException:
                 stream.bit_generator.state = before
                 if stream is self._rng:  # then the seed of the dropout is undrawn as well

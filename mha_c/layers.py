@@ -14,9 +14,10 @@ import numpy as np
 
 from . import _arguments, masking
 from ._arrays import floats, like_input, to_arrays, to_lengths
-from ._attention import AttentionLayer, without_key_projection
+from ._attention import without_key_projection
 from ._base import Dropout, with_own_names
-from ._core import linear
+from ._cache import longest, project_rows
+from ._decoding import DecodingLayer
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @with_own_names
-class DotProductAttention(AttentionLayer):
+class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
     DotProductAttention(dropout), with the keyword-only arguments of `MultiHeadAttention`.
@@ -63,7 +64,7 @@ class DotProductAttention(AttentionLayer):
 
 
 @with_own_names
-class MultiHeadAttention(AttentionLayer):
+class MultiHeadAttention(DecodingLayer):
     """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
 
     Both generations of the book's constructor, told apart by the arguments given:
@@ -209,7 +210,7 @@ class ProjectedKeys:
 
 
 @with_own_names
-class AdditiveAttention(AttentionLayer):
+class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
     Both generations of the book's constructor:
@@ -284,30 +285,17 @@ class AdditiveAttention(AttentionLayer):
         if floats(array, "keys").ndim != 3:
             raise ShapeError(f"keys must have shape (B, K, key_size), got {array.shape}")
         lens = np.array(to_lengths(valid_lens)) if valid_lens is not None else None
-        batch, n_keys, key_size = array.shape
-        n_projected = n_keys if lens is None else longest(lens, n_keys)
-        state = self._key_state(key_size)
-        assert state.weight is not None
-        out = linear(array[:, :n_projected], state.packed(packing_type(array, self.dtype)))
-        if n_projected < n_keys:
-            unread = np.zeros((batch, n_keys - n_projected, state.out_features), out.dtype)
-            out = np.concatenate([out, unread], axis=1)
+        n_projected = array.shape[1] if lens is None else longest(lens, array.shape[1])
+        (state,) = self._sized({"W_k": array})
+        assert state is not None and state.weight is not None
+        out = project_rows(array, state, n_projected, packing_type(array, self.dtype))
         return ProjectedKeys(out, n_projected, lens, state.weight, as_tensor)
 
-    def _key_state(self, key_size: int) -> State:
-        """W_k, drawn now if it is still open: it is the first of the layer's parameters in any case."""
-        with self._parameters.lock:
-            state, *others = self._parameters.states
-            if state.in_features not in (None, key_size):
-                raise ShapeError(f"keys has {key_size} features, but W_k takes {state.in_features}")
-            if state.weight is None:
-                (state,) = self._drawn((state,), {"W_k": key_size})
-                self._parameters.states = (state, *others)
-        return state
-
-    def _call(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
+    def _call(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
+    ) -> Any:
         if type(keys) is not ProjectedKeys:
-            return super()._call(queries, keys, values, valid_lens, training)
+            return super()._call(queries, keys, values, valid_lens, training, cache)
         (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
         as_tensor = as_tensor or keys._as_tensor
         weight = self._parameters.states[0].weight
@@ -321,18 +309,12 @@ class AdditiveAttention(AttentionLayer):
             raise ValueError(f"valid_lens reaches beyond the {keys._n_projected} keys that project_keys was told of")
         plan = self._current_plan(queries)
         if plan is None:
-            return self._first_call(queries, keys._array, values, valid_lens, training, as_tensor, True)
+            inputs = queries, keys._array, values
+            return self._first_call(*inputs, valid_lens, training, as_tensor, without_key_projection)
         return self._run(without_key_projection(plan), queries, keys._array, values, valid_lens, training, as_tensor)
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return [*self._linears.items(), ("dropout", self._dropout)]
-
-
-def longest(valid_lens: Array, n_keys: int) -> int:
-    """How many keys the longest length leaves, where the lengths make sense; the call itself checks them."""
-    if valid_lens.dtype.kind not in "iuf" or valid_lens.size == 0 or not np.isfinite(valid_lens).all():
-        return n_keys
-    return int(np.clip(np.ceil(valid_lens.max()), 0, n_keys))
 
 
 def _one_bias(named: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,253 @@
+"""What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
+
+`KeyValueCache` grows by what each call brings (`layer(x, x, x, cache=cache)`), `ProjectedKeyValues` stays as it is
+(`layer(queries, kv)`).  Used by `_attention.py`; the torch side has its own, of tensors, with the same rules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import to_array, to_lengths
+from ._core import linear
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from .linear import State
+
+    Array = np.ndarray[Any, Any]
+    Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
+
+OTHER_WEIGHTS = "by another W_k or W_v than the layer has now"
+
+
+class KeyValueCache:
+    """The projected keys and values of all steps so far, for one layer: what `layer.new_cache(batch, max_len)` makes.
+
+    lengths         (B,) whole numbers: how many steps each item has; a copy
+    batch, max_len  how many items, and how many steps there is room for
+    reorder(index)  item i becomes what item index[i] was, as beam search wants it; index may be shorter or longer than
+                    the batch, whose size it gives
+    clear()         no steps any more; the memory stays
+
+    A cache belongs to the weights it was filled with: a call with others is refused.  It can be copied and pickled.
+    """
+
+    __slots__ = ("_keys", "_lengths", "_max_len", "_values", "_weights")
+
+    def __init__(self, batch: int, max_len: int) -> None:
+        self._max_len = _arguments.whole(max_len, "max_len")
+        self._lengths = np.zeros(_arguments.whole(batch, "batch"), np.int64)
+        self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
+        self._values: Optional[Array] = None
+        self._weights: Optional[Weights] = None
+
+    @property
+    def batch(self) -> int:
+        return len(self._lengths)
+
+    @property
+    def max_len(self) -> int:
+        return self._max_len
+
+    @property
+    def lengths(self) -> Array:
+        lengths: Array = self._lengths.copy()
+        return lengths
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values there is room for; 0 before the first call."""
+        return sum(array.nbytes for array in (self._keys, self._values) if array is not None)
+
+    def clear(self) -> None:
+        self._lengths[:] = 0
+        self._weights = None
+
+    def reorder(self, index: Any) -> None:
+        order = checked_index(index, self.batch)
+        longest = int(self._lengths.max(initial=0))
+        if self._keys is not None and self._values is not None:
+            self._keys, self._values = (_reordered(x, order, longest) for x in (self._keys, self._values))
+        self._lengths = self._lengths[order]
+
+    def __repr__(self) -> str:
+        return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self._lengths.tolist()})"
+
+    def check(self, weights: Weights, counts: Array) -> Array:
+        """The lengths with `counts` more steps; ValueError where there is no room, or the weights are others."""
+        lengths = self._lengths + counts
+        check_room(self._lengths, lengths, self._max_len)
+        if self._weights is not None and not same_weights(self._weights, weights):
+            raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
+        return lengths
+
+    def put(self, keys: Array, values: Array, counts: Array) -> tuple[Array, Array]:
+        """Writes counts[b] new rows behind item b's; returns all rows so far.  They count once `keep` is called."""
+        if self._keys is None or self._values is None or self._weights is None:
+            room = self.batch, self._max_len
+            self._keys = _room(self._keys, (*room, keys.shape[2]), keys.dtype)
+            self._values = _room(self._values, (*room, values.shape[2]), values.dtype)
+        if self._keys.dtype != keys.dtype or self._values.dtype != values.dtype:
+            raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {keys.dtype}")
+        first, n_steps = self._lengths, keys.shape[1]
+        if (counts == n_steps).all() and (first == first[0]).all():
+            at = slice(int(first[0]), int(first[0]) + n_steps)
+            self._keys[:, at], self._values[:, at] = keys, values
+        else:
+            for item, (start, count) in enumerate(zip(first.tolist(), counts.tolist())):
+                self._keys[item, start : start + count] = keys[item, :count]
+                self._values[item, start : start + count] = values[item, :count]
+        longest = int((first + counts).max())
+        return self._keys[:, :longest], self._values[:, :longest]
+
+    def keep(self, weights: Weights, lengths: Array) -> None:
+        self._weights, self._lengths = weights, lengths
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class ProjectedKeyValues:
+    """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes.
+
+    shape           (B, K, features of the projected keys)
+    reorder(index)  the same for the items index[0], index[1], ...: for beam search
+    """
+
+    __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
+
+    def __init__(
+        self, keys: Array, values: Array, n_projected: int, valid_lens: Any, weights: Weights, as_tensor: bool
+    ) -> None:
+        self._keys, self._values, self._n_projected = keys, values, n_projected
+        self._valid_lens, self._weights, self._as_tensor = valid_lens, weights, as_tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape: tuple[int, ...] = self._keys.shape
+        return shape
+
+    def reorder(self, index: Any) -> ProjectedKeyValues:
+        order = checked_index(index, self._keys.shape[0])
+        lens = None if self._valid_lens is None else self._valid_lens[order]
+        rows = self._keys[order], self._values[order]
+        return ProjectedKeyValues(*rows, self._n_projected, lens, self._weights, self._as_tensor)
+
+    def __repr__(self) -> str:
+        return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype})"
+
+    def check(self, weights: Weights, valid_lens: Any) -> Any:
+        """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served."""
+        if not same_weights(self._weights, weights):
+            raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
+        lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
+        if self._n_projected < self.shape[1] and longest(np.asarray(lens), self.shape[1]) > self._n_projected:
+            raise ValueError(f"valid_lens reaches beyond the {self._n_projected} keys that project was told of")
+        return lens
+
+
+def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) -> Array:
+    """The first n_rows rows of array (B, K, .) through a projection, the others 0; a copy where there is none."""
+    rows = array[:, :n_rows]
+    out: Array = np.array(rows, order="C") if state is None else linear(rows, state.packed(dtype))
+    if n_rows < array.shape[1]:
+        unread = np.zeros((array.shape[0], array.shape[1] - n_rows, out.shape[2]), out.dtype)
+        out = np.concatenate([out, unread], axis=1)
+    return out
+
+
+def weights_of(*states: Optional[State]) -> Weights:
+    return tuple(array for state in states if state is not None for array in (state.weight, state.bias))
+
+
+def same_weights(first: Weights, second: Weights) -> bool:
+    return len(first) == len(second) and all(
+        a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in zip(first, second)
+    )
+
+
+def longest(valid_lens: Array, n_keys: int) -> int:
+    """How many keys the longest length leaves, where the lengths make sense; the call itself checks them."""
+    if valid_lens.dtype.kind not in "iuf" or valid_lens.size == 0 or not np.isfinite(valid_lens).all():
+        return n_keys
+    return int(np.clip(np.ceil(valid_lens.max()), 0, n_keys))
+
+
+def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Array:
+    """(B,) int64: how many of the n new steps of each item count."""
+    if valid_lens is None:
+        return np.full(batch, n_steps, np.int64)
+    lens = np.asarray(to_lengths(valid_lens))
+    if lens.dtype.kind not in "iuf":
+        raise TypeError(f"valid_lens must hold integers or floats, got {lens.dtype}")
+    if lens.shape != (batch,):
+        raise ShapeError(
+            f"with a cache valid_lens says how many of the {n_steps} new steps of each item count: its shape must be "
+            f"(B,) = ({batch},), got {lens.shape}"
+        )
+    if not np.isfinite(lens).all():
+        raise ValueError("valid_lens must be finite, got NaN or infinity")
+    counts: Array = np.clip(np.ceil(lens), 0, n_steps).astype(np.int64)
+    return counts
+
+
+def visible_keys(before: Array, after: Array, n_steps: int) -> Optional[Array]:
+    """How many keys each new query sees: its own step's and all before it; None where that is all there are."""
+    if n_steps == 1:
+        return None if (after == after[0]).all() else after
+    return np.minimum(before[:, None] + np.arange(1, n_steps + 1), after[:, None])
+
+
+def check_room(before: Array, after: Array, max_len: int) -> None:
+    if int(after.max()) > max_len:
+        item = int(after.argmax())
+        raise ValueError(
+            f"the cache is full: it has room for {max_len} steps (max_len), item {item} has {before[item]} and "
+            f"{after[item] - before[item]} more came"
+        )
+
+
+def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:
+    """Queries, keys and values of the same new steps, for a cache of this batch."""
+    wanted = shapes["queries"][:2]
+    for name, shape in shapes.items():
+        if len(shape) != 3:
+            raise ShapeError(f"{name} must have shape (B, n, features), got {shape}")
+        if shape[0] != batch:
+            raise ShapeError(f"{name} has a batch of {shape[0]}, but the cache one of {batch}: {name} {shape}")
+        if shape[:2] != wanted:
+            raise ShapeError(
+                f"with a cache queries, keys and values belong to the same new steps: {name} {shape}, queries "
+                f"{shapes['queries']}"
+            )
+
+
+def checked_index(index: Any, batch: int) -> Array:
+    order = np.asarray(to_array(index, "index"))
+    if order.dtype.kind not in "iu":
+        raise TypeError(f"index must hold whole numbers, got {order.dtype}")
+    if order.ndim != 1 or order.size == 0:
+        raise ShapeError(f"index must have shape (n,) with n above 0, got {order.shape}")
+    if order.min() < 0 or order.max() >= batch:
+        raise ValueError(f"index must lie in 0..{batch - 1}, a place in the batch, got {order.tolist()}")
+    found: Array = order.astype(np.int64)
+    return found
+
+
+def _room(old: Optional[Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    return old if old is not None and old.shape == shape and old.dtype == dtype else np.zeros(shape, dtype)
+
+
+def _reordered(array: Array, order: Array, n_rows: int) -> Array:
+    rows = array[order, :n_rows]
+    found = array if len(order) == len(array) else np.zeros((len(order), *array.shape[1:]), array.dtype)
+    found[:, :n_rows] = rows
+    return found

@@ -1,0 +1,164 @@
+"""The calls of a decoder: step by step with a cache of its own keys and values, and on projected ones of an encoder.
+
+`DecodingLayer` adds them to `AttentionLayer`; the layers of the book (`layers.py`) build on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, to_arrays, to_lengths
+from ._attention import AttentionLayer, Plan
+from ._cache import (
+    KeyValueCache,
+    ProjectedKeyValues,
+    check_steps,
+    longest,
+    project_rows,
+    step_counts,
+    visible_keys,
+    weights_of,
+)
+from ._core import layer_forward
+from .errors import ShapeError
+from .linear import packing_type
+
+if TYPE_CHECKING:
+    from .linear import State
+
+    Array = np.ndarray[Any, Any]
+
+
+class DecodingLayer(AttentionLayer):
+    """An attention layer whose keys and values can be kept from call to call."""
+
+    def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
+        """Room for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
+
+        layer(x, x, x, cache=cache) with x (B, n, features) projects the n new steps only, puts them behind those that
+        are there, and lets each new step attend to itself and to all before it: what a call on the whole sequence,
+        causally masked, gives for these steps, without projecting the earlier ones again.  valid_lens (B,) says how
+        many of the n count, for prompts of different lengths; rows behind them mean nothing.  In evaluation only.
+        ValueError if the cache is full, was filled with other weights, or the layer is in training mode.
+
+        >>> import numpy as np, mha_c
+        >>> x = np.random.default_rng(0).standard_normal((1, 5, 8))
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> whole = mha(x, x, x, valid_lens=[[1, 2, 3, 4, 5]])
+        >>> cache = mha.new_cache(batch=1, max_len=5)
+        >>> steps = [mha(new, new, new, cache=cache) for new in np.split(x, 5, axis=1)]
+        >>> np.allclose(np.concatenate(steps, axis=1), whole)
+        True
+        >>> cache
+        KeyValueCache(batch=1, max_len=5, lengths=[5])
+
+        d2l has no such call; its decoder keeps the inputs of earlier steps and projects them again at each step.
+        """
+        return KeyValueCache(batch, max_len)
+
+    def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
+        """W_k keys and W_v values, once, for the many calls of a decoder that asks the same encoder at each step.
+
+        keys (B, K, .), values (B, K, .): the result takes the place of both, layer(queries, kv), and gives the same
+        numbers.  valid_lens ((B,) or (B, Q)), if given, holds for the calls that give none of their own, and keys
+        beyond the longest are not read; a call may not look beyond them.  Once W_k or W_v has other numbers, the
+        result is refused (ValueError): project again.  Open sizes of W_k and W_v are fixed by it.
+
+        >>> import numpy as np, mha_c
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> encoder_outputs = np.ones((2, 6, 8))
+        >>> kv = mha.project(encoder_outputs, encoder_outputs, valid_lens=[3, 6])
+        >>> mha(np.ones((2, 1, 8)), kv).shape
+        (2, 1, 8)
+        """
+        (k, v), as_tensor = to_arrays((keys, "keys"), (values, "values"))
+        for array, name in ((k, "keys"), (v, "values")):
+            if floats(array, name).ndim != 3 or array.shape[:2] != k.shape[:2]:
+                raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {k.shape}")
+        if v.dtype != k.dtype:
+            raise TypeError(f"values must be {k.dtype} as keys, got {v.dtype}")
+        lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
+        n_projected = k.shape[1] if lens is None else longest(lens, k.shape[1])
+        states = self._sized({"W_k": k, "W_v": v})
+        dtype = packing_type(k, self.dtype)
+        projected = [project_rows(x, state, n_projected, dtype) for x, state in zip((k, v), states)]
+        return ProjectedKeyValues(projected[0], projected[1], n_projected, lens, weights_of(*states), as_tensor)
+
+    def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
+        """The projections of these names (None where the layer has none), drawn if they were open."""
+        parameters = self._parameters
+        with parameters.lock:
+            for state in parameters.states:
+                if state.name in inputs and state.in_features not in (None, inputs[state.name].shape[2]):
+                    what = {"W_k": "keys", "W_v": "values"}.get(state.name, "queries")
+                    n_features = inputs[state.name].shape[2]
+                    raise ShapeError(f"{what} has {n_features} features, but {state.name} takes {state.in_features}")
+            if any(state.name in inputs and state.weight is None for state in parameters.states):
+                sizes = {name: array.shape[2] for name, array in inputs.items()}
+                parameters.states = tuple(
+                    self._drawn((state,), sizes)[0] if state.name in inputs else state for state in parameters.states
+                )
+            by_name = {state.name: state for state in parameters.states}
+        return [by_name.get(name) for name in inputs]
+
+    def _call(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
+    ) -> Any:
+        if cache is not None:
+            return self._step(cache, queries, keys, values, valid_lens, training)
+        if type(keys) is ProjectedKeyValues:
+            return self._call_projected(queries, keys, values, valid_lens, training)
+        return super()._call(queries, keys, values, valid_lens, training)
+
+    def _call_projected(self, queries: Any, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Any) -> Any:
+        if values is not None:
+            raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
+        (queries,), as_tensor = to_arrays((queries, "queries"))
+        by_name = {state.name: state for state in self._parameters.states}
+        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens)
+        as_tensor = as_tensor or kv._as_tensor
+        plan = self._current_plan(queries)
+        if plan is None:  # W_q, and what comes behind it
+            return self._first_call(queries, kv._keys, kv._values, lens, training, as_tensor, without_key_values)
+        return self._run(without_key_values(plan), queries, kv._keys, kv._values, lens, training, as_tensor)
+
+    def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
+        if type(cache) is not KeyValueCache:
+            raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
+        if self.training if training is None else _arguments.flag(training, "training"):
+            raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
+        named = (queries, "queries"), (keys, "keys"), (values, "values")
+        (queries, keys, values), as_tensor = to_arrays(*named)
+        check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
+        for array, name in ((queries, "queries"), (keys, "keys"), (values, "values")):
+            if floats(array, name).dtype != queries.dtype:
+                raise TypeError(f"{name} must be {queries.dtype} as queries, got {array.dtype}")
+        counts = step_counts(valid_lens, cache.batch, queries.shape[1])
+        if self._parameters.is_open():
+            with self._parameters.lock:
+                self._sized(dict(zip(self._roles, (queries, keys, values))))
+                self._parameters.states = self._drawn(self._parameters.states, {})
+        plan = self._current_plan(queries)
+        assert plan is not None
+        by_name = {state.name: state for state in plan[1]}
+        states = by_name.get("W_k"), by_name.get("W_v")
+        weights = weights_of(*states)
+        before, after = cache._lengths, cache.check(weights, counts)
+        new = [project_rows(x, state, x.shape[1], queries.dtype) for x, state in zip((keys, values), states)]
+        all_keys, all_values = cache.put(new[0], new[1], counts)
+        # An item without any step has no keys: zeros, not the mean of rows that do not count.
+        out, saved = layer_forward(
+            queries, all_keys, all_values, visible_keys(before, after, queries.shape[1]),
+            without_key_values(plan)[3], plan[4], self._num_heads, "zero", 0.0, 0,
+        )  # fmt: skip
+        cache.keep(weights, after)
+        return self._finish(out, saved, as_tensor)
+
+
+def without_key_values(plan: Plan) -> Plan:
+    """The plan of a call whose keys and values have been through W_k and W_v already."""
+    W_q, _, _, W_o = plan[3]
+    return (*plan[:3], (W_q, None, None, W_o), plan[4])
