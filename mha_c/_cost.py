@@ -118,7 +118,7 @@ def cost(
 
     >>> import mha_c
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
-    >>> mha_c.set_num_threads(1)
+    >>> _ = mha_c.set_num_threads(1)
     >>> mha_c.cost(layer, queries=4096, measure=False)
     MultiHeadAttention, 8 heads: batch 1, 4096 queries, 4096 keys, float32
                                 operations       naive       tiled

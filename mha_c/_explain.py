@@ -52,7 +52,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     checked as the call checks them.  Times are the estimates by which the core decides about threads.
 
     >>> import numpy as np, mha_c
-    >>> mha_c.set_num_threads(1)
+    >>> _ = mha_c.set_num_threads(1)
     >>> X = np.ones((2, 4, 100), dtype=np.float32)
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
     >>> mha_c.explain(layer, X, X, X, valid_lens=[3, 2])  # doctest: +ELLIPSIS

@@ -29,18 +29,42 @@ def get_num_threads() -> int:
     return _core.get_num_threads()
 
 
-def set_num_threads(n: int) -> None:
+def set_num_threads(n: int) -> NumThreads:
     """Lets every call from now on use up to `n` threads, a whole number >= 1; more than the CPUs is allowed.
 
-    Results do not depend on it, to the bit.  Small calls use one thread in any case.  ValueError for anything
-    else.
+    In a `with`, until its end.  Results do not depend on it, to the bit.  Small calls use one thread in any case.
+    ValueError where `n` is anything else, True and 2.0 included.
 
     >>> import mha_c
-    >>> mha_c.set_num_threads(1)
+    >>> before = mha_c.get_num_threads()
+    >>> with mha_c.set_num_threads(1):
+    ...     print(mha_c.get_num_threads())
+    1
+    >>> mha_c.get_num_threads() == before
+    True
     """
     if isinstance(n, (bool, np.bool_)) or not isinstance(n, (int, np.integer)) or n < 1:
         raise ValueError(f"the number of threads must be a whole number >= 1, got {n!r}")
-    _choose_threads(int(n), "set_num_threads")
+    return NumThreads(int(n))
+
+
+class NumThreads:
+    """What `set_num_threads` gives: at the end of a `with` it puts back the number that was there before."""
+
+    def __init__(self, n: int) -> None:
+        self._n, self._before = n, (_core.get_num_threads(), _threads_chosen, _threads_reason, _limited_by)
+        _choose_threads(n, "set_num_threads")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        global _threads_chosen, _threads_reason, _limited_by
+        n, _threads_chosen, _threads_reason, _limited_by = self._before
+        _core.set_num_threads(n)
+
+    def __repr__(self) -> str:
+        return f"set_num_threads({self._n})"
 
 
 def limit_threads(n: int, who: str) -> None:

@@ -54,6 +54,7 @@ class Browser:
         capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._url += f"/session/{answer['sessionId']}"
+        self.devtools("Performance.enable", timeDomain="threadTicks")
 
     def close(self):
         try:
@@ -86,16 +87,25 @@ class Browser:
 
     def wait(self, script, *args, seconds=20):
         """The first true value of the script."""
+        return self.until(lambda: self.run(script, *args), seconds)
+
+    def until(self, condition, seconds=20):
+        """The first true value of a Python function that looks at the page."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            value = self.run(script, *args)
+            value = condition()
             if value:
                 return value
             time.sleep(0.02)
-        raise BrowserError(f"still not true after {seconds} s: {script}")
+        raise BrowserError(f"still not true after {seconds} s: {condition}")
 
     def devtools(self, command, **params):
         return self._call("POST", "/goog/cdp/execute", {"cmd": command, "params": params})
+
+    def thread_seconds(self):
+        """What the page's main thread has computed since it was opened."""
+        metrics = {each["name"]: each["value"] for each in self.devtools("Performance.getMetrics")["metrics"]}
+        return metrics["TaskDuration"]
 
     def console(self):
         """The messages since the last look."""

@@ -1,7 +1,5 @@
 """The attention view in a real Chromium, without network: what is pointed at, clicked and pressed is shown."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -252,11 +250,13 @@ def test_layers_and_examples_are_selected(show):
             " s.dispatchEvent(new Event('change')); })",
             [layer, example],
         )
-        shown.browser.wait("return true")
-        time.sleep(0.1)
-        shown.point(MATRIX, 0.6, 0.6)
-        query, key, weight = shown.pair()
-        assert weight == pytest.approx(array[layer, example, 0, query, key], abs=6e-4)
+
+        def is_shown(there=array[layer, example, 0]):
+            shown.point(MATRIX, 0.6, 0.6)
+            query, key, weight = shown.pair()
+            return weight == pytest.approx(there[query, key], abs=6e-4)
+
+        shown.browser.until(is_shown)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 9), (2, 9, 1), (3, 2, 40), (20, 6, 6)])
@@ -300,26 +300,22 @@ def test_tokens_of_every_kind(show):
 
 
 def test_512_tokens_and_8_heads_within_two_seconds(show, tmp_path):
-    """From opening the file to the answer of a hover.  The best of three: the machine has other work."""
+    """From opening the file to the answer of a hover, in time of the page's main thread: the machine has other work."""
     array = weights_of(8, 512)
     page = view(array, [f"token{i}" for i in range(512)])
     path = page.save(tmp_path / "many.html")
     assert path.stat().st_size < 4_000_000
-    times = []
-    for _ in range(3):
-        start = time.monotonic()
-        shown = show(page)
-        shown.point(MATRIX, 0.6, 0.6)
-        query, key, weight = shown.pair()
-        times.append(time.monotonic() - start)
-        assert weight == pytest.approx(array[0, query, key], abs=0.004 * array[0, query].max() + 5e-4)
-        shown.browser.move(1, 1)
-    assert min(times) < 2, times
-    start = time.monotonic()
+    shown = show(page)
+    shown.point(MATRIX, 0.6, 0.6)
+    query, key, weight = shown.pair()
+    opened = shown.browser.thread_seconds()
+    assert weight == pytest.approx(array[0, query, key], abs=0.004 * array[0, query].max() + 5e-4)
+    assert 0.01 < opened < 2
+    shown.browser.move(1, 1)
     shown.click("header .mhac-choice", at=1)
     shown.point(".mhac-left .mhac-lane", across=0.9, at=20)
     assert lines(shown) == 4
     shown.press("2")
     assert shown.chosen(".mhac-card") == 2
-    assert time.monotonic() - start < 2
-    print(f"\n512 tokens, 8 heads: {path.stat().st_size / 1e6:.2f} MB, interactive after {min(times):.2f} s")
+    assert shown.browser.thread_seconds() - opened < 2
+    print(f"\n512 tokens, 8 heads: {path.stat().st_size / 1e6:.2f} MB, interactive after {opened:.2f} s of its thread")

@@ -2,7 +2,6 @@
 
 import html
 import re
-import time
 
 import pytest
 
@@ -152,8 +151,7 @@ def test_a_saved_page_follows_the_system(show, weights):
     shown = show(view(weights, SENTENCE))
     for scheme in ("dark", "light"):
         shown.browser.scheme(scheme)
-        time.sleep(0.1)
-        assert theme_of(shown) == scheme
+        shown.browser.until(lambda scheme=scheme: theme_of(shown) == scheme)
 
 
 def test_a_notebook_changes_its_theme(show, weights):

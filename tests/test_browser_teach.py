@@ -1,7 +1,6 @@
 """The players of teach in a real Chromium: stepping, playing, pointing, at every size."""
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -20,9 +19,15 @@ def steps():
 
 
 def still(shown):
-    """Pictures that appear row by row are complete."""
-    time.sleep(0.8)
-    shown.settle()
+    """Pictures that appear row by row are complete: they have been the same for ten frames."""
+    pictures = []
+
+    def settled():
+        shown.settle()
+        pictures.append(shown.run("return [...R.querySelectorAll('canvas')].map(canvas => canvas.toDataURL()).join()"))
+        return len(pictures) > 5 and len({*pictures[-6:]}) == 1
+
+    shown.browser.until(settled)
 
 
 def step_of(shown):

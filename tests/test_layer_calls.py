@@ -5,7 +5,9 @@ That their numbers are d2l's is proved in test_d2l_parity.py.
 
 import copy
 import pickle
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -268,10 +270,11 @@ def test_project_keys_checks_its_argument(inputs):
 
 
 def in_threads(function, n=8):
-    errors = []
+    errors, together = [], threading.Barrier(n)
 
     def guarded(i):
         try:
+            together.wait()
             function(i)
         except BaseException as error:
             errors.append(error)
@@ -282,6 +285,52 @@ def in_threads(function, n=8):
     for thread in threads:
         thread.join()
     assert not errors, errors
+
+
+def at_every_line(write, read):
+    """What `read()` gave between any two lines of the package that `write()` runs, and afterwards."""
+    package, found, before = str(Path(mha_c.__file__).parent), [], sys.gettrace()
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.startswith(package):
+            return None
+        if event == "line":
+            sys.settrace(None)
+            found.append(read())
+            sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        write()
+    finally:
+        sys.settrace(before)
+    return [*found, read()]
+
+
+def replace_weight(layer):
+    layer.W_k.weight -= 1
+
+
+WRITERS = {
+    "load_state_dict": lambda layer: layer.load_state_dict(MultiHeadAttention(*SIZED, True, rng=1).state_dict()),
+    "weight": replace_weight,
+    "bias": lambda layer: setattr(layer.W_o, "bias", np.ones(12)),
+    "initialize": lambda layer: layer.initialize(rng=3, method="torch"),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_parameters_are_replaced_as_a_whole(writer, rng):
+    """A call that comes between any two lines of a change computes with the old parameters or the new ones."""
+    inputs = tuple(rng.standard_normal(shape) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+    layer, after = (MultiHeadAttention(*SIZED, True, rng=0) for _ in range(2))
+    old = layer(*inputs).tobytes()
+    WRITERS[writer](after)
+    new = after(*inputs).tobytes()
+    seen = at_every_line(lambda: WRITERS[writer](layer), lambda: layer(*inputs).tobytes())
+    n_old = seen.count(old)
+    assert n_old > 3 and seen == [old] * n_old + [new] * (len(seen) - n_old) and old != new
 
 
 def test_one_layer_in_many_threads(rng):
@@ -298,23 +347,3 @@ def test_one_layer_in_many_threads(rng):
             assert any(np.array_equal(seen, w) for w in weights if w.shape == seen.shape)
 
     in_threads(work)
-
-
-def test_parameters_are_replaced_as_a_whole(rng):
-    x = rng.standard_normal((1, 3, 12)).astype(np.float32)
-    mha = MultiHeadAttention(12, 12, 12, 12, 3, 0.0)
-    states = [MultiHeadAttention(12, 12, 12, 12, 3, 0.0, rng=i).state_dict() for i in range(2)]
-    allowed = []
-    for state in states:
-        mha.load_state_dict(state)
-        allowed.append(mha(x, x, x))
-
-    def work(i):
-        for turn in range(100):
-            if i == 0:
-                mha.load_state_dict(states[turn % 2])
-            else:
-                out = mha(x, x, x)
-                assert any(np.array_equal(out, a) for a in allowed)
-
-    in_threads(work, 4)

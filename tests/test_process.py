@@ -4,6 +4,7 @@ What could hang, crash or leave something changed runs in a process of its own, 
 promises (fork, exit, signal masks, too few CPUs) are tested in C: tests/c/test_threads*.c.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -36,6 +37,26 @@ right = layer(x, x, x, [50, 96]).tobytes()
 
 def call():
     return layer(x, x, x, [50, 96]).tobytes() == right
+
+class Busy:  # threads that call on and on; `wait` until each has called once more
+    def __init__(self, number):
+        self.calls, self.stopped = [0] * number, False
+        self.threads = [threading.Thread(target=self.work, args=(i,), daemon=True) for i in range(number)]
+        [thread.start() for thread in self.threads]
+
+    def work(self, i):
+        while not self.stopped:
+            assert call()
+            self.calls[i] += 1
+
+    def wait(self):
+        before = list(self.calls)
+        while any(now == then for now, then in zip(self.calls, before)):
+            time.sleep(0.0005)
+
+    def stop(self):
+        self.stopped = True
+        [thread.join() for thread in self.threads]
 """
 
 
@@ -66,16 +87,13 @@ def test_fork_after_use_and_while_another_thread_computes():
                 os._exit(0 if call() and (depth == 0 or family(depth - 1)) and call() else 1)
             return os.waitpid(pid, 0)[1] == 0
 
-        stop = threading.Event()
-        def busy():
-            while not stop.is_set():
-                assert call()
         for others in 0, 2:
-            threads = [threading.Thread(target=busy) for _ in range(others)]
-            [t.start() for t in threads]
-            assert all(family(i % 3 == 0) for i in range(int(sys.argv[1])))
-            stop.set()
-            [t.join() for t in threads]
+            busy = Busy(others)
+            for i in range(int(sys.argv[1])):
+                busy.wait()
+                assert family(i % 3 == 0)
+            busy.wait()
+            busy.stop()
             assert call()
         """,
         str(REPETITIONS),
@@ -100,11 +118,12 @@ def test_worker_processes(method):
 
 
 def in_threads(*works):
-    """Runs each in a thread of its own; the first exception of any is raised here."""
-    errors = []
+    """Runs each in a thread of its own, all from the same moment on; the first exception of any is raised here."""
+    errors, together = [], threading.Barrier(len(works))
 
     def guarded(work):
         try:
+            together.wait()
             work()
         except BaseException as error:
             errors.append(error)
@@ -116,6 +135,31 @@ def in_threads(*works):
         thread.join()
     if errors:
         raise errors[0]
+
+
+def while_another(disturb, check, times):
+    """`check` so many times in each of two threads, while a third calls `disturb` until both are done."""
+    done, disturbed, interval = [], 0, sys.getswitchinterval()
+
+    def disturber():
+        nonlocal disturbed
+        while len(done) < 2:
+            disturb()
+            disturbed += 1
+
+    def checker():
+        try:
+            for _ in range(times):
+                check()
+        finally:
+            done.append(True)
+
+    sys.setswitchinterval(1e-5)  # the threads take turns after a few lines, not after many calls
+    try:
+        in_threads(disturber, checker, checker)
+    finally:
+        sys.setswitchinterval(interval)
+    assert disturbed >= 10
 
 
 @pytest.mark.parametrize("kind", ["multi-head", "dot-product", "additive"])
@@ -147,39 +191,33 @@ def test_weights_replaced_during_calls(rng):
     layers = [mha_c.MultiHeadAttention(16, 16, 16, 16, 2, 0.0, bias=True, rng=seed) for seed in range(2)]
     states = [layer.state_dict() for layer in layers]
     allowed = [layer(x, x, x).tobytes() for layer in layers]
-    shared, stop = layers[0], threading.Event()
-
-    def replace():
-        for i in range(REPETITIONS * 20):
-            shared.load_state_dict(states[i % 2])
-        stop.set()
+    shared, turns, seen = layers[0], itertools.cycle(states), set()
 
     def compute():
-        while not stop.is_set():
-            assert shared(x, x, x).tobytes() in allowed
+        seen.add(shared(x, x, x).tobytes())
 
-    in_threads(replace, compute, compute)
+    while_another(lambda: shared.load_state_dict(next(turns)), compute, REPETITIONS * 100)
+    assert seen == set(allowed)
 
 
 def test_inputs_and_lengths_changed_during_calls(rng):
     """Any mixture of numbers may come out, but nothing outside the arrays is touched: lengths are read once."""
     q = rng.standard_normal((2, 200, 32), dtype=np.float32)
-    lens, keep, stop = np.full((2, 200), 200), np.ones((200, 200), bool), threading.Event()
+    lens, keep = np.full((2, 200), 200), np.ones((200, 200), bool)
+    draws, finite = np.random.default_rng(1), set()
 
     def change():
-        draws = np.random.default_rng(1)
-        while not stop.is_set():
-            lens[...] = draws.integers(-(2**62), 2**62, lens.shape)
-            keep[...] = draws.random(keep.shape) < 0.5
-            q[...] = np.nan if draws.random() < 0.5 else 1
+        lens[...] = draws.integers(-(2**62), 2**62, lens.shape)
+        keep[...] = draws.random(keep.shape) < 0.5
+        q[...] = np.nan if draws.random() < 0.5 else 1
 
     def compute():
-        for _ in range(REPETITIONS * 5):
-            out, weights = F.dot_product_attention(q, q, q, lens, keep_mask=keep, return_weights=True)
-            assert out.shape == q.shape and weights.shape == (2, 200, 200)
-        stop.set()
+        out, weights = F.dot_product_attention(q, q, q, lens, keep_mask=keep, return_weights=True)
+        assert out.shape == q.shape and weights.shape == (2, 200, 200)
+        finite.add(bool(np.isfinite(out).all()))
 
-    in_threads(change, compute)
+    while_another(change, compute, REPETITIONS * 5)
+    assert finite == {True, False}
 
 
 # --- Ends and interruptions ---------------------------------------------------------------------------------
@@ -189,12 +227,7 @@ def test_exit_with_a_thread_inside_a_call():
     for _ in range(max(3, REPETITIONS // 10)):
         python(
             """
-            def busy():
-                while True:
-                    layer(x, x, x)
-            for _ in range(2):
-                threading.Thread(target=busy, daemon=True).start()
-            time.sleep(0.02)
+            Busy(2).wait()
             """,
             seconds=20,
         )
@@ -248,11 +281,12 @@ def test_keyboard_interrupt():
 def test_a_signal_handler_may_call():
     printed = python(
         """
-        signal.signal(signal.SIGALRM, lambda *_: print("handler", call()))
+        handled = []
+        signal.signal(signal.SIGALRM, lambda *_: handled.append(call()))
         signal.setitimer(signal.ITIMER_REAL, 0.02)
-        until = time.monotonic() + 0.2
-        while time.monotonic() < until:
+        while not handled:
             assert call()
+        print("handler", *handled)
         """
     )
     assert printed.strip() == "handler True"
