@@ -20,8 +20,10 @@ VARIABLES = ("MHA_C_ISA", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def python(*arguments, check=True, **variables):
-    """Runs Python with these environment variables, and none of ours besides."""
+    """Runs Python with these environment variables, and none of ours besides; it finds the package under test."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    here = str(Path(mha_c.__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     return subprocess.run(
         [sys.executable, *arguments], env={**environment, **variables}, capture_output=True, text=True, check=check
     )
