@@ -94,15 +94,15 @@ beside what rounding allows. Written by `python tools/accuracy.py`; the limits t
 CLOSING = """
 ## What is behind the figures
 
-- Products of a score are summed in parts of 32, weighted values in parts of 64, parts in chunks of 128, chunks in key
+- Products of a score are summed in parts of 32, weighted values in parts of 64, these in depth blocks of 128 and key
   blocks; the sums of the weights of all blocks are joined with a second number for what rounding takes away, and so are
   the outputs from the 17th block on. That is where R below 1 comes from, and why kappa does not grow with the number
   of keys.
 - For a few keys torch's matrix product uses kernels that split sums of 64 more finely than 32: there R is above 1, by
   an amount that only such a comparison shows (kappa is at most {small_kappa:.1f}).
 - A large key that comes last suits one long sum, which is rounded at its size only once; ours is at the end of each
-  part, chunk and block: in float64, R is up to 2 there. First or in the middle such a key is rounded with every term
-  that follows it: there R is 0.01 for 65 536 keys.
+  part, depth block and key block: in float64, R is up to 2 there. First or in the middle such a key is rounded with
+  every term that follows it: there R is 0.01 for 65 536 keys.
 - In the families marked * one row in hundreds has two keys whose scores nearly tie, and the rounding of these two
   scores decides about E. Either side may be lucky by a factor of ten; kappa knows how contested a row is.
 - Scalar kernels, for CPUs without AVX2, round each product before they add it, which costs a factor of sqrt(2).

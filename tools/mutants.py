@@ -40,7 +40,7 @@ SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" 
          ("vf_add(", "vf_sub("), ("vf_sub(", "vf_add("), ("vf_mul(", "vf_add(")]  # fmt: skip
 NOTHING = "the same machine code"
 STATEMENT = re.compile(
-    r"^ +(?!return|const|size_t|char|mha_tile|double|int|vf )[\w\->.\[\]]+(\([^;{}]*\)| [+*-]?= [^;{}]*);$"
+    r"^ +(?!return|const|size_t|char|mha_rows|double|int|vf )[\w\->.\[\]]+(\([^;{}]*\)| [+*-]?= [^;{}]*);$"
 )
 
 

@@ -14,10 +14,10 @@
 #include "runtime/scratch.h"
 #include "visible.h"
 
-#define MHA_ARENA_PARTS 16
+#define MHA_N_ARENA 16
 
 /* Keys whose values meet all columns of an output before the next keys do: so many rows stay in the first cache. */
-#define MHA_VALUE_CHUNK ((size_t)128)
+#define MHA_VALUE_DEPTH ((size_t)128)
 
 /* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
 #define MHA_SCORE_PART ((size_t)32)
@@ -36,12 +36,13 @@ typedef struct {
     char *packed_keys;
     char *scores;  /* tile_rows rows, score_stride apart */
     char *factors; /* of dropout, like scores */
-    char *block;   /* tile_rows x padded value_dim: one key block's part of the output */
+    char *block_out; /* tile_rows x padded value_dim: what one key block gives to the output */
     char *masked_values; /* key_block x value_dim, only if something may hide single keys */
-    char *max, *sum, *sum_rest, *inverse; /* one per row of the task */
+    char *max, *sum, *sum_compensation, *inverse; /* one per row of the task */
     char *rescale, *factor, *block_max, *block_sum; /* one per row of a tile */
     char *mean;    /* value_dim: the mean of all values, for empty rows */
-    char *out_rest, *mean_rest; /* what sums over many blocks lose: padded value_dim per row of the task; one row */
+    /* What sums over many blocks lose: padded value_dim per row of the task; one row. */
+    char *out_compensation, *mean_compensation;
     mha_interval *rows; /* one per query of the task */
 } mha_arena;
 
@@ -50,14 +51,14 @@ typedef struct {
     const mha_attention_args *args;
     const mha_kernels *kernels;
     mha_scalar scale, one;
-    int same_keys;     /* all queries of an item see the same keys: 0 .. length */
+    int same_visibility;     /* all queries of an item see the same keys: 0 .. length */
     size_t first_item; /* number of item 0 in the caller's batch, which its dropout depends on */
     size_t group;      /* query heads per key head */
     size_t key_block;  /* keys per block; a function of the head sizes only, never of the data */
     size_t score_stride; /* from one row of a tile's scores to the next */
     size_t tile_rows;  /* query rows per tile */
-    size_t chunk;      /* queries per task */
-    size_t n_chunks;   /* tasks per key head */
+    size_t task_queries; /* queries per task */
+    size_t tasks_per_head;   /* tasks per key head */
     size_t n_tasks;
     size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
     size_t partial_at, partial_bytes; /* what these leave behind for each block, see forward.c */
@@ -68,7 +69,7 @@ typedef struct {
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
     const char *memory; /* set by mha_plan_place once the scratch memory is there */
     size_t stats_at[2];
-    size_t at[MHA_ARENA_PARTS], rows_at; /* offsets of the arena's members within a worker's part */
+    size_t at[MHA_N_ARENA], rows_at; /* offsets of the arena's members within a worker's share */
     size_t worker_bytes, first_worker;
 } mha_plan;
 
@@ -78,7 +79,7 @@ typedef struct {
     size_t query, rows;    /* the first query and their number */
     const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
     mha_interval keys;     /* what any of them sees */
-} mha_tile;
+} mha_rows;
 
 /*
  * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
@@ -88,16 +89,16 @@ typedef struct {
     size_t first_key;  /* of the block */
     mha_interval keys; /* of the block, as far as the tile sees them */
     size_t from, width, visible;
-} mha_tile_block;
+} mha_key_block;
 
 /* 1 if two queries of an item may see different keys. */
 MHA_INLINE int
 mha_hides_single_keys(const mha_plan *plan)
 {
-    return plan->args->keep_mask.data != NULL || !plan->same_keys;
+    return plan->args->keep_mask.data != NULL || !plan->same_visibility;
 }
 
-/* The part of a plan that forward and backward have in common, and the checks. */
+/* What a plan that forward and backward have in common, and the checks. */
 MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
 
 typedef enum {
@@ -124,7 +125,7 @@ mha_arena mha_plan_arena(const mha_plan *plan, unsigned worker);
 
 /* The rows of head `group_head` of the task. */
 MHA_INLINE void
-mha_task_head(const mha_tile *task, size_t group_head, mha_tile *rows)
+mha_task_head(const mha_rows *task, size_t group_head, mha_rows *rows)
 {
     rows->item = task->item;
     rows->head = task->head + group_head;
@@ -137,91 +138,91 @@ mha_task_head(const mha_tile *task, size_t group_head, mha_tile *rows)
 }
 
 /* Split task number into (item, key head, first query, number of queries), and fill arena->rows. */
-void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_tile *rows);
+void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows);
 
 /* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
-void mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row,
-                   mha_tile *tile);
+void mha_task_tile(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t group_head, size_t row,
+                   mha_rows *tile);
 
 /* Position of the tile's first row in the dense (B,H,Q) arrays. */
 MHA_INLINE size_t
-mha_row_index(const mha_plan *plan, const mha_tile *tile)
+mha_row_index(const mha_plan *plan, const mha_rows *tile)
 {
     return (tile->item * plan->args->heads + tile->head) * plan->args->queries + tile->query;
 }
 
 /* The keys that row `row` of the tile sees. */
-mha_interval mha_row_keys(const mha_tile *tile, size_t row);
+mha_interval mha_row_keys(const mha_rows *tile, size_t row);
 
 /*
  * The keys whose mean a row without weights gets under MHA_EMPTY_UNIFORM: all K; but if the row does see keys,
  * and no mask or bias hid them, their scores overflowed to -inf: then those, for nobody promised to have the rest.
  */
-mha_interval mha_mean_keys(const mha_plan *plan, const mha_tile *tile, size_t row);
+mha_interval mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row);
 
 /* The weights of such a row: 1/n for each of those n keys, or zeros. */
-void mha_fill_empty_weights(const mha_plan *plan, const mha_tile *tile, size_t row, char *weights);
+void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights);
 
 /* Pack the keys of the block at first_key that the task sees; returns them. */
-mha_interval mha_pack_block(const mha_plan *plan, const mha_tile *task, mha_arena *arena, size_t first_key);
+mha_interval mha_pack_block(const mha_plan *plan, const mha_rows *task, mha_arena *arena, size_t first_key);
 
 /* Scores of the tile against one block, masks applied, into arena->scores; *block says where. */
-void mha_score_tile(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block);
+void mha_score_tile(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block);
 
 /*
  * kernels->product, but where a key is visible to one row of the tile and hidden from another, and b holds
  * NaN or infinity, no row is touched by what it may not see.  Rows of the product are the tile's rows
  * and its depth the block's keys, or the other way round if rows_are_keys.
  */
-void mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
-                         const mha_tile_block *block, const mha_product *product, int rows_are_keys);
+void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,
+                         const mha_key_block *block, const mha_product *product, int rows_are_keys);
 
 /* Dropout factors of the tile's rows and these keys, rows score_stride apart. */
-void mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors);
+void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors);
 
 /*
  * Describes: numbers for the block's keys, laid out like scores, times rows of the keys or values, for the tile's
  * rows.  The caller adds where to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
  */
-void mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block,
+void mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
                               const char *numbers, const mha_operand *rows, size_t cols, mha_product *product);
 
 /* The same for weights and values. */
-void mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
-                                const mha_tile_block *block, mha_product *product);
+void mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,
+                                const mha_key_block *block, mha_product *product);
 
 /* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
-void mha_drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block);
+void mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block);
 
-/* The tile's first row among those of its task: row r of head g is number g * chunk + r. */
+/* The tile's first row among those of its task: row r of head g is number g * task_queries + r. */
 MHA_INLINE size_t
-mha_task_row(const mha_plan *plan, const mha_tile *task, const mha_tile *tile)
+mha_task_row(const mha_plan *plan, const mha_rows *task, const mha_rows *tile)
 {
-    return (tile->head - task->head) * plan->chunk + tile->query - task->query;
+    return (tile->head - task->head) * plan->task_queries + tile->query - task->query;
 }
 
-/* Has the call so many keys that some blocks are joined with `rest`? */
+/* Has the call so many keys that some blocks are joined with compensation? */
 MHA_INLINE int
-mha_has_rest(const mha_plan *plan)
+mha_compensates(const mha_plan *plan)
 {
     return plan->args->keys > MHA_PLAIN_JOINS * plan->key_block;
 }
 
-/* Tells the merge of the block at first_key whether to keep what it loses, in `rest`. */
-void mha_keep_rest(const mha_plan *plan, size_t first_key, void *rest, mha_merge *merge);
+/* Tells the merge of the block at first_key whether to keep what it loses, in `compensation`. */
+void mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge);
 
-/* The tile's part of the task's statistics. */
-char *mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers);
+/* Where the tile's rows stand in the task's statistics. */
+char *mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers);
 
 /* Before the first block: rows that no block will touch stay as empty rows. */
 void mha_clear_statistics(const mha_plan *plan, const mha_arena *arena);
 
 /* After the last block, for the rows of one head of the task: empty rows, and the statistics that were asked for. */
-void mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena,
+void mha_finish_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena,
                      int has_empty);
 
 /* The same for all its heads, when the statistics of all rows are there. */
-void mha_finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena);
+void mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena);
 
 /* A task where few keys make scores by columns worth while (short.c), as plan->by_columns says. */
 void mha_short_task(void *plan, size_t task, unsigned worker);

@@ -6,10 +6,10 @@
  *     dV += (P F)^T G,  dP = G V^T,  dS = P (F dP - delta),  dQ += dS K,  dK += dS^T Q
  * where F are the dropout factors, G the gradient of the output and delta_i = G_i . O_i.
  *
- * The keys are cut into parts of MHA_PART_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
+ * The keys are cut into spans of MHA_SPAN_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
  * these are added up in order: so the bits depend neither on threads nor on batch size nor on keys behind
- * the lengths.  A task is one key head of one item, with all its parts in turn; where heads are few, a task
- * is one part, and several run side by side.
+ * the lengths.  A task is one key head of one item, with all its spans in turn; where heads are few, a task
+ * is one span, and several run side by side.
  */
 #include "backward.h"
 
@@ -19,7 +19,7 @@
 #include <string.h>
 
 void
-mha_backward_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena)
+mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_backward_memory *arena)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -36,7 +36,7 @@ mha_backward_rows(const mha_backward_plan *b, const mha_tile *head, const mha_ba
 
 /* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */
 static void
-tile_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block)
+tile_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
 
@@ -59,15 +59,15 @@ tile_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
  * others than the first ones.  *step_ret is the distance of two rows' numbers.
  */
 static const size_t *
-visible_keys(const mha_plan *plan, const mha_tile *tile, size_t *numbers, const mha_tile_block *block, size_t *step_ret)
+visible_keys(const mha_plan *plan, const mha_rows *tile, size_t *numbers, const mha_key_block *block, size_t *step_ret)
 {
     const size_t from = block->first_key + block->from;
 
-    *step_ret = !plan->same_keys;
+    *step_ret = !plan->same_visibility;
     if (plan->args->keep_mask.data != NULL) {
         return NULL;
     }
-    if (plan->same_keys) {
+    if (plan->same_visibility) {
         return &block->visible;
     }
     for (size_t i = 0; i < tile->rows; i++) {
@@ -81,7 +81,8 @@ visible_keys(const mha_plan *plan, const mha_tile *tile, size_t *numbers, const 
 }
 
 void
-mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block, double scale)
+mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, mha_backward_memory *arena, mha_key_block *block,
+                  double scale)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -101,7 +102,7 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
         .rows = tile->rows,
         .cols = block->from + block->width - from,
         .depth = args->value_dim,
-        .chunk = SIZE_MAX,
+        .depth_block = SIZE_MAX,
         .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
         .a_row = b->grads->grad_out.row_stride,
         .a_step = 1,
@@ -135,26 +136,27 @@ mha_backward_tile(const mha_backward_plan *b, const mha_tile *tile, mha_backward
     k->score_grads(&grads);
 }
 
-/* Where the gradient of q of this head goes: the caller's array, or the part's own (of the worker, or in a round). */
+/* Where the gradient of q of this head goes: the caller's array, or the span's own (of the worker, or in a round). */
 static mha_operand
-grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t part, size_t item, size_t head)
+grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
     const mha_result *q = &b->grads->grad_q;
 
-    if (b->n_parts == 1) {
+    if (b->n_spans == 1) {
         return (mha_operand){mha_result_at(k, q, item, head, 0), 0, 0, q->row_stride};
     }
-    const size_t row = (item * args->heads + head) * args->queries, abreast = part % b->parts_abreast;
+    const size_t row = (item * args->heads + head) * args->queries, abreast = span % b->spans_abreast;
     const char *own = b->memory + b->partial_at + abreast * b->partial_bytes + row * args->head_dim * k->itemsize;
-    return (mha_operand){b->parts_abreast == 1 ? arena->part_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
+    return (mha_operand){b->spans_abreast == 1 ? arena->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
 /* dV += (P F)^T G and, for dot products, dK += dS^T Q (= if nothing is there yet): rows are keys, depth is queries. */
 static void
-add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena, const mha_tile_block *block,
-              const char *weights, const mha_operand *rows, size_t cols, const mha_result *result, int overwrite)
+add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+              const mha_key_block *block, const char *weights, const mha_operand *rows, size_t cols,
+              const mha_result *result, int overwrite)
 {
     const mha_plan *plan = &b->plan;
     const mha_kernels *k = plan->kernels;
@@ -162,7 +164,7 @@ add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backwa
         .rows = block->keys.last - block->keys.first,
         .cols = cols,
         .depth = tile->rows,
-        .chunk = SIZE_MAX,
+        .depth_block = SIZE_MAX,
         .a = weights + (block->keys.first - block->first_key) * k->itemsize,
         .a_row = 1,
         .a_step = (ptrdiff_t)plan->score_stride,
@@ -178,8 +180,8 @@ add_key_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backwa
 }
 
 static void
-add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena,
-                const mha_tile_block *block, const mha_operand *grad_q, int overwrite)
+add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+                const mha_key_block *block, const mha_operand *grad_q, int overwrite)
 {
     const mha_plan *plan = &b->plan;
     mha_product product;
@@ -192,8 +194,8 @@ add_query_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_back
 }
 
 static void
-add_additive_grads(const mha_backward_plan *b, const mha_tile *tile, const mha_backward_memory *arena,
-                   const mha_tile_block *block, const mha_operand *grad_q, void *grad_w)
+add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+                   const mha_key_block *block, const mha_operand *grad_q, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -229,7 +231,7 @@ clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows,
 
 /* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(const mha_backward_plan *b, const mha_tile *head, const mha_backward_memory *arena, mha_interval keys)
+add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_backward_memory *arena, mha_interval keys)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -243,9 +245,9 @@ add_uniform_rows(const mha_backward_plan *b, const mha_tile *head, const mha_bac
         for (size_t first = mine.first / plan->key_block * plan->key_block; first < mine.last;
              first += plan->key_block) {
             const mha_interval whole = {first, first + plan->key_block};
-            const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, mine)};
+            const mha_key_block block = {.first_key = first, .keys = mha_interval_meet(whole, mine)};
             const size_t n = block.keys.last - first;
-            mha_tile row = *head;
+            mha_rows row = *head;
             row.query = i;
             row.rows = 1;
             row.row_keys = NULL;
@@ -269,7 +271,7 @@ typedef struct {
 
 /* One tile of queries against one block of keys. */
 static void
-backward_block(const mha_backward_plan *b, const mha_tile *tile, mha_backward_memory *arena, mha_tile_block *block,
+backward_block(const mha_backward_plan *b, const mha_rows *tile, mha_backward_memory *arena, mha_key_block *block,
                const mha_operand *grad_q, void *grad_w, untouched fresh)
 {
     const mha_attention_args *args = b->plan.args;
@@ -286,8 +288,8 @@ backward_block(const mha_backward_plan *b, const mha_tile *tile, mha_backward_me
 }
 
 void
-mha_backward_pack_values(const mha_backward_plan *b, const mha_tile *task, const mha_backward_memory *arena, mha_interval keys,
-            size_t first_key)
+mha_backward_pack_values(const mha_backward_plan *b, const mha_rows *task, const mha_backward_memory *arena,
+                         mha_interval keys, size_t first_key)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
@@ -298,60 +300,60 @@ mha_backward_pack_values(const mha_backward_plan *b, const mha_tile *task, const
     }
 }
 
-/* Adds a part's gradient of q of one head to the caller's. */
+/* Adds a span's gradient of q of one head to the caller's. */
 static void
-add_part(const mha_backward_plan *b, const mha_backward_memory *arena, size_t part, size_t item, size_t head)
+add_span(const mha_backward_plan *b, const mha_backward_memory *arena, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
-    const mha_operand q = grad_q_rows(b, arena, part, item, head);
+    const mha_operand q = grad_q_rows(b, arena, span, item, head);
 
-    for (size_t i = 0; i < args->queries && b->n_parts > 1; i++) {
+    for (size_t i = 0; i < args->queries && b->n_spans > 1; i++) {
         char *out = mha_result_at(k, &b->grads->grad_q, item, head, i);
-        if (part == 0) {
+        if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
         }
         k->add_row(args->head_dim, mha_operand_at(k, &q, 0, 0, i), out, 1);
     }
 }
 
-/* All queries of one head against the keys of one part; is_first: no other head has been there. */
+/* All queries of one head against the keys of one span; is_first: no other head has been there. */
 static void
-backward_head(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory *arena, mha_interval part_keys,
-              size_t part, int is_first, void *grad_w)
+backward_head(const mha_backward_plan *b, const mha_rows *head, mha_backward_memory *arena, mha_interval span_keys,
+              size_t span, int is_first, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_operand grad_q = grad_q_rows(b, arena, part, head->item, head->head);
-    const mha_interval seen = mha_interval_meet(head->keys, part_keys);
-    const int overwrite = plan->same_keys && seen.first < seen.last;
+    const mha_operand grad_q = grad_q_rows(b, arena, span, head->item, head->head);
+    const mha_interval seen = mha_interval_meet(head->keys, span_keys);
+    const int overwrite = plan->same_visibility && seen.first < seen.last;
 
     mha_backward_rows(b, head, arena);
     if (!overwrite || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }
-    for (size_t first = part_keys.first; first < part_keys.last; first += plan->key_block) {
+    for (size_t first = span_keys.first; first < span_keys.last; first += plan->key_block) {
         const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
         mha_backward_pack_values(b, head, arena, keys, first);
         for (size_t row = 0; row < head->rows && keys.first < keys.last; row += plan->tile_rows) {
-            const untouched fresh = {overwrite && is_first && row == 0, overwrite && first == part_keys.first};
-            mha_tile tile;
+            const untouched fresh = {overwrite && is_first && row == 0, overwrite && first == span_keys.first};
+            mha_rows tile;
             mha_task_tile(plan, head, &arena->base, 0, row, &tile);
-            mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+            mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
             if (block.keys.first < block.keys.last) {
                 backward_block(b, &tile, arena, &block, &grad_q, grad_w, fresh);
             }
         }
     }
-    add_uniform_rows(b, head, arena, part_keys);
-    if (b->parts_abreast == 1) {
-        add_part(b, arena, part, head->item, head->head);
+    add_uniform_rows(b, head, arena, span_keys);
+    if (b->spans_abreast == 1) {
+        add_span(b, arena, span, head->item, head->head);
     }
 }
 
 /* Zero gradients of keys first .. last - 1 of the task's key head. */
 static void
-clear_keys(const mha_backward_plan *b, const mha_tile *task, const mha_result *grad, size_t cols, size_t first,
+clear_keys(const mha_backward_plan *b, const mha_rows *task, const mha_result *grad, size_t cols, size_t first,
            size_t last)
 {
     const mha_kernels *k = b->plan.kernels;
@@ -361,62 +363,62 @@ clear_keys(const mha_backward_plan *b, const mha_tile *task, const mha_result *g
     }
 }
 
-/* All heads that share a key head against one part of its keys. */
+/* All heads that share a key head against one span of its keys. */
 static void
-run_part(const mha_backward_plan *b, const mha_tile *task, mha_backward_memory *arena, size_t part, void *grad_w)
+run_span(const mha_backward_plan *b, const mha_rows *task, mha_backward_memory *arena, size_t span, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const size_t part_keys = MHA_PART_BLOCKS * plan->key_block;
-    const mha_interval all = {0, args->keys}, mine = {part * part_keys, (part + 1) * part_keys};
+    const size_t span_keys = MHA_SPAN_BLOCKS * plan->key_block;
+    const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
     const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(task->keys, keys);
     /* Where all queries see the same keys, the first tile of queries writes all of these, and the others add. */
-    const int written = plan->same_keys && args->queries > 0 && seen.first < seen.last;
+    const int written = plan->same_visibility && args->queries > 0 && seen.first < seen.last;
     const size_t unseen = written ? seen.last : keys.first;
 
     clear_keys(b, task, &b->grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen,
                keys.last);
     clear_keys(b, task, &b->grads->grad_v, args->value_dim, unseen, keys.last);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile head;
+        mha_rows head;
         mha_task_head(task, g, &head);
-        backward_head(b, &head, arena, keys, part, g == 0, grad_w);
+        backward_head(b, &head, arena, keys, span, g == 0, grad_w);
     }
 }
 
-/* One part of this round, or all parts in turn. */
+/* One span of this round, or all spans in turn. */
 static void
 run_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_backward_plan *b = context;
     const mha_attention_args *args = b->plan.args;
-    const int in_turn = b->parts_abreast == 1;
-    const size_t head = task_number / b->parts_abreast;
-    const size_t first = in_turn ? 0 : b->first_part + task_number % b->parts_abreast;
-    const size_t last = in_turn ? b->n_parts : mha_min(first + 1, b->n_parts);
+    const int in_turn = b->spans_abreast == 1;
+    const size_t head = task_number / b->spans_abreast;
+    const size_t first = in_turn ? 0 : b->first_span + task_number % b->spans_abreast;
+    const size_t last = in_turn ? b->n_spans : mha_min(first + 1, b->n_spans);
     mha_backward_memory arena = mha_backward_arena(b, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(&b->plan, head, &arena.base, &task);
-    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_parts + first) * b->weights_bytes;
+    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_spans + first) * b->weights_bytes;
 
     if (first < last) {
         b->plan.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
     }
-    for (size_t part = first; part < last; part++) {
-        run_part(b, &task, &arena, part, grad_w);
+    for (size_t span = first; span < last; span++) {
+        run_span(b, &task, &arena, span, grad_w);
     }
 }
 
-/* The gradients of q of one head from the parts of this round, added up in order. */
+/* The gradients of q of one head from the spans of this round, added up in order. */
 static void
-join_parts(void *context, size_t task, unsigned worker)
+join_spans(void *context, size_t task, unsigned worker)
 {
     const mha_backward_plan *b = context;
     const size_t heads = b->plan.args->heads;
 
     (void)worker;
-    for (size_t part = b->first_part; part < mha_min(b->first_part + b->parts_abreast, b->n_parts); part++) {
-        add_part(b, NULL, part, task / heads, task % heads);
+    for (size_t span = b->first_span; span < mha_min(b->first_span + b->spans_abreast, b->n_spans); span++) {
+        add_span(b, NULL, span, task / heads, task % heads);
     }
 }
 
@@ -432,12 +434,12 @@ mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, co
 
     b->grads = grads;
     b->memory = scratch->base;
-    for (b->first_part = 0; b->first_part < b->n_parts; b->first_part += b->parts_abreast) {
+    for (b->first_span = 0; b->first_span < b->n_spans; b->first_span += b->spans_abreast) {
         mha_parallel_for(plan->n_tasks, b->n_workers, run_task, b);
-        if (b->parts_abreast == 1) {
-            break; /* the tasks went through all parts */
+        if (b->spans_abreast == 1) {
+            break; /* the tasks went through all spans */
         }
-        mha_parallel_for(args->batch * args->heads, b->n_workers, join_parts, b);
+        mha_parallel_for(args->batch * args->heads, b->n_workers, join_spans, b);
     }
     if (grad_w != NULL && args->additive_weights != NULL) {
         k->fill(args->head_dim, 0, grad_w);

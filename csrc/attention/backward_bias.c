@@ -14,7 +14,7 @@
 #include <string.h>
 
 static char *
-bias_grad_at(const mha_backward_plan *b, const mha_tile *tile, size_t row, size_t key)
+bias_grad_at(const mha_backward_plan *b, const mha_rows *tile, size_t row, size_t key)
 {
     const mha_mask_result *x = &b->grads->grad_bias;
     const ptrdiff_t offset = (ptrdiff_t)tile->item * x->batch_stride + (ptrdiff_t)tile->head * x->head_stride +
@@ -24,7 +24,7 @@ bias_grad_at(const mha_backward_plan *b, const mha_tile *tile, size_t row, size_
 
 /* Adds (or, for the first visit, clears) the bias gradients of the rows query .. query + rows - 1 of one head. */
 static void
-bias_rows(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory *arena)
+bias_rows(const mha_backward_plan *b, const mha_rows *head, mha_backward_memory *arena)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -33,7 +33,7 @@ bias_rows(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory 
     mha_backward_rows(b, head, arena);
     for (size_t first = 0; first < args->keys; first += plan->key_block) {
         const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
-        mha_tile_block block = {.first_key = first, .keys = keys};
+        mha_key_block block = {.first_key = first, .keys = keys};
         if (keys.first >= keys.last) {
             continue;
         }
@@ -48,7 +48,7 @@ bias_rows(const mha_backward_plan *b, const mha_tile *head, mha_backward_memory 
 }
 
 static void
-clear_bias_rows(const mha_backward_plan *b, const mha_tile *tile)
+clear_bias_rows(const mha_backward_plan *b, const mha_rows *tile)
 {
     const mha_attention_args *args = b->plan.args;
 
@@ -75,11 +75,11 @@ bias_task(void *context, size_t task, unsigned worker)
     for (int pass = 0; pass < 2; pass++) {
         for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
             const size_t head = head_number % args->heads;
-            mha_tile whole;
+            mha_rows whole;
             mha_task_rows(plan, head_number / plan->group, &arena.base, &whole);
             whole.head = head;
             for (size_t row = first; row < last; row += plan->tile_rows) {
-                mha_tile tile;
+                mha_rows tile;
                 mha_task_tile(plan, &whole, &arena.base, 0, row, &tile);
                 tile.rows = mha_min(tile.rows, last - row);
                 if (pass == 1) {

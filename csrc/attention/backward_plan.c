@@ -29,7 +29,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
     const size_t tile = plan->tile_rows * plan->score_stride;
     const size_t widest = mha_max(args->head_dim, args->value_dim);
     const size_t deepest = mha_max(keys, plan->tile_rows);
-    const size_t sizes[BACKWARD_ARENA_PARTS] = {
+    const size_t sizes[MHA_N_BACKWARD_ARENA] = {
         args->additive_weights == NULL ? keys * args->head_dim : 0,
         keys * args->value_dim,
         tile,
@@ -40,17 +40,17 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         args->queries,
         args->queries,
         args->queries,
-        b->n_parts > 1 && b->parts_abreast == 1 ? args->queries * args->head_dim : 0,
+        b->n_spans > 1 && b->spans_abreast == 1 ? args->queries * args->head_dim : 0,
     };
-    mha_scratch part = MHA_SCRATCH_EMPTY;
+    mha_scratch worker = MHA_SCRATCH_EMPTY;
 
-    for (size_t i = 0; i < BACKWARD_ARENA_PARTS; i++) {
-        b->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
+    for (size_t i = 0; i < MHA_N_BACKWARD_ARENA; i++) {
+        b->at[i] = mha_scratch_add(&worker, sizes[i], k->itemsize);
     }
-    b->rows_at = mha_scratch_add(&part, args->queries, sizeof(mha_interval));
-    b->visible_at = mha_scratch_add(&part, plan->tile_rows, sizeof(size_t));
-    b->worker_bytes = part.total_bytes;
-    b->first_worker = mha_scratch_add(scratch, b->n_workers, part.total_bytes);
+    b->rows_at = mha_scratch_add(&worker, args->queries, sizeof(mha_interval));
+    b->visible_at = mha_scratch_add(&worker, plan->tile_rows, sizeof(size_t));
+    b->worker_bytes = worker.total_bytes;
+    b->first_worker = mha_scratch_add(scratch, b->n_workers, worker.total_bytes);
 }
 
 mha_backward_memory
@@ -70,7 +70,7 @@ mha_backward_arena(const mha_backward_plan *b, unsigned worker)
         .grads = base + b->at[3],
         .delta = base + b->at[9],
         .visible = (size_t *)(void *)(base + b->visible_at),
-        .part_grad_q = base + b->at[10],
+        .span_grad_q = base + b->at[10],
     };
     return arena;
 }
@@ -90,19 +90,19 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->key_block = KEY_BLOCK;
     plan->tile_rows = TILES_HIGH * k->tile_rows;
     plan->score_stride = mha_round_up(mha_min(KEY_BLOCK, args->keys), k->panel_width) + k->lanes;
-    plan->chunk = mha_max(args->queries, 1);
-    plan->n_chunks = 1;
+    plan->task_queries = mha_max(args->queries, 1);
+    plan->tasks_per_head = 1;
 
-    b->n_parts = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_PART_BLOCKS), 1);
-    b->parts_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_parts) : 1;
+    b->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);
+    b->spans_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_spans) : 1;
     const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
-    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * b->parts_abreast : 0;
+    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * b->spans_abreast : 0;
     b->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
 
     b->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
-    b->partial_at = mha_scratch_add(scratch, b->parts_abreast > 1 ? b->parts_abreast : 0, b->partial_bytes);
+    b->partial_at = mha_scratch_add(scratch, b->spans_abreast > 1 ? b->spans_abreast : 0, b->partial_bytes);
     b->weights_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
-    b->n_weights = plan->n_tasks == 0 ? 0 : b->parts_abreast == 1 ? heads : heads * b->n_parts;
+    b->n_weights = plan->n_tasks == 0 ? 0 : b->spans_abreast == 1 ? heads : heads * b->n_spans;
     b->weights_at = mha_scratch_add(scratch, b->n_weights, b->weights_bytes);
     plan_arena(b, scratch);
     return MHA_OK;

@@ -7,7 +7,7 @@
  *
  * Order of additions, which fixes the bits: values in key order within parts of 64 keys, parts
  * in order within a block, blocks in order (from block 16 on with what rounding loses,
- * mha_keep_rest).  All borders are multiples counted from key 0, and hidden keys add exact zeros,
+ * mha_compensate_merge).  All borders are multiples counted from key 0, and hidden keys add exact zeros,
  * so a row does not depend on its neighbours.  Summing small blocks first is also 4 to 12 times
  * more accurate on long rows than one long sum.
  */
@@ -20,7 +20,7 @@
 
 /* The weights of a tile whose keys all lie in this block: what softmax left in the scores, divided by the sum. */
 static void
-write_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block,
+write_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
               const char *inverse)
 {
     const mha_attention_args *args = plan->args;
@@ -39,7 +39,7 @@ write_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena
 
 /* Scores of a tile against a block, and their softmax relative to the block's own max. */
 static void
-softmax_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block, char *max, char *sum)
+softmax_block(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block, char *max, char *sum)
 {
     mha_score_tile(plan, tile, arena, block);
     const mha_softmax softmax = {
@@ -56,8 +56,8 @@ softmax_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_
 
 /* A tile all of whose keys lie in this block: a plain softmax, straight to the output. */
 static void
-attend_whole(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, mha_arena *arena,
-             mha_tile_block *block)
+attend_whole(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, mha_arena *arena,
+             mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
@@ -92,7 +92,7 @@ block_row(const mha_plan *plan)
 }
 
 static void
-attend_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block,
+attend_block(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block,
              const block_result *result)
 {
     mha_product product;
@@ -109,13 +109,13 @@ attend_block(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_t
 
 /* Adds the block's result to those of the blocks before it; the last one's sums divide the output. */
 static void
-join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, const mha_arena *arena,
+join_block(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena,
            size_t first_key, const block_result *result)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
-    char *rest = mha_state_at(plan, task, tile, arena->sum_rest);
+    char *compensation = mha_state_at(plan, task, tile, arena->sum_compensation);
     char *inverse = mha_state_at(plan, task, tile, arena->inverse);
     const int is_last = tile->keys.last <= first_key + plan->key_block;
     mha_merge merge = {
@@ -134,15 +134,15 @@ join_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, con
     if (merge.first) {
         memcpy(max, result->max, tile->rows * k->itemsize);
         memcpy(sum, result->sum, tile->rows * k->itemsize);
-        memset(rest, 0, tile->rows * k->itemsize);
+        memset(compensation, 0, tile->rows * k->itemsize);
     } else {
-        k->join_statistics(tile->rows, max, sum, rest, result->max, result->sum, arena->rescale, arena->factor);
+        k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, arena->rescale, arena->factor);
     }
     if (is_last) {
         k->invert_sums(tile->rows, max, sum, inverse);
     }
-    mha_keep_rest(plan, first_key,
-                  arena->out_rest + mha_task_row(plan, task, tile) * (size_t)block_row(plan) * k->itemsize, &merge);
+    const size_t at = mha_task_row(plan, task, tile) * (size_t)merge.block_row * k->itemsize;
+    mha_compensate_merge(plan, first_key, arena->out_compensation + at, &merge);
     k->merge_rows(&merge);
 }
 
@@ -152,11 +152,11 @@ run_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, &arena, &task);
-    const block_result result = {arena.block_max, arena.block_sum, arena.block};
+    const block_result result = {arena.block_max, arena.block_sum, arena.block_out};
 
-    if (!plan->same_keys || task.keys.last == 0) { /* else every row meets a block */
+    if (!plan->same_visibility || task.keys.last == 0) { /* else every row meets a block */
         mha_clear_statistics(plan, &arena);
     }
     for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
@@ -164,9 +164,9 @@ run_task(void *context, size_t task_number, unsigned worker)
         const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
         for (size_t g = 0; g < plan->group; g++) {
             for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                mha_tile tile;
+                mha_rows tile;
                 mha_task_tile(plan, &task, &arena, g, row, &tile);
-                mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+                mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
                 if (block.keys.first >= block.keys.last) {
                     continue;
                 }
@@ -189,9 +189,9 @@ run_task(void *context, size_t task_number, unsigned worker)
 
 /* Where block number `block` of a task leaves the results of the tile's rows. */
 static block_result
-partial_result(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, size_t task_number, size_t block)
+partial_result(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, size_t task_number, size_t block)
 {
-    const size_t rows = plan->group * plan->chunk, itemsize = plan->kernels->itemsize;
+    const size_t rows = plan->group * plan->task_queries, itemsize = plan->kernels->itemsize;
     const size_t row = mha_task_row(plan, task, tile);
     char *base = (char *)(uintptr_t)plan->memory + plan->partial_at +
                  (task_number * plan->n_splits + block) * plan->partial_bytes;
@@ -210,15 +210,15 @@ run_split(void *context, size_t split, unsigned worker)
     const size_t task_number = split / plan->n_splits, number = split % plan->n_splits;
     const size_t first = number * plan->key_block;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, &arena, &task);
     const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
 
     MHA_ASSERT(task.rows <= plan->tile_rows);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile tile;
+        mha_rows tile;
         mha_task_tile(plan, &task, &arena, g, 0, &tile);
-        mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+        mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
         const block_result result = partial_result(plan, &task, &tile, task_number, number);
         if (block.keys.first < block.keys.last) {
             attend_block(plan, &tile, &arena, &block, &result);
@@ -231,12 +231,12 @@ join_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, &arena, &task);
 
     mha_clear_statistics(plan, &arena);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile tile;
+        mha_rows tile;
         mha_task_tile(plan, &task, &arena, g, 0, &tile);
         const size_t block = plan->key_block;
         for (size_t number = tile.keys.first / block; number * block < tile.keys.last; number++) {

@@ -12,12 +12,12 @@
  * a tile of scores.  A little over half of it, so that 512 keys of 64 floats fit, and 256 of 128.
  */
 #define BLOCK_BYTES ((size_t)272 * 1024)
-#define BLOCK_STEP MHA_VALUE_CHUNK
+#define BLOCK_STEP MHA_VALUE_DEPTH
 #define BLOCK_MOST ((size_t)512)
 /* Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache. */
 #define TILES_HIGH ((size_t)4)
 /* A task has at most so many queries, which bounds its row statistics. */
-#define CHUNK_MOST ((size_t)1536)
+#define TASK_QUERIES_MOST ((size_t)1536)
 /* Up to so many rows of a task, its key blocks may be shared out: their partial results are small. */
 #define SPLIT_ROWS ((size_t)64)
 /* So many tasks per thread even out their different lengths. */
@@ -62,12 +62,13 @@ choose_tasks(mha_plan *plan, mha_plan_use use)
     plan->work = estimate_work(args);
     const size_t most = use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
     const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
-    size_t chunk = mha_ceil_div(args->queries, wanted);
+    size_t queries = mha_ceil_div(args->queries, wanted);
 
-    chunk = mha_round_up(mha_max(chunk, 1), plan->tile_rows);
-    plan->chunk = mha_min(mha_min(chunk, mha_round_up(CHUNK_MOST, plan->tile_rows)), mha_max(args->queries, 1));
-    plan->n_chunks = mha_ceil_div(args->queries, plan->chunk);
-    plan->n_tasks = writes_nothing(args) ? 0 : heads * plan->n_chunks;
+    queries = mha_round_up(mha_max(queries, 1), plan->tile_rows);
+    queries = mha_min(queries, mha_round_up(TASK_QUERIES_MOST, plan->tile_rows));
+    plan->task_queries = mha_min(queries, mha_max(args->queries, 1));
+    plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
+    plan->n_tasks = writes_nothing(args) ? 0 : heads * plan->tasks_per_head;
     plan->n_splits = 1;
     if (plan->n_tasks < most && args->queries * plan->group <= SPLIT_ROWS) {
         plan->n_splits = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
@@ -87,26 +88,27 @@ choose_by_columns(const mha_plan *plan)
     const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
     const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
 
-    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && plan->same_keys && args->additive_weights == NULL &&
-           args->keep_mask.data == NULL && args->bias.data == NULL && args->dropout == 0;
+    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && plan->same_visibility &&
+           args->additive_weights == NULL && args->keep_mask.data == NULL && args->bias.data == NULL &&
+           args->dropout == 0;
 }
 
-/* One worker's part of the scratch memory, in the order of mha_arena. */
+/* One worker's share of the scratch memory, in the order of mha_arena. */
 static void
 plan_scratch(mha_plan *plan, mha_scratch *scratch)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t rows = plan->chunk * plan->group;
+    const size_t rows = plan->task_queries * plan->group;
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t values = mha_round_up(args->value_dim, k->lanes);
     const size_t columns = mha_round_up(plan->tile_rows, k->lanes);
-    mha_scratch part = MHA_SCRATCH_EMPTY;
+    mha_scratch worker = MHA_SCRATCH_EMPTY;
 
     /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
     plan->score_stride = plan->by_columns ? columns : keys + k->lanes;
     const size_t panels = plan->by_columns ? mha_round_up(plan->tile_rows, k->panel_width) : keys;
-    const size_t sizes[MHA_ARENA_PARTS] = {
+    const size_t sizes[MHA_N_ARENA] = {
         args->additive_weights == NULL ? panels * args->head_dim : 0,
         (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
         args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
@@ -121,15 +123,15 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         plan->tile_rows,
         plan->tile_rows,
         values,
-        mha_has_rest(plan) ? rows * values : 0,
-        mha_has_rest(plan) ? values : 0,
+        mha_compensates(plan) ? rows * values : 0,
+        mha_compensates(plan) ? values : 0,
     };
-    for (size_t i = 0; i < MHA_ARENA_PARTS; i++) {
-        plan->at[i] = mha_scratch_add(&part, sizes[i], k->itemsize);
+    for (size_t i = 0; i < MHA_N_ARENA; i++) {
+        plan->at[i] = mha_scratch_add(&worker, sizes[i], k->itemsize);
     }
-    plan->rows_at = mha_scratch_add(&part, plan->chunk, sizeof(mha_interval));
-    plan->worker_bytes = part.total_bytes;
-    plan->first_worker = mha_scratch_add(scratch, plan->n_workers, part.total_bytes);
+    plan->rows_at = mha_scratch_add(&worker, plan->task_queries, sizeof(mha_interval));
+    plan->worker_bytes = worker.total_bytes;
+    plan->first_worker = mha_scratch_add(scratch, plan->n_workers, worker.total_bytes);
     if (plan->n_splits > 1) {
         plan->partial_bytes = mha_round_up(rows * (values + 2) * k->itemsize, MHA_ALIGN);
         plan->partial_at = mha_scratch_add(scratch, plan->n_tasks * plan->n_splits, plan->partial_bytes);
@@ -184,7 +186,7 @@ mha_plan_describe(mha_plan *plan, const mha_attention_args *args)
     *plan = (mha_plan){.args = args, .kernels = k, .row_max = args->row_max, .row_sum = args->row_sum};
     plan->scale = mha_scalar_from(k, args->scale);
     plan->one = mha_scalar_from(k, 1);
-    plan->same_keys = mha_same_for_all_queries(&args->visible);
+    plan->same_visibility = mha_same_for_all_queries(&args->visible);
     plan->group = args->heads / args->kv_heads;
     plan->key_block = choose_key_block(args, k->itemsize);
     return MHA_OK;
@@ -231,19 +233,19 @@ mha_plan_arena(const mha_plan *plan, unsigned worker)
         .packed_keys = base + plan->at[0],
         .scores = base + plan->at[1],
         .factors = base + plan->at[2],
-        .block = base + plan->at[3],
+        .block_out = base + plan->at[3],
         .masked_values = base + plan->at[4],
         .max = base + plan->at[5],
         .sum = base + plan->at[6],
-        .sum_rest = base + plan->at[7],
+        .sum_compensation = base + plan->at[7],
         .inverse = base + plan->at[8],
         .rescale = base + plan->at[9],
         .factor = base + plan->at[10],
         .block_max = base + plan->at[11],
         .block_sum = base + plan->at[12],
         .mean = base + plan->at[13],
-        .out_rest = base + plan->at[14],
-        .mean_rest = base + plan->at[15],
+        .out_compensation = base + plan->at[14],
+        .mean_compensation = base + plan->at[15],
         .rows = (mha_interval *)(void *)(base + plan->rows_at),
     };
     return arena;

@@ -10,20 +10,20 @@
 #include <string.h>
 
 char *
-mha_state_at(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, char *numbers)
+mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
 {
     return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
 }
 
 void
-mha_keep_rest(const mha_plan *plan, size_t first_key, void *rest, mha_merge *merge)
+mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge)
 {
     const size_t number = first_key / plan->key_block;
 
     if (number >= MHA_PLAIN_JOINS) {
-        merge->rest = rest;
-        merge->rest_row = (ptrdiff_t)mha_round_up(plan->args->value_dim, plan->kernels->lanes);
-        merge->rest_is_new = number == MHA_PLAIN_JOINS;
+        merge->compensation = compensation;
+        merge->compensation_row = (ptrdiff_t)mha_round_up(plan->args->value_dim, plan->kernels->lanes);
+        merge->compensation_is_new = number == MHA_PLAIN_JOINS;
     }
 }
 
@@ -32,7 +32,7 @@ mha_keep_rest(const mha_plan *plan, size_t first_key, void *rest, mha_merge *mer
  * without keys.  `row` is that query, whose own weights are dropped where there is dropout.
  */
 static void
-mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, const mha_arena *arena)
+mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, const mha_arena *arena)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -40,33 +40,33 @@ mean_of_values(const mha_plan *plan, const mha_tile *row, mha_interval keys, con
 
     for (size_t first = keys.first / plan->key_block * plan->key_block; first < keys.last; first += plan->key_block) {
         const mha_interval whole = {first, first + plan->key_block};
-        const mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
+        const mha_key_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
         mha_product product;
         mha_merge merge = {
             .rows = 1,
             .cols = args->value_dim,
             .first = first <= keys.first,
             .out = arena->mean,
-            .block = arena->block,
+            .block = arena->block_out,
             .rescale = &plan->one,
             .factor = &plan->one,
             .inverse = block.keys.last == keys.last ? &inverse : NULL,
         };
         mha_describe_value_product(plan, row, arena, &block, &product);
-        product.c = arena->block;
+        product.c = arena->block_out;
         k->fill(block.keys.last - first, 1, arena->scores); /* from the block's first key on */
         if (args->dropout > 0) {
             mha_drop_weights(plan, row, arena, &block);
         }
         k->product(&product);
-        mha_keep_rest(plan, first, arena->mean_rest, &merge);
+        mha_compensate_merge(plan, first, arena->mean_compensation, &merge);
         k->merge_rows(&merge);
     }
 }
 
 /* Rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
 static void
-fill_empty_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
+fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -89,7 +89,7 @@ fill_empty_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows
         }
         const mha_interval keys = mha_mean_keys(plan, rows, i);
         if (have_mean.first != keys.first || have_mean.last != keys.last || args->dropout > 0) {
-            mha_tile row = *rows;
+            mha_rows row = *rows;
             row.query += i;
             row.rows = 1;
             mean_of_values(plan, &row, keys, arena);
@@ -100,7 +100,7 @@ fill_empty_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows
 }
 
 static void
-write_statistics(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena)
+write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
@@ -118,12 +118,12 @@ write_statistics(const mha_plan *plan, const mha_tile *task, const mha_tile *row
 void
 mha_clear_statistics(const mha_plan *plan, const mha_arena *arena)
 {
-    plan->kernels->fill(plan->group * plan->chunk, -HUGE_VAL, arena->max);
-    plan->kernels->fill(plan->group * plan->chunk, 0, arena->sum);
+    plan->kernels->fill(plan->group * plan->task_queries, -HUGE_VAL, arena->max);
+    plan->kernels->fill(plan->group * plan->task_queries, 0, arena->sum);
 }
 
 void
-mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows, const mha_arena *arena, int has_empty)
+mha_finish_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena, int has_empty)
 {
     if (has_empty) {
         fill_empty_rows(plan, task, rows, arena);
@@ -132,10 +132,10 @@ mha_finish_rows(const mha_plan *plan, const mha_tile *task, const mha_tile *rows
 }
 
 void
-mha_finish_task(const mha_plan *plan, const mha_tile *task, const mha_arena *arena)
+mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena)
 {
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile rows;
+        mha_rows rows;
         mha_task_head(task, g, &rows);
         const int has_empty = plan->kernels->invert_sums(rows.rows, mha_state_at(plan, task, &rows, arena->max),
                                                          mha_state_at(plan, task, &rows, arena->sum),

@@ -10,7 +10,7 @@
 
 /* Scores of the tile's queries (columns) against its keys (rows). */
 static void
-score_columns(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena)
+score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -18,7 +18,7 @@ score_columns(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena
         .rows = tile->keys.last,
         .cols = mha_round_up(tile->rows, k->lanes),
         .depth = args->head_dim,
-        .chunk = SIZE_MAX,
+        .depth_block = SIZE_MAX,
         .part = MHA_SCORE_PART,
         .a = mha_operand_at(k, &args->k, tile->item, tile->key_head, 0),
         .a_row = args->k.row_stride,
@@ -39,10 +39,10 @@ score_columns(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena
 
 /* A tile from queries to output; returns 1 if one of them has an empty row. */
 static int
-attend_columns(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, const mha_arena *arena)
+attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
 {
     const mha_kernels *k = plan->kernels;
-    const mha_tile_block block = {.keys = {0, tile->keys.last}};
+    const mha_key_block block = {.keys = {0, tile->keys.last}};
     char *inverse = mha_state_at(plan, task, tile, arena->inverse);
     const mha_softmax_columns softmax = {
         .queries = tile->rows,
@@ -77,7 +77,7 @@ mha_short_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, &arena, &task);
 
     if (task.keys.last == 0) {
@@ -86,11 +86,11 @@ mha_short_task(void *context, size_t task_number, unsigned worker)
         return;
     }
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile rows;
+        mha_rows rows;
         int has_empty = 0;
         mha_task_head(&task, g, &rows);
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_tile tile;
+            mha_rows tile;
             mha_task_tile(plan, &task, &arena, g, row, &tile);
             has_empty |= attend_columns(plan, &task, &tile, &arena);
         }

@@ -28,18 +28,18 @@ mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, si
 }
 
 void
-mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_tile *rows)
+mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows)
 {
     const mha_attention_args *args = plan->args;
-    const size_t head = task / plan->n_chunks;
+    const size_t head = task / plan->tasks_per_head;
 
     rows->item = head / args->kv_heads;
     rows->key_head = head % args->kv_heads;
     rows->head = rows->key_head * plan->group;
-    rows->query = task % plan->n_chunks * plan->chunk;
-    rows->rows = mha_min(plan->chunk, args->queries - rows->query);
+    rows->query = task % plan->tasks_per_head * plan->task_queries;
+    rows->rows = mha_min(plan->task_queries, args->queries - rows->query);
     rows->row_keys = NULL;
-    if (plan->same_keys) {
+    if (plan->same_visibility) {
         rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
         return;
     }
@@ -51,26 +51,26 @@ mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_tile *row
 }
 
 void
-mha_task_tile(const mha_plan *plan, const mha_tile *task, const mha_arena *arena, size_t group_head, size_t row,
-              mha_tile *tile)
+mha_task_tile(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t group_head, size_t row,
+              mha_rows *tile)
 {
     mha_task_head(task, group_head, tile);
     tile->query += row;
     tile->rows = mha_min(plan->tile_rows, task->rows - row);
-    if (!plan->same_keys) {
+    if (!plan->same_visibility) {
         tile->row_keys = arena->rows + row;
         tile->keys = mha_intervals_join(tile->row_keys, tile->rows);
     }
 }
 
 mha_interval
-mha_row_keys(const mha_tile *tile, size_t row)
+mha_row_keys(const mha_rows *tile, size_t row)
 {
     return tile->row_keys != NULL ? tile->row_keys[row] : tile->keys;
 }
 
 mha_interval
-mha_mean_keys(const mha_plan *plan, const mha_tile *tile, size_t row)
+mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
 {
     const mha_attention_args *args = plan->args;
     const mha_interval seen = mha_row_keys(tile, row), all = {0, args->keys};
@@ -79,7 +79,7 @@ mha_mean_keys(const mha_plan *plan, const mha_tile *tile, size_t row)
 }
 
 mha_interval
-mha_pack_block(const mha_plan *plan, const mha_tile *task, mha_arena *arena, size_t first_key)
+mha_pack_block(const mha_plan *plan, const mha_rows *task, mha_arena *arena, size_t first_key)
 {
     const mha_attention_args *args = plan->args;
     const mha_interval block = {first_key, first_key + plan->key_block};
@@ -94,7 +94,7 @@ mha_pack_block(const mha_plan *plan, const mha_tile *task, mha_arena *arena, siz
 }
 
 static void
-dot_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+dot_scores(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -108,7 +108,7 @@ dot_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_til
         .rows = tile->rows,
         .cols = block->width,
         .depth = args->head_dim,
-        .chunk = SIZE_MAX,
+        .depth_block = SIZE_MAX,
         .part = MHA_SCORE_PART,
         .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
         .a_row = args->q.row_stride,
@@ -125,7 +125,7 @@ dot_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_til
 }
 
 static void
-additive_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+additive_scores(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -152,7 +152,7 @@ additive_scores(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mh
 
 /* Address of the mask's element for (row of the tile, key). */
 static const char *
-mask_at(const mha_mask *mask, size_t itemsize, const mha_tile *tile, size_t row, size_t key)
+mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row, size_t key)
 {
     const ptrdiff_t offset = (ptrdiff_t)tile->item * mask->batch_stride +
                              (ptrdiff_t)tile->head * mask->head_stride +
@@ -162,12 +162,12 @@ mask_at(const mha_mask *mask, size_t itemsize, const mha_tile *tile, size_t row,
 }
 
 static void
-apply_masks(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, const mha_tile_block *block)
+apply_masks(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, const mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
-    if (plan->same_keys && args->bias.data == NULL && args->keep_mask.data == NULL) {
+    if (plan->same_visibility && args->bias.data == NULL && args->keep_mask.data == NULL) {
         return;
     }
     for (size_t i = 0; i < tile->rows; i++) {
@@ -193,7 +193,7 @@ apply_masks(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, const 
 }
 
 void
-mha_score_tile(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha_tile_block *block)
+mha_score_tile(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
 {
     if (plan->args->additive_weights != NULL) {
         additive_scores(plan, tile, arena, block);
@@ -205,9 +205,9 @@ mha_score_tile(const mha_plan *plan, const mha_tile *tile, mha_arena *arena, mha
 
 /* 1 if some key of the block is visible to one row of the tile and hidden from another. */
 static int
-is_ragged(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block)
+is_ragged(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block)
 {
-    if (plan->same_keys || plan->args->keep_mask.data != NULL) {
+    if (plan->same_visibility || plan->args->keep_mask.data != NULL) {
         return plan->args->keep_mask.data != NULL;
     }
     for (size_t i = 0; i < tile->rows; i++) {
@@ -221,7 +221,7 @@ is_ragged(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *bloc
 
 /* 1 if row `row` of the tile may see the key. */
 static int
-row_sees(const mha_plan *plan, const mha_tile *tile, size_t row, size_t key)
+row_sees(const mha_plan *plan, const mha_rows *tile, size_t row, size_t key)
 {
     const mha_interval seen = mha_row_keys(tile, row);
 
@@ -236,7 +236,7 @@ row_sees(const mha_plan *plan, const mha_tile *tile, size_t row, size_t key)
  * block that holds NaN or infinity: 0 * NaN would leak from hidden keys into rows that hide them.
  */
 static void
-product_of_visible(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block,
+product_of_visible(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
                    const mha_product *all, int rows_are_keys)
 {
     const size_t itemsize = plan->kernels->itemsize, row_bytes = all->cols * itemsize;
@@ -263,7 +263,7 @@ product_of_visible(const mha_plan *plan, const mha_tile *tile, const mha_arena *
 }
 
 void
-mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block,
+mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
                     const mha_product *product, int rows_are_keys)
 {
     const mha_kernels *k = plan->kernels;
@@ -276,7 +276,7 @@ mha_guarded_product(const mha_plan *plan, const mha_tile *tile, const mha_arena 
 }
 
 void
-mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, char *factors)
+mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors)
 {
     const mha_attention_args *args = plan->args;
     const mha_dropout dropout = {
@@ -295,7 +295,7 @@ mha_dropout_tile(const mha_plan *plan, const mha_tile *tile, mha_interval keys, 
 }
 
 void
-mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_tile_block *block, const char *numbers,
+mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
                          const mha_operand *rows, size_t cols, mha_product *product)
 {
     const mha_kernels *k = plan->kernels;
@@ -304,7 +304,7 @@ mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_t
         .rows = tile->rows,
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
-        .chunk = MHA_VALUE_CHUNK,
+        .depth_block = MHA_VALUE_DEPTH,
         .phase = first,
         .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
@@ -317,15 +317,15 @@ mha_describe_key_product(const mha_plan *plan, const mha_tile *tile, const mha_t
 }
 
 void
-mha_describe_value_product(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena,
-                           const mha_tile_block *block, mha_product *product)
+mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,
+                           const mha_key_block *block, mha_product *product)
 {
     mha_describe_key_product(plan, tile, block, arena->scores, &plan->args->v, plan->args->value_dim, product);
     product->part = VALUE_PART;
 }
 
 void
-mha_drop_weights(const mha_plan *plan, const mha_tile *tile, const mha_arena *arena, const mha_tile_block *block)
+mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
     const size_t first = block->keys.first - block->first_key;

@@ -14,7 +14,7 @@
 
 /* The statistics of the rows of this head, into the arena: max, sum, 1/sum. */
 static void
-load_statistics(const mha_plan *plan, const mha_tile *rows, const mha_arena *arena)
+load_statistics(const mha_plan *plan, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize;
@@ -25,7 +25,7 @@ load_statistics(const mha_plan *plan, const mha_tile *rows, const mha_arena *are
 }
 
 static char *
-weights_at(const mha_plan *plan, const mha_tile *rows)
+weights_at(const mha_plan *plan, const mha_rows *rows)
 {
     const mha_attention_args *args = plan->args;
 
@@ -33,8 +33,8 @@ weights_at(const mha_plan *plan, const mha_tile *rows)
 }
 
 static void
-weigh_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, mha_arena *arena,
-            mha_tile_block *block)
+weigh_block(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, mha_arena *arena,
+            mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
     const size_t row_bytes = plan->args->keys * k->itemsize;
@@ -54,7 +54,7 @@ weigh_block(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, mh
 }
 
 void
-mha_fill_empty_weights(const mha_plan *plan, const mha_tile *tile, size_t row, char *weights)
+mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights)
 {
     const mha_kernels *k = plan->kernels;
     const mha_interval keys = mha_mean_keys(plan, tile, row);
@@ -68,7 +68,7 @@ mha_fill_empty_weights(const mha_plan *plan, const mha_tile *tile, size_t row, c
 
 /* Zeros outside each row's keys; and what empty rows get. */
 static void
-fill_outside(const mha_plan *plan, const mha_tile *task, const mha_tile *tile, const mha_arena *arena)
+fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -90,27 +90,27 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, &arena, &task);
 
     for (size_t g = 0; g < plan->group; g++) {
-        mha_tile rows;
+        mha_rows rows;
         mha_task_head(&task, g, &rows);
         load_statistics(plan, &rows, &arena);
         for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
              first += plan->key_block) {
             const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
             for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                mha_tile tile;
+                mha_rows tile;
                 mha_task_tile(plan, &task, &arena, g, row, &tile);
-                mha_tile_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
+                mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
                 if (block.keys.first < block.keys.last) {
                     weigh_block(plan, &task, &tile, &arena, &block);
                 }
             }
         }
         for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_tile tile;
+            mha_rows tile;
             mha_task_tile(plan, &task, &arena, g, row, &tile);
             fill_outside(plan, &task, &tile, &arena);
         }

@@ -18,11 +18,11 @@
  * The sum over p runs in order within parts of `part` steps, and part sums are added in order; parts
  * end where (phase + p) is a multiple of `part`.  So a result depends on p alone, never
  * on how rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
- * `chunk`, a multiple of `part`, is for the cache alone: after so many steps it is the next columns' turn.
+ * `depth_block`, a multiple of `part`, is for the cache alone: after so many steps it is the next columns' turn.
  */
 typedef struct {
     size_t rows, cols, depth;
-    size_t chunk, part, phase; /* part 0: as chunk */
+    size_t depth_block, part, phase; /* part 0: as depth_block */
     const void *a; /* a[i][p] at a + i*a_row + p*a_step: a transposed operand costs nothing */
     ptrdiff_t a_row, a_step;
     const void *b;     /* step p at b + p*b_step; columns in groups of panel_width, b_group apart */
@@ -60,7 +60,7 @@ typedef struct {
     void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
 } mha_softmax;
 
-/* The same with the scores transposed: row j holds key j of all queries, so that lanes are queries.  At most 64 keys. */
+/* The same with the scores transposed: row j holds key j of all queries: lanes are queries.  At most 64 keys. */
 typedef struct {
     size_t queries, keys;
     void *scores; /* whole vectors of queries */
@@ -70,7 +70,7 @@ typedef struct {
 
 /*
  * out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row.
- * Where rest is not NULL it keeps what these sums lose to rounding, until the inverse comes.
+ * Where compensation is not NULL it keeps what these sums lose to rounding, until the inverse comes.
  */
 typedef struct {
     size_t rows, cols;
@@ -80,9 +80,9 @@ typedef struct {
     const void *block;
     ptrdiff_t block_row;
     const void *rescale, *factor, *inverse;
-    void *rest; /* cols numbers a row, rest_row apart */
-    ptrdiff_t rest_row;
-    int rest_is_new; /* then it is not read */
+    void *compensation; /* cols numbers a row, compensation_row apart */
+    ptrdiff_t compensation_row;
+    int compensation_is_new; /* then it is not read */
 } mha_merge;
 
 /* Dropout factors of a tile: rows queries from `query` on, keys from `key` on. */
@@ -114,7 +114,7 @@ typedef struct {
 /* Gradients of a tile of additive scores, added to grad_q, grad_k, grad_w; `grads` includes the scale. */
 typedef struct {
     size_t rows, keys, depth;
-    size_t phase; /* of the first key in its block: sums over keys are cut at multiples counted from the block's start */
+    size_t phase; /* of the first key in its block: sums over keys are cut at multiples counted from its start */
     const void *q, *k, *w;
     ptrdiff_t q_row, k_row;
     const void *grads;
@@ -125,7 +125,7 @@ typedef struct {
 
 /* clang-format off */
 #define MHA_KERNELS(X) \
-    /* Rows first..end-1 of src, transposed into panels: dst[panel][p][panel_width]; rows before `first` count as 0. */ \
+    /* Rows first..end-1 of src, transposed into panels dst[panel][p][panel_width]; rows before `first` count as 0. */ \
     X(void, pack_panels, (const void *src, ptrdiff_t src_row, size_t first, size_t end, size_t depth, void *dst)) \
     X(void, product, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
@@ -136,14 +136,14 @@ typedef struct {
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
     X(void, softmax_rows, (const mha_softmax *tile)) \
     /* Joins a block's statistics to those of earlier blocks: rescale and factor bring both to the common max. \
-     * sum_rest, 0 before the first join, keeps what the sums lose to rounding: many small weights beside a large one. */ \
-    X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_rest, const void *block_max, \
+     * sum_compensation, 0 before the first join, keeps what the sums lose: many small weights beside a large one. */ \
+    X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_compensation, const void *block_max, \
                               const void *block_sum, void *rescale, void *factor)) \
     /* The same for transposed scores; returns 1 if some query's row is empty. */ \
     X(int, softmax_columns, (const mha_softmax_columns *tile)) \
     /* Then the weights, a row of `keys` numbers for each query: 0 behind the tile's keys. */ \
     X(void, weights_columns, (const mha_softmax_columns *tile, size_t keys, void *weights)) \
-    /* inverse[i] = 1 / sum[i], 0 for an empty row; max of an empty row becomes 0. Returns 1 if there is such a row. */ \
+    /* inverse[i] = 1 / sum[i], 0 for an empty row, whose max becomes 0. Returns 1 if there is such a row. */ \
     X(int, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
     X(void, merge_rows, (const mha_merge *merge)) \
     /* weights[j] = exp(scores[j] - max) * inverse. */ \

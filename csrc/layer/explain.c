@@ -43,11 +43,11 @@ mha_threads_explain(void)
 static void
 count_task(const mha_plan *plan, size_t task_number, mha_arena *arena, mha_attention_facts *facts)
 {
-    mha_tile task;
+    mha_rows task;
     mha_task_rows(plan, task_number, arena, &task);
 
     for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-        mha_tile tile;
+        mha_rows tile;
         mha_task_tile(plan, &task, arena, 0, row, &tile);
         size_t n_blocks = 0;
         for (size_t first = tile.keys.first / plan->key_block * plan->key_block; first < tile.keys.last;
@@ -66,7 +66,7 @@ count_tiles(const mha_plan *plan, mha_attention_facts *facts)
 {
     const mha_attention_args *args = plan->args;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    const size_t rows_at = mha_scratch_add(&scratch, plan->chunk, sizeof(mha_interval));
+    const size_t rows_at = mha_scratch_add(&scratch, plan->task_queries, sizeof(mha_interval));
     const mha_status status = mha_scratch_open(&scratch);
 
     if (status != MHA_OK) {
@@ -74,8 +74,8 @@ count_tiles(const mha_plan *plan, mha_attention_facts *facts)
     }
     mha_arena arena = {.rows = (mha_interval *)(void *)(scratch.base + rows_at)};
     for (size_t item = 0; item < args->batch && plan->n_tasks > 0; item++) {
-        for (size_t chunk = 0; chunk < plan->n_chunks; chunk++) {
-            count_task(plan, item * args->kv_heads * plan->n_chunks + chunk, &arena, facts);
+        for (size_t task = 0; task < plan->tasks_per_head; task++) {
+            count_task(plan, item * args->kv_heads * plan->tasks_per_head + task, &arena, facts);
         }
     }
     facts->n_tiles *= args->heads;
@@ -101,7 +101,7 @@ explain_plan(const mha_plan *plan, mha_attention_facts *facts)
         .value_dim = args->value_dim,
         .key_block = plan->key_block,
         .tile_queries = plan->tile_rows,
-        .task_queries = plan->chunk,
+        .task_queries = plan->task_queries,
         .n_splits = plan->n_splits,
         .by_columns = plan->by_columns,
         .weights_again = plan->weights_later,
@@ -161,7 +161,7 @@ explain_input(const mha_layer_job *job, const mha_layer_input *in, mha_linear_fa
         .rows_needed = in->needed == NULL ? batch * in->rows : 0,
         .in_features = in->linear->in_features,
         .out_features = in->features,
-        .task_rows = in->block,
+        .task_rows = in->task_rows,
         .share = mha_threads_share(job->n_tasks, job->work),
     };
     for (size_t b = 0; b < batch && in->needed != NULL; b++) {
@@ -200,7 +200,7 @@ explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_fa
     if (status == MHA_OK) {
         (void)mha_scratch_add(&scratch, slices.n_workers, job.scratch.total_bytes);
         facts->scratch_bytes = scratch.total_bytes;
-        facts->attention.task_queries = job.plan.chunk;
+        facts->attention.task_queries = job.plan.task_queries;
         facts->attention.n_splits = job.plan.n_splits;
         facts->attention.share = share;
         for (int i = 0; i <= MHA_N_INPUTS; i++) {

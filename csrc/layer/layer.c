@@ -34,9 +34,9 @@ describe_inputs(mha_layer_job *job)
         in->rows = n_rows[i];
         in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
         in->projected = kept[i];
-        in->block = mha_linear_block(job->kernels, features[i]);
+        in->task_rows = mha_linear_block(job->kernels, features[i]);
         if (linear[i]->weight != NULL) {
-            in->n_blocks = mha_ceil_div(a->batch * in->rows, in->block);
+            in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }
     }
 }
@@ -85,10 +85,10 @@ plan_memory(mha_layer_job *job)
             in->at = mha_scratch_add(&job->scratch, a->batch * in->rows, in->features * itemsize);
         }
         widest = mha_max(widest, in->linear->in_features);
-        most_rows = mha_max(most_rows, in->block);
+        most_rows = mha_max(most_rows, in->task_rows);
         job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
         job->work += (double)a->batch * (double)in->rows * (double)in->features * (double)in->linear->in_features;
-        job->n_tasks += in->n_blocks;
+        job->n_tasks += in->n_tasks;
     }
     job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &a->W_o));
     job->n_workers = job->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
@@ -203,10 +203,10 @@ project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t fir
 }
 
 static void
-project_block(const mha_layer_job *job, const mha_layer_input *in, size_t block, unsigned worker)
+project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, unsigned worker)
 {
-    const size_t first = block * in->block;
-    const size_t last = mha_min(first + in->block, job->args->batch * in->rows);
+    const size_t first = task * in->task_rows;
+    const size_t last = mha_min(first + in->task_rows, job->args->batch * in->rows);
 
     if (in->needed != NULL || !mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride)) {
         project_gathered(job, in, first, last, worker);
@@ -230,8 +230,8 @@ project_task(void *context, size_t task, unsigned worker)
     const mha_layer_job *job = context;
     const mha_layer_input *in = &job->inputs[task % MHA_N_INPUTS];
 
-    if (task / MHA_N_INPUTS < in->n_blocks) {
-        project_block(job, in, task / MHA_N_INPUTS, worker);
+    if (task / MHA_N_INPUTS < in->n_tasks) {
+        project_rows(job, in, task / MHA_N_INPUTS, worker);
     }
 }
 
@@ -239,13 +239,13 @@ void
 mha_layer_run(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    size_t n_blocks = 0;
+    size_t most_tasks = 0;
 
     place_memory(job);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        n_blocks = mha_max(n_blocks, job->inputs[i].n_blocks);
+        most_tasks = mha_max(most_tasks, job->inputs[i].n_tasks);
     }
-    mha_parallel_for(n_blocks * MHA_N_INPUTS, job->n_workers, project_task, job);
+    mha_parallel_for(most_tasks * MHA_N_INPUTS, job->n_workers, project_task, job);
     mha_attention_run(&job->plan);
     if (a->W_o.weight != NULL) {
         const mha_linear_rows rows = {

@@ -17,7 +17,7 @@ typedef struct {
     const mha_interval *needed; /* rows of each item to project; NULL: all */
     size_t rows;                /* per item */
     size_t features;            /* per row, after projection */
-    size_t block, n_blocks;     /* rows per task, and how many tasks */
+    size_t task_rows, n_tasks;  /* rows per task, and how many tasks */
     size_t at;                  /* offset of the projected rows in scratch memory, if they live there */
     char *projected;            /* dense (B, rows, features) */
 } mha_layer_input;
@@ -61,7 +61,7 @@ void mha_layer_run(mha_layer_job *job);
  */
 int mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing);
 
-/* How a call cuts its batch: `items` at a time take all steps, in n tasks that share the threads; n is 1 if it does not. */
+/* How a call cuts its batch: `items` at a time take all steps, in n tasks that share the threads; not cut: n is 1. */
 typedef struct {
     size_t items, n;
     double work; /* multiply-adds of the whole call, roughly */

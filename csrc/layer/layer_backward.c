@@ -91,7 +91,9 @@ dense_by_heads(const backward_job *job, const mha_layer_input *in, void *data)
 {
     const ptrdiff_t features = (ptrdiff_t)in->features;
 
-    return (mha_result){data, (ptrdiff_t)in->rows * features, features / (ptrdiff_t)job->layer.args->num_heads, features};
+    const ptrdiff_t head_dim = features / (ptrdiff_t)job->layer.args->num_heads;
+
+    return (mha_result){data, (ptrdiff_t)in->rows * features, head_dim, features};
 }
 
 static int
@@ -103,7 +105,9 @@ is_projected(const backward_job *job, int i)
 static int
 share_gradient(const backward_job *job, int i, int j)
 {
-    return job->grads->grad_inputs[i].data != NULL && job->grads->grad_inputs[i].data == job->grads->grad_inputs[j].data;
+    const mha_result *grads = job->grads->grad_inputs;
+
+    return grads[i].data != NULL && grads[i].data == grads[j].data;
 }
 
 /* Attention writes the gradients of inputs without projection, one of those that share a place straight to it. */
@@ -208,6 +212,7 @@ project_needed(const backward_job *job, int i)
     const size_t in_bytes = in->linear->in_features * k->itemsize, out_bytes = in->features * k->itemsize;
     const mha_result *grad_x = &job->grads->grad_inputs[i];
     const int add = is_written_before(job, i);
+    const char *projected = job->memory + job->projected_at[i];
     char *x = job->memory + job->rows_at, *grad_y = job->memory + job->grads_at;
     void **grad_rows = (void **)(void *)(job->memory + job->pointers_at);
     size_t n = 0;
@@ -218,7 +223,7 @@ project_needed(const backward_job *job, int i)
             void *grad_row = grad_x->data != NULL ? mha_result_at(k, grad_x, b, 0, t) : NULL;
             if (t >= rows.first && t < rows.last) {
                 memcpy(x + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
-                memcpy(grad_y + n * out_bytes, job->memory + job->projected_at[i] + (b * in->rows + t) * out_bytes, out_bytes);
+                memcpy(grad_y + n * out_bytes, projected + (b * in->rows + t) * out_bytes, out_bytes);
                 grad_rows[n++] = grad_row;
             } else if (grad_row != NULL && !add) {
                 memset(grad_row, 0, in_bytes);

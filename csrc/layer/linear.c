@@ -2,7 +2,7 @@
  * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, of
  * which the product makes a panel at a time.
  *
- * Blocking: the product walks the depth in chunks of DEPTH_CHUNK, so that a chunk of one panel
+ * Blocking: the product walks the depth in blocks of DEPTH_BLOCK, so that a block of one panel
  * stays in the first-level cache while all rows of the block pass by; the block's rows of x
  * stay in the second level.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
  */
@@ -12,7 +12,7 @@
 #include "runtime/threads.h"
 
 /* Steps of the depth summed at a time: 256 x 32 floats are the 32 KiB of a first-level cache. */
-#define DEPTH_CHUNK ((size_t)256)
+#define DEPTH_BLOCK ((size_t)256)
 /* Bytes of x that a block of rows may take, half of the smallest second-level cache in use. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
@@ -35,7 +35,7 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .rows = rows->rows,
         .cols = linear->out_features,
         .depth = linear->in_features,
-        .chunk = DEPTH_CHUNK,
+        .depth_block = DEPTH_BLOCK,
         .a = rows->x,
         .a_row = rows->x_row_stride,
         .a_step = 1,
@@ -59,7 +59,7 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
 size_t
 mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
 {
-    const size_t steps = mha_min(linear->in_features, DEPTH_CHUNK);
+    const size_t steps = mha_min(linear->in_features, DEPTH_BLOCK);
 
     return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(kernels->panel_width * steps * kernels->itemsize, MHA_ALIGN) : 0;
 }

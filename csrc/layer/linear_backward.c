@@ -6,7 +6,7 @@
 #include "linear.h"
 #include "runtime/threads.h"
 
-#define DEPTH_CHUNK ((size_t)256)   /* as in linear.c */
+#define DEPTH_BLOCK ((size_t)256)   /* as in linear.c */
 #define WEIGHT_ROWS ((size_t)96)    /* rows of grad_W per task */
 
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
 static mha_product
 plain_product(const grads_job *job)
 {
-    return (mha_product){.chunk = DEPTH_CHUNK,
+    return (mha_product){.depth_block = DEPTH_BLOCK,
                          .b_group = (ptrdiff_t)job->kernels->panel_width,
                          .scale = &job->one};
 }

@@ -43,7 +43,7 @@ place_masks(attention_case *c, size_t variant)
     const size_t B = a->batch, Q = a->queries, K = a->keys;
     const ptrdiff_t q = (ptrdiff_t)Q, k = (ptrdiff_t)K;
 
-    a->visible = (mha_visibility){NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    a->visible = (mha_visibility){NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     if (variant & 1) {
         const size_t per_batch = variant & 2 ? Q : 1;
         int64_t *lens = guarded(B * per_batch * sizeof *lens);
@@ -117,7 +117,7 @@ hide_keys(mha_visibility *visible, size_t queries, size_t K)
     if (guard.at_end) {
         int64_t *lens = guarded(sizeof *lens);
         *lens = (int64_t)K;
-        *visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+        *visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     } else { /* the first query is query 0 of 2K keys counted from the lower right: it sees K - queries back */
         const int64_t left = (int64_t)K - (int64_t)queries;
         *visible = (mha_visibility){NULL, 0, MHA_CAUSAL_BOTTOM_RIGHT, left, MHA_NO_LIMIT};
@@ -213,7 +213,7 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
         int64_t *lens = guarded(2 * sizeof *lens);
         lens[0] = (int64_t)(D % (K + 2));
         lens[1] = (int64_t)(D * 3 % (K + 2));
-        c.args.visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+        c.args.visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
         c.args.empty_rows = D % 4 == 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
     }
     place_layer_results(&c, hiddens);

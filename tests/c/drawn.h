@@ -137,7 +137,7 @@ draw_masks(attention_call *call)
     const size_t B = args->batch, H = args->heads, Q = args->queries, K = args->keys;
     const ptrdiff_t k = (ptrdiff_t)K, q = (ptrdiff_t)Q;
 
-    args->visible = (mha_visibility){NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    args->visible = (mha_visibility){NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     if (below(2)) {
         args->visible.lens_per_batch = below(2) ? 1 : Q;
         call->lens = allocate(B * args->visible.lens_per_batch * sizeof *call->lens);

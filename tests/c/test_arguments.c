@@ -297,7 +297,7 @@ check_layer_wishes(int is_additive, int with_lengths)
 static void
 check_masked_softmax(void)
 {
-    const mha_visibility all = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    const mha_visibility all = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
 
     guarded_reset(1);
     void *x = numbers(dtype, 6);

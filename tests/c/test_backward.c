@@ -241,7 +241,7 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
     c->n[2] = a->batch * a->keys * sizes[2];
     c->n[OF_ADDITIVE] = additive ? hiddens : 0;
     c->n_out = a->batch * a->queries * outputs[3];
-    a->visible = (mha_visibility){NULL, 0, (mha_causal)below(3), MHA_NO_LIMIT, MHA_NO_LIMIT};
+    a->visible = (mha_visibility){NULL, 0, (mha_causal)below(3), MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     if (below(2)) {
         int64_t *lens = allocate(a->batch * sizeof *lens);
         for (size_t i = 0; i < a->batch; i++) {

@@ -136,7 +136,7 @@ static void
 check_softmax(size_t keys, size_t valid, mha_empty empty_rows)
 {
     const int64_t len = (int64_t)valid;
-    const mha_visibility visible = {&len, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT};
+    const mha_visibility visible = {&len, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     void *x = allocate(2 * keys * size_of(dtype));
 
     for (size_t j = 0; j < 2 * keys; j++) {
