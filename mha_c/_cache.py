@@ -108,7 +108,7 @@ class KeyValueCache:
         self._weights, self._lengths = weights, lengths
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in KeyValueCache.__slots__}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -139,7 +139,7 @@ class ProjectedKeyValues:
         order = checked_index(index, self._keys.shape[0])
         lens = None if self._valid_lens is None else self._valid_lens[order]
         rows = self._keys[order], self._values[order]
-        return ProjectedKeyValues(*rows, self._n_projected, lens, self._weights, self._as_tensor)
+        return type(self)(*rows, self._n_projected, lens, self._weights, self._as_tensor)
 
     def __repr__(self) -> str:
         return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype})"

@@ -19,6 +19,7 @@ from __future__ import annotations
 from . import functional, variants
 from .convert import convert, from_torch_state, to_torch_state
 from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder
+from .decoding import KeyValueCache, ProjectedKeyValues
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .multihead import MultiheadAttention
@@ -30,9 +31,11 @@ __all__ = [
     "AttentionDecoder",
     "DotProductAttention",
     "KernelAttention",
+    "KeyValueCache",
     "MultiHeadAttention",
     "MultiheadAttention",
     "PositionalEncoding",
+    "ProjectedKeyValues",
     "ProjectedKeys",
     "Seq2SeqAttentionDecoder",
     "convert",

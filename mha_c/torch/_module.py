@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from .. import _arguments
 from .._arrays import to_lengths
 from .._core import isa
-from . import _tensors
+from . import _tensors, decoding
 from ._layer import packed, weights_of
 from ._tensors import FLOATS, array, draw_seed, follow_threads, is_compiling, layer_forward
 from .autograd import Parameters, apply_layer
+from .decoding import KeyValueCache, ProjectedKeyValues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,9 +173,41 @@ class AttentionModule(nn.Module):
         """The module that has the dropout, and shows the weights of the last call."""
         return self
 
+    def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
+        """Room for the projected keys and values of max_len steps of `batch` items.
+
+        module(x, x, x, cache=cache) with x (B, n, features) projects the n new steps only and lets each attend to
+        itself and to all before it; valid_lens (B,) says how many of the n count.  In evaluation and without
+        gradients: see `new_cache` of the NumPy layers, whose rules and errors these are.
+
+        >>> import torch, mha_c.torch
+        >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1).eval()
+        >>> cache = mha.new_cache(batch=1, max_len=100)
+        >>> with torch.no_grad():
+        ...     for step in torch.randn(3, 1, 1, 8):
+        ...         out = mha(step, step, step, cache=cache)
+        >>> cache.lengths
+        tensor([3])
+        """
+        return decoding.KeyValueCache(batch, max_len)
+
+    def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
+        """W_k keys and W_v values, once, for the many calls module(queries, kv) of a decoder on one encoder.
+
+        In evaluation and without gradients; otherwise as `project` of the NumPy layers.
+        """
+        return decoding.project(self, keys, values, valid_lens)
+
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Tensor:
+        self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> Tensor:  # fmt: skip
+        if cache is not None:
+            return decoding.step(self, cache, queries, keys, values, valid_lens, training)
+        if type(keys) is ProjectedKeyValues:
+            return decoding.call_projected(self, queries, keys, values, valid_lens, training)
+        if values is None:
+            raise TypeError(f"{type(self).__name__}.forward() missing 1 required positional argument: 'values'")
         if is_compiling() or _tracing() is not None or _in_functorch():
             return self._slowly(queries, keys, values, valid_lens, training)
         plan = self._plan

@@ -1,0 +1,142 @@
+"""Decoding with a cache, on tensors: the rules of test_decoding.py, and what only torch can ask."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+from test_decoding import KINDS, causal_lens, layer_of
+
+torch = needs.module("torch")
+import mha_c.torch as ours  # noqa: E402
+
+
+def module_of(kind, dtype=torch.float32):
+    layer = layer_of(kind, np.dtype(str(dtype)[6:]) if dtype in (torch.float32, torch.float64) else np.dtype("float32"))
+    if kind == "dot":
+        module = ours.DotProductAttention(0.3)
+    elif kind == "additive":
+        module = ours.AdditiveAttention(24, 24, 16, 0.3)
+    else:
+        module = ours.MultiHeadAttention(24, 24, 24, 24, 4, 0.3, "biases" in kind)
+    module.to(dtype).load_state_dict({name: torch.from_numpy(x) for name, x in layer.state_dict().items()})
+    return module.eval(), layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_the_numpy_layer(kind, dtype, rng):
+    module, layer = module_of(kind, dtype)
+    x = torch.from_numpy(rng.standard_normal((2, 9, 24))).to(dtype)
+    caches = module.new_cache(2, 20), layer.new_cache(2, 20)
+    whole = module(x, x, x, torch.from_numpy(np.array(causal_lens(2, 0, 9)))).detach()
+    parts = []
+    with torch.no_grad():
+        for new in x.split([4, 1, 1, 3], dim=1):
+            parts.append(module(new, new, new, cache=caches[0]))
+            theirs = layer(new.numpy(), new.numpy(), new.numpy(), cache=caches[1])
+            assert torch.equal(parts[-1], torch.from_numpy(theirs))
+            np.testing.assert_array_equal(module.attention_weights, layer.attention_weights)
+        assert torch.equal(torch.cat(parts, 1), whole)
+        for cache in caches:
+            cache.reorder([1, 0, 1])
+        new = torch.from_numpy(rng.standard_normal((3, 2, 24))).to(dtype)
+        out = module(new, new, new, torch.tensor([2, 1, 0]), cache=caches[0])
+        np.testing.assert_array_equal(out, layer(*[new.numpy()] * 3, [2, 1, 0], cache=caches[1]))
+    assert caches[0].lengths.tolist() == [11, 10, 9] and isinstance(caches[0].lengths, torch.Tensor)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lens", [None, [1, 6], [[1, 6, 2], [0, 3, 6]]])
+def test_projected(kind, lens, rng):
+    module, _ = module_of(kind)
+    queries, encoded = (torch.from_numpy(rng.standard_normal((2, n, 24))).float() for n in (3, 6))
+    with torch.no_grad():
+        kv = module.project(encoded, encoded, lens)
+        whole = module(queries, encoded, encoded, lens)
+        assert torch.equal(module(queries, kv), whole)
+        assert torch.equal(module(queries.flip(0), kv.reorder([1, 0])), whole.flip(0))
+        encoded.zero_()  # the projection is its own, also where nothing projects
+        assert torch.equal(module(queries, kv), whole)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dot"])
+def test_one_changed_number_is_noticed(kind, rng):
+    """However it is changed, and wherever it stands."""
+    module, _ = module_of(kind)
+    x = torch.from_numpy(rng.standard_normal((1, 2, 24))).float()
+    names = [name for name in module.state_dict() if name.startswith(("W_k", "W_v"))]
+    for name in names:
+        weight = module.get_parameter(name)
+        for change in ("data", "numpy", "copy_"):
+            with torch.no_grad():
+                cache, kv = module.new_cache(1, 4), module.project(x, x)
+                module(x, x, x, cache=cache)
+                at = int(rng.integers(weight.numel()))
+                if change == "data":
+                    weight.data.view(-1)[at] += 1
+                elif change == "numpy":
+                    weight.detach().numpy().reshape(-1)[at] += 1
+                else:
+                    weight.copy_(weight + 1e-3)
+                with pytest.raises(ValueError, match="cache was filled by another W_k or W_v"):
+                    module(x, x, x, cache=cache)
+                with pytest.raises(ValueError, match="project again"):
+                    module(x, kv)
+
+
+def test_refusals(rng):
+    module, _ = module_of("multi-head")
+    x = torch.from_numpy(rng.standard_normal((1, 2, 24))).float()
+    cache = module.new_cache(1, 3)
+    with pytest.raises(RuntimeError, match="a cache leads no gradient back"):
+        module(x, x, x, cache=cache)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        module.project(x, x)
+    with torch.no_grad():
+        kv = module.project(x, x)
+        with pytest.raises(ValueError, match="evaluation"):
+            module.train()(x, x, x, cache=cache)
+        with pytest.raises(ValueError, match="evaluation"):
+            module(x, kv)
+        module.eval()
+        with pytest.raises(TypeError, match="new_cache"):
+            module(x, x, x, cache=layer_of("dot", np.float32).new_cache(1, 2))
+        with pytest.raises(TypeError, match="together with the keys"):
+            module(x, kv, x)
+        module(x, x, x, cache=cache)
+        with pytest.raises(ValueError, match="room for 3 steps"):
+            module(x, x, x, cache=cache)
+        with pytest.raises(mha_c.ShapeError, match="same new steps"):
+            module(x, x[:, :1], x[:, :1], cache=cache)
+        handle = module.W_k.register_forward_hook(lambda *_: None)
+        with pytest.raises(RuntimeError, match="without hooks"):
+            module(x, x, x, cache=cache)
+        handle.remove()
+        with pytest.raises(TypeError, match="values"):
+            module(x, x)
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    assert module(x[:, :1], x[:, :1], x[:, :1], cache=cache).shape == (1, 1, 24)  # nothing records gradients
+
+
+def test_lazy_halves_and_copies(rng):
+    lazy = ours.MultiHeadAttention(8, 2, 0.1).eval()
+    x = torch.from_numpy(rng.standard_normal((1, 4, 6))).float()
+    with torch.no_grad():
+        cache = lazy.new_cache(1, 8)
+        steps = [lazy(new, new, new, cache=cache) for new in x.split(1, dim=1)]
+        whole = lazy(x, x, x, torch.arange(1, 5)[None])
+        assert torch.equal(torch.cat(steps, 1), whole)
+        for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+            assert other.lengths.tolist() == [4] and lazy(x, x, x, cache=other).shape == (1, 4, 8)
+        half = copy.deepcopy(lazy).bfloat16()
+        cache, kv = half.new_cache(1, 8), half.project(x.bfloat16(), x.bfloat16())
+        steps = [half(new, new, new, cache=cache) for new in x.bfloat16().split(1, dim=1)]
+        assert steps[0].dtype is torch.bfloat16
+        # Inputs, weights and results have 8 bits; keys and values keep float32 here.
+        assert (torch.cat(steps, 1).float() - whole).abs().max() < 0.05
+        assert torch.equal(half(x.bfloat16(), kv), half(x.bfloat16(), x.bfloat16(), x.bfloat16()))
