@@ -58,7 +58,14 @@ def find(model: Any) -> dict[str, Headed]:
     """The layers with heads in a model, by name; "" for a layer itself."""
     found: dict[str, Headed] = {}
     if callable(getattr(model, "named_modules", None)):
+        answered: set[int] = set()
         for name, module in model.named_modules():
+            if id(module) in answered:
+                continue
+            if hasattr(module, "_as_headed"):  # it answers for itself and for what is in it
+                found[name] = module._as_headed(name)
+                answered.update(map(id, module.modules()))
+                continue
             roles = _torch_roles(module)
             if roles is not None:
                 found[name] = TorchLayer(module, roles, name)
@@ -189,7 +196,7 @@ class TorchLayer:
 
     def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
         self._module, self._roles, self._name = module, roles, name
-        self.num_heads = int(module.num_heads)
+        self.num_heads = self._heads_here = int(module.num_heads)
         self._linears = [getattr(module, role) if role else None for role in roles]
         if any("Uninitialized" in type(linear.weight).__name__ for linear in self._linears if linear is not None):
             raise ValueError(_open(name))
@@ -205,7 +212,7 @@ class TorchLayer:
     @contextmanager
     def muted(self, head: int) -> Iterator[None]:
         weight = self._weight.detach()  # shares memory, counts changes in place
-        size = weight.shape[1] // self.num_heads
+        size = weight.shape[1] // self._heads_here
         columns = weight[:, head * size : (head + 1) * size]
         before = columns.clone()
         try:
@@ -224,6 +231,10 @@ class TorchLayer:
             self._weight.requires_grad_(before)
 
     def forget_gradient(self) -> None: ...  # autograd.grad leaves none behind
+
+    def gates(self, gradient: Any) -> Array:
+        """d loss / d gate of each head, from the gradient of the output projection's weight."""
+        return _by_head(self._weight, gradient, self._heads_here)
 
     def attention_weights(self) -> Array:
         try:
@@ -254,7 +265,7 @@ class TorchLayer:
         numbers = _numbers_of(heads, out.weight.shape[1] // self.num_heads)
         _replace(out, "weight", lambda old: old[:, numbers].contiguous())
         out.in_features = len(numbers)
-        self._module.num_heads = self.num_heads = len(heads)
+        self._module.num_heads = self.num_heads = self._heads_here = len(heads)
 
 
 def _replace(linear: Any, name: str, part: Any) -> None:
@@ -273,8 +284,8 @@ def gate_gradients(loss: Any, layers: Sequence[Any]) -> list[Array]:
     weights = [layer._weight for layer in layers]
     gradients = sys.modules["torch"].autograd.grad(loss, weights, allow_unused=True)
     return [
-        np.zeros(layer.num_heads) if gradient is None else _by_head(weight, gradient, layer.num_heads)
-        for layer, weight, gradient in zip(layers, weights, gradients)
+        np.zeros(layer.num_heads) if gradient is None else layer.gates(gradient)
+        for layer, gradient in zip(layers, gradients)
     ]
 
 

@@ -3,7 +3,6 @@
 import random
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -147,6 +146,3 @@ def bfloat16(rank, n, arrays):
     assert out.dtype is torch.bfloat16
     return out.float().numpy()
 
-
-def as_numpy(tensor):
-    return np.array(tensor.detach())

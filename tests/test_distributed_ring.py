@@ -1,5 +1,7 @@
 """ring_attention on two and four processes against one: results, gradients, what is sent, and what is refused."""
 
+import doctest
+import importlib
 import re
 import subprocess
 import sys
@@ -315,6 +317,12 @@ def test_imported_only_when_asked_for():
     code = "import sys, mha_c.torch; print('mha_c.torch.distributed' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_examples_of_the_docstrings():
+    for name in ("_sequence", "attention", "heads"):
+        found = doctest.testmod(importlib.import_module(f"mha_c.torch.distributed.{name}"))
+        assert found.attempted and not found.failed
 
 
 def test_no_process_group():

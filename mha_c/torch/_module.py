@@ -141,7 +141,7 @@ def is_standard(module: AttentionModule) -> bool:
 
 def can_plan(module: AttentionModule) -> bool:
     """Whether the core can work on the parameters as they are."""
-    if not is_standard(module):
+    if module._sequence is not None or not is_standard(module):
         return False
     parameters = [x for child in module.children() for x in child._parameters.values() if x is not None]
     return all(
@@ -162,6 +162,7 @@ class AttentionModule(nn.Module):
     _scorer: Optional[str] = None  # and of w_v
     _inner_type: Optional[type] = None  # of the child that holds the dropout, if it is not in the layer itself
     num_heads = 1
+    _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()

@@ -46,6 +46,8 @@ class DotProductAttention(AttentionModule):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, Q, K); (B*H, Q, K), row b*H + h, for the one inside MultiHeadAttention."""
+        if self._sequence is not None:
+            self._sequence.refuse_weights()
         return self._shown(None)
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
@@ -69,6 +71,10 @@ class MultiHeadAttention(AttentionModule):
     and the keyword empty_rows="uniform" (what a query whose length is <= 0 gets: the mean over all keys, as in
     d2l; or "zero").  `use_bias` means the same as `bias`.  In the first form the projections are nn.LazyLinear
     until the first call, as in d2l.
+
+    With sequence_group, a process group of torch.distributed, each process calls it with its piece of the sequence,
+    cut by `distributed.split_sequence` with layout=sequence_layout, and gets its piece of the result; valid_lens are
+    those of the whole sequence, and weights are not kept.  Parameters' gradients are those of the piece: add them up.
 
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None) gives
     (B, Q, num_hiddens).
@@ -105,7 +111,10 @@ class MultiHeadAttention(AttentionModule):
         "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
     )
 
-    def __init__(self, *sizes: Any, empty_rows: str = "uniform", **named: Any) -> None:
+    def __init__(
+        self, *sizes: Any, empty_rows: str = "uniform", sequence_group: Any = None,
+        sequence_layout: str = "contiguous", **named: Any,
+    ) -> None:  # fmt: skip
         given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
         heads = _arguments.whole(given["num_heads"], "num_heads")
@@ -119,10 +128,16 @@ class MultiHeadAttention(AttentionModule):
         self.W_k = linear(given, "key_size", hiddens, bias)
         self.W_v = linear(given, "value_size", hiddens, bias)
         self.W_o = nn.Linear(hiddens, hiddens, bias) if "key_size" in given else nn.LazyLinear(hiddens, bias)
+        if sequence_group is not None:
+            from .distributed import SequenceGroup
+
+            self._sequence = self.attention._sequence = SequenceGroup(sequence_group, sequence_layout)
 
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, Q, K): before dropout, detached, rows sum to 1."""
+        if self._sequence is not None:
+            self._sequence.refuse_weights()
         inner = self.attention
         if isinstance(inner, AttentionModule):
             return inner._shown(self.num_heads)
@@ -145,6 +160,9 @@ class MultiHeadAttention(AttentionModule):
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         materialize_after(self.W_o, self.W_v)
         linears = self.W_q, self.W_k, self.W_v, self.W_o
+        if self._sequence is not None:
+            out = self._sequence.attend(self, queries, keys, values, valid_lens, self._dropout_now(training))
+            return out
         inner = self.attention
         if is_standard(self):
             out, inner._last = attend(

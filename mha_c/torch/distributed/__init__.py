@@ -1,6 +1,9 @@
 """mha_c.torch.distributed: attention over several processes, on top of torch.distributed.
 
-Long sequences: `ring_attention`, on the pieces that `split_sequence` cuts and `join_sequence` puts together.
+Long sequences: `ring_attention`, on the pieces that `split_sequence` cuts and `join_sequence` puts together;
+MultiHeadAttention(..., sequence_group=group) uses it.  Wide layers: `shard_heads` gives each process some of the heads,
+`gather_heads` puts them together.  More data: mha_c.torch modules are torch modules, so DistributedDataParallel and
+fully_shard take them as they are (docs/scale-out.md).
 Imported only when asked for.
 """
 
@@ -8,5 +11,15 @@ from __future__ import annotations
 
 from ._sequence import join_sequence, split_sequence
 from .attention import ring_attention
+from .heads import ShardedMultiHeadAttention, gather_heads, shard_heads
+from .module import SequenceGroup
 
-__all__ = ["join_sequence", "ring_attention", "split_sequence"]
+__all__ = [
+    "SequenceGroup",
+    "ShardedMultiHeadAttention",
+    "gather_heads",
+    "join_sequence",
+    "ring_attention",
+    "shard_heads",
+    "split_sequence",
+]

@@ -37,6 +37,7 @@ class Call(NamedTuple):
     dropout: float
     seed: int
     name: str
+    first_head: int = 0
 
     def options(self, queries: Part) -> tuple[Any, ...]:
         """valid_lens ... seed of _core.attention_forward, for these queries."""
@@ -237,7 +238,7 @@ def _forward_group(call: Call, group: Group, q: Tensor, k: Tensor, v: Tensor, re
                 lens, *rest = call.options(part)
                 found, _, _, statistics = attention_forward(
                     q[:, :, part.rows], part_k, part_v, None, _items(lens, group), *rest, False, False, False, True,
-                    (group.items.start, group.query_heads.start, part.start, keys.start),
+                    (group.items.start, call.first_head + group.query_heads.start, part.start, keys.start),
                 )  # fmt: skip
                 joined[part].add(found, *statistics)
 
@@ -351,7 +352,7 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, gra
             of_q, of_k, of_v, _, _ = attention_backward(
                 grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], part_k, part_v, None,
                 _items(lens, group), *rest, False,
-                (group.items.start, group.query_heads.start, part.start, keys.start),
+                (group.items.start, call.first_head + group.query_heads.start, part.start, keys.start),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
             total = (of_k, of_v) if total is None else (total[0].add_(of_k), total[1].add_(of_v))

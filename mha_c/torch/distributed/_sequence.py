@@ -139,7 +139,8 @@ def _axis(x: Tensor, name: str, dim: int) -> int:
         raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
     if not -x.dim() <= dim < x.dim():
         raise ShapeError(f"dim {dim} is none of {name}, which has shape {tuple(x.shape)}")
-    return dim % x.dim()
+    axis: int = dim % x.dim()
+    return axis
 
 
 # --- Who needs what --------------------------------------------------------------------------------------

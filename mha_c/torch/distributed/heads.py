@@ -1,0 +1,331 @@
+"""Head parallel: every rank of a group keeps some of the heads of a MultiHeadAttention.
+
+The rows of W_q, W_k, W_v and the columns of W_o that belong to a head stay together, so that a rank computes its heads
+by itself; the sum over the ranks is one all-reduce forward, and the gradient of the inputs one all-reduce backward.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, Optional
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from ..._headed import TorchLayer
+from .._tensors import array, draw_seed
+from ..functional import dot_product_attention
+from ..layers import MultiHeadAttention
+from . import _ring
+from ._group import Field, Ranks, agree, ranks_of, shape_fields, talking
+from ._sequence import Plan, mask_of
+from .attention import DTYPES, _attend, _uniform, _whole_lengths
+
+_CALLER = "shard_heads"
+_ROLES = "W_q", "W_k", "W_v", "W_o"
+
+
+def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) -> nn.Module:
+    """The module with its heads spread over a group: this rank keeps every n-th part of them, in order.
+
+    module   a mha_c.torch.MultiHeadAttention with its sizes known, or a model that holds some, which are replaced
+    group    a process group of torch.distributed (gloo); None: all processes.  Its size divides num_heads
+
+    Returns a ShardedMultiHeadAttention, or the model.  Every rank calls it with the same parameters and later with the
+    same inputs; outputs, and gradients of inputs and of the parameters kept, are those of the whole module on every
+    rank.  Parameters are new ones: make the optimizer afterwards.
+
+    Errors: ValueError if the group does not divide num_heads or no layer is there; ValueError or ShapeError, naming
+    the rank, if the ranks' parameters or inputs differ; RuntimeError if a rank does not answer.
+
+    >>> import torch, torch.distributed as dist, mha_c.torch
+    >>> from mha_c.torch.distributed import gather_heads, shard_heads
+    >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torchrun starts more
+    >>> whole = mha_c.torch.MultiHeadAttention(8, 8, 8, num_hiddens=8, num_heads=2, dropout=0.0)
+    >>> part, x = shard_heads(whole), torch.randn(1, 4, 8)
+    >>> torch.allclose(part(x, x, x), whole(x, x, x), atol=1e-6), gather_heads(part).num_heads
+    (True, 2)
+    >>> dist.destroy_process_group()
+
+    Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+    """
+    ranks = ranks_of(group, _CALLER)
+    return _replaced(module, lambda layer: ShardedMultiHeadAttention(layer, ranks), MultiHeadAttention, "shard_heads")
+
+
+def gather_heads(module: nn.Module) -> nn.Module:
+    """`shard_heads` undone: every rank gets the whole layer, or the model with whole layers.  All ranks call it."""
+    return _replaced(module, ShardedMultiHeadAttention.gathered, ShardedMultiHeadAttention, "gather_heads")
+
+
+def _replaced(module: nn.Module, replace: Any, kind: type[nn.Module], caller: str) -> nn.Module:
+    if isinstance(module, kind):
+        found: nn.Module = replace(module)
+        return found
+    places = [(parent, name) for parent in module.modules() for name, child in parent._modules.items()
+              if isinstance(child, kind)]  # fmt: skip
+    if not places:
+        raise ValueError(f"{caller}: {type(module).__name__} has no {kind.__name__} in it")
+    done: dict[int, nn.Module] = {}
+    for parent, name in places:
+        child = getattr(parent, name)
+        if id(child) not in done:
+            done[id(child)] = replace(child)
+        setattr(parent, name, done[id(child)])
+    return module
+
+
+class ShardedMultiHeadAttention(nn.Module):
+    """This rank's heads of a MultiHeadAttention; made by `shard_heads`.
+
+    Called as the layer itself, by all ranks together and with the same inputs.  `num_heads` counts all heads.
+    `state_dict()` is that of the whole layer: all ranks call it together; `load_state_dict` takes such a one.
+    `attention_weights` are those of all heads, gathered.  W_o's bias is kept by rank 0.
+    """
+
+    def __init__(self, layer: MultiHeadAttention, ranks: Ranks) -> None:
+        super().__init__()
+        self._ranks, self.num_heads = ranks, layer.num_heads
+        refusal = ""
+        if layer.num_heads % ranks.size:
+            refusal = f"num_heads ({layer.num_heads}) must be divisible by the number of ranks ({ranks.size})"
+        elif any(isinstance(child, nn.LazyLinear) for child in layer.children()):
+            refusal = "the layer's sizes are still open: call it once before shard_heads"
+        state = b"" if refusal else b"".join(array(x).tobytes() for x in layer.state_dict().values())
+        agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], [], refusal)
+        part = copy.deepcopy(layer)
+        share = layer.num_heads // ranks.size
+        TorchLayer(part, _ROLES, "").keep(range(ranks.rank * share, (ranks.rank + 1) * share))
+        if ranks.rank:
+            part.W_o.bias = None
+        self.has_bias = layer.W_o.bias is not None
+        self.part = part
+        self._agreed: Any = None
+        self._dropped: Any = None  # q, k, v and lengths of the last call, if that had dropout
+        self._register_state_dict_hook(_gather_state)
+        self.register_load_state_dict_pre_hook(_cut_state)
+
+    # The children of the whole layer, by the names they have there.
+    W_q = property(lambda self: self.part.W_q)
+    W_k = property(lambda self: self.part.W_k)
+    W_v = property(lambda self: self.part.W_v)
+    W_o = property(lambda self: self.part.W_o)
+    attention = property(lambda self: self.part.attention)
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, H, Q, K): of all heads, on every rank.  All ranks read them together."""
+        own = self.part.attention_weights if self._dropped is None else self._weights(*self._dropped)
+        return _gathered(self._ranks, own, 1)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Tensor:
+        p = self.part._dropout_now(training)
+        seed = draw_seed() if p else 0
+        self._agree(queries, keys, values, seed if p else 0)
+        distinct = list({id(x): x for x in (queries, keys, values)}.values())
+        spread = dict(zip(map(id, distinct), _Spread.apply(self._ranks, *distinct)))
+        q, k, v = (spread[id(x)] for x in (queries, keys, values))
+        self._dropped = None
+        if p:
+            out = self._dropping(q, k, v, valid_lens, p, seed)
+        else:
+            out = self.part(q, k, v, valid_lens, training=training)
+        total: Tensor = _Sum.apply(self._ranks, out)
+        return total
+
+    def _agree(self, queries: Tensor, keys: Tensor, values: Tensor, seed: int) -> None:
+        """When the shapes change: whether all ranks have the same inputs."""
+        shapes = tuple(tuple(x.shape) for x in (queries, keys, values)), queries.dtype
+        if shapes == self._agreed:
+            return
+        names = "batch", "rows", "features"
+        sizes = {f"{what}'s {name}": size for what, shape in zip(("queries", "keys", "values"), shapes[0])
+                 for name, size in zip(names, shape)}  # fmt: skip
+        numbers = b"".join(array(x).tobytes() for x in (queries, keys, values) if x.dtype in DTYPES[:2])
+        fields = [
+            *shape_fields(**sizes),
+            Field("dtype", DTYPES.index(queries.dtype), TypeError, lambda i: str(DTYPES[i])),
+            Field("the inputs, which are the same on all ranks (shown: a checksum)", zlib.crc32(numbers)),
+            Field("the seed of dropout (seed torch alike on all ranks)", seed),
+        ]
+        agree(self._ranks, _CALLER, fields, [])
+        self._agreed = shapes
+
+    def _dropping(self, queries: Tensor, keys: Tensor, values: Tensor, lens: Any, p: float, seed: int) -> Tensor:
+        """The call with dropout, where each head has to know its number in the whole layer."""
+        part = self.part
+        q, k, v = (
+            linear(x).unflatten(2, (part.num_heads, -1)).transpose(1, 2)
+            for linear, x in ((part.W_q, queries), (part.W_k, keys), (part.W_v, values))
+        )
+        lens = None if lens is None else _whole_lengths(lens, q.shape[0])
+        part.attention._last, self._dropped = None, (q.detach(), k.detach(), v.detach(), lens)
+        mask = mask_of(lens, False, (-1, -1))
+        if part.empty_rows == "uniform" and mask.lens is not None and bool((mask.lens <= 0).any()):
+            q, mask = _uniform(q, mask, Plan(1, q.shape[2], 0, "contiguous", mask), 0, k.shape[2])
+        plan = Plan(1, q.shape[2], k.shape[2], "contiguous", mask)
+        one = Ranks(self._ranks.group, 0, 1)
+        first_head = self._ranks.rank * part.num_heads
+        context = _attend(_ring.Call(plan, one, None, p, seed, _CALLER, first_head), q, k, v)
+        out: Tensor = part.W_o(context.transpose(1, 2).flatten(2))
+        return out
+
+    def _weights(self, q: Tensor, k: Tensor, v: Tensor, lens: Any) -> Tensor:
+        found = dot_product_attention(q, k, v, lens, empty_rows=self.part.empty_rows, return_weights=True)
+        weights: Tensor = found[1]
+        return weights
+
+    def gathered(self) -> MultiHeadAttention:
+        """The whole layer, on every rank."""
+        layer = copy.deepcopy(self.part)
+        state, trained = self.state_dict(), {name: x.requires_grad for name, x in self.part.named_parameters()}
+        for role in _ROLES:
+            linear = getattr(layer, role)
+            for name in ("weight", "bias"):
+                value = state.get(f"{role}.{name}")
+                if value is not None:
+                    kept = nn.Parameter(value.clone(), requires_grad=trained.get(f"{role}.{name}", True))
+                    linear.register_parameter(name, kept)
+            linear.out_features, linear.in_features = linear.weight.shape
+        layer.num_heads = self.num_heads
+        return layer
+
+    def extra_repr(self) -> str:
+        return f"heads {self.part.num_heads} of {self.num_heads}, rank {self._ranks.rank} of {self._ranks.size}"
+
+    def _as_headed(self, name: str) -> ShardedHeads:
+        return ShardedHeads(self, name)
+
+    def __deepcopy__(self, memo: Any) -> ShardedMultiHeadAttention:
+        other = object.__new__(type(self))
+        nn.Module.__init__(other)
+        state = {key: copy.deepcopy(value, memo) for key, value in self.__dict__.items() if key != "_ranks"}
+        other.__dict__.update(state, _ranks=self._ranks)
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a sharded layer cannot be pickled: save its state_dict(), or gather_heads(layer)")
+
+
+# --- What travels ---------------------------------------------------------------------------------------
+
+
+class _Spread(Function):
+    """Inputs that all ranks have: each finds a part of their gradient, and the sum is the whole one."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, *tensors: Tensor) -> Any:
+        ctx.ranks = ranks
+        return tuple(x.view_as(x) for x in tensors)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *grads: Any) -> Any:
+        needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
+        if not needed:
+            return (None,) * (1 + len(grads))
+        flat = torch.cat([grads[i].reshape(-1) for i in needed])
+        with talking(ctx.ranks, _CALLER):
+            dist.all_reduce(flat, group=ctx.ranks.group)
+        sums: list[Any] = [None] * len(grads)
+        for i, part in zip(needed, flat.split([grads[i].numel() for i in needed])):
+            sums[i] = part.view(grads[i].shape)
+        return (None, *sums)
+
+
+class _Sum(Function):
+    """The sum over the ranks, whose gradient every rank's part has."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        with talking(ranks, _CALLER):
+            dist.all_reduce(total, group=ranks.group)
+        return total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return None, grad
+
+
+def _gathered(ranks: Ranks, x: Tensor, dim: int) -> Tensor:
+    """The ranks' parts of one size, side by side along `dim`."""
+    own = x.detach().transpose(0, dim).contiguous()
+    found = [torch.empty_like(own) for _ in range(ranks.size)]
+    with talking(ranks, _CALLER):
+        dist.all_gather(found, own, group=ranks.group)
+    return torch.cat(found).transpose(0, dim).contiguous()
+
+
+def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """The whole layer's numbers under its own names."""
+    ranks = module._ranks
+    for role in _ROLES:
+        name = f"{prefix}part.{role}."
+        state[f"{prefix}{role}.weight"] = _gathered(ranks, state.pop(name + "weight"), int(role == "W_o"))
+        bias = state.pop(name + "bias", None)
+        if role == "W_o" and module.has_bias:
+            weight = state[f"{prefix}{role}.weight"]
+            bias = weight.new_empty(weight.shape[0]) if bias is None else bias.detach().clone()
+            with talking(ranks, _CALLER):
+                dist.broadcast(bias, group=ranks.group, group_src=0)
+            state[f"{prefix}{role}.bias"] = bias
+        elif bias is not None:
+            state[f"{prefix}{role}.bias"] = _gathered(ranks, bias, 0)
+
+
+def _cut_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """This rank's part of the whole layer's numbers, under the names that the parts have."""
+    ranks = module._ranks
+    for role in _ROLES:
+        for kind in ("weight", "bias"):
+            whole = state.pop(f"{prefix}{role}.{kind}", None)
+            if whole is None:
+                continue
+            dim = 1 if role == "W_o" else 0
+            if role == "W_o" and kind == "bias":
+                if ranks.rank == 0:
+                    state[f"{prefix}part.{role}.{kind}"] = whole
+                continue
+            own = getattr(getattr(module.part, role), kind)
+            if own is not None and whole.shape[dim] == own.shape[dim] * ranks.size:
+                whole = whole.chunk(ranks.size, dim)[ranks.rank]
+            state[f"{prefix}part.{role}.{kind}"] = whole
+
+
+class ShardedHeads(TorchLayer):
+    """A sharded layer for `heads.importance`, which all ranks call together with the same data."""
+
+    def __init__(self, module: ShardedMultiHeadAttention, name: str) -> None:
+        super().__init__(module.part, _ROLES, name)
+        self._sharded, self.num_heads = module, module.num_heads
+
+    @contextmanager
+    def muted(self, head: int) -> Iterator[None]:
+        owner, number = divmod(head, self._heads_here)
+        with super().muted(number) if owner == self._sharded._ranks.rank else nullcontext():
+            yield
+
+    def attention_weights(self) -> Any:
+        return self._sharded.attention_weights.numpy()
+
+    def gates(self, gradient: Any) -> Any:
+        own = super().gates(gradient)
+        found: np.ndarray[Any, Any] = _gathered(self._sharded._ranks, torch.from_numpy(own), 0).numpy()
+        return found
+
+    def check_prunable(self) -> None:
+        raise TypeError("a sharded layer cannot lose heads: prune the result of gather_heads and shard that again")
+
+    def keep(self, heads: Sequence[int]) -> None:
+        self.check_prunable()

@@ -1,0 +1,56 @@
+"""Multi-head attention whose sequence is spread over a group: what MultiHeadAttention(sequence_group=...) computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ... import _arguments
+from ._group import ranks_of
+from ._sequence import LAYOUTS
+from .attention import ring_attention
+
+
+class SequenceGroup:
+    """A process group and a layout, held by a module.
+
+    Copies of a module share it; it cannot be pickled, for a process group belongs to its process.
+    """
+
+    def __init__(self, group: Any, layout: Any) -> None:
+        ranks_of(group, "MultiHeadAttention(sequence_group=...)")
+        self.group, self.layout = group, _arguments.choice(layout, "sequence_layout", LAYOUTS)
+
+    def attend(self, module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, p: float) -> Tensor:
+        """This rank's rows of the layer's output; inputs are its pieces, valid_lens those of the whole sequence."""
+        inner = module.attention
+        if type(inner.dropout) is not nn.Dropout:
+            raise TypeError(
+                f"attention.dropout is a {type(inner.dropout).__name__}: with sequence_group the weights, which it "
+                "would be called with, never exist in one place; only torch.nn.Dropout can be served"
+            )
+        q, k, v = (
+            linear(x).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
+            for linear, x in ((module.W_q, queries), (module.W_k, keys), (module.W_v, values))
+        )
+        context = ring_attention(
+            q, k, v, valid_lens, dropout=p, layout=self.layout, group=self.group, empty_rows=module.empty_rows
+        )
+        out: Tensor = module.W_o(context.transpose(1, 2).flatten(2))
+        return out
+
+    def refuse_weights(self) -> None:
+        raise RuntimeError(
+            "attention_weights are not kept with sequence_group: no rank has the keys of the whole sequence.  Use a "
+            "layer without it on a sequence that one process can hold"
+        )
+
+    def __deepcopy__(self, memo: Any) -> SequenceGroup:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a MultiHeadAttention with sequence_group cannot be pickled, for its process group belongs to this "
+            "process: save its state_dict() and build the layer again"
+        )
