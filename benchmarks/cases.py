@@ -214,6 +214,8 @@ CASES = [
     Additive("A3", "Bahdanau step, 1.0", 128, 1, 9, 256, 256, 256, None, "random", target=1.4),
     Additive("A4", "Bahdanau prediction", 4, 1, 9, 256, 256, 256, None, "random"),
     Additive("A5", "Bahdanau toy", 4, 1, 7, 16, 16, 16, None, None, target=8),
+    # Pairs that must not differ: a length that is no multiple of any vector, hidden keys beside seen ones.
+    Plain(1, 12, 127, 127, 64, target=1.5),
     Plain(1, 12, 128, 128, 64, target=1.5),
     Plain(1, 12, 128, 128, 64, causal=True, target=1.6),
     Plain(1, 12, 512, 512, 64, target=1.4),
@@ -225,7 +227,9 @@ CASES = [
     Plain(1, 4, 512, 512, 128, target=1.1),
     Plain(1, 4, 512, 512, 128, causal=True, target=1.4),
     Plain(64, 8, 37, 37, 64, target=3),
+    Plain(64, 8, 37, 37, 64, causal=True, target=2.5),
     Plain(64, 4, 10, 10, 8, target=6),
+    Plain(64, 4, 10, 10, 8, causal=True, target=6),
     Plain(1, 32, 1, 2048, 128, target=1.0),
 ]
 GEOMETRIC_MEAN_TARGET = 4  # of the M and A cases with the default number of threads

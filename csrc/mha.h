@@ -389,7 +389,7 @@ MHA_MUST_CHECK mha_status mha_layer_explain(const mha_layer_args *args, mha_laye
 
 /* --- Hooks for tests and probes ------------------------------------------------------------------- */
 
-/* y[i] = exp(x[i]) or tanh(x[i]) by the active kernels. */
+/* y[i] = exp(x[i]), 0 below -86 (float32) or -707 (float64), or tanh(x[i]), by the active kernels. */
 void mha_exp(mha_dtype dtype, size_t n, const void *x, void *y);
 void mha_tanh(mha_dtype dtype, size_t n, const void *x, void *y);
 

@@ -156,6 +156,12 @@ vf_select_lt(vf a, vf b, vf x, vf y)
 }
 
 MHA_INLINE vf
+vf_zero_lt(vf a, vf b, vf x)
+{
+    return VF_OP(andnot)(VF_OP(cmp)(a, b, _CMP_LT_OQ), x);
+}
+
+MHA_INLINE vf
 vf_round(vf a)
 {
     return VF_OP(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -169,17 +175,14 @@ vf_pow2(vf k)
 }
 
 /*
- * 2^n itself may be too large or too small for a number. So it is applied in two
- * halves: the low bits of k, n plus twice the bias, are the sum of two exponents.
+ * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
+ * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
  */
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
-    const __m256i both = VF_TO_INT(k);
-    const __m256i one = VF_INT(srli)(both, 1);
-    const __m256i other = VF_INT(sub)(both, one);
-    const vf scaled = vf_mul(a, VF_FROM_INT(VF_INT(slli)(one, VF_MANTISSA)));
-    return vf_mul(scaled, VF_FROM_INT(VF_INT(slli)(other, VF_MANTISSA)));
+    const vf half = VF_FROM_INT(VF_INT(add)(VF_TO_INT(a), VF_INT(slli)(VF_TO_INT(k), VF_MANTISSA)));
+    return vf_fma(half, vf_set1(2), vf_sub(k, k));
 }
 
 /* The upper half onto the lower one, until one lane is left. */

@@ -11,6 +11,7 @@
 #define VF_OP(op) _mm512_##op##_pd
 #define VF_BLOCKS(a, b, order) _mm512_shuffle_f64x2(a, b, order)
 #define VF_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
+#define VF_NOT_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ)
 #define VF_EXPONENT(k) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(k), VF_MANTISSA))
 typedef __m512d vf;
 typedef __mmask8 vf_mask;
@@ -19,6 +20,7 @@ typedef __mmask8 vf_mask;
 #define VF_OP(op) _mm512_##op##_ps
 #define VF_BLOCKS(a, b, order) _mm512_shuffle_f32x4(a, b, order)
 #define VF_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
+#define VF_NOT_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ)
 #define VF_EXPONENT(k) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(k), VF_MANTISSA))
 typedef __m512 vf;
 typedef __mmask16 vf_mask;
@@ -139,6 +141,12 @@ MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {
     return VF_OP(mask_blend)(VF_LESS(a, b), y, x);
+}
+
+MHA_INLINE vf
+vf_zero_lt(vf a, vf b, vf x)
+{
+    return VF_OP(maskz_mov)(VF_NOT_LESS(a, b), x);
 }
 
 MHA_INLINE vf

@@ -30,7 +30,7 @@
 
 /* What stands for n = 0 in the k of vf_pow2(k) and of vf_scale2(a, k). */
 #define VF_POW2_BASE (VF_MAGIC + VF_BIAS)
-#define VF_SCALE2_BASE (VF_MAGIC + 2 * VF_BIAS)
+#define VF_SCALE2_BASE (VF_MAGIC - 1)
 
 #define vf VF_NAME(vf)
 #define vf_mask VF_NAME(vf_mask)
@@ -53,6 +53,7 @@
 #define vf_abs VF_NAME(vf_abs)
 #define vf_copysign VF_NAME(vf_copysign)
 #define vf_select_lt VF_NAME(vf_select_lt)
+#define vf_zero_lt VF_NAME(vf_zero_lt)
 #define vf_round VF_NAME(vf_round)
 #define vf_pow2 VF_NAME(vf_pow2)
 #define vf_scale2 VF_NAME(vf_scale2)

@@ -166,6 +166,12 @@ vf_select_lt(vf a, vf b, vf x, vf y)
 }
 
 MHA_INLINE vf
+vf_zero_lt(vf a, vf b, vf x)
+{
+    return VF_FROM_INT(VF_INT(vbicq)(VF_TO_INT(x), VF_OP(vcltq)(a, b)));
+}
+
+MHA_INLINE vf
 vf_round(vf a)
 {
     return VF_OP(vrndnq)(a);
@@ -179,17 +185,14 @@ vf_pow2(vf k)
 }
 
 /*
- * 2^n itself may be too large or too small for a number. So it is applied in two
- * halves: the low bits of k, n plus twice the bias, are the sum of two exponents.
+ * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
+ * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
  */
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
-    const vf_mask both = VF_TO_INT(k);
-    const vf_mask one = VF_INT(vshrq_n)(both, 1);
-    const vf_mask other = VF_INT(vsubq)(both, one);
-    const vf scaled = vf_mul(a, VF_FROM_INT(VF_INT(vshlq_n)(one, VF_MANTISSA)));
-    return vf_mul(scaled, VF_FROM_INT(VF_INT(vshlq_n)(other, VF_MANTISSA)));
+    const vf half = VF_FROM_INT(VF_INT(vaddq)(VF_TO_INT(a), VF_INT(vshlq_n)(VF_TO_INT(k), VF_MANTISSA)));
+    return vf_fma(half, vf_set1(2), vf_sub(k, k));
 }
 
 MHA_INLINE real

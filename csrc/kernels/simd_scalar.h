@@ -155,6 +155,12 @@ vf_select_lt(vf a, vf b, vf x, vf y)
 }
 
 MHA_INLINE vf
+vf_zero_lt(vf a, vf b, vf x)
+{
+    return a < b ? 0 : x;
+}
+
+MHA_INLINE vf
 vf_round(vf a)
 {
     return (a + VF_MAGIC) - VF_MAGIC;
@@ -168,16 +174,14 @@ vf_pow2(vf k)
 }
 
 /*
- * 2^n itself may be too large or too small for a number. So it is applied in two
- * halves: the low bits of k, n plus twice the bias, are the sum of two exponents.
+ * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
+ * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
  */
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
-    const VF_BITS both = VF_NAME(to_bits)(k);
-    const VF_BITS one = both >> 1;
-    const VF_BITS other = both - one;
-    return a * VF_NAME(from_bits)(one << VF_MANTISSA) * VF_NAME(from_bits)(other << VF_MANTISSA);
+    const vf half = VF_NAME(from_bits)(VF_NAME(to_bits)(a) + (VF_NAME(to_bits)(k) << VF_MANTISSA));
+    return half + half + (k - k);
 }
 
 MHA_INLINE real

@@ -22,6 +22,7 @@
 #undef VF_TO_INT
 #undef VF_FROM_INT
 #undef VF_LESS
+#undef VF_NOT_LESS
 #undef VF_BITS
 #undef VF_SIGN
 #undef VF_LANES
@@ -52,6 +53,7 @@
 #undef vf_abs
 #undef vf_copysign
 #undef vf_select_lt
+#undef vf_zero_lt
 #undef vf_round
 #undef vf_pow2
 #undef vf_scale2

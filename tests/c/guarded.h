@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "flags.h"
 #include "mha.h"
 
 #define N_SLOTS 64
@@ -97,7 +98,7 @@ guarded_alloc(size_t n_bytes)
         printf("failed: a second block, or too large a one, in %s\n", guard.doing);
         exit(2);
     }
-    return guard.scratch + SCRATCH_BYTES + 1 - n_bytes;
+    return fill_with_subnormals(guard.scratch + SCRATCH_BYTES + 1 - n_bytes, n_bytes - 1);
 }
 
 static void

@@ -16,11 +16,11 @@
 #define MOST_LANES 16
 
 /* The words that take up to three vectors and give one. */
-enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, ROUND, POW2, SCALE2, WORDS };
+enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, ZERO_LT, ROUND, POW2, SCALE2, WORDS };
 
 /*
  * exp, tanh: n numbers from `in` to `out`, n a multiple of the lanes
- * words: a vector of each word's result. SELECT_LT is a < b ? a : c, COPYSIGN has
+ * words: a vector of each word's result. SELECT_LT is a < b ? a : c, ZERO_LT a < b ? 0 : c, COPYSIGN has
  *   |a| with the sign of b; POW2 is 2^a and SCALE2 is a 2^b, a and b without base
  */
 #define TABLE(real, type)                                                                                              \

@@ -5,10 +5,16 @@
  *     test_attention [quick]
  *
  * Every operand lies in memory of exactly its own size, so that a build with AddressSanitizer sees any number read or
- * written beside it; keys that no query may see are NaN.  Also: results do not depend on the number of threads, and
+ * written beside it; keys that no query may see are NaN, and the core's own memory full of subnormal numbers, of which
+ * no call may take notice.  Also: results do not depend on the number of threads, and
  * when the n-th allocation fails, for every n, the call says so and leaves its outputs alone.
  */
 #include "drawn.h"
+#include "flags.h"
+
+#define CHECK_NO_SUBNORMALS(what, draw)                                                                                \
+    CHECK(subnormals_met() == NULL, "%s %s %s, draw %zu: %s", mha_isa_name(mha_isa_active()),                          \
+          dtype == MHA_F64 ? "float64" : "float32", what, draw, subnormals_met())
 
 /* --- Attention ------------------------------------------------------------------------------- */
 
@@ -30,7 +36,9 @@ test_draw(mha_dtype dtype, size_t draw, size_t most)
     memset(call.weights, 0xff, call.n_weights * item);
     call.args.weights = with_weights ? call.weights : NULL;
     mha_threads_set(1);
+    forget_subnormals();
     CHECK(mha_attention_forward(&call.args) == MHA_OK, "forward, draw %zu", draw);
+    CHECK_NO_SUBNORMALS("forward", draw);
     compare(dtype, call.out, exact, call.n_out, call.tolerance, "out", draw);
     compare(dtype, call.lse, exact_lse, call.n_rows, call.tolerance, "lse", draw);
     if (with_weights) {
@@ -95,7 +103,9 @@ test_many_keys(mha_dtype dtype, size_t draw)
     CHECK(mha_reference_attention(&args) == MHA_OK, "many keys, reference");
     void *exact = copy_of(out, Q * Dv * item), *exact_lse = copy_of(lse, Q * item);
     mha_threads_set(1);
+    forget_subnormals();
     CHECK(mha_attention_forward(&args) == MHA_OK, "many keys");
+    CHECK_NO_SUBNORMALS("many keys", draw);
     compare(dtype, out, exact, Q * Dv, tolerance, "many keys, out", draw);
     compare(dtype, lse, exact_lse, Q, tolerance, "many keys, lse", draw);
     void *alone = copy_of(out, Q * Dv * item), *alone_lse = copy_of(lse, Q * item), *w = copy_of(weights, Q * K * item);
@@ -180,7 +190,7 @@ test_failing_memory(mha_dtype dtype, size_t draw)
             break;
         }
     }
-    mha_set_allocator(NULL, NULL);
+    mha_set_allocator(allocate_subnormals, free);
     free(before);
     release(&call);
 }
@@ -202,6 +212,7 @@ main(int argc, char **argv)
 {
     const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     test_status_texts();
+    mha_set_allocator(allocate_subnormals, free);
     for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
         if (!mha_isa_available(isa)) {
             continue;

@@ -45,7 +45,9 @@ static int failures;
 #define NORMAL FLT_MIN
 #define SMALLEST 0x1p-149f
 #define POW2_RANGE 126
-#define SCALE2_RANGE 250
+#define ROUND_RANGE 250
+#define SCALE2_LEAST (-124)
+#define SCALE2_MOST 128
 #include "math_words.inc"
 #undef real
 #undef TYPE
@@ -55,7 +57,9 @@ static int failures;
 #undef NORMAL
 #undef SMALLEST
 #undef POW2_RANGE
-#undef SCALE2_RANGE
+#undef ROUND_RANGE
+#undef SCALE2_LEAST
+#undef SCALE2_MOST
 
 #define real double
 #define TYPE "float64"
@@ -65,7 +69,9 @@ static int failures;
 #define NORMAL DBL_MIN
 #define SMALLEST 0x1p-1074
 #define POW2_RANGE 1022
-#define SCALE2_RANGE 2000
+#define ROUND_RANGE 2000
+#define SCALE2_LEAST (-1020)
+#define SCALE2_MOST 1024
 #include "math_words.inc"
 
 /* The largest error seen and where; one for exp and one for tanh of each ISA. */
@@ -131,7 +137,7 @@ true_exp(float x)
     if (x > 120) {
         return INFINITY;
     }
-    if (x < -120) {
+    if (x < -86) { /* as math.inc promises: no subnormal numbers */
         return 0;
     }
     return fabsf(x) < 0x1p-20f ? 1 + y + y * y / 2 : exp(y);
@@ -227,7 +233,7 @@ measure_f64(struct share *share)
     for (uint64_t done = 0; done < share->points; done += BLOCK) {
         for (size_t i = 0; i < BLOCK; i++) {
             in[i] = random_f64(&state);
-            want[0][i] = expl((long double)in[i]);
+            want[0][i] = in[i] < -707 ? 0 : expl((long double)in[i]);
             want[1][i] = tanhl((long double)in[i]);
         }
         for (size_t k = 0; k < ISAS; k++) {

@@ -7,6 +7,7 @@
 #define TEXTBOOK_BACKWARD_H
 
 #include "drawn.h"
+#include "flags.h"
 
 /* A drawn call with what its backward reads and writes. */
 typedef struct {
@@ -151,6 +152,7 @@ run_both(backward_call *b)
         textbook_row(b, row / a->queries / a->heads, row / a->queries % a->heads, row % a->queries);
     }
     if (status == MHA_OK) {
+        forget_subnormals();
         status = mha_attention_forward(a);
     }
     return status == MHA_OK ? mha_attention_backward(a, &b->grads) : status;
