@@ -87,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_LATER, "__version__"})
+    return sorted([*__all__, *_LATER, "__version__"])

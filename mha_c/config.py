@@ -15,6 +15,9 @@ import numpy as np
 
 from . import _core
 
+__all__ = ["get_num_threads", "set_num_threads", "show_config"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 # Who chose which number.  A limit on top of it that has been lifted again leaves no trace.
 _threads_chosen, _threads_reason, _limited_by = 0, "", ""
 

@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
 __all__ = ["compare", "patch", "unpatch"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 _originals: dict[ModuleType, dict[str, Any]] = {}
 

@@ -12,6 +12,9 @@ from . import masking
 from .config import show_config
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
+__all__ = ["main"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 # Values 0..39 in ten rows of four, the same for both items of the batch, and keys that are all alike: then the
 # attention over the first n keys is the mean of the first n values, whatever the scores are.
 VALUES = np.arange(40, dtype=np.float32).reshape(1, 10, 4).repeat(2, axis=0)

@@ -8,3 +8,4 @@ texts: each names the argument, what it got and what was expected.
 from ._core import ShapeError
 
 __all__ = ["ShapeError"]
+__dir__ = __all__.copy  # what dir() and completion show

@@ -41,6 +41,7 @@ __all__ = [
     "rotary_backward",
     "t5_buckets",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 def dot_product_attention(

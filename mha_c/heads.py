@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Loss = Callable[[Any, Any], Any]
 
 __all__ = ["METHODS", "Importance", "importance", "prune"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 METHODS = ("ablation", "gradient", "entropy", "confidence")
 _LESS_IS_MORE = ("entropy",)  # a head that looks everywhere has the highest entropy and the least to say

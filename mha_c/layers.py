@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 
 @with_own_names
 class DotProductAttention(DecodingLayer):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     DType = np.dtype[Any]
     Packed = tuple[Array, Optional[Array], tuple[int, int]]
 
+__all__ = ["Linear", "Parameter"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 
 class State:
     """One projection at one moment: y = x weight^T + bias.  Never changed, only replaced.

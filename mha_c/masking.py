@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+__all__ = ["masked_softmax", "sequence_mask", "transpose_output", "transpose_qkv"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.

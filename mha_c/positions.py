@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 __all__ = ["PositionalEncoding", "alibi_slopes", "rotary", "rotary_backward", "t5_buckets"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 class PositionalEncoding:

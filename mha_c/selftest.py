@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Case = Callable[[np.random.Generator, np.dtype[Any]], tuple[Any, Any]]
 
+__all__ = ["main"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 # About 100 units in the last place: room for sums of a few hundred terms, none for a forgotten key.
 BOUNDS = {"float32": 1e-5, "float64": 2e-14}
 

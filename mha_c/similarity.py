@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Kernel = Union[str, Callable[[Any], Any]]
 
 __all__ = ["KernelAttention"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 KERNELS = ("gaussian", "boxcar", "epanechnikov", "constant")
 # Inputs may also be the book's: 1-D, a number each.

@@ -20,6 +20,9 @@ from mha_c.viz import labels
 from mha_c.viz.page import Page
 from mha_c.viz.sources import to_numpy
 
+__all__ = ["Steps", "Tile", "Tiles", "steps", "tiles"]
+__dir__ = __all__.copy  # what dir() and completion show
+
 Array = NDArray[np.float64]
 
 MASKED = -1e6  # what d2l writes over the score of a masked key: exp of it is 0

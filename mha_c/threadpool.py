@@ -17,6 +17,7 @@ from typing import Any
 from . import _core, config
 
 __all__ = ["register"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 _registered: list[Any] = []
 

@@ -1,5 +1,6 @@
 """What is chosen at import and what the command line prints; each in a process of its own where that matters."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -7,12 +8,14 @@ import re
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mha_c
+import needs
 from mha_c import _core, selftest
 
 OFFERED = [name for name, available in _core.isas() if available]
@@ -175,6 +178,32 @@ def test_names_that_come_later():
     namespace = {}
     exec("from mha_c import *", namespace)
     assert namespace["MultiHeadAttention"] is mha_c.MultiHeadAttention
+
+
+def modules_shown(module):
+    """The module, and all that dir() leads to from there."""
+    yield module
+    for name in dir(module):
+        value = getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            yield from modules_shown(value)
+
+
+def test_dir_shows_public_names_only():
+    """Ours, and none of what a module needs for itself; modules that are not shown themselves keep to it, too."""
+    for extra in ("torch", "threadpoolctl"):
+        needs.module(extra)
+    shown = {module.__name__: module for module in modules_shown(mha_c)}
+    assert {"mha_c.torch.functional", "mha_c.viz", "mha_c.heads", "mha_c.d2l"} <= set(shown)
+    for path in Path(mha_c.__file__).parent.glob("[a-z]*.py"):
+        shown[path.stem] = importlib.import_module(f"mha_c.{path.stem}")
+    for where, module in shown.items():
+        assert set(module.__all__) <= set(dir(module)), f"{where} needs `__dir__ = __all__.copy` behind its __all__"
+        for name in dir(module):
+            value = getattr(module, name)
+            owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "mha_c")
+            assert name == "__version__" or not name.startswith("_"), f"{where}.{name}"
+            assert owner.split(".")[0] == "mha_c", f"{where}.{name} is {owner}'s"
 
 
 def test_shape_error():

@@ -48,3 +48,4 @@ __all__ = [
     "transpose_qkv",
     "variants",
 ]
+__dir__ = __all__.copy  # what dir() and completion show

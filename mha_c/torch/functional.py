@@ -37,6 +37,7 @@ from .positions import rotary
 Rng = Union[None, int, torch.Generator]
 
 __all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 def dot_product_attention(

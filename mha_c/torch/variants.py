@@ -27,6 +27,7 @@ __all__ = [
     "SelfAttentionAISummer",
     "scaled_dot_product_attention",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,3 +12,4 @@ from mha_c.viz.interactive import view
 from mha_c.viz.page import Page
 
 __all__ = ["Page", "show_bars", "show_heatmaps", "view"]
+__dir__ = __all__.copy  # what dir() and completion show

@@ -23,3 +23,4 @@ __all__ = [
     "shard_heads",
     "split_sequence",
 ]
+__dir__ = __all__.copy  # what dir() and completion show
