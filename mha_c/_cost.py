@@ -114,7 +114,8 @@ def cost(
     measure   False: no call is made
 
     Returns a `Cost`, which prints as a table: operations; bytes moved and memory needed if every array of scores is
-    held (naive), and if they are cut into tiles as here.  Errors: ValueError and TypeError, naming the argument.
+    held (naive), and if they are cut into tiles as here.  TypeError where `layer` or a
+    number is of another kind, ValueError where a number is below 1 or features are given that the layer has not.
 
     >>> import mha_c
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)

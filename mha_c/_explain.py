@@ -48,8 +48,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     explain(layer, queries, keys, values, valid_lens=None)      a NumPy layer, with the arguments of its call
     explain(functional.dot_product_attention, q, k, v, ...)     or functional.additive_attention, with all options
 
-    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.  The arguments are
-    checked as the call checks them.  Times are the estimates by which the core decides about threads.
+    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.  Errors are those of the
+    call; TypeError where it is none of these.  Times are the estimates by which the core decides about threads.
 
     >>> import numpy as np, mha_c
     >>> _ = mha_c.set_num_threads(1)

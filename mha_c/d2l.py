@@ -66,7 +66,7 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
 
 def unpatch(module: Optional[ModuleType] = None) -> None:
-    """Puts d2l's own classes back, in `module` or wherever `patch` replaced them."""
+    """Puts d2l's own classes back, in `module` or wherever `patch` replaced them; no error where it has not."""
     _restore(list(_originals) if module is None else [module])
 
 
@@ -79,7 +79,8 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
 
     Returns largest_difference (of the results, without dropout) and, in microseconds of the fastest call,
     forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us, and the
-    ratios theirs / ours forward_ratio and training_ratio.
+    ratios theirs / ours forward_ratio and training_ratio.  ValueError where there is no attention module in it;
+    what the module itself raises passes through.
 
     >>> mha_c.d2l.compare(d2l.MultiHeadAttention(100, 5, 0.5), X, Y, Y, valid_lens)       # doctest: +SKIP
     """

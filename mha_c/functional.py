@@ -80,8 +80,10 @@ def dot_product_attention(
     return_weights  weights (B, [H,] Q, K), before dropout, exactly 0 where a query may not look
     return_lse      lse (B, [H,] Q): natural log of the sum of exp(score); -inf for a row without visible keys
 
-    Keys and values that no query sees are never read.  Errors: ShapeError (a ValueError), ValueError,
-    TypeError, each naming the argument.
+    Keys and values that no query sees are never read.
+
+    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where
+    types differ or are others than these, ValueError where a number, a word or a length is none that is allowed.
 
     >>> import numpy as np
     >>> from mha_c import functional
@@ -170,6 +172,7 @@ def dot_product_attention_backward(
     number that the forward call was given: then the same weights are dropped.
 
     The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
+    Errors are those of the call; ValueError also where there is dropout and rng is no whole number.
 
     >>> import numpy as np
     >>> from mha_c import functional
@@ -221,7 +224,8 @@ def additive_attention_backward(
     >>> [grad.shape for grad in grads]  # of q, k, v, w_v, W_k
     [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
 
-    Rows of k that no query sees give no gradient to W_k, whatever stands in them.
+    Rows of k that no query sees give no gradient to W_k, whatever stands in them.  Errors are those of
+    `dot_product_attention_backward`.
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
     w_v = to_array(w_v, "w_v")
@@ -245,7 +249,8 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
     out_a, out_b (B, [H,] Q, Dv) and lse_a, lse_b (B, [H,] Q) are results of calls with return_lse=True (without
     dropout) for the same queries over disjoint sets of keys; all float32 or all float64.  Where one side saw no
-    key (lse -inf), the other comes back bit for bit; where neither did, out is 0 and lse -inf.
+    key (lse -inf), the other comes back bit for bit; where neither did, out is 0 and lse -inf.  ShapeError where
+    shapes differ, TypeError where types do.
 
     >>> import numpy as np
     >>> from mha_c import functional

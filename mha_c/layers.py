@@ -98,7 +98,9 @@ class MultiHeadAttention(DecodingLayer):
     `state_dict`, `load_state_dict`; for training `backward`, `parameters`, `zero_grad`.  Several threads may call
     one layer at once.
 
-    Errors: ShapeError (a ValueError), ValueError, TypeError, each naming the argument; nothing has changed then.
+    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where
+    types differ or are others than these, ValueError where a number or a length is none that is allowed, as a
+    num_hiddens that num_heads does not divide.  Nothing has changed then.
 
     >>> import numpy as np, mha_c
     >>> X = np.ones((2, 4, 100), dtype=np.float32)
@@ -179,11 +181,14 @@ class MultiHeadAttention(DecodingLayer):
         return super().train(mode)
 
     def transpose_qkv(self, X: Any) -> Any:
-        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads.  Not needed by the layer."""
+        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads.  Not needed by the layer.
+
+        ShapeError where X has another shape.
+        """
         return masking.transpose_qkv(X, self._num_heads)
 
     def transpose_output(self, X: Any) -> Any:
-        """The reverse of `transpose_qkv`."""
+        """The reverse of `transpose_qkv`; ShapeError where X has another shape."""
         return masking.transpose_output(X, self._num_heads)
 
     def _children(self) -> Iterable[tuple[str, Any]]:
@@ -273,7 +278,8 @@ class AdditiveAttention(DecodingLayer):
         keys (B, K, key_size).  The result takes the place of `keys` in a call, which then skips W_k and gives
         the same numbers.  valid_lens ((B,) or (B, Q)), if given, holds for the calls that give none of their
         own, and keys beyond the longest length are not read; a call may not look beyond them.
-        Once W_k has another weight, the result is refused (ValueError): project again.
+        Once W_k has another weight, a call refuses the result (ValueError): project again.  ShapeError where keys or
+        valid_lens have no such shape, TypeError where they hold no such numbers.
 
         >>> import numpy as np, mha_c
         >>> attention = mha_c.AdditiveAttention(num_hiddens=8, dropout=0.1, rng=0)

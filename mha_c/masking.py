@@ -36,6 +36,9 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     <BLANKLINE>
            [[0.333, 0.333, 0.333]]])
 
+    ShapeError where valid_lens has another shape, TypeError where X or valid_lens hold other types, ValueError
+    where a length is NaN or infinite or `empty_rows` is another word.
+
     Unlike d2l's, it leaves X alone and never reads what is masked.  Source: d2l 11.3.1.
     """
     (scores,), as_tensor = to_arrays((X, "X"))
@@ -52,12 +55,15 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
 
     X          (B, T) or (B, T, ...), of any type
     valid_len  (B,), integers or floats (rounded up)
-    value      a real number that X's type can hold: TypeError for what is none, ValueError where it cannot
+    value      a real number that X's type can hold
 
     >>> import mha_c
     >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
     array([[1, 0, 0],
            [4, 5, 0]])
+
+    ShapeError where shapes are others, TypeError where a length or `value` is no number, ValueError where X cannot hold
+    `value` or a length is NaN or infinite.
 
     Unlike d2l's for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
     """
@@ -88,7 +94,8 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     >>> mha_c.transpose_qkv(np.zeros((2, 4, 100)), num_heads=5).shape
     (10, 4, 20)
 
-    The layers do not need it: to them, heads are strides.  Source: d2l 11.5.2.
+    ShapeError where X has another rank or num_heads does not divide its last axis; TypeError and ValueError where
+    num_heads is no whole number >= 1.  The layers do not need it: to them, heads are strides.  Source: d2l 11.5.2.
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")
@@ -108,7 +115,8 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     >>> mha_c.transpose_output(np.zeros((10, 4, 20)), num_heads=5).shape
     (2, 4, 100)
 
-    Source: d2l 11.5.2.
+    ShapeError where X has another rank or num_heads does not divide its first axis; TypeError and ValueError where
+    num_heads is no whole number >= 1.  Source: d2l 11.5.2.
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")

@@ -45,7 +45,8 @@ class PositionalEncoding:
 
     Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
     and can begin at a later position, without which a model that decodes step by step gives every token position 0.
-    Errors: ShapeError, ValueError, TypeError.  Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
+    ShapeError where X has another shape, TypeError where it has another type, ValueError for an odd num_hiddens and
+    for steps beyond max_len.  Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
     """
 
     training = False
@@ -132,7 +133,8 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     interleaved  False: feature i is turned together with i + D/2 (halves: GPT-NeoX, Llama); True: 2i with 2i + 1
                  (neighbours: the paper, GPT-J)
 
-    Angles are float64, whatever x is.  Errors: ShapeError, ValueError, TypeError.
+    Angles are float64, whatever x is.  ShapeError where shapes are others, TypeError where x or positions hold no such
+    numbers, ValueError where base is not above 0 or a position not finite.
 
     >>> import numpy as np
     >>> from mha_c import functional
@@ -150,6 +152,8 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
 
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """The gradient of x, from that of `rotary(x, positions, base, interleaved)`: the same turn backwards.
+
+    Errors are those of `rotary`.
 
     >>> import numpy as np
     >>> from mha_c import functional
@@ -211,6 +215,7 @@ def alibi_slopes(num_heads: int) -> Array:
     >>> functional.alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
 
+    TypeError where num_heads is no whole number, ValueError where it is below 1.
     Source: Press, Smith and Lewis 2021, "Train short, test long", and the slopes of its published code.
     """
     heads = _arguments.whole(num_heads, "num_heads")
@@ -232,6 +237,7 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     >>> functional.t5_buckets([-200, -20, -3, 0, 3, 20, 200])
     array([15, 10,  3,  0, 19, 26, 31])
 
+    TypeError where distances or one of the numbers are no whole numbers, ValueError where the numbers leave no buckets.
     Source: Raffel et al. 2020, T5, section 2.1, and its published code.
     """
     at = np.asarray(to_array(distances, "distances"))

@@ -57,7 +57,8 @@ class KernelAttention:
 
     Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
     quotient of numbers that have underflowed); weights have queries in rows.  A (B, Q, K) array of distances exists.
-    Errors: ShapeError, ValueError (a width that is not above 0, a kernel below 0 or NaN), TypeError.
+    ShapeError where shapes do not fit together, TypeError where types are others, ValueError for a width that is not
+    above 0 and for a kernel that is below 0 or NaN.
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
     """
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c.errors import ShapeError
 from mha_c.viz import labels
 from mha_c.viz.page import Page
 from mha_c.viz.sources import to_numpy
@@ -81,6 +82,9 @@ def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None,
     q (Q, D), k (K, D), v (K, Dv), or with a batch axis in front, of which `example` is taken; NumPy, torch or lists.
     valid_lens: None, one length, or one per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
     tokens: one sentence, or a tuple (query tokens, key tokens).
+
+    ShapeError where shapes do not fit together, TypeError where these are no numbers, ValueError where they are too
+    many to look at, where there is no such example, or where tokens outnumber the rows.
     """
     return Steps(_read(q, k, v, valid_lens, tokens, example))
 
@@ -157,7 +161,7 @@ def tiles(
 ) -> Tiles:
     """Attention over one block of keys after another, keeping only a maximum, a sum and an output per query.
 
-    Arguments as in `steps`; block_size is the number of keys in a tile.
+    Arguments and errors as in `steps`; block_size is the number of keys in a tile.
     """
     return Tiles(_read(q, k, v, valid_lens, tokens, example), block_size)
 
@@ -193,18 +197,18 @@ def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) ->
     shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
     ranks = {array.ndim for array in arrays.values()}
     if ranks not in ({2}, {3}):
-        raise ValueError(f"q (Q, D), k (K, D), v (K, Dv), or all with a batch axis in front, expected; got {shapes}")
+        raise ShapeError(f"q (Q, D), k (K, D), v (K, Dv), or all with a batch axis in front, expected; got {shapes}")
     batched = ranks == {3}
     if batched:
         sizes = {array.shape[0] for array in arrays.values()}
         if len(sizes) > 1:
-            raise ValueError(f"q, k and v must have the same batch axis; got {shapes}")
+            raise ShapeError(f"q, k and v must have the same batch axis; got {shapes}")
         if not 0 <= example < min(sizes):
             raise ValueError(f"example: {example} of {min(sizes)}, counted from 0")
         arrays = {name: array[example] for name, array in arrays.items()}
     q_, k_, v_ = arrays["q"], arrays["k"], arrays["v"]
     if q_.shape[1] != k_.shape[1] or k_.shape[0] != v_.shape[0] or not q_.shape[0] or not k_.shape[0]:
-        raise ValueError(f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected; got {shapes}")
+        raise ShapeError(f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected; got {shapes}")
     if max(*q_.shape, *k_.shape, *v_.shape) > LARGEST:
         raise ValueError(
             f"teach shows matrices up to {LARGEST} x {LARGEST}; got {shapes}.  mha_c.viz.view shows larger weights"
@@ -221,10 +225,12 @@ def _lengths(valid_lens: Any, num_queries: int, num_keys: int, batched: bool, ex
     if valid_lens is None:
         return np.full(num_queries, num_keys)
     lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
+    if not np.isfinite(lens).all():
+        raise ValueError("valid_lens must be finite, got NaN or infinity")
     if batched and lens.ndim:
         lens = lens[example]
     if lens.shape not in ((), (1,), (num_queries,)):
-        raise ValueError(f"valid_lens: one length or {num_queries} (one per query) expected, got shape {lens.shape}")
+        raise ShapeError(f"valid_lens: one length or {num_queries} (one per query) expected, got shape {lens.shape}")
     return np.broadcast_to(np.clip(lens, 0, num_keys).astype(np.int64), (num_queries,))
 
 

@@ -44,6 +44,8 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     >>> context, weights = variants.scaled_dot_product_attention(np.ones((5, 3)), np.ones((4, 3)), np.ones((4, 2)))
     >>> context.shape, weights.shape
     ((5, 2), (5, 4))
+
+    ShapeError where shapes do not fit together, TypeError where types are others or differ.
     """
     (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
     for array, name in ((q, "query"), (k, "key"), (v, "value")):
@@ -75,7 +77,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     MultiHeadedSelfAttention(d_model, num_heads), keyword-only dtype and rng as in MultiHeadAttention; num_heads
     divides d_model.  Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then
     (B, num_heads, T, T).  Parameters: `query_projection`, `key_projection`, `value_projection`,
-    `final_linear_layer`.
+    `final_linear_layer`.  Errors are those of `MultiHeadAttention`.
 
     >>> import numpy as np
     >>> from mha_c import variants
@@ -131,6 +133,7 @@ class SelfAttentionAISummer(Layer):
     >>> variants.SelfAttentionAISummer(4)(np.ones((2, 3, 4)), mask=causal).shape
     (2, 3, 4)
 
+    ShapeError where x or mask have another shape, TypeError where they have another type.
     Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
     """
 
@@ -163,6 +166,7 @@ class MultiHeadSelfAttentionAISummer(Layer):
     >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(np.ones((2, 3, 16))).shape
     (2, 3, 16)
 
+    Errors are those of SelfAttentionAISummer; ValueError also where dim // heads is 0.
     Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
     """
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -204,6 +205,49 @@ def test_dir_shows_public_names_only():
             owner = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "mha_c")
             assert name == "__version__" or not name.startswith("_"), f"{where}.{name}"
             assert owner.split(".")[0] == "mha_c", f"{where}.{name} is {owner}'s"
+
+
+ERRORS = re.compile(r"\b([A-Z]\w*Error)\b(?: \(a ValueError\))?(.{0,9})", re.DOTALL)
+# How a sentence goes on that says when: "TypeError where types differ".
+WHEN = re.compile(r"\s+(where|for|if|before|while|with|without|once|lists|every|also)\b")
+
+
+def documented():
+    """(name, docstring) of every public function and class, and of their public methods and properties."""
+    for module in modules_shown(mha_c):
+        for name in dir(module):
+            value = getattr(module, name)
+            members = {f".{n}": f for n, f in vars(value).items() if n[0] != "_"} if isinstance(value, type) else {}
+            for suffix, thing in {"": value, **members}.items():
+                if (callable(thing) or isinstance(thing, property)) and thing.__doc__:
+                    yield f"{module.__name__}.{name}{suffix}", thing.__doc__
+
+
+def test_docstrings_say_when_each_error_is_raised():
+    needs.module("torch")
+    found = list(documented())
+    assert len(found) > 80
+    unsaid = {
+        f"{name}: {error.group()!r}"
+        for name, text in found
+        for error in ERRORS.finditer(text.replace("(ValueError)", "").partition(">>>")[0])
+        if not WHEN.match(error.group(2)) and not text[: error.start()].rstrip("`").endswith((": ", "a ", "an "))
+    }
+    assert unsaid == set()
+
+
+def test_functions_and_layers_name_their_errors():
+    """By type, or by saying whose errors they are."""
+    asked = {"get_num_threads", "show_config", "main"}  # these have no arguments
+    silent = {
+        f"{module.__name__}.{name}"
+        for module in modules_shown(mha_c)
+        for name in {*dir(module)} - asked
+        if inspect.isfunction(getattr(module, name)) or "__call__" in getattr(getattr(module, name), "__dict__", ())
+        if not re.search(r"[A-Z]\w*Error|[Ee]rrors|no error", getattr(module, name).__doc__)
+        if not module.__name__.startswith("mha_c.torch")
+    }
+    assert silent == set()
 
 
 def test_shape_error():

@@ -88,8 +88,9 @@ class MultiHeadAttention(AttentionModule):
     Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
     dropout, detached, computed when first used.  Dropout draws one seed from torch's generator for each call.
 
-    Errors: ShapeError (a ValueError), ValueError, TypeError, each naming the argument.  Second derivatives and
-    torch.func transforms: RuntimeError.
+    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where types
+    differ or tensors are of another kind or device, ValueError where a number or a length is none that is allowed.
+    RuntimeError for second derivatives and torch.func transforms.
 
     >>> import torch, mha_c.torch
     >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)

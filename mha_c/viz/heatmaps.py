@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c.errors import ShapeError
 from mha_c.viz import labels
 from mha_c.viz.sources import holds_arrays, to_numpy
 
@@ -39,6 +40,9 @@ def show_heatmaps(
     tokens     labels: one sentence for both axes, or a tuple (query tokens, key tokens); a sentence is a list of
                strings, or a string split at its blanks
 
+    ShapeError where matrices have another rank, TypeError where they are no numbers, ValueError where titles or tokens
+    do not fit them, ImportError where matplotlib is missing.
+
     d2l: there each panel has its own colour scale while the one colour bar belongs to the last; here they share it.
     """
     grid, shape = _grid(matrices)
@@ -57,13 +61,13 @@ def _grid(matrices: Any) -> tuple[list[Optional[Array]], tuple[int, int]]:
     if isinstance(matrices, (list, tuple)) and holds_arrays(matrices):
         arrays = [_grid(item)[0] for item in matrices]
         if any(len(row) != len(arrays[0]) for row in arrays):
-            raise ValueError("matrices: the rows of the list hold different numbers of matrices")
+            raise ShapeError("matrices: the rows of the list hold different numbers of matrices")
         if len(arrays[0]) == 1:
             return [row[0] for row in arrays], (1, len(arrays))
         return [panel for row in arrays for panel in row], (len(arrays), len(arrays[0]))
     array = to_numpy(matrices, "matrices")
     if array.ndim not in (2, 3, 4) or array.size == 0:
-        raise ValueError(
+        raise ShapeError(
             "matrices: shape (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys) expected, "
             f"got {array.shape}"
         )

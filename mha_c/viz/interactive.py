@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c.errors import ShapeError
 from mha_c.viz import labels, pack
 from mha_c.viz.page import Page
 from mha_c.viz.sources import Layer, collect, to_numpy
@@ -58,6 +59,9 @@ def view(
     max_bytes    at most so many bytes of packed weights: beyond, fewer examples, then neighbours summed up
 
     The weights in the page are rounded (see mha_c.viz.pack); exact ones stay in the array.
+
+    ShapeError where weights or valid_lens have another shape, TypeError where `weights` holds none, ValueError where
+    tokens or names do not fit them.
     """
     layers = collect(weights, num_heads, layer_names)
     if title is None:
@@ -90,10 +94,12 @@ def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
     if valid_lens is None:
         return None
     lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
+    if not np.isfinite(lens).all():
+        raise ValueError("valid_lens must be finite, got NaN or infinity")
     if lens.ndim == 2:  # one per query: show the keys that any of them sees
         lens = lens.max(axis=1)
     if lens.size not in (1, examples):
-        raise ValueError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
+        raise ShapeError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
     return [int(n) for n in np.broadcast_to(lens.ravel(), (examples,))]
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c.errors import ShapeError
+
 Array = NDArray[Any]
 Tree = Union[Array, list["Tree"]]
 
@@ -96,7 +98,7 @@ def _tree(source: Any) -> Tree:
         return [_tree(item) for item in source]
     array = to_numpy(source)
     if array.size == 0:
-        raise ValueError(f"weights: nothing to show, the shape is {array.shape}")
+        raise ShapeError(f"weights: nothing to show, the shape is {array.shape}")
     return array
 
 
@@ -154,12 +156,12 @@ def _four_axes(weights: Array, num_heads: Optional[int], first_is_batch: bool) -
     if weights.ndim == 2:
         return weights[None, None]
     if weights.ndim != 3:
-        raise ValueError(
+        raise ShapeError(
             f"weights: rank 2 (queries, keys), 3 (heads, queries, keys) or 4 (batch, heads, queries, keys) expected, "
             f"got shape {weights.shape}"
         )
     if num_heads is not None:
         if num_heads < 1 or weights.shape[0] % num_heads:
-            raise ValueError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
+            raise ShapeError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
         return weights.reshape(-1, num_heads, *weights.shape[1:])
     return weights[:, None] if first_is_batch else weights[None]
