@@ -1,0 +1,68 @@
+"""What becomes of a group when one of its processes dies or stands still: an error in time, never a wrong answer."""
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch without torch.distributed", allow_module_level=True)
+
+import distributed_faults as cases  # noqa: E402
+from mha_c.torch import functional  # noqa: E402
+from worlds import World  # noqa: E402
+
+TIMEOUT = 4  # of the group, in seconds
+ROOM = 20  # how late an error may be seen on a machine that does other things too
+
+
+def is_an_error(found, seconds):
+    assert isinstance(found, str) and found.startswith("RuntimeError"), found
+    assert seconds < TIMEOUT + ROOM
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_rank_dies_in_the_ring(n, way):
+    with World(n, timeout=TIMEOUT) as world:
+        results = world.ask(cases.ring_with_a_death, n - 1, way)
+        assert results[n - 1] is None
+        for rank, (first, second) in enumerate(results[: n - 1]):
+            text = is_an_error(*first)
+            assert f"ring_attention: rank {rank} of {n} waited for rank" in text and "has died, hangs" in text
+            assert "this group cannot be used any more" in is_an_error(*second)
+            assert second[1] < 1
+
+
+def test_a_rank_that_is_late_beyond_the_timeout():
+    """The others give up; when it comes back it finds them gone, and nobody mistakes its late messages for others."""
+    n, victim = 4, 2
+    with World(n, timeout=TIMEOUT) as world:
+        results = world.run(cases.ring_slowly, victim, 2 * TIMEOUT)
+    expected = []
+    for i in range(4):
+        torch.manual_seed(i)
+        x = torch.randn(1, 2, 16, 8)
+        expected.append([part.sum().item() for part in functional.dot_product_attention(x, x, x).chunk(n, 2)])
+    broken = 0
+    for rank, found in enumerate(results):
+        for i, (value, seconds) in enumerate(found):
+            if isinstance(value, float):  # before, or in a rank that needed nothing more from it
+                assert value == pytest.approx(expected[i][rank], rel=1e-4, abs=1e-4) and i <= 1
+            else:
+                is_an_error(value, seconds)
+                broken += 1
+    assert all(isinstance(found[0][0], float) for found in results) and broken >= 2 * n
+
+
+def test_a_rank_that_is_late_within_the_timeout():
+    with World(2, timeout=60) as world:
+        results = world.run(cases.ring_slowly, 1, 1.0)
+    assert all(isinstance(value, float) for found in results for value, _ in found)
+
+
+def test_a_rank_dies_beside_sharded_heads():
+    with World(2, timeout=TIMEOUT) as world:
+        (found, _) = world.ask(cases.sharded_with_a_death, 1)
+    assert "shard_heads: rank 0 of 2 waited for the other ranks" in is_an_error(*found)
