@@ -1,0 +1,73 @@
+"""examples/distributed.py under torchrun: killed in the middle, it goes on, and comes to the same losses."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+if not torch.distributed.is_available():
+    pytest.skip("torch without torch.distributed", allow_module_level=True)
+
+VERSION = "1.0.3"
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "distributed.py"
+OPTIONS = ["--epochs", "4", "--pairs", "150", "--num-hiddens", "16", "--ffn-num-hiddens", "16"]
+
+
+def start(tmp_path, checkpoints, n=2):
+    package = tmp_path / "packages" / "d2l"  # the real one under its own name
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / "torch.py").write_text(f"import sys, real_d2l\nsys.modules[__name__] = real_d2l.load({VERSION!r})\n")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path]),
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    command = [*runner, str(SCRIPT), *OPTIONS, "--checkpoints", str(checkpoints)]
+    return subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def losses(text):
+    return dict(re.findall(r"^epoch (\d+) loss ([\d.]+)$", text, re.MULTILINE))
+
+
+def finish(process):
+    out, problems = process.communicate(timeout=300)
+    assert process.returncode == 0, problems
+    return out
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    needs.d2l(VERSION)
+    killed, straight = start(tmp_path, tmp_path / "killed"), start(tmp_path, tmp_path / "straight")
+    seen = ""
+    for line in killed.stdout:
+        seen += line
+        if line.startswith("epoch 2"):
+            os.killpg(killed.pid, signal.SIGKILL)  # torchrun and its processes at once
+            break
+    killed.communicate()
+    resumed = finish(start(tmp_path, tmp_path / "killed"))
+    whole = finish(straight)
+    assert "2 processes, 150 pairs, 0 of 4 epochs done already" in whole and "mean bleu" in whole
+    done = int(re.search(r"(\d) of 4 epochs done already", resumed)[1])
+    assert done >= 2
+    known = losses(whole)
+    assert list(known) == ["1", "2", "3", "4"] and float(known["4"]) < float(known["1"])
+    assert losses(seen) == {epoch: known[epoch] for epoch in ("1", "2")}
+    assert losses(resumed) == {epoch: loss for epoch, loss in known.items() if int(epoch) > done}
+    assert whole.count("mha_c replaces") == 1  # rank 0 alone speaks
+    kept = {path.name for path in (tmp_path / "killed").iterdir()}
+    assert kept == {"latest", "epoch-4"}
