@@ -29,8 +29,11 @@ SWITCHES = {
     "MHA_C_SANITIZE": (["-O1", "-g1", "-UNDEBUG", "-DMHA_DEBUG", "-fno-omit-frame-pointer", *SANITIZERS], SANITIZERS),
     "MHA_C_COVERAGE": (["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], ["--coverage"]),
 }
+LINK = {"linux": ["-Wl,-z,nodelete"], "win32": ["-lsynchronization"]}  # the latter: WaitOnAddress
 OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
 LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# Windows' pyconfig.h tells the sizes only to those who say so themselves, unless they are MSVC.
+WINDOWS = [("MS_WINDOWS", None), ("MS_WIN32", None), ("MS_WIN64", None)] if sys.platform == "win32" else []
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
@@ -56,7 +59,10 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext):
         if self.compiler.compiler_type == "msvc":
-            ext.extra_compile_args, ext.extra_link_args = ["/O2", "/std:c11", "/fp:precise"], []
+            raise SystemExit(
+                "mha_c: MSVC cannot compile the kernels.  Take a wheel (pip install mha_c --only-binary mha_c), "
+                "or build with clang or gcc: python setup.py build_ext --compiler=mingw32"
+            )
         compile_sources = self.compiler.compile
         newest_header = max(map(os.path.getmtime, ext.depends), default=0.0)
 
@@ -83,12 +89,13 @@ core = Extension(
     include_dirs=["csrc", numpy.get_include()],
     define_macros=[
         *([("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST_PYTHON))] if LIMITED_API else []),
+        *WINDOWS,
         ("NPY_NO_DEPRECATED_API", "NPY_1_21_API_VERSION"),
         ("NPY_TARGET_VERSION", "NPY_1_21_API_VERSION"),  # the lowest NumPy of pyproject's dependencies
     ],
     extra_compile_args=BASE + [flag for name in ACTIVE for flag in SWITCHES[name][0]],
     # -lm: the pool reads the floating-point mode.  nodelete: parked threads live as long as the process.
-    extra_link_args=["-pthread", "-lm", *(["-Wl,-z,nodelete"] if sys.platform == "linux" else [])]
+    extra_link_args=["-pthread", "-lm", *LINK.get(sys.platform, [])]
     + [flag for name in ACTIVE for flag in SWITCHES[name][1]],
     py_limited_api=LIMITED_API,
 )

@@ -30,7 +30,7 @@ C_RULES = [
         r"runtime/threads\w*\.[ch]",
         [
             OWN,
-            r"<(pthread|sched|unistd|time|signal|fenv|errno|stdatomic|fcntl|limits|stdlib|stdbool|sys/\w+|windows)\.h>",
+            r"<(pthread|sched|unistd|time|signal|fenv|errno|stdatomic|stdint|fcntl|limits|stdlib|stdbool|sys/\w+|windows)\.h>",
             MATHS,
         ],
     ),

@@ -1,5 +1,5 @@
 /*
- * threads.c: the pool behind mha_parallel_for, on POSIX threads.
+ * threads.c: the pool behind mha_parallel_for.
  *
  * One job at a time.  The caller writes the job down, opens its gate and rings the bell.  A worker
  * that hears the bell joins through the gate, which numbers it, and claims tasks until none is left.
@@ -17,17 +17,21 @@
 #include "common.h"
 #include "mha.h"
 
-#if (defined(__unix__) || defined(__APPLE__)) && !defined(__STDC_NO_ATOMICS__) && !defined(MHA_NO_THREADS)
+#if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(__STDC_NO_ATOMICS__) && \
+    !defined(MHA_NO_THREADS)
+#define MHA_HAVE_THREADS 1
+#else
+#define MHA_HAVE_THREADS 0
+#endif
+
+#if MHA_HAVE_THREADS
 #include <errno.h>
 #include <fenv.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 
 #include "threads_park.h"
 
 #define MOST_THREADS 1024u
-#define STACK_BYTES ((size_t)1 << 20) /* kernels need little; thread-local data of a big process comes out of it too */
 
 /*
  * How long a worker without work, or a caller whose tasks are all claimed, looks on before it parks: the jobs of one
@@ -189,17 +193,13 @@ join_job(void)
     return 1;
 }
 
-static void *
+static mha_thread_end MHA_THREAD_CALL
 work_forever(void *unused)
 {
     int64_t worked_at = -SPIN_NS;
 
     (void)unused;
-#if defined(__linux__)
-    pthread_setname_np(pthread_self(), "mha_c");
-#elif defined(__APPLE__)
-    pthread_setname_np("mha_c");
-#endif
+    mha_name_thread();
     for (;;) {
         /* Read before looking at the gate: a job posted after that look changes it. */
         const unsigned jobs_seen = atomic_load_explicit(&pool.bell.count, memory_order_acquire);
@@ -210,7 +210,7 @@ work_forever(void *unused)
             mha_counter_park(&pool.bell, jobs_seen);
         }
     }
-    return NULL;
+    return 0;
 }
 
 /*
@@ -233,41 +233,9 @@ static int
 watches_forks(void)
 {
     if (!pool.watches_forks) {
-        pool.watches_forks = pthread_atfork(NULL, NULL, forget_pool) == 0;
+        pool.watches_forks = mha_at_fork(forget_pool);
     }
     return pool.watches_forks;
-}
-
-static void
-start_threads(unsigned wanted)
-{
-    pthread_attr_t attributes;
-    sigset_t blocked, before;
-
-    if (pthread_attr_init(&attributes) != 0) {
-        return;
-    }
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-
-    /* A new thread inherits the mask.  Signals are for the program's own threads, except those that a fault of
-     * the thread itself raises: blocked, they would kill the process past its crash handler. */
-    sigfillset(&blocked);
-    sigdelset(&blocked, SIGSEGV);
-    sigdelset(&blocked, SIGBUS);
-    sigdelset(&blocked, SIGFPE);
-    sigdelset(&blocked, SIGILL);
-    sigdelset(&blocked, SIGTRAP);
-    pthread_sigmask(SIG_SETMASK, &blocked, &before);
-    while (pool.n_started < wanted) {
-        pthread_t thread;
-        if (pthread_create(&thread, &attributes, work_forever, NULL) != 0) {
-            break; /* fewer will do */
-        }
-        pool.n_started++;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
 }
 
 /* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
@@ -277,7 +245,7 @@ start_workers(unsigned wanted)
     const int saved_errno = errno;
 
     if (pool.n_started < wanted && watches_forks()) {
-        start_threads(wanted);
+        pool.n_started += mha_start_threads(wanted - pool.n_started, work_forever);
     }
     errno = saved_errno;
     return pool.n_started < wanted ? pool.n_started : wanted;
@@ -349,7 +317,7 @@ mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *cont
 
 #else
 
-/* --- Platforms without POSIX threads: the calling thread does everything, and says so ------ */
+/* --- Platforms without threads: the calling thread does everything, and says so ------ */
 
 void
 mha_threads_set(unsigned n_threads)

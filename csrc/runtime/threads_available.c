@@ -267,6 +267,34 @@ mha_threads_available(void)
     return n_cpus < 1 ? 1 : (unsigned)n_cpus;
 }
 
+#elif defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+
+/* A process in one group of up to 64 CPUs has an affinity mask there; in several groups it has all of their CPUs. */
+unsigned
+mha_threads_available(void)
+{
+    const DWORD saved_error = GetLastError();
+    DWORD_PTR mask = 0, of_system = 0;
+    USHORT groups[64], n_groups = 64;
+    DWORD n_cpus = 0;
+
+    if (!GetProcessGroupAffinity(GetCurrentProcess(), &n_groups, groups)) {
+        n_groups = 1;
+    }
+    if (n_groups == 1 && GetProcessAffinityMask(GetCurrentProcess(), &mask, &of_system)) {
+        for (; mask != 0; mask &= mask - 1) {
+            n_cpus++;
+        }
+    }
+    for (USHORT i = 0; n_groups > 1 && i < n_groups; i++) {
+        n_cpus += GetActiveProcessorCount(groups[i]);
+    }
+    SetLastError(saved_error);
+    return n_cpus < 1 ? 1 : n_cpus;
+}
+
 #else
 
 /* threads.c runs everything on the calling thread here, so one CPU is what we can use. */

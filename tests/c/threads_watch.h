@@ -1,15 +1,19 @@
 /*
- * threads_watch.h: a job that watches how the pool runs it, for test_threads.c and test_threads_process.c.
+ * threads_watch.h: a job that watches how the pool runs it, for test_pool.c, test_threads.c, test_threads_process.c.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef THREADS_WATCH_H
 #define THREADS_WATCH_H
 
-#include <dirent.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#if defined(_WIN32)
+#include <windows.h>
+#else
+#include <dirent.h>
 #include <time.h>
+#endif
 
 #include "runtime/threads.h"
 
@@ -45,7 +49,11 @@ check(int ok, const char *name)
 static void
 sleep_ms(long ms)
 {
+#if defined(_WIN32)
+    Sleep((DWORD)ms);
+#else
     nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL);
+#endif
 }
 
 #define MOST_TASKS 10007
@@ -92,7 +100,8 @@ runs_right(watch *w, size_t n_tasks, unsigned n_workers, int spin)
     return right && atomic_load(&w->errors) == 0;
 }
 
-static int
+#if !defined(_WIN32)
+static inline int
 n_threads_of_process(void)
 {
     DIR *tasks = opendir("/proc/self/task");
@@ -106,5 +115,6 @@ n_threads_of_process(void)
     }
     return n - 2; /* "." and ".." */
 }
+#endif
 
 #endif /* THREADS_WATCH_H */

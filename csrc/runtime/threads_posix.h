@@ -1,0 +1,173 @@
+/*
+ * threads_posix.h: what the pool needs of a POSIX system: a counter to sleep on, a clock, threads, forks.
+ *
+ * On Linux the kernel parks on the counter itself (futex); elsewhere a mutex and a condition do it.
+ * threads_windows.h says the same words for Windows.  For threads_park.h and threads.c alone.
+ */
+#ifndef MHA_THREADS_POSIX_H
+#define MHA_THREADS_POSIX_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "common.h"
+
+#if defined(__linux__) && !defined(MHA_PARK_ON_CONDITION)
+#include <limits.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#if defined(SYS_futex) && !defined(MHA_PARK_ON_CONDITION)
+#define MHA_PARK_ON_FUTEX 1
+#define FUTEX_WAIT_PRIVATE 128 /* the kernel's numbers; not every C library has a header for them */
+#define FUTEX_WAKE_PRIVATE 129
+#else
+#define MHA_PARK_ON_FUTEX 0
+#endif
+
+typedef struct {
+    atomic_uint count;
+    atomic_uint parked; /* threads that are in the kernel, or on their way there or back */
+#if !MHA_PARK_ON_FUTEX
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+#endif
+} mha_counter;
+
+#if MHA_PARK_ON_FUTEX
+#define MHA_COUNTER_ZERO {0, 0}
+#else
+#define MHA_COUNTER_ZERO {0, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER}
+#endif
+
+/* Back to zero in a forked child, whatever the threads that are no longer there were doing to it. */
+MHA_INLINE void
+mha_counter_forget(mha_counter *counter)
+{
+    atomic_store(&counter->count, 0);
+    atomic_store(&counter->parked, 0);
+#if !MHA_PARK_ON_FUTEX
+    pthread_mutex_init(&counter->mutex, NULL);
+    pthread_cond_init(&counter->changed, NULL);
+#endif
+}
+
+MHA_INLINE int64_t
+mha_now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+MHA_INLINE void
+mha_yield(void)
+{
+    sched_yield();
+}
+
+/* Sleeps until the counter is no longer `seen`; may return early. */
+MHA_INLINE void
+mha_counter_park(mha_counter *counter, unsigned seen)
+{
+    const int saved_errno = errno;
+
+    atomic_fetch_add(&counter->parked, 1);
+#if MHA_PARK_ON_FUTEX
+    syscall(SYS_futex, (void *)&counter->count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+#else
+    pthread_mutex_lock(&counter->mutex);
+    while (atomic_load(&counter->count) == seen) {
+        pthread_cond_wait(&counter->changed, &counter->mutex);
+    }
+    pthread_mutex_unlock(&counter->mutex);
+#endif
+    atomic_fetch_sub(&counter->parked, 1);
+    errno = saved_errno;
+}
+
+/* Wakes up to n_threads of the parked threads; call after the counter changed. */
+MHA_INLINE void
+mha_counter_unpark(mha_counter *counter, unsigned n_threads)
+{
+    const int saved_errno = errno;
+
+#if MHA_PARK_ON_FUTEX
+    syscall(SYS_futex, (void *)&counter->count, FUTEX_WAKE_PRIVATE, n_threads, NULL, NULL, 0);
+#else
+    pthread_mutex_lock(&counter->mutex);
+    for (unsigned i = 0; i < n_threads; i++) {
+        pthread_cond_signal(&counter->changed);
+    }
+    pthread_mutex_unlock(&counter->mutex);
+#endif
+    errno = saved_errno;
+}
+
+/* --- Threads ---------------------------------------------------------------------------- */
+
+#define MHA_STACK_BYTES ((size_t)1 << 20) /* kernels need little; thread-local data of a big process comes out of it */
+#define MHA_THREAD_CALL                   /* how the system calls a thread's function */
+
+typedef void *mha_thread_end;
+typedef mha_thread_end(MHA_THREAD_CALL *mha_thread_fn)(void *);
+
+MHA_INLINE void
+mha_name_thread(void)
+{
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), "mha_c");
+#elif defined(__APPLE__)
+    pthread_setname_np("mha_c");
+#endif
+}
+
+/* Calls `forget` in the child of every later fork; returns whether it will. */
+static int
+mha_at_fork(void (*forget)(void))
+{
+    return pthread_atfork(NULL, NULL, forget) == 0;
+}
+
+/* Starts up to n_threads detached threads; returns how many. */
+static unsigned
+mha_start_threads(unsigned n_threads, mha_thread_fn run)
+{
+    pthread_attr_t attributes;
+    sigset_t blocked, before;
+    unsigned n_started = 0;
+
+    if (pthread_attr_init(&attributes) != 0) {
+        return 0;
+    }
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, MHA_STACK_BYTES);
+
+    /* A new thread inherits the mask.  Signals are for the program's own threads, except those that a fault of
+     * the thread itself raises: blocked, they would kill the process past its crash handler. */
+    sigfillset(&blocked);
+    sigdelset(&blocked, SIGSEGV);
+    sigdelset(&blocked, SIGBUS);
+    sigdelset(&blocked, SIGFPE);
+    sigdelset(&blocked, SIGILL);
+    sigdelset(&blocked, SIGTRAP);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);
+    while (n_started < n_threads) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, run, NULL) != 0) {
+            break; /* fewer will do */
+        }
+        n_started++;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return n_started;
+}
+
+#endif /* MHA_THREADS_POSIX_H */

@@ -1,0 +1,110 @@
+/*
+ * threads_windows.h: what the pool needs of Windows 8 and later: a counter to sleep on, a clock, threads.
+ *
+ * The same words as threads_posix.h.  There are no forks; what Windows has instead is that a library can be unloaded
+ * while its threads sleep in it, so the first thread pins ours.  For threads_park.h and threads.c alone.
+ */
+#ifndef MHA_THREADS_WINDOWS_H
+#define MHA_THREADS_WINDOWS_H
+
+#define WIN32_LEAN_AND_MEAN
+#include <stdatomic.h>
+#include <stdint.h>
+#include <windows.h>
+
+#include "common.h"
+
+typedef struct {
+    atomic_uint count;
+    atomic_uint parked; /* threads that are in the kernel, or on their way there or back */
+} mha_counter;
+
+#define MHA_COUNTER_ZERO {0, 0}
+
+MHA_INLINE void
+mha_counter_forget(mha_counter *counter)
+{
+    atomic_store(&counter->count, 0);
+    atomic_store(&counter->parked, 0);
+}
+
+MHA_INLINE int64_t
+mha_now_ns(void)
+{
+    LARGE_INTEGER now, per_second;
+
+    QueryPerformanceFrequency(&per_second); /* both read memory that the kernel shares */
+    QueryPerformanceCounter(&now);
+    const int64_t whole = now.QuadPart / per_second.QuadPart, rest = now.QuadPart % per_second.QuadPart;
+    return whole * 1000000000 + rest * 1000000000 / per_second.QuadPart;
+}
+
+MHA_INLINE void
+mha_yield(void)
+{
+    SwitchToThread();
+}
+
+/* Sleeps until the counter is no longer `seen`; may return early. */
+MHA_INLINE void
+mha_counter_park(mha_counter *counter, unsigned seen)
+{
+    const DWORD saved_error = GetLastError();
+
+    atomic_fetch_add(&counter->parked, 1);
+    WaitOnAddress((volatile void *)&counter->count, &seen, sizeof seen, INFINITE);
+    atomic_fetch_sub(&counter->parked, 1);
+    SetLastError(saved_error);
+}
+
+/* Wakes up to n_threads of the parked threads; call after the counter changed. */
+MHA_INLINE void
+mha_counter_unpark(mha_counter *counter, unsigned n_threads)
+{
+    for (unsigned i = 0; i < n_threads; i++) {
+        WakeByAddressSingle((void *)&counter->count);
+    }
+}
+
+/* --- Threads ---------------------------------------------------------------------------- */
+
+#define MHA_STACK_BYTES ((size_t)1 << 20)
+#define MHA_THREAD_CALL WINAPI /* how the system calls a thread's function */
+
+typedef DWORD mha_thread_end;
+typedef mha_thread_end(MHA_THREAD_CALL *mha_thread_fn)(void *);
+
+MHA_INLINE void
+mha_name_thread(void)
+{
+}
+
+static int
+mha_at_fork(void (*forget)(void))
+{
+    (void)forget;
+    return 1;
+}
+
+/* Starts up to n_threads detached threads; returns how many. */
+static unsigned
+mha_start_threads(unsigned n_threads, mha_thread_fn run)
+{
+    const DWORD flags = GET_MODULE_HANDLE_EX_FLAG_PIN | GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS;
+    const DWORD saved_error = GetLastError();
+    unsigned n_started = 0;
+    HMODULE ours;
+
+    while (n_started < n_threads && GetModuleHandleExW(flags, (LPCWSTR)(void *)run, &ours)) {
+        const HANDLE thread = CreateThread(NULL, MHA_STACK_BYTES, run, NULL, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL);
+        if (thread == NULL) {
+            break; /* fewer will do */
+        }
+        CloseHandle(thread);
+        n_started++;
+    }
+    SetLastError(saved_error);
+    return n_started;
+}
+
+#endif /* MHA_THREADS_WINDOWS_H */
