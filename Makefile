@@ -29,7 +29,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core scaling chart lint typecheck coverage sanitize valgrind fuzz mutants guards nightly \
-	oldest free-threaded dev wheel clean help
+	oldest free-threaded dev wheel wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -155,7 +155,7 @@ free-threaded:
 oldest: $(STAMPS)/installed
 	@mkdir -p $(RUN)
 	$(PYTHON) -m venv --clear build/oldest
-	build/oldest/bin/pip install -q oldest-supported-numpy dist/*.whl
+	build/oldest/bin/pip install -q oldest-supported-numpy build/wheel/*.whl
 	cd $(RUN) && ../oldest/bin/python -m mha_c && ../oldest/bin/python -m mha_c.selftest
 
 # In place, for work on the sources: `.venv/bin/python -m pytest` then tests the working tree.
@@ -163,6 +163,10 @@ dev: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	$(BIN)/python setup.py -q build_ext --inplace
 
 wheel: $(STAMPS)/wheel
+
+# Every platform's wheel into dist/, from this machine (Linux, Python 3.11 or later): tools/wheels/build.py.
+wheels: build/wheel-tools/installed
+	build/wheel-tools/bin/python tools/wheels/build.py $(ARGS)
 
 clean:
 	rm -rf build dist .venv .cache *.egg-info mha_c/*.so
@@ -181,7 +185,8 @@ help:
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
-	@echo 'dev         in-place build for work on the sources    wheel       dist/*.whl, *.tar.gz'
+	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
+	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'clean       remove everything that was made'
 
 # --- what the goals above share ------------------------------------------------------------------
@@ -200,20 +205,27 @@ $(STAMPS)/build-tools: $(STAMPS)/venv
 
 # The source archive first, and the wheel from it: so the archive is complete.
 $(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
-	@rm -rf dist && mkdir -p build
-	$(BIN)/python -m build --outdir dist . > build/wheel.log 2>&1 \
+	@rm -rf build/wheel && mkdir -p build
+	$(BIN)/python -m build --outdir build/wheel . > build/wheel.log 2>&1 \
 		|| { grep -E 'error|undefined|multiple definition' build/wheel.log | cut -c 1-300; \
 		echo 'All of it: build/wheel.log'; exit 1; }
-	@ls dist
+	@ls build/wheel
 	@touch $@
 
 $(STAMPS)/installed: $(STAMPS)/wheel
-	$(BIN)/pip install -q --force-reinstall --no-deps dist/*.whl
-	$(BIN)/pip install -q dist/*.whl
+	$(BIN)/pip install -q --force-reinstall --no-deps build/wheel/*.whl
+	$(BIN)/pip install -q build/wheel/*.whl
 	@touch $@
 
 $(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install -q --group $* --constraint constraints.txt
+	@touch $@
+
+build/wheel-tools/installed: tools/wheels/requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'make wheels needs Python 3.11 or later: make wheels PYTHON=python3.11'; exit 1; }
+	$(PYTHON) -m venv --clear build/wheel-tools
+	build/wheel-tools/bin/pip install -q --require-hashes -r tools/wheels/requirements.txt
 	@touch $@
 
 .cache/d2l-%/d2l/torch.py: | $(STAMPS)/venv

@@ -1,0 +1,120 @@
+"""What `make wheels` holds each wheel to, and the table at its end.
+
+Tag: the oldest system a module runs on, read from the file itself.  ABI: symbols of the interpreter.  Symbols: one
+function goes out, nothing comes in that prints, ends the process or brings another runtime.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import lief
+
+LARGEST = 1_000_000  # bytes of a wheel
+HERE = Path(__file__).resolve().parent
+SYSTEM_LIBRARIES = {
+    "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-aarch64\.so\.1",
+    "macos": r"/usr/lib/libSystem\.B\.dylib",
+    "windows": r"(?i)python3(1\dt)?\.dll|kernel32\.dll|api-ms-win-(crt|core-synch)-[\w-]+\.dll",
+}
+
+
+def banned():
+    """What a module must not import: tools/check_symbols.py."""
+    spec = importlib.util.spec_from_file_location("check_symbols", HERE.parent / "check_symbols.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.BANNED
+
+
+def tool(*words):
+    """What one of the tools printed; their complaint is ours."""
+    done = subprocess.run([sys.executable, "-m", *map(str, words)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise AssertionError(f"{words[0]}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def names_in(binary, platform):
+    """(exported, imported, libraries) of a parsed module, C names."""
+    if platform.system == "windows":
+        exported = [entry.name for entry in binary.get_export().entries]
+        return exported, [e.name for i in binary.imports for e in i.entries], [i.name for i in binary.imports]
+    exported = [f.name for f in binary.exported_symbols]
+    imported = [f.name for f in binary.imported_symbols]
+    if platform.system == "macos":
+        strip = [[name.removeprefix("_") for name in names] for names in (exported, imported)]
+        return *strip, [library.name for library in binary.libraries if library.name != binary_id(binary)]
+    return exported, imported, list(binary.libraries)
+
+
+def binary_id(binary):
+    """A macOS library's own name, which stands among those it needs."""
+    own = [c for c in binary.commands if c.command == lief.MachO.LoadCommand.TYPE.ID_DYLIB]
+    return own[0].name if own else None
+
+
+def symbols(binary, platform):
+    exported, imported, libraries = names_in(binary, platform)
+    assert exported == ["PyInit__core"], f"exports {exported}"
+    stopped = [name for name in imported if banned().match(name)]
+    assert not stopped, f"uses {stopped}"
+    others = [name for name in libraries if not re.fullmatch(SYSTEM_LIBRARIES[platform.system], name)]
+    assert not others, f"needs {others}"
+    return f"1 out, {len(imported)} in"
+
+
+def oldest_system(wheel, binary, platform):
+    """The tag is true: what the file asks of its system is no more than it says."""
+    if platform.system == "linux":
+        shown = " ".join(tool("auditwheel", "show", wheel).split())
+        found = re.search(r'platform tag: "(\w+)"', shown)
+        assert found and found.group(1) in platform.tag.split("."), shown
+        return found.group(1).partition("linux_")[2]
+    if platform.system == "macos":
+        oldest = list(binary.build_version.minos)
+        assert oldest[:2] == [11, 0], f"runs on macOS {oldest} and later"
+        assert binary.has_code_signature or "x86_64" in platform.tag, "Apple silicon loads signed files only"
+        return "macOS 11.0"
+    return f"Windows {binary.optional_header.major_operating_system_version}"
+
+
+def wheel(path, module, interface, platform):
+    """The row of one wheel: (name, size, results); an AssertionError becomes the result."""
+    binary = lief.parse(str(module))
+    binary = binary.at(0) if isinstance(binary, lief.MachO.FatBinary) else binary
+
+    def size():
+        assert path.stat().st_size <= LARGEST, f"{path.stat().st_size} bytes"
+        return f"{path.stat().st_size // 1000} kB"
+
+    def stable():
+        if interface.free_threaded:
+            return f"{interface.abi} only"
+        tool("abi3audit", "--strict", path)
+        return "abi3audit"
+
+    def metadata():
+        tool("twine", "check", "--strict", path)
+        return "twine"
+
+    checks = [size, lambda: oldest_system(path, binary, platform), stable, lambda: symbols(binary, platform), metadata]
+    return [path.name, *map(result, checks)]
+
+
+def result(check):
+    try:
+        return check()
+    except AssertionError as error:
+        return f"FAILED: {error}"
+
+
+def report(rows):
+    """Prints the table; the number of wheels that failed."""
+    table = [["wheel", "size", "runs on", "interpreter", "symbols", "metadata"], *rows]
+    widths = [max(len(cell) for cell in column if not cell.startswith("FAILED")) for column in zip(*table)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)))
+    return sum(any(cell.startswith("FAILED") for cell in row) for row in rows)

@@ -1,0 +1,115 @@
+"""Fetches the headers that inputs.json pins, and lays out one include folder for each platform and interface.
+
+CPython's come from Debian's copy of its source: public headers, Windows' pyconfig.h, and the list of the stable ABI.
+NumPy's come from its wheels, whose configuration differs between systems.  What was fetched stays in .cache/wheels.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+import zipfile
+from pathlib import Path
+
+import tomllib
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parents[1] / ".cache" / "wheels"
+PINNED = json.loads((HERE / "inputs.json").read_text())
+# The pool forgets a version when Debian moves on; the snapshots keep every file under its hash.
+DEBIAN = ["http://deb.debian.org/debian/pool/main/p/{package}/{file}", "https://snapshot.debian.org/file/{sha1}"]
+# What a module without the global lock calls beside the stable ABI, by way of Py_DECREF.
+FREE_THREADED_FUNCTIONS = ["_Py_DecRefShared", "_Py_MergeZeroLocalRefcount"]
+
+
+def pinned_file(path, sha256):
+    """Whether the file is there; wrong contents are an error."""
+    if not path.exists():
+        return False
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != sha256:
+        raise SystemExit(f"{path}: sha256 is {found}, inputs.json says {sha256}")
+    return True
+
+
+def cpython_source(version):
+    """The folder with Include, PC, Misc of that version's source."""
+    pinned = PINNED["cpython"][version]
+    archive = CACHE / pinned["file"]
+    if not pinned_file(archive, pinned["sha256"]):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        for place in DEBIAN:
+            url = place.format(package=f"python{version}", **pinned)
+            try:
+                with urllib.request.urlopen(url, timeout=60) as answer:
+                    archive.write_bytes(answer.read())
+                break
+            except (urllib.error.URLError, TimeoutError) as error:
+                print(f"{url}: {error}", file=sys.stderr)
+        if not pinned_file(archive, pinned["sha256"]):
+            raise SystemExit(f"{pinned['file']} is nowhere to be had: put another version into inputs.json")
+    target = CACHE / f"cpython-{pinned['sha256'][:12]}"
+    if not target.exists():
+        wanted = ("Include/", "PC/pyconfig.h", "Misc/stable_abi.toml")
+        with tarfile.open(archive) as tar:
+            members = [m for m in tar if m.isfile() and m.name.partition("/")[2].startswith(wanted)]
+            for member in members:
+                member.name = member.name.partition("/")[2]
+            tar.extractall(f"{target}.part", members, filter="data")
+        Path(f"{target}.part").rename(target)
+    return target
+
+
+def numpy_headers(name):
+    """The include folder of NumPy's wheel for that platform."""
+    pinned, version = PINNED["numpy"][name], PINNED["numpy"]["version"]
+    folder = CACHE / f"numpy-{name}"
+    wheels = list(folder.glob(f"numpy-{version}-*.whl"))
+    if not wheels:
+        options = ["--only-binary=:all:", "--python-version=3.13", "--implementation=cp"]
+        command = [sys.executable, "-m", "pip", "-q", "download", "--no-deps", *options, f"--dest={folder}"]
+        subprocess.run([*command, f"--platform={pinned['platform']}", f"numpy=={version}"], check=True)
+        wheels = list(folder.glob(f"numpy-{version}-*.whl"))
+    pinned_file(wheels[0], pinned["sha256"])
+    target = folder / pinned["sha256"][:12]
+    if not target.exists():
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            inside = [name for name in wheel.namelist() if name.startswith("numpy/_core/include/")]
+            wheel.extractall(f"{target}.part", inside)
+        Path(f"{target}.part").rename(target)
+    return target / "numpy" / "_core" / "include"
+
+
+def headers(platform, interface, folder):
+    """Makes `folder` an include folder for that platform's Python, and returns it with NumPy's."""
+    source = cpython_source(interface.headers)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source / "Include", folder, ignore=shutil.ignore_patterns("internal"))
+    if platform.system == "windows":
+        (given,) = (source / "PC").glob("pyconfig.h*")
+        config = given.read_text()
+    else:
+        config = (HERE / "pyconfig_posix.h").read_text()
+    if interface.free_threaded:
+        config = f"#define Py_GIL_DISABLED 1\n{config}"
+    (folder / "pyconfig.h").write_text(config)
+    return folder, numpy_headers(platform.numpy)
+
+
+def stable_symbols(interface, oldest):
+    """(functions, data) of the stable ABI up to the version `oldest`, as Windows' DLL exports them."""
+    listed = tomllib.loads((cpython_source(interface.headers) / "Misc" / "stable_abi.toml").read_text())
+
+    def names(kind):
+        return [
+            name
+            for name, facts in listed[kind].items()
+            if tuple(map(int, facts["added"].split("."))) <= oldest
+            and facts.get("ifdef") in (None, "MS_WINDOWS", "PY_HAVE_THREAD_NATIVE_ID")
+        ]
+
+    return names("function"), names("data")
