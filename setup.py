@@ -7,9 +7,11 @@ Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
     MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
     MHA_C_COVERAGE=1   line coverage for gcov
+and MHA_C_REPOSITORY, the address of the repository, for the links of a published package.
 """
 
 import os
+import re
 import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
@@ -34,11 +36,26 @@ OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
 LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 # Windows' pyconfig.h tells the sizes only to those who say so themselves, unless they are MSVC.
 WINDOWS = [("MS_WINDOWS", None), ("MS_WIN32", None), ("MS_WIN64", None)] if sys.platform == "win32" else []
+REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
 def sorted_glob(*patterns):
     return sorted(path for pattern in patterns for path in glob(pattern))
+
+
+def readme_for_the_index():
+    """README.md where its files are not at hand: links become addresses in the repository, or words without one."""
+    with open("README.md", encoding="utf-8") as file, open("pyproject.toml", encoding="utf-8") as project:
+        text, version = file.read(), re.search(r'^version = "(.*)"', project.read(), re.MULTILINE)[1]
+
+    def absolute(link):
+        picture, words, path = link.groups()
+        if not REPOSITORY:
+            return "" if picture else words
+        return f"{picture}[{words}]({REPOSITORY}/{'raw' if picture else 'blob'}/v{version}/{path})"
+
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
 
 
 class BuildExt(build_ext):
@@ -102,6 +119,15 @@ core = Extension(
 
 setup(
     ext_modules=[core],
+    long_description=readme_for_the_index(),
+    long_description_content_type="text/markdown",
+    project_urls={
+        "Source": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Changelog": f"{REPOSITORY}/blob/HEAD/CHANGELOG.md",
+    }
+    if REPOSITORY
+    else {},
     cmdclass={"build_ext": BuildExt},
     options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST_PYTHON)}} if LIMITED_API else {},
 )

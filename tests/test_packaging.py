@@ -58,6 +58,22 @@ def test_numpy_is_the_only_dependency():
     assert "NPY_1_21_API_VERSION" in (ROOT / "setup.py").read_text()
 
 
+@pytest.mark.parametrize("repository", ["", "https://example.org/mha_c"])
+def test_readme_of_the_package_index_has_no_dead_links(repository):
+    """There are no files beside it there: links are addresses, of files that exist, or words."""
+    pytest.importorskip("setuptools")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "setup.py", "-q", "--long-description"],
+        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "MHA_C_REPOSITORY": repository},
+    )  # fmt: skip
+    ours = re.compile(rf"{re.escape(repository)}/(?:blob|raw)/v[\d.]+\w*/(.*)" if repository else "(?!)")
+    links = re.findall(r"\]\(([^)]*)\)", done.stdout)
+    assert links and all(link.startswith("https://") for link in links)
+    paths = [found[1] for found in map(ours.match, links) if found]
+    assert len(paths) >= (8 if repository else 0)
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
 def test_files_of_the_package():
     sources = {p.relative_to(ROOT / "mha_c") for p in (ROOT / "mha_c").rglob("*") if p.is_file()}
     wanted = {p for p in sources if p.suffix in (".py", ".pyi", ".js", ".css", ".html") or p.name == "py.typed"}

@@ -2,7 +2,7 @@
 
     python tools/check_style.py
 
-Limits (CONTRIBUTING.md says why): 500 lines a file, 110 for setup.py, 130 for README.md; 60 lines a function, 120 for
+Limits (CONTRIBUTING.md says why): 500 lines a file, 140 for setup.py and README.md; 60 lines a function, 120 for
 one of C whose comment or first line says `long: <reason>`.  Lines are ruff's and clang-format's matter.
 """
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES = {"tools/wheels/requirements.txt": 1000, "setup.py": 110, "README.md": 130}
+FILE_LINES = {"tools/wheels/requirements.txt": 1000, "setup.py": 140, "README.md": 140}
 C_HEAD = re.compile(r"^(?:MHA_FN\()?(\w+)\)?\(", re.MULTILINE)
 BANNED = [
     (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),
