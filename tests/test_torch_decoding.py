@@ -140,3 +140,137 @@ def test_lazy_halves_and_copies(rng):
         # Inputs, weights and results have 8 bits; keys and values keep float32 here.
         assert (torch.cat(steps, 1).float() - whole).abs().max() < 0.05
         assert torch.equal(half(x.bfloat16(), kv), half(x.bfloat16(), x.bfloat16(), x.bfloat16()))
+
+
+# --- What a module remembers: decoders that hand over all earlier steps each time -------------------------
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """How many rows went through W_k and W_v in calls that could go on from the one before."""
+    from mha_c.torch import memory
+
+    rows = []
+
+    def counted(module, role, x):
+        rows.append(x.shape[1])
+        return projected(module, role, x)
+
+    projected = memory.projected
+    monkeypatch.setattr(memory, "projected", counted)
+    return rows
+
+
+def without_memory(module, *args):
+    fresh = copy.deepcopy(module)
+    fresh._remembers = False
+    return fresh(*args)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_growing_sequence_and_an_encoder(batch, grad, rng):
+    module, _ = module_of("multi-head with biases")
+    cross, _ = module_of("multi-head with biases")
+    x, encoded = (torch.from_numpy(rng.standard_normal((batch, n, 24))).float() for n in (70, 9))
+    lens = torch.arange(batch) * 4 + 1
+    with torch.set_grad_enabled(grad):
+        for n in range(1, 71):
+            args = x[:, n - 1 : n], x[:, :n], x[:, :n].clone(), None
+            args = (args[0], args[1].clone(), args[2], None) if n % 2 else (args[0], args[1], args[1], None)
+            out = module(*args)
+            assert out.requires_grad == grad and torch.equal(out, without_memory(module, *args))
+            assert torch.equal(module.attention_weights, module.attention.attention_weights.reshape(batch, 4, 1, n))
+            args = x[:, n - 1 : n], encoded, encoded, lens
+            assert torch.equal(cross(*args), without_memory(cross, *args))
+
+
+def test_each_row_is_projected_once(used, rng):
+    module, _ = module_of("multi-head")
+    x = torch.from_numpy(rng.standard_normal((2, 70, 24))).float()
+    with torch.no_grad():
+        for n in range(1, 71):
+            keys = x[:, :n].clone()
+            module(x[:, n - 1 : n], keys, keys)
+    assert used == [2, 2] + [1, 1] * 68  # the first call shows only where a sequence begins
+
+
+def test_every_change_is_noticed(rng):
+    """Of any earlier row, of any weight, of shapes: the fresh result, to the bit."""
+    module, _ = module_of("multi-head with biases")
+    x = torch.from_numpy(rng.standard_normal((1, 12, 24))).float()
+    with torch.no_grad():
+        for n in range(1, 9):
+            module(x[:, n - 1 : n], x[:, :n], x[:, :n])
+        for row in (1, 4, 7, 0):
+            x[0, row, int(rng.integers(24))] += 1
+            assert torch.equal(
+                module(x[:, :1], x[:, :8], x[:, :8]), without_memory(module, x[:, :1], x[:, :8], x[:, :8])
+            )
+            module(x[:, :1], x[:, :8], x[:, :8])
+        for parameter in module.parameters():
+            at = int(rng.integers(parameter.numel()))
+            parameter.data.view(-1)[at] += 0.5
+            found = module(x[:, :1], x[:, :8], x[:, :8])
+            assert torch.equal(found, without_memory(module, x[:, :1], x[:, :8], x[:, :8]))
+            parameter.view(-1)[at] += 0.5  # counted by torch
+        y = x + 1
+        assert torch.equal(module(x[:, :1], x[:, :9], y[:, :9]), without_memory(module, x[:, :1], x[:, :9], y[:, :9]))
+        module(x[:, :1], x[:, :9], x[:, :9])
+        assert torch.equal(module(x[:, :1], x[:, :9], y[:, :9]), without_memory(module, x[:, :1], x[:, :9], y[:, :9]))
+        assert torch.equal(module(x[:, :1], x[:, :3], x[:, :3]), without_memory(module, x[:, :1], x[:, :3], x[:, :3]))
+        assert torch.equal(module(x[:, :1], x, x), without_memory(module, x[:, :1], x, x))
+        two = x.repeat(2, 1, 1)
+        assert torch.equal(module(two[:, :1], two, two), without_memory(module, two[:, :1], two, two))
+        with pytest.raises(ValueError, match=r"keys|values"):
+            module(x[:, :1], x, x[:, :5])
+    assert copy.deepcopy(module).__dict__.get("_memory") is None
+    assert pickle.loads(pickle.dumps(module)).__dict__.get("_memory") is None
+
+
+def test_gradients_of_what_was_remembered(rng):
+    module, _ = module_of("multi-head with biases", torch.float64)
+    x = torch.from_numpy(rng.standard_normal((2, 6, 24))).requires_grad_()
+    module(x[:, :1], x, x)
+    out = module(x[:, :1], x, x)
+    assert "Remembered" in type(out.grad_fn).__name__
+    plain = copy.deepcopy(module)
+    plain._remembers = False
+    wanted = plain(x[:, :1], x, x)
+    ours_ = torch.autograd.grad(out.square().sum(), [x, *module.parameters()])
+    theirs = torch.autograd.grad(wanted.square().sum(), [x, *plain.parameters()])
+    for a, b in zip(ours_, theirs):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    out = module(x[:, :1], x, x)
+    with torch.no_grad():
+        module.W_k.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
+def test_the_books_decoder_uses_it(version, used, capsys):
+    import book_models
+    import mha_c.d2l
+
+    d2l = needs.d2l(version)
+    with mha_c.d2l.patch(d2l):
+        encoder, decoder = (part.eval() for part in book_models.build(d2l, "transformer", 30, 30, 32))
+    X, lens = torch.arange(10).reshape(1, 10), torch.tensor([7])
+
+    def translate():
+        state, token, found = decoder.init_state(encoder(X, lens), lens), torch.ones(1, 1, dtype=torch.int64), []
+        for _ in range(12):
+            scores, state = decoder(token, state)
+            token = scores.argmax(2)
+            found.append(scores)
+        return torch.cat(found, 1)
+
+    first = translate()
+    # Two blocks: 10 encoder rows once (at the second step), 2 + 10 x 1 rows of the decoder's own; keys and values each.
+    assert sum(used) == 2 * 2 * (10 + 2 + 10)
+    for module in decoder.modules():
+        if isinstance(module, ours.MultiHeadAttention):
+            module._remembers = False
+    again = translate()
+    torch.testing.assert_close(first, again, rtol=0, atol=0)

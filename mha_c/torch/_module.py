@@ -19,6 +19,7 @@ from ._layer import packed, weights_of
 from ._tensors import FLOATS, array, draw_seed, follow_threads, is_compiling, layer_forward
 from .autograd import Parameters, apply_layer
 from .decoding import KeyValueCache, ProjectedKeyValues
+from .memory import RememberedFunction, remembered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,6 +164,7 @@ class AttentionModule(nn.Module):
     _inner_type: Optional[type] = None  # of the child that holds the dropout, if it is not in the layer itself
     num_heads = 1
     _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
+    _remembers = False  # whether calls with one query may go on from the one before: see memory.py
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
@@ -222,6 +224,17 @@ class AttentionModule(nn.Module):
         p = dropout.p if (dropout.training if training is None else training) else 0.0
         options = valid_lens, plan.projections, plan.w_v, self.num_heads, self.empty_rows, p, draw_seed() if p else 0
         parameters = plan.parameters.tensors
+        if not p and queries.dim() == 3 and queries.shape[1] == 1 and self._remembers:
+            found = remembered(self, queries, keys, values, valid_lens)
+            if found is not None:
+                result, saved = found
+                if torch.is_grad_enabled() and needs_grad(*parameters, queries, keys, values):
+                    result = RememberedFunction.apply(
+                        (result, options, plan.parameters), queries, None if keys is queries else keys,
+                        None if values is keys else values, *parameters,
+                    )  # fmt: skip
+                plan.inner["_last"] = saved, queries.dtype
+                return result
         try:
             if torch.is_grad_enabled() and needs_grad(*parameters, queries, keys, values):
                 keep: list[Any] = []
@@ -268,7 +281,7 @@ class AttentionModule(nn.Module):
         return super().__getattr__(name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plan": None}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_memory"}, "_plan": None}
 
 
 def needs_grad(*tensors: Tensor) -> bool:

@@ -107,6 +107,7 @@ class MultiHeadAttention(AttentionModule):
 
     _roles = "W_q", "W_k", "W_v", "W_o"
     _inner_type = DotProductAttention
+    _remembers = True
     FORMS = (
         "num_hiddens, num_heads, dropout, bias=False",
         "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",

@@ -1,0 +1,131 @@
+"""What a module remembers of the last call with one query: for decoders that hand over all earlier steps each time.
+
+The book's TransformerDecoder asks, at each new token, with one query and the inputs of all steps so far (and the whole
+encoder's outputs).  Where a call has the same first rows as the one before, number by number, and the same W_k and
+W_v, number by number, their projections are taken from there and only further rows are projected: the same bits for
+less work.  `_module.py` asks for it; `decoding.py` is what code that knows of a cache uses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .._cache import same_weights
+from ._tensors import array, follow_threads, layer_forward, optional_array
+from .autograd import apply_layer
+from .decoding import WIDE, copies, key_value_weights, projected
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+ROOM = 32  # rows at first; doubled when they are full
+
+
+class Memory:
+    """The rows of keys and values that a module was asked with, and their projections."""
+
+    def __init__(self, first: bytes) -> None:
+        self.first = first  # the first row of the keys: the cheap sign that a call goes on where the last one was
+        self._n_rows = 0
+        self._weights: Any = None
+        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features) as integers
+        self._projected: list[Array] = []  # keys, values
+
+    def project(self, module: Any, keys: Tensor, values: Tensor) -> list[Array]:
+        """All rows through W_k and W_v: those that are known, and the others from now on."""
+        inputs = [array(keys)] if values is keys else [array(keys), array(values)]
+        numbers = [x.view(WIDE[x.itemsize]) for x in inputs]
+        weights, n_rows = key_value_weights(module), keys.shape[1]
+        known = min(self._n_rows, n_rows) if self._knows(numbers, weights) else 0
+        if known == 0:
+            self._weights = copies(weights)
+        self._n_rows = known
+        if known < n_rows:
+            rows = keys[:, known:], values[:, known:]
+            new = [projected(module, role, x) for role, x in zip(module._roles[1:3], rows)]
+            for kept, x in ((self._inputs, [x[:, known:] for x in numbers]), (self._projected, new)):
+                self._append(kept, x, known, n_rows)
+            self._n_rows = n_rows
+        return [x[:, :n_rows] for x in self._projected]
+
+    def _knows(self, numbers: list[Array], weights: Any) -> bool:
+        """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
+        n = min(self._n_rows, numbers[0].shape[1])
+        return (
+            n > 0
+            and [(x.shape[0], x.shape[2], x.dtype) for x in numbers]
+            == [(x.shape[0], x.shape[2], x.dtype) for x in self._inputs]
+            and all(bool((kept[:, :n] == x[:, :n]).all()) for kept, x in zip(self._inputs, numbers))
+            and same_weights(self._weights, weights)
+        )
+
+    def _append(self, kept: list[Array], new: list[Array], known: int, n_rows: int) -> None:
+        for i, x in enumerate(new):
+            shape = x.shape[0], max(ROOM, 2 * n_rows), x.shape[2]
+            if known == 0 or i >= len(kept) or kept[i].shape[1] < n_rows:
+                grown = np.empty(shape, x.dtype)
+                if known:
+                    grown[:, :known] = kept[i][:, :known]
+                kept[i : i + 1] = [grown]
+            kept[i][:, known:n_rows] = x
+        del kept[len(new) :]
+
+
+def remembered(
+    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
+) -> Optional[tuple[Tensor, Any]]:
+    """(out, saved) of a call with one query in evaluation, or None where it does not go on from the last one."""
+    if keys.dim() != 3 or values.dim() != 3 or not keys.shape[1] or keys.shape[:2] != values.shape[:2]:
+        return None  # the core says what is wrong
+    try:
+        first = array(keys[:, 0]).tobytes()
+        array(values[:, 0])
+    except (TypeError, RuntimeError):  # no memory of their own
+        return None
+    memory = module.__dict__.get("_memory")
+    if memory is None or memory.first != first:
+        module.__dict__["_memory"] = Memory(first)
+        return None
+    rows = [torch.from_numpy(x) for x in memory.project(module, keys, values)]
+    W_q, W_o = (module._modules[role] for role in (module._roles[0], module._roles[3]))
+    q, o = ((array(linear.weight), optional_array(linear.bias)) for linear in (W_q, W_o))
+    follow_threads()
+    found: tuple[Tensor, Any] = layer_forward(
+        queries, *rows, valid_lens, (q, None, None, o), None, module.num_heads, module.empty_rows, 0.0, 0
+    )
+    return found
+
+
+class RememberedFunction(Function):
+    """apply((out, options, parameters), queries, keys, values, *parameters.tensors) -> out, computed already.
+
+    keys and values are None where they are the same tensor as the one before, as LayerFunction has it.
+
+    The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, work: Any, *tensors: Any) -> Tensor:
+        out, *ctx.work = work
+        ctx.save_for_backward(*tensors)
+        found: Tensor = out
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        tensors, (options, parameters) = ctx.saved_tensors, ctx.work
+        needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():  # by names of their own: queries may be a part of keys
+            own = [None if x is None else x.view_as(x) for x in tensors]
+            out = apply_layer((options, parameters, []), *own)
+        asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
+        grads: list[Any] = [None] * len(tensors)
+        for i, grad in zip(needed, asked):
+            grads[i] = grad
+        return (None, *grads)
