@@ -119,8 +119,8 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> None:
         materialize_after(module._modules[module._scorer], linears[1])
     if module._sequence is not None or not is_standard(module):
         raise RuntimeError(
-            f"decoding with {what} needs the layer's own projections, attention and dropout, without hooks, in one process: "
-            f"this {type(module).__name__} has others"
+            f"decoding with {what} needs the layer's own projections, attention and dropout, without hooks, in one "
+            f"process: this {type(module).__name__} has others"
         )
     if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *parameters(module)) if x is not None):
         raise RuntimeError(NO_GRADIENT.format(what))
