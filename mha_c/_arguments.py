@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._core import _EmptyRows as EmptyRows
+    from ._types import EmptyRows, RngLike
 
     DType = np.dtype[Any]
-    RngLike = Optional[int | np.integer[Any] | np.random.Generator]
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
-
+    from ._types import Array
 
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor.  A torch that is still being imported has no Tensor yet."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
-import numpy as np
 from numpy import ndarray
 
 from . import _arguments
@@ -21,11 +20,12 @@ from .errors import ShapeError
 from .linear import State, packing_type
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
-    from ._cache import KeyValueCache
-    from .viz.page import Page
+    from numpy.typing import NDArray
 
-    Array = np.ndarray[Any, Any]
+    from ._cache import KeyValueCache, ProjectedKeyValues
+    from ._types import Array, Real, RngLike
+    from .layers import ProjectedKeys
+    from .viz.page import Page
 
 # What a call needs of the layer, gathered once and used until a parameter or the instruction set changes.
 # The last two fields are arguments of the core.
@@ -76,13 +76,23 @@ class AttentionLayer(Layer):
 
     @overload
     def __call__(
-        self, queries: Array, keys: Array, values: Array, valid_lens: Any = None, *, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
-    ) -> Array: ...  # fmt: skip
+        self, queries: NDArray[Real], keys: Union[NDArray[Real], ProjectedKeys], values: NDArray[Real],
+        valid_lens: Any = None, *, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: NDArray[Real], keys: ProjectedKeyValues, values: None = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None,
+    ) -> NDArray[Real]: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, queries: Any, keys: ProjectedKeyValues, values: None = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None,
     ) -> Any: ...  # fmt: skip
     def __call__(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, training: Optional[bool] = None,
@@ -215,7 +225,7 @@ class AttentionLayer(Layer):
         return saved_weights(saved), as_tensor
 
     @property
-    def attention_weights(self) -> Any:
+    def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
 
         Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
@@ -224,7 +234,8 @@ class AttentionLayer(Layer):
         """
         weights, as_tensor = self._weights()
         batch, heads, n_queries, n_keys = weights.shape
-        return like_input(weights.reshape(batch * heads, n_queries, n_keys), as_tensor)
+        shown: Array = like_input(weights.reshape(batch * heads, n_queries, n_keys), as_tensor)
+        return shown
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
         """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options.
@@ -243,6 +254,10 @@ class AttentionLayer(Layer):
 
     # --- Gradients ------------------------------------------------------------------------------
 
+    @overload
+    def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
+    @overload
+    def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss: (grad_queries, grad_keys, grad_values), from that with respect to the output.
 

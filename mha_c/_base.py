@@ -19,9 +19,8 @@ from .errors import ShapeError
 from .linear import Linear, Parameter, Parameters, State
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
+    from ._types import Array, RngLike
 
-    Array = np.ndarray[Any, Any]
     Self = TypeVar("Self", bound="Layer")
     Kind = TypeVar("Kind")
 

@@ -16,9 +16,9 @@ from ._core import linear
 from .errors import ShapeError
 
 if TYPE_CHECKING:
+    from ._types import Array
     from .linear import State
 
-    Array = np.ndarray[Any, Any]
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
 
 OTHER_WEIGHTS = "by another W_k or W_v than the layer has now"

@@ -17,7 +17,7 @@ from .config import get_num_threads
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    pass
 
 __all__ = ["Cost", "Step", "cost"]
 

@@ -27,10 +27,8 @@ from .errors import ShapeError
 from .linear import packing_type
 
 if TYPE_CHECKING:
+    from ._types import Array
     from .linear import State
-
-    Array = np.ndarray[Any, Any]
-
 
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""

@@ -18,9 +18,9 @@ from ._attention import AttentionLayer, Plan, without_key_projection
 from .layers import ProjectedKeys
 
 if TYPE_CHECKING:
+    from ._types import Array
     from .linear import State
 
-    Array = np.ndarray[Any, Any]
     Facts = dict[str, Any]
 
 __all__ = ["Explanation", "explain"]

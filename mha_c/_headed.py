@@ -19,7 +19,7 @@ from .linear import State
 from .viz.sources import collect, to_numpy
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from ._types import Array
 
 # Names of the four projections: those of the book, and of variants.MultiHeadedSelfAttention.
 ROLES = (

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 if TYPE_CHECKING:
+    from ._types import Array
     from .linear import Parameter
-
-    Array = np.ndarray[Any, Any]
-
 
 def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
     """The operator that gives a parameter what `operation` makes of its numbers and an operand."""
@@ -52,7 +50,7 @@ class Reading(np.ndarray):
             options["out"] = _plain(out)
         return getattr(ufunc, method)(*_plain(inputs), **options)
 
-    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Array:
+    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
         return np.asarray(array)
 
     def __setitem__(self, key: Any, value: Any) -> None:

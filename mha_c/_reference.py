@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
-
+    from ._types import Array
 
 def dot_product_attention(q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Any) -> Any:
     """softmax(scale q k^T + bias) v.  q (B,[H,]Q,D), k (B,[Hkv,]K,D), v (B,[Hkv,]K,Dv) -> (B,[H,]Q,Dv), extras."""

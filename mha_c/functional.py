@@ -8,7 +8,7 @@ default (here zero), and dropout acts in training mode only (here whenever it is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from .errors import ShapeError
 from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
-    from ._core import _EmptyRows as EmptyRows
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
-    Array = np.ndarray[Any, Any]
-    Causal = Union[bool, str, None]
-    Window = Optional[tuple[Optional[int], Optional[int]]]
+    from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
+
     # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
     Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
 
@@ -44,6 +43,31 @@ __all__ = [
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+@overload
+def dot_product_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> NDArray[Real]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: Any, k: Any, v: Any, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> Any: ...  # fmt: skip
 def dot_product_attention(
     q: Any,
     k: Any,
@@ -101,6 +125,35 @@ def dot_product_attention(
     )  # fmt: skip
 
 
+@overload
+def additive_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> NDArray[Real]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> Any: ...  # fmt: skip
 def additive_attention(
     q: Any,
     k: Any,
@@ -148,6 +201,15 @@ def additive_attention(
     )  # fmt: skip
 
 
+@overload
+def dot_product_attention_backward(
+    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
+@overload
+def dot_product_attention_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
+) -> Any: ...
 def dot_product_attention_backward(
     grad_out: Any,
     q: Any,
@@ -191,6 +253,17 @@ def dot_product_attention_backward(
     return _given(as_tensor, grad_q, grad_k, grad_v, grad_bias)
 
 
+@overload
+def additive_attention_backward(
+    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
+@overload
+def additive_attention_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...  # fmt: skip
 def additive_attention_backward(
     grad_out: Any,
     q: Any,
@@ -244,6 +317,12 @@ def additive_attention_backward(
     return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, grad_bias)
 
 
+@overload
+def merge(
+    out_a: NDArray[Real], lse_a: NDArray[Real], out_b: NDArray[Real], lse_b: NDArray[Real]
+) -> tuple[NDArray[Real], NDArray[Real]]: ...
+@overload
+def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ...
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """Attention over the keys of a and b together, from the attention over each: (out, lse).
 

@@ -23,7 +23,8 @@ from .viz.sources import to_numpy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    Array = np.ndarray[Any, Any]
+    from ._types import Array
+
     Loss = Callable[[Any, Any], Any]
 
 __all__ = ["METHODS", "Importance", "importance", "prune"]

@@ -22,9 +22,9 @@ from .errors import ShapeError
 from .linear import Projection, State, packing_type
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
+    from numpy.typing import NDArray
 
-    Array = np.ndarray[Any, Any]
+    from ._types import Array, EmptyRows, Number, RngLike
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -54,7 +54,7 @@ class DotProductAttention(DecodingLayer):
     """
 
     def __init__(
-        self, dropout: float, *, dtype: Any = np.float32, rng: RngLike = None, empty_rows: str = "uniform"
+        self, dropout: float, *, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform"
     ) -> None:
         super().__init__((), dropout, dtype, rng, empty_rows)
 
@@ -124,19 +124,19 @@ class MultiHeadAttention(DecodingLayer):
     @overload
     def __init__(
         self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = ..., *, use_bias: bool = ...,
-        dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+        dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
-        bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+        bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     def __init__(
         self,
         *sizes: Any,
         dtype: Any = np.float32,
         rng: RngLike = None,
-        empty_rows: str = "uniform",
+        empty_rows: EmptyRows = "uniform",
         **named: Any,
     ) -> None:
         given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
@@ -167,19 +167,24 @@ class MultiHeadAttention(DecodingLayer):
         return self._attention
 
     @property
-    def attention_weights(self) -> Any:
+    def attention_weights(self) -> Array:
         """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
 
         Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
         A tensor if the call's inputs were tensors.  AttributeError before the first call; RuntimeError where
         the instruction set is another than in the call (a pickle from another kind of CPU).
         """
-        return like_input(*self._weights())
+        weights: Array = like_input(*self._weights())
+        return weights
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
         self._attention.train(mode)
         return super().train(mode)
 
+    @overload
+    def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
+    @overload
+    def transpose_qkv(self, X: Any) -> Any: ...
     def transpose_qkv(self, X: Any) -> Any:
         """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads.  Not needed by the layer.
 
@@ -187,6 +192,10 @@ class MultiHeadAttention(DecodingLayer):
         """
         return masking.transpose_qkv(X, self._num_heads)
 
+    @overload
+    def transpose_output(self, X: NDArray[Number]) -> NDArray[Number]: ...
+    @overload
+    def transpose_output(self, X: Any) -> Any: ...
     def transpose_output(self, X: Any) -> Any:
         """The reverse of `transpose_qkv`; ShapeError where X has another shape."""
         return masking.transpose_output(X, self._num_heads)
@@ -250,15 +259,15 @@ class AdditiveAttention(DecodingLayer):
 
     @overload
     def __init__(
-        self, num_hiddens: int, dropout: float, *, dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...
+        self, num_hiddens: int, dropout: float, *, dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...
     ) -> None: ...
     @overload
     def __init__(
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
-        dtype: Any = ..., rng: RngLike = ..., empty_rows: str = ...,
+        dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     def __init__(
-        self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: str = "uniform", **named: Any
+        self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
         given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")

@@ -20,7 +20,10 @@ from ._reading import Reading
 from .errors import ShapeError
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from numpy.typing import NDArray
+
+    from ._types import Array, Real
+
     DType = np.dtype[Any]
     Packed = tuple[Array, Optional[Array], tuple[int, int]]
 
@@ -235,6 +238,10 @@ class Linear:
     def out_features(self) -> int:
         return self._state.out_features
 
+    @overload
+    def __call__(self, x: NDArray[Real]) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, x: Any) -> Any: ...
     def __call__(self, x: Any) -> Any:
         """x (..., in_features) -> (..., out_features); tensor in, tensor out."""
         (array,), as_tensor = to_arrays((x, "x"))

@@ -5,7 +5,7 @@ None of them modifies its argument, and each gives back the type it was given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -15,14 +15,18 @@ from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
 
 if TYPE_CHECKING:
-    from ._core import _EmptyRows as EmptyRows
+    from numpy.typing import NDArray
 
-    Array = np.ndarray[Any, Any]
+    from ._types import EmptyRows, Number, Real
 
 __all__ = ["masked_softmax", "sequence_mask", "transpose_output", "transpose_qkv"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+@overload
+def masked_softmax(X: NDArray[Real], valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> NDArray[Real]: ...
+@overload
+def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> Any: ...
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
 
@@ -50,6 +54,10 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     return like_input(core_masked_softmax(scores, lens, empty_rows).reshape(shape), as_tensor)
 
 
+@overload
+def sequence_mask(X: NDArray[Number], valid_len: Any, value: Any = 0) -> NDArray[Number]: ...
+@overload
+def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`.
 
@@ -87,6 +95,10 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     return like_input(out, as_tensor)
 
 
+@overload
+def transpose_qkv(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
+@overload
+def transpose_qkv(X: Any, num_heads: int) -> Any: ...
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """(B, T, H*d) -> (B*H, T, d): splits the features into H heads; row b*H + h is head h of item b.
 
@@ -108,6 +120,10 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     return like_input(split.reshape(batch * heads, steps, features // heads), as_tensor)
 
 
+@overload
+def transpose_output(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
+@overload
+def transpose_output(X: Any, num_heads: int) -> Any: ...
 def transpose_output(X: Any, num_heads: int) -> Any:
     """(B*H, T, d) -> (B, T, H*d): the reverse of `transpose_qkv`.
 

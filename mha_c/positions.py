@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from ._base import Dropout
 from .errors import ShapeError
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
+    from numpy.typing import NDArray
 
-    Array = np.ndarray[Any, Any]
+    from ._types import Array, Real, RngLike
 
 __all__ = ["PositionalEncoding", "alibi_slopes", "rotary", "rotary_backward", "t5_buckets"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -60,6 +60,10 @@ class PositionalEncoding:
         self._rng = _arguments.generator(rng)
         self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, and what `_draw` gave
 
+    @overload
+    def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any: ...
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any:
         (array,), as_tensor = to_arrays((X, "X"))
         if floats(array, "X").ndim != 3 or array.shape[2] != self.num_hiddens:
@@ -79,6 +83,10 @@ class PositionalEncoding:
             return None
         return (self._rng.random(shape) >= p) / (1 - p) if p < 1 else np.zeros(shape)
 
+    @overload
+    def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
+    @overload
+    def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
         """The gradient of X, from that of what the last call in training mode returned."""
         if self._kept is None:
@@ -124,6 +132,10 @@ def steps(start: Any, batch: int, n_steps: int, max_len: int) -> Array:
 # --- Rotary positions ---------------------------------------------------------------------------------
 
 
+@overload
+def rotary(x: NDArray[Real], positions: Any, base: float = 10000.0, interleaved: bool = False) -> NDArray[Real]: ...
+@overload
+def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """Queries or keys turned by their positions, so that a dot product of two depends on their distance only.
 
@@ -150,6 +162,12 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     return like_input(_turned(array, "x", _angles(array, "x", positions, base), interleaved), as_tensor)
 
 
+@overload
+def rotary_backward(
+    grad_out: NDArray[Real], positions: Any, base: float = 10000.0, interleaved: bool = False
+) -> NDArray[Real]: ...
+@overload
+def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """The gradient of x, from that of `rotary(x, positions, base, interleaved)`: the same turn backwards.
 

@@ -17,7 +17,7 @@ from . import _core, _reference, functional
 from .layers import AdditiveAttention, MultiHeadAttention
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from ._types import Array
     Case = Callable[[np.random.Generator, np.dtype[Any]], tuple[Any, Any]]
 
 __all__ = ["main"]

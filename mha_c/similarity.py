@@ -7,7 +7,7 @@ the bias of an attention whose scores are 0 otherwise, so that lengths, empty ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from ._core import attention_forward
 from .errors import ShapeError
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from numpy.typing import NDArray
+
+    from ._types import Array, Real
     Kernel = Union[str, Callable[[Any], Any]]
 
 __all__ = ["KernelAttention"]
@@ -81,6 +83,12 @@ class KernelAttention:
     def width(self, value: float) -> None:
         self._width = checked_width(value)
 
+    @overload
+    def __call__(
+        self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None
+    ) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any: ...
     def __call__(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
         named = (queries, "queries"), (keys, "keys"), (values, "values")
         arrays, as_tensor = to_arrays(*named)

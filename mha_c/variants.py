@@ -7,7 +7,7 @@ tensors; weights start Xavier-uniform; `state_dict` and `load_state_dict` use th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from .errors import ShapeError
 from .linear import Projection, State, packing_type
 
 if TYPE_CHECKING:
-    from ._arguments import RngLike
+    from numpy.typing import NDArray
 
-    Array = np.ndarray[Any, Any]
+    from ._types import Array, Real, RngLike
 
 __all__ = [
     "MultiHeadSelfAttentionAISummer",
@@ -33,6 +33,12 @@ __all__ = [
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+@overload
+def scaled_dot_product_attention(
+    query: NDArray[Real], key: NDArray[Real], value: NDArray[Real]
+) -> tuple[NDArray[Real], NDArray[Real]]: ...
+@overload
+def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]: ...
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
     """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
 
@@ -100,21 +106,30 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def num_heads(self) -> int:
         return self._num_heads
 
-    def __call__(self, x: Any) -> Any:  # type: ignore[override]
+    @overload  # type: ignore[override]
+    def __call__(self, x: NDArray[Real]) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, x: Any) -> Any: ...
+    def __call__(self, x: Any) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         _need_features(array, self.d_model)
         source = x if as_tensor else array  # a tensor goes on as itself, so that the weights become one as well
         return super().__call__(source, source, source)
 
+    @overload  # type: ignore[override]
+    def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
+    @overload
+    def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
         """The gradient of x; everything else as `MultiHeadAttention.backward`."""
         grad_queries, grad_keys, grad_values = super().backward(grad_output)
         return grad_queries + grad_keys + grad_values
 
     @property
-    def attention_weights(self) -> Any:
+    def attention_weights(self) -> Array:
         """Weights of the last call, (B, H, T, T); see MultiHeadAttention."""
-        return like_input(*self._weights())
+        weights: Array = like_input(*self._weights())
+        return weights
 
 
 @with_own_names
@@ -144,6 +159,10 @@ class SelfAttentionAISummer(Layer):
         super().__init__((_qkv_state(self.dim, 1, self.dim),), dtype, rng)
         self.initialize()
 
+    @overload
+    def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, x: Any, mask: Any = None) -> Any: ...
     def __call__(self, x: Any, mask: Any = None) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         out = _attend(self, array, mask, 1, self.dim)
@@ -189,6 +208,10 @@ class MultiHeadSelfAttentionAISummer(Layer):
         super().__init__(states, dtype, rng)
         self.initialize()
 
+    @overload
+    def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, x: Any, mask: Any = None) -> Any: ...
     def __call__(self, x: Any, mask: Any = None) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         out = _attend(self, array, mask, self.heads, self.dim_head)

@@ -94,7 +94,7 @@ def test_an_isa_uses_one_vocabulary(path):
 # --- Python: a module imports only what stands before it in this list ------------------------------
 
 ORDER = [
-    ("_core", "_no_core"),
+    ("_core", "_no_core", "_types"),
     ("errors",),
     ("_arrays", "_arguments", "_reading"),
     ("config",),

@@ -312,16 +312,3 @@ def test_selftest_measures_errors():
     assert selftest.error([np.array([1, np.nan])], [np.array([1, -np.inf])]) == np.inf
     assert selftest.error([np.array([1, np.nan])], [one[0]]) == np.inf
     assert selftest.error([one[0]], [one]) == np.inf
-
-
-# --- Types -----------------------------------------------------------------------------------------------
-
-
-def test_typing_examples():
-    """The examples run as they stand, and satisfy the type checker where there is one."""
-    path = Path(__file__).with_name("typing_examples.py")
-    python(str(path))
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed (make typecheck installs it)")
-    done = python("-m", "mypy", "--strict", "--cache-dir", os.devnull, str(path), check=False)
-    assert done.returncode == 0, done.stdout

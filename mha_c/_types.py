@@ -1,0 +1,34 @@
+"""Types that public signatures share; imported by type checkers only.
+
+An array of float32 gives an array of float32; what else is taken (lists, CPU tensors, mixtures of types in words) gives
+Any.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Optional, TypedDict, TypeVar, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+Real = TypeVar("Real", np.float32, np.float64)
+Number = TypeVar("Number", bound=np.generic)
+Array = NDArray[Any]
+
+EmptyRows = Literal["zero", "uniform"]
+Causal = Union[bool, Literal["top_left", "bottom_right"], None]
+Window = Optional[tuple[Optional[int], Optional[int]]]
+RngLike = Union[None, int, np.integer[Any], np.random.Generator]
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keywords of `mha_c.functional`, but for those that ask for further results."""
+
+    keep_mask: Any
+    bias: Any
+    causal: Causal
+    window: Window
+    scale: Optional[float]
+    dropout: float
+    rng: RngLike
+    empty_rows: EmptyRows

