@@ -15,6 +15,7 @@ import numpy as np
 from . import _arguments, _core, functional
 from ._arrays import floats, to_array, to_arrays, to_lengths
 from ._attention import AttentionLayer, Plan, without_key_projection
+from ._options import core_options, projected
 from .layers import ProjectedKeys
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
     rng = 0 if given["dropout"] else None  # a Generator would be asked for a number
     names = "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "dropout", "empty_rows"
     values = {name: given[name] for name in names}
-    core_options = functional._options(q, k, rng=rng, **values)
+    in_order = core_options(q, k, rng=rng, **values)
     attention: Facts = _core.explain_attention(
-        q, k, v, w_v, *core_options, given["return_weights"], given["return_lse"]
+        q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"]
     )
     facts = {"projections": projections, "attention": attention, "scratch_bytes": attention["scratch_bytes"]}
     return _explanation(function.__name__, q, facts)
@@ -162,10 +163,10 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
     """An array of the shape of x W^T, whose numbers do not matter here; notes the facts of the product."""
     if weight is None:
         return x
-    projected: Array = functional._projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
+    checked: Array = projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
     packed = _core.pack_linear(to_array(weight, weight_name)), None, (w_v.shape[0], x.shape[-1])
     projections[weight_name] = _core.explain_linear(floats(x, name), packed)
-    return np.broadcast_to(projected.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
+    return np.broadcast_to(checked.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
 
 
 # --- In words -------------------------------------------------------------------------------------------

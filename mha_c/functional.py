@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 import numpy as np
 
-from . import _arguments
-from ._arrays import floats, is_tensor, like_input, to_array, to_arrays, to_lengths
-from ._core import attention_backward, attention_forward, linear, linear_backward, pack_linear
+from ._arrays import floats, like_input, to_array, to_arrays
+from ._core import attention_forward
+from ._gradients import additive_attention_backward, dot_product_attention_backward
+from ._options import core_options, projected
 from .errors import ShapeError
 from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
-
-    # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
-    Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
-
-CORNERS = "top_left", "bottom_right"
 
 __all__ = [
     "additive_attention",
@@ -192,129 +188,13 @@ def additive_attention(
     if w_v.ndim != 1:
         raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
     if W_q is not None:
-        q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
+        q = projected(q, "q", W_q, "W_q", w_v.shape[0])
     if W_k is not None:
-        k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
+        k = projected(k, "k", W_k, "W_k", w_v.shape[0])
     return _attention(
         q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
         return_weights, return_lse,
     )  # fmt: skip
-
-
-@overload
-def dot_product_attention_backward(
-    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None,
-    **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
-@overload
-def dot_product_attention_backward(
-    grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
-) -> Any: ...
-def dot_product_attention_backward(
-    grad_out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
-) -> Any:
-    """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
-
-    grad_out has the shape of `dot_product_attention(q, k, v, ...)`; all other arguments are those of that call.
-    Returns (grad_q, grad_k, grad_v), and grad_bias if a bias is given, each of its operand's shape: what was
-    broadcast is summed.  Keys and values that no query sees get exactly 0.  With dropout, rng has to be the whole
-    number that the forward call was given: then the same weights are dropped.
-
-    The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
-    Errors are those of the call; ValueError also where there is dropout and rng is no whole number.
-
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> q, k = np.zeros((1, 1, 4)), np.zeros((1, 2, 4))
-    >>> v = np.array([[[1.0], [3.0]]])
-    >>> grad_q, grad_k, grad_v = functional.dot_product_attention_backward(np.ones((1, 1, 1)), q, k, v)
-    >>> grad_v[0, :, 0]
-    array([0.5, 0.5])
-
-    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
-    """
-    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    rng = _given_seed(rng, dropout)
-    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    grad_q, grad_k, grad_v, _, grad_bias = _gradients(grad, q, k, v, None, options)
-    return _given(as_tensor, grad_q, grad_k, grad_v, grad_bias)
-
-
-@overload
-def additive_attention_backward(
-    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
-    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None,
-    **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
-@overload
-def additive_attention_backward(
-    grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
-    **options: Unpack[AttentionOptions],
-) -> Any: ...  # fmt: skip
-def additive_attention_backward(
-    grad_out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    w_v: Any,
-    W_q: Any = None,
-    W_k: Any = None,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
-) -> Any:
-    """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
-
-    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias for those of W_q, W_k, bias that
-    are given.  Otherwise as `dot_product_attention_backward`.
-
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> v = np.array([[[1.0], [3.0]]])
-    >>> grads = functional.additive_attention_backward(
-    ...     np.ones((1, 1, 1)), np.zeros((1, 1, 2)), np.eye(2)[None], v, w_v=np.array([1.0, 1.0]), W_k=np.eye(2)
-    ... )
-    >>> [grad.shape for grad in grads]  # of q, k, v, w_v, W_k
-    [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
-
-    Rows of k that no query sees give no gradient to W_k, whatever stands in them.  Errors are those of
-    `dot_product_attention_backward`.
-    """
-    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    w_v = to_array(w_v, "w_v")
-    if w_v.ndim != 1:
-        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
-    scored_q = q if W_q is None else _projected(q, "q", W_q, "W_q", w_v.shape[0])
-    scored_k = k if W_k is None else _projected(k, "k", W_k, "W_k", w_v.shape[0])
-    rng = _given_seed(rng, dropout)
-    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    grad_q, grad_k, grad_v, grad_w_v, grad_bias = _gradients(grad, scored_q, scored_k, v, w_v, options)
-    grad_W_q = grad_W_k = None
-    if W_q is not None:
-        grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
-    if W_k is not None:
-        grad_k, grad_W_k = _project_back(grad_k, k, to_array(W_k, "W_k"))
-    return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, grad_bias)
 
 
 @overload
@@ -383,117 +263,11 @@ def _attention(
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
-    options = _options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
     out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
     if not (return_weights or return_lse):
         return like_input(out, True) if as_tensor else out
     return tuple(like_input(array, as_tensor) for array in (out, weights, lse) if array is not None)
-
-
-def _options(
-    q: Array,
-    k: Array,
-    valid_lens: Any,
-    keep_mask: Any,
-    bias: Any,
-    causal: Causal,
-    window: Window,
-    scale: Optional[float],
-    dropout: float,
-    rng: RngLike,
-    empty_rows: EmptyRows,
-) -> Options:
-    """valid_lens ... empty_rows as the core takes them, in its order."""
-    left, right = (-1, -1) if window is None else _window(window)
-    return (
-        valid_lens if valid_lens is None or type(valid_lens) is np.ndarray else to_lengths(valid_lens),
-        None if keep_mask is None else to_array(keep_mask, "keep_mask"),
-        None if bias is None else to_array(bias, "bias"),
-        None if causal is False else _corner(causal, q, k),
-        left,
-        right,
-        None if scale is None else _arguments.scale(scale, q.dtype.type is np.float32),
-        dropout,
-        0 if rng is None and not dropout else _seed(rng, dropout),
-        empty_rows,
-    )
-
-
-def _corner(causal: Causal, q: Array, k: Array) -> Any:
-    """`causal` in the core's words: None, "top_left" or "bottom_right"."""
-    if causal is not None and not isinstance(causal, (bool, np.bool_)):
-        if isinstance(causal, str) and causal in CORNERS:
-            return causal
-        kind = ValueError if isinstance(causal, str) else TypeError
-        raise kind(f"causal must be False, True, 'top_left' or 'bottom_right', got {causal!r}")
-    if not causal:
-        return None
-    n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))
-    if n_queries != n_keys:
-        raise ValueError(
-            f"causal=True is ambiguous for {n_queries} queries and {n_keys} keys: say 'top_left' (query i sees keys "
-            f"0..i) or 'bottom_right' (the last query sees the last key, as when decoding with earlier keys)"
-        )
-    return "top_left"
-
-
-def _window(window: Any) -> tuple[int, int]:
-    """(left, right) in the core's words, where -1 is no limit."""
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
-    left, right = (-1 if side is None else _arguments.whole(side, "window", least=0) for side in window)
-    return left, right
-
-
-def _seed(rng: RngLike, dropout: Any) -> int:
-    """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
-    if isinstance(rng, (int, np.integer)):
-        if _arguments.whole(rng, "rng", least=0) >= 2**64:
-            raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {rng}")
-        return int(rng)
-    stream = _arguments.generator(rng)
-    return _arguments.draw_seed(stream) if dropout else 0
-
-
-def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
-    """A backward call cannot draw a seed of its own: other weights would be dropped than in the forward call."""
-    if rng is None and dropout:
-        raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
-    return rng
-
-
-def _gradients(
-    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
-) -> tuple[Array, Array, Array, Optional[Array], Optional[Array]]:
-    """Of q, k, v, w_v and bias: forward once more, then backward."""
-    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, return_stats=True)
-    has_bias = options[2] is not None
-    return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias)
-
-
-def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:
-    """Gradients of x and W, from that of x W^T.  Rows without gradient are left out: NaN may stand in padding."""
-    counts = grad.any(axis=-1, keepdims=True)
-    grad_x, grad_W, _ = linear_backward(grad, x if counts.all() else np.where(counts, x, x.dtype.type(0)), W, False)
-    return grad_x, grad_W
-
-
-def _given(as_tensor: bool, *gradients: Optional[Array]) -> tuple[Any, ...]:
-    """Those that there are, in the type of the inputs."""
-    return tuple(like_input(gradient, as_tensor) for gradient in gradients if gradient is not None)
-
-
-def _projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> Any:
-    """x (..., features) times weight (n_out, features) transposed."""
-    array, W = floats(to_array(x, name), name), to_array(weight, weight_name)
-    if array.ndim not in (3, 4):
-        raise ShapeError(f"{name} must have shape (B, [H,] rows, features), got {array.shape}")
-    if W.shape != (n_out, array.shape[-1]):
-        wanted = f"(h, features of {name}) = ({n_out}, {array.shape[-1]})"
-        raise ShapeError(f"{weight_name} must have shape {wanted}, got {W.shape}; {name} has shape {array.shape}")
-    if W.dtype != array.dtype:
-        raise TypeError(f"{weight_name} must have the type of {name}, {array.dtype}, got {W.dtype}")
-    return like_input(linear(array, (pack_linear(W), None, (n_out, W.shape[1]))), is_tensor(x))
 
 
 def _check_parts(parts: dict[str, Array]) -> None:

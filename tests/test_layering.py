@@ -101,6 +101,8 @@ ORDER = [
     ("masking", "linear"),
     ("_base",),
     ("positions",),
+    ("_options",),
+    ("_gradients",),
     ("functional",),
     ("_reference",),
     ("_cache",),

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .. import _arguments
+from .._options import core_corner, core_window
 from ..errors import ShapeError
-from ..functional import _corner, _window
 from . import ops
 from ._tensors import (
     FLOATS,
@@ -131,9 +131,9 @@ def _attention(
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias = tensors
-    left, right = (-1, -1) if window is None else _window(window)
+    left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
-    corner = None if causal is False else _corner(causal, q, k)
+    corner = None if causal is False else core_corner(causal, q, k)
     if traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,

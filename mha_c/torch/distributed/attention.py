@@ -13,8 +13,8 @@ from torch.autograd import Function
 
 from ... import _arguments
 from ..._arrays import to_lengths
+from ..._options import core_window
 from ...errors import ShapeError
-from ...functional import _window
 from .._tensors import HALVES, check_inputs, refuse_functorch
 from ..autograd import _once_only
 from ..functional import _seed
@@ -103,7 +103,7 @@ class _Arguments:
                 raise TypeError(f"{name} is {x.dtype}, but q is {q.dtype}")
         _check_shapes(q, k, v)
         self.q, self.k, self.v = q, k, v
-        self.causal, self.window = _causal(causal), (-1, -1) if window is None else _window(window)
+        self.causal, self.window = _causal(causal), (-1, -1) if window is None else core_window(window)
         self.dropout = float(_arguments.probability(dropout))
         self.layout = _arguments.choice(layout, "layout", LAYOUTS)
         self.scale = None if scale is None else float(scale)

@@ -1,0 +1,163 @@
+"""Gradients of the functions in functional.py, which shows them as its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional, overload
+
+import numpy as np
+
+from ._arrays import like_input, to_array, to_arrays
+from ._core import attention_backward, attention_forward, linear_backward
+from ._options import core_options, projected
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+    from ._options import Options
+    from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
+
+
+@overload
+def dot_product_attention_backward(
+    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
+@overload
+def dot_product_attention_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
+) -> Any: ...
+def dot_product_attention_backward(
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+) -> Any:
+    """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
+
+    grad_out has the shape of `dot_product_attention(q, k, v, ...)`; all other arguments are those of that call.
+    Returns (grad_q, grad_k, grad_v), and grad_bias if a bias is given, each of its operand's shape: what was
+    broadcast is summed.  Keys and values that no query sees get exactly 0.  With dropout, rng has to be the whole
+    number that the forward call was given: then the same weights are dropped.
+
+    The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
+    Errors are those of the call; ValueError also where there is dropout and rng is no whole number.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.zeros((1, 1, 4)), np.zeros((1, 2, 4))
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> grad_q, grad_k, grad_v = functional.dot_product_attention_backward(np.ones((1, 1, 1)), q, k, v)
+    >>> grad_v[0, :, 0]
+    array([0.5, 0.5])
+
+    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
+    """
+    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
+    rng = _given_seed(rng, dropout)
+    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    grad_q, grad_k, grad_v, _, grad_bias = _gradients(grad, q, k, v, None, options)
+    return _given(as_tensor, grad_q, grad_k, grad_v, grad_bias)
+
+
+@overload
+def additive_attention_backward(
+    grad_out: NDArray[Real], q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
+    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[Real], ...]: ...  # fmt: skip
+@overload
+def additive_attention_backward(
+    grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> Any: ...  # fmt: skip
+def additive_attention_backward(
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    w_v: Any,
+    W_q: Any = None,
+    W_k: Any = None,
+    valid_lens: Any = None,
+    *,
+    keep_mask: Any = None,
+    bias: Any = None,
+    causal: Causal = False,
+    window: Window = None,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    rng: RngLike = None,
+    empty_rows: EmptyRows = "zero",
+) -> Any:
+    """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
+
+    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias for those of W_q, W_k, bias that
+    are given.  Otherwise as `dot_product_attention_backward`.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> grads = functional.additive_attention_backward(
+    ...     np.ones((1, 1, 1)), np.zeros((1, 1, 2)), np.eye(2)[None], v, w_v=np.array([1.0, 1.0]), W_k=np.eye(2)
+    ... )
+    >>> [grad.shape for grad in grads]  # of q, k, v, w_v, W_k
+    [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
+
+    Rows of k that no query sees give no gradient to W_k, whatever stands in them.  Errors are those of
+    `dot_product_attention_backward`.
+    """
+    (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
+    w_v = to_array(w_v, "w_v")
+    if w_v.ndim != 1:
+        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
+    scored_q = q if W_q is None else projected(q, "q", W_q, "W_q", w_v.shape[0])
+    scored_k = k if W_k is None else projected(k, "k", W_k, "W_k", w_v.shape[0])
+    rng = _given_seed(rng, dropout)
+    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
+    grad_q, grad_k, grad_v, grad_w_v, grad_bias = _gradients(grad, scored_q, scored_k, v, w_v, options)
+    grad_W_q = grad_W_k = None
+    if W_q is not None:
+        grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
+    if W_k is not None:
+        grad_k, grad_W_k = _project_back(grad_k, k, to_array(W_k, "W_k"))
+    return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, grad_bias)
+
+
+def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
+    """A backward call cannot draw a seed of its own: other weights would be dropped than in the forward call."""
+    if rng is None and dropout:
+        raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
+    return rng
+
+
+def _gradients(
+    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
+) -> tuple[Array, Array, Array, Optional[Array], Optional[Array]]:
+    """Of q, k, v, w_v and bias: forward once more, then backward."""
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, return_stats=True)
+    has_bias = options[2] is not None
+    return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias)
+
+
+def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:
+    """Gradients of x and W, from that of x W^T.  Rows without gradient are left out: NaN may stand in padding."""
+    counts = grad.any(axis=-1, keepdims=True)
+    grad_x, grad_W, _ = linear_backward(grad, x if counts.all() else np.where(counts, x, x.dtype.type(0)), W, False)
+    return grad_x, grad_W
+
+
+def _given(as_tensor: bool, *gradients: Optional[Array]) -> tuple[Any, ...]:
+    """Those that there are, in the type of the inputs."""
+    return tuple(like_input(gradient, as_tensor) for gradient in gradients if gradient is not None)

@@ -1,0 +1,101 @@
+"""The keywords of `mha_c.functional` in the words of the compiled core; W_q and W_k of additive attention applied.
+
+Used by functional.py, _gradients.py and mha_c.torch.functional.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from . import _arguments
+from ._arrays import floats, is_tensor, like_input, to_array, to_lengths
+from ._core import linear, pack_linear
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._types import Array, Causal, EmptyRows, RngLike, Window
+
+    # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
+    Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
+
+CORNERS = "top_left", "bottom_right"
+
+
+def core_options(
+    q: Array,
+    k: Array,
+    valid_lens: Any,
+    keep_mask: Any,
+    bias: Any,
+    causal: Causal,
+    window: Window,
+    scale: Optional[float],
+    dropout: float,
+    rng: RngLike,
+    empty_rows: EmptyRows,
+) -> Options:
+    """valid_lens ... empty_rows as the core takes them, in its order."""
+    left, right = (-1, -1) if window is None else core_window(window)
+    return (
+        valid_lens if valid_lens is None or type(valid_lens) is np.ndarray else to_lengths(valid_lens),
+        None if keep_mask is None else to_array(keep_mask, "keep_mask"),
+        None if bias is None else to_array(bias, "bias"),
+        None if causal is False else core_corner(causal, q, k),
+        left,
+        right,
+        None if scale is None else _arguments.scale(scale, q.dtype.type is np.float32),
+        dropout,
+        0 if rng is None and not dropout else core_seed(rng, dropout),
+        empty_rows,
+    )
+
+
+def core_corner(causal: Causal, q: Array, k: Array) -> Any:
+    """`causal` in the core's words: None, "top_left" or "bottom_right"."""
+    if causal is not None and not isinstance(causal, (bool, np.bool_)):
+        if isinstance(causal, str) and causal in CORNERS:
+            return causal
+        kind = ValueError if isinstance(causal, str) else TypeError
+        raise kind(f"causal must be False, True, 'top_left' or 'bottom_right', got {causal!r}")
+    if not causal:
+        return None
+    n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))
+    if n_queries != n_keys:
+        raise ValueError(
+            f"causal=True is ambiguous for {n_queries} queries and {n_keys} keys: say 'top_left' (query i sees keys "
+            f"0..i) or 'bottom_right' (the last query sees the last key, as when decoding with earlier keys)"
+        )
+    return "top_left"
+
+
+def core_window(window: Any) -> tuple[int, int]:
+    """(left, right) in the core's words, where -1 is no limit."""
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
+    left, right = (-1 if side is None else _arguments.whole(side, "window", least=0) for side in window)
+    return left, right
+
+
+def core_seed(rng: RngLike, dropout: Any) -> int:
+    """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
+    if isinstance(rng, (int, np.integer)):
+        if _arguments.whole(rng, "rng", least=0) >= 2**64:
+            raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {rng}")
+        return int(rng)
+    stream = _arguments.generator(rng)
+    return _arguments.draw_seed(stream) if dropout else 0
+
+
+def projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> Any:
+    """x (..., features) times weight (n_out, features) transposed."""
+    array, W = floats(to_array(x, name), name), to_array(weight, weight_name)
+    if array.ndim not in (3, 4):
+        raise ShapeError(f"{name} must have shape (B, [H,] rows, features), got {array.shape}")
+    if W.shape != (n_out, array.shape[-1]):
+        wanted = f"(h, features of {name}) = ({n_out}, {array.shape[-1]})"
+        raise ShapeError(f"{weight_name} must have shape {wanted}, got {W.shape}; {name} has shape {array.shape}")
+    if W.dtype != array.dtype:
+        raise TypeError(f"{weight_name} must have the type of {name}, {array.dtype}, got {W.dtype}")
+    return like_input(linear(array, (pack_linear(W), None, (n_out, W.shape[1]))), is_tensor(x))
