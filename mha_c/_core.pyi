@@ -34,23 +34,23 @@ _Tape = Tuple[Optional[_Array], Optional[_Array], Optional[_Array], _Array, _Arr
 
 @overload
 def attention_forward(
-    q: _Array,                      # (B, [H,] Q, D)
-    k: _Array,                      # (B, [Hkv,] K, D)
-    v: _Array,                      # (B, [Hkv,] K, Dv)
-    w_v: Optional[_Array] = None,   # (D,): additive scores; None: dot products
+    q: _Array,  # (B, [H,] Q, D)
+    k: _Array,  # (B, [Hkv,] K, D)
+    v: _Array,  # (B, [Hkv,] K, Dv)
+    w_v: Optional[_Array] = None,  # (D,): additive scores; None: dot products
     valid_lens: Any = None,
     keep_mask: Optional[_Array] = None,  # bool, broadcasts to the scores; rank 2 or the rank of the scores
-    bias: Optional[_Array] = None,       # as q's dtype, same ranks
+    bias: Optional[_Array] = None,  # as q's dtype, same ranks
     causal: _Causal = None,
-    window_left: int = -1,         # -1: no limit on that side
+    window_left: int = -1,  # -1: no limit on that side
     window_right: int = -1,
-    scale: Optional[float] = None, # None: 1/sqrt(D) for dot products (1 if D == 0), 1 for additive
+    scale: Optional[float] = None,  # None: 1/sqrt(D) for dot products (1 if D == 0), 1 for additive
     dropout: float = 0.0,
-    seed: int = 0,                 # 0 <= seed < 2**64
+    seed: int = 0,  # 0 <= seed < 2**64
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
-    reference: bool = False,       # the textbook loops of reference.c instead of the kernels; no dropout
+    reference: bool = False,  # the textbook loops of reference.c instead of the kernels; no dropout
     return_stats: Literal[False] = False,
     origin: _Origin = None,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
@@ -58,19 +58,36 @@ def attention_forward(
 
 @overload
 def attention_forward(
-    q: _Array, k: _Array, v: _Array, w_v: Optional[_Array] = None, valid_lens: Any = None,
-    keep_mask: Optional[_Array] = None, bias: Optional[_Array] = None, causal: _Causal = None, window_left: int = -1,
-    window_right: int = -1, scale: Optional[float] = None, dropout: float = 0.0, seed: int = 0,
-    empty_rows: _EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False, reference: bool = False,
-    *, return_stats: Literal[True], origin: _Origin = None,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    w_v: Optional[_Array] = None,
+    valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None,
+    bias: Optional[_Array] = None,
+    causal: _Causal = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    empty_rows: _EmptyRows = "zero",
+    return_weights: bool = False,
+    return_lse: bool = False,
+    reference: bool = False,
+    *,
+    return_stats: Literal[True],
+    origin: _Origin = None,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
     """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
 
 def layer_forward(
-    queries: _Array, keys: _Array, values: _Array,  # (B, Q, .), (B, K, .), (B, K, .)
+    queries: _Array,
+    keys: _Array,
+    values: _Array,  # (B, Q, .), (B, K, .), (B, K, .)
     valid_lens: Any,
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],  # W_q, W_k, W_v, W_o
-    w_v: Optional[_Array],          # additive scores, or None
+    w_v: Optional[_Array],  # additive scores: (h,) or (1, h); or None
     num_heads: int,
     empty_rows: _EmptyRows,
     dropout: float,
@@ -100,13 +117,15 @@ def dropout_factors(weights: _Array, dropout: float, seed: int) -> _Array:
 
 def exp(x: _Array) -> _Array: ...
 def tanh(x: _Array) -> _Array: ...
-
 def isas() -> Tuple[Tuple[str, bool], ...]:
     """Every compiled instruction set, plainest first, with whether this CPU offers it."""
+
 def isa() -> str:
     """The active one."""
+
 def set_isa(name: str) -> None:
     """For start-up and tests.  ValueError lists what there is."""
+
 def get_num_threads() -> int: ...
 def set_num_threads(n: int) -> None: ...
 def available_threads() -> int: ...
@@ -114,10 +133,12 @@ def available_threads() -> int: ...
 # --- Training -----------------------------------------------------------------------------
 
 def attention_backward(
-    grad_out: _Array,               # as out
-    out: _Array,                    # what attention_forward returned
+    grad_out: _Array,  # as out
+    out: _Array,  # what attention_forward returned
     row_stats: Tuple[_Array, _Array],  # its row_max and row_sum, each (B, [H,] Q): see return_stats
-    q: _Array, k: _Array, v: _Array,
+    q: _Array,
+    k: _Array,
+    v: _Array,
     w_v: Optional[_Array] = None,
     valid_lens: Any = None,
     keep_mask: Optional[_Array] = None,
@@ -138,7 +159,9 @@ def linear_backward(grad_y: _Array, x: _Array, weight: _Array, bias: bool) -> Tu
     """(grad_x, grad_weight, grad_bias or None) of y = x W^T + bias, for x (..., in_features)."""
 
 def layer_forward_training(
-    queries: _Array, keys: _Array, values: _Array,
+    queries: _Array,
+    keys: _Array,
+    values: _Array,
     valid_lens: Any,
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],
     w_v: Optional[_Array],
@@ -151,14 +174,16 @@ def layer_forward_training(
     tape's arrays where it can, and is never computed for the sake of `saved_weights` if W_q and W_k are given."""
 
 def layer_backward(
-    grad_out: _Array,               # as out; copied unless dense
+    grad_out: _Array,  # as out; copied unless dense
     tape: _Tape,
-    queries: _Array, keys: _Array, values: _Array,  # as in the forward call, unchanged since
+    queries: _Array,
+    keys: _Array,
+    values: _Array,  # as in the forward call, unchanged since
     weights: Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],  # (out, in), or None
     w_v: Optional[_Array],
     num_heads: int,
     empty_rows: _EmptyRows,
-    dropout: float,                # the forward call's own, and its seed: the same weights are dropped
+    dropout: float,  # the forward call's own, and its seed: the same weights are dropped
     seed: int,
     needs_inputs: Tuple[bool, bool, bool] = (True, True, True),
     needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
@@ -184,18 +209,32 @@ def serve_tensors(exchange: object, tensor_type: type, parameter_type: type) -> 
 _Facts = dict[str, Any]  # names and meaning: the mha_*_facts of csrc/mha.h
 
 def explain_kernels() -> _Facts:
-    """"float32" and "float64": what the active kernels look like; "share": when work is shared."""
+    """ "float32" and "float64": what the active kernels look like; "share": when work is shared."""
 
 def explain_attention(
-    q: _Array, k: _Array, v: _Array, w_v: Optional[_Array] = None, valid_lens: Any = None,
-    keep_mask: Optional[_Array] = None, bias: Optional[_Array] = None, causal: _Causal = None, window_left: int = -1,
-    window_right: int = -1, scale: Optional[float] = None, dropout: float = 0.0, seed: int = 0,
-    empty_rows: _EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False,
+    q: _Array,
+    k: _Array,
+    v: _Array,
+    w_v: Optional[_Array] = None,
+    valid_lens: Any = None,
+    keep_mask: Optional[_Array] = None,
+    bias: Optional[_Array] = None,
+    causal: _Causal = None,
+    window_left: int = -1,
+    window_right: int = -1,
+    scale: Optional[float] = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    empty_rows: _EmptyRows = "zero",
+    return_weights: bool = False,
+    return_lse: bool = False,
 ) -> _Facts:
     """What attention_forward would do with these arguments."""
 
 def explain_layer(
-    queries: _Array, keys: _Array, values: _Array,
+    queries: _Array,
+    keys: _Array,
+    values: _Array,
     valid_lens: Any,
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],
     w_v: Optional[_Array],

@@ -121,9 +121,8 @@ def unseeded_dropout(rank, n, seeds):
 def double_backward(rank, n):
     x = torch.ones(1, 1, 4, 2, requires_grad=True)
     out = D.ring_attention(x, x, x)
-    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     try:
-        grad.sum().backward()
+        torch.autograd.grad(out.sum(), x, create_graph=True)
     except RuntimeError as error:
         return str(error)
     return None

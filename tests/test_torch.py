@@ -254,60 +254,6 @@ def test_changed_instruction_set(isa):
         layer.attention_weights.sum()
 
 
-# --- Unusual children ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["hook on W_q", "hook on attention", "Identity dropout", "parametrized", "subclass"])
-def test_children_are_respected(kind):
-    torch.manual_seed(0)
-    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
-    layer(*tensors, [3, 2])  # there is a plan before the change
-    plain, factor = layer(*tensors, [3, 2]), 1
-    if kind == "hook on W_q":
-        seen = []
-        layer.W_q.register_forward_hook(lambda module, args, out: seen.append(out.shape))
-        layer(*tensors, [3, 2])
-        assert seen == [(2, 4, 20)]
-    elif kind == "hook on attention":
-        layer.attention.register_forward_hook(lambda module, args, out: seen.append(out.shape))
-        seen = []
-        layer(*tensors, [3, 2])
-        assert seen == [(10, 4, 4)]
-    elif kind == "Identity dropout":
-        layer.attention.dropout = nn.Identity()
-    elif kind == "parametrized":
-
-        class Twice(nn.Module):
-            def forward(self, weight):
-                return 2 * weight
-
-        nn.utils.parametrize.register_parametrization(layer.W_o, "weight", Twice())
-        factor = 2
-    else:
-
-        class Scaled(nn.Linear):
-            def forward(self, x):
-                return 3 * super().forward(x)
-
-        scaled = Scaled(20, 20, bias=False)
-        scaled.load_state_dict(layer.W_o.state_dict())
-        layer.W_o = scaled
-        factor = 3
-    torch.testing.assert_close(layer(*tensors, [3, 2]), factor * plain)
-    assert layer.attention_weights.shape == (2, 5, 4, 6)
-
-
-def test_additive_attention_inside_multi_head():
-    torch.manual_seed(0)
-    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
-    layer.attention = mt.AdditiveAttention(4, 4, 8, 0.0)
-    q, k, v = (layer.transpose_qkv(W(x)) for W, x in zip((layer.W_q, layer.W_k, layer.W_v), tensors))
-    lens = torch.tensor([3, 2]).repeat_interleave(5)
-    expected = layer.W_o(layer.transpose_output(layer.attention(q, k, v, lens)))
-    torch.testing.assert_close(layer(*tensors, torch.tensor([3, 2])), expected)
-    assert layer.attention_weights.shape == (2, 5, 4, 6)
-
-
 # --- Modes, dropout -----------------------------------------------------------------------------
 
 
@@ -406,9 +352,12 @@ def test_errors_of_a_call():
         layer(q, k, v, torch.tensor([1.0, float("nan")]))
     with pytest.raises(mha_c.ShapeError, match=r"\(B, rows, features\)"):
         mt.MultiHeadAttention(20, 5, 0.0)(q[0], k[0], v[0])
-    meta = torch.empty(2, 4, 10, device="meta")
-    with pytest.raises((TypeError, RuntimeError, NotImplementedError)):
-        layer(meta, k, v)
+    with pytest.raises(TypeError, match=r"on device meta.*: queries"):
+        layer(q.to("meta"), k, v)
+    with pytest.raises(TypeError, match=r"on device meta.*: parameters"):
+        copy.deepcopy(layer).to("meta")(q, k, v)
+    with pytest.raises(TypeError, match=r"on device meta.*: k"):
+        mt.functional.dot_product_attention(q, q.to("meta"), q)
 
 
 def test_other_devices_are_refused():

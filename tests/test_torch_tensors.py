@@ -85,10 +85,9 @@ def test_tensors_without_plain_memory():
     for tensor in refused():
         with pytest.raises(BufferError):
             _core.layer_forward(tensor, tensor, tensor, None, NONE, None, 1, "zero", 0.0, 0)
-    negated = [next(refused())] * 3
-    for call in (mt.DotProductAttention(0.0), mt.functional.dot_product_attention):
-        with pytest.raises(TypeError, match=r"resolve_neg"):
-            call(*negated)
+    for tensor in (next(refused()), torch._efficientzerotensor((2, 3, 6))):  # computed by torch then
+        for call in (mt.DotProductAttention(0.0), mt.functional.dot_product_attention):
+            torch.testing.assert_close(call(*[tensor] * 3), call(*[tensor.resolve_neg() + 0] * 3))
     x = torch.ones(1, 2, 4)
     with pytest.raises(TypeError, match=r"keep_mask.*uint8"):
         mt.functional.dot_product_attention(x, x, x, keep_mask=torch.ones(2, 2, dtype=torch.uint8))
@@ -172,7 +171,7 @@ def test_the_tape_is_saved_where_it_is_large():
     for n in (4, 300):
         (x,) = leaves((8, n, 64))
         node = layer(x, x, x).grad_fn
-        assert (len(node.saved_tensors) > 3) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
+        assert (len(node.saved_tensors) > 12) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
 
 
 @needs_exchange

@@ -45,19 +45,25 @@ take_inputs(PyObject *module, mha_py_layer *layer, PyObject *const *values)
     if (values[W_V] != Py_None && mha_py_take(&layer->w_v, values[W_V], "w_v", MHA_PY_DENSE, queries) < 0) {
         return -1;
     }
+    if (layer->w_v.rank == 2 && layer->w_v.shape[0] == 1) { /* the weight of an nn.Linear with one output */
+        layer->w_v.rank = 1;
+        layer->w_v.shape[0] = layer->w_v.shape[1];
+    }
     return mha_py_take_lengths(module, values[LENS], queries->shape[0], queries->shape[1], &layer->lengths);
 }
 
 /* A row-major weight in the place of a packed one: read as mha_layer_grads wants it. */
 static int
-take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_projection *projection)
+take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_views *views,
+            mha_py_projection *projection)
 {
     mha_py_array *weight = &projection->weight;
 
     if (value == Py_None) {
         return 0; /* no projection; the caller zeroed the struct */
     }
-    if (mha_py_take(weight, value, projection->name, MHA_PY_DENSE, like) < 0 ||
+    value = mha_py_view_tensor(module, value, views);
+    if (value == NULL || mha_py_take(weight, value, projection->name, MHA_PY_DENSE, like) < 0 ||
         mha_py_need_rank(module, weight, 2, "(out_features, in_features)") < 0) {
         return -1;
     }
@@ -82,7 +88,7 @@ take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind k
         projection->name = mha_py_projection_names[i];
         if (kind == MHA_PY_PROJECTIONS
                 ? mha_py_take_projection(module, item, projection->name, &layer->queries, views, projection) < 0
-                : take_weight(module, item, &layer->queries, projection) < 0) {
+                : take_weight(module, item, &layer->queries, views, projection) < 0) {
             return -1;
         }
     }

@@ -20,6 +20,7 @@ from . import functional, variants
 from .convert import convert, from_torch_state, to_torch_state
 from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder
 from .decoding import KeyValueCache, ProjectedKeyValues
+from .frozen import frozen
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .multihead import MultiheadAttention
@@ -40,6 +41,7 @@ __all__ = [
     "Seq2SeqAttentionDecoder",
     "convert",
     "from_torch_state",
+    "frozen",
     "functional",
     "masked_softmax",
     "sequence_mask",

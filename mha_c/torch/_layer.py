@@ -1,6 +1,6 @@
-"""One whole layer on tensors, for calls without a plan: 16-bit floats, unusual projections, compilers.
+"""One whole layer on tensors: by the core where that can be, by an operator for compilers, else by mathematics.
 
-`layers.py` has the short way for the usual call.
+`_module.py` calls `run_layer` directly in the usual case; `attend` is for all others, 16-bit floats among them.
 """
 
 from __future__ import annotations
@@ -10,50 +10,83 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import _core
-from . import ops
+from . import mathematics, ops
 from ._tensors import (
     FLOATS,
     HALVES,
-    NO_MEMORY,
-    array,
+    beyond_core,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
     follow_threads,
     layer_forward,
     lengths,
-    optional_array,
-    refuse_functorch,
+    refuse_half_meta,
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import Parameters, apply_layer
+from .autograd import LayerFunction, Nine, WeightsSource, projections_of
 from .lazy import Recipe, split_heads
+from .masking import checked_lengths
 
-Four = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor], Optional[Tensor]]
-NONE: Four = (None, None, None, None)
+NO_PARAMETERS: Nine = (None,) * 9
+Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
+
+
+def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = None) -> tuple[Tensor, Any, Any]:
+    """(out, what `saved_weights` needs, what the weights are a function of) of three inputs of the core's type.
+
+    packed  projections for calls that record no gradient, in the place of the parameters as they lie
+    BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
+    """
+    valid_lens, num_heads, empty_rows, dropout = options
+    call = valid_lens, num_heads, empty_rows, dropout, draw_seed() if dropout else 0
+    if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
+        queries, keys, values = inputs
+        keep: list[Any] = []
+        out: Tensor = LayerFunction.apply(
+            (call, keep), queries, None if keys is queries else keys, None if values is keys else values, *parameters
+        )
+        saved, lens = keep
+        return out, saved, WeightsSource.of(lens, num_heads, empty_rows, queries, keys, parameters)
+    follow_threads()
+    projections = projections_of(parameters) if packed is None else packed.projections(parameters)
+    out, saved = layer_forward(*inputs, valid_lens, projections, parameters[8], *call[1:])
+    return out, saved, None
+
+
+def any_needs_grad(*groups: Any) -> bool:
+    for group in groups:
+        for tensor in group:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, weights: Four = NONE, biases: Four = NONE,
-    w_v: Optional[Tensor] = None, num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0,
+    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: Nine = NO_PARAMETERS,
+    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """(out, what `weights_of` needs); w_v is (1, h), the others as in _core.layer_forward."""
-    refuse_functorch()
+    """(out, what `weights_of` needs).  parameters: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is."""
     check_inputs(queries=queries, keys=keys, values=values)
-    tensors: Any = queries, keys, values, *weights, *biases, w_v
-    dtype, common = queries.dtype, _common_type(tensors, queries, keys, values, weights[0] if w_v is None else w_v)
+    tensors: Any = queries, keys, values, *parameters
+    one = next((x for x in parameters if x is not None), None)
+    dtype, common = queries.dtype, _common_type(tensors, queries, keys, values, one)
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = tuple(None if x is None else x.to(common) for x in tensors)
-    if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
-        out, kept = _by_operator(tensors, valid_lens, num_heads, empty_rows, dropout)
+    options = valid_lens, num_heads, empty_rows, dropout
+    if beyond_core():
+        out, *kept = _by_mathematics(tensors, options)
+    elif traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
+        out, *kept = _by_operator(tensors, options)
     else:
         try:
-            out, kept = _by_function(tensors, valid_lens, num_heads, empty_rows, dropout)
-        except BufferError:
-            raise TypeError(NO_MEMORY) from None
-    return (out if dtype is common else out.to(dtype)), (kept, dtype)
+            out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]))
+        except BufferError:  # a negated view, zeros that were never written, what a transform left behind, meta
+            refuse_half_meta(queries=queries, keys=keys, values=values, parameters=one)
+            out, *kept = _by_mathematics(tensors, options)
+    saved, source = kept
+    return (out if dtype is common else out.to(dtype)), (saved, dtype, source)
 
 
 def _common_type(tensors: Any, queries: Tensor, keys: Tensor, values: Tensor, weight: Optional[Tensor]) -> torch.dtype:
@@ -66,37 +99,24 @@ def _common_type(tensors: Any, queries: Tensor, keys: Tensor, values: Tensor, we
     refuse_types(queries=queries, keys=keys, values=values, parameters=weight)
 
 
-def _by_function(tensors: Any, valid_lens: Any, num_heads: int, empty_rows: Any, dropout: float) -> tuple[Tensor, Any]:
-    queries, keys, values, *weights_and_biases, w_v = tensors
-    parameters = Parameters(w_v, weights_and_biases[:4], weights_and_biases[4:])
-    projections = packed(parameters.arrays, weights_and_biases[4:])
-    options: Any = (
-        lengths(valid_lens), projections, None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout,
-        draw_seed() if dropout else 0,
-    )  # fmt: skip
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        keep: list[Any] = []
-        distinct = queries, None if keys is queries else keys, None if values is keys else values
-        out: Tensor = apply_layer((options, parameters, keep), *distinct, *parameters.tensors)
-        return out, keep[0]
-    follow_threads()
-    out, saved = layer_forward(queries, keys, values, *options)
-    return out, saved
-
-
-def packed(weights: Any, biases: Any) -> Any:
-    """The projections as the core takes them, from row-major weights and their biases."""
-    return tuple(
-        None if W is None else (_core.pack_linear(W), optional_array(b), W.shape) for W, b in zip(weights, biases)
+def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+    queries, keys, values, *parameters, w_v = tensors
+    valid_lens, num_heads, empty_rows, dropout = options
+    lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+    drop = mathematics.drawn_dropout(dropout)
+    out, weights = mathematics.layer(
+        queries, keys, values, parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, drop
     )
+    return out, ("tensor", weights), None
 
 
-def _by_operator(tensors: Any, valid_lens: Any, num_heads: int, empty_rows: str, dropout: float) -> tuple[Tensor, Any]:
+def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     if not ops.available():
         raise RuntimeError(
             f"torch.compile and tracing of mha_c layers need torch 2.4 or later; this is {torch.__version__}"
         )
     queries, keys, values, *parameters, w_v = tensors
+    valid_lens, num_heads, empty_rows, dropout = options
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
     seed = draw_seed_tensor() if dropout else None
@@ -107,15 +127,29 @@ def _by_operator(tensors: Any, valid_lens: Any, num_heads: int, empty_rows: str,
         (q, parameters[0], queries), (k, parameters[1], keys),
     )]  # fmt: skip
     scorer = None if w_v is None else w_v.detach().clone()
-    return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows)
+    return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), None
 
 
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     """The attention weights of the call that left `last`: (B, heads, Q, K), or (B*H, Q, K) for None."""
-    kept, dtype = last
+    kept, dtype, source = last
+    if kept[0] == "tensor":
+        return split_heads(kept[1].to(dtype), heads)
     if kept[0] == "operator":
         if traced(*kept[1:3]):
             weights: Tensor = torch.ops.mha_c.weights(*kept[1:]).to(dtype)
             return split_heads(weights, heads)
         kept = ops.recompute(*kept[1:])
-    return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads)
+    wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
+    return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads, source if wanted else None)
+
+
+def without_graph(last: Any) -> Any:
+    """What a call left, as something that can be copied and pickled."""
+    if last is None:
+        return None
+    kept, dtype, _ = last
+    if kept[0] == "tensor":
+        weights = kept[1].detach()
+        kept = "weights", (weights.float() if dtype in HALVES else weights).numpy()
+    return kept, dtype, None

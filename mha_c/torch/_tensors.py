@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Optional
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _core, config
 from .._arrays import to_lengths
@@ -23,7 +24,7 @@ FLOATS = (torch.float32, torch.float64)  # what the core computes in
 HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
 
 _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
-_in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _compiler = getattr(torch, "compiler", None)
 is_compiling = getattr(_compiler, "is_compiling", None) or torch._dynamo.is_compiling
 
@@ -36,12 +37,14 @@ def traced(*tensors: Any) -> bool:
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
-def refuse_functorch() -> None:
-    if _in_functorch():
-        raise RuntimeError(
-            "mha_c.torch does not work inside torch.func transforms (vmap, grad, jvp, ...): batch by the axes that the "
-            "call has, and use .backward() or torch.autograd.grad for gradients"
-        )
+def refuse_transforms(name: str) -> None:
+    if beyond_core():
+        raise RuntimeError(f"{name} has neither torch.func transforms nor forward-mode AD; use .backward()")
+
+
+def beyond_core() -> bool:
+    """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
+    return in_functorch() or forward_ad._current_level >= 0
 
 
 def array(tensor: Tensor) -> Array:
@@ -133,10 +136,15 @@ def check_inputs(**named: Any) -> None:
             )
 
 
-NO_MEMORY = (
-    "tensors must have memory of their own on the CPU: none on device meta, no zeros that were never written, no "
-    "negated view of a complex tensor (call .resolve_neg())"
-)
+def refuse_half_meta(**named: Any) -> None:
+    """Tensors of device meta have shapes alone: all of a call are of that kind, or none."""
+    given = {name: value.is_meta for name, value in named.items() if value is not None}
+    if any(given.values()) and not all(given.values()):
+        listed = ", ".join(name for name, is_meta in given.items() if is_meta)
+        raise TypeError(
+            f"on device meta, and so without numbers: {listed}; load the module's weights "
+            f"(.to_empty(device='cpu'), load_state_dict(..., assign=True)), or have all tensors of the call on meta"
+        )
 
 
 def refuse_types(**named: Any) -> NoReturn:

@@ -1,8 +1,9 @@
 """The autograd functions: one call of the core forward, one backward, on the tensors' own memory.
 
 `LayerFunction` is a whole layer (projections, attention, projection), `AttentionFunction` attention on q, k, v as
-given.  What the backward reads again is handed to `save_for_backward`, so that a change in place between the
-two is noticed, memory is freed after the backward, and checkpointing works.
+given, `WeightsFunction` the attention weights of a layer's call.  What the backward reads again is handed to
+`save_for_backward`, so that a change in place between the two is noticed, memory is freed after the backward, and
+checkpointing works.  Where gradients shall have gradients, they are those of `mathematics`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from . import mathematics
 from ._tensors import (
     attention_backward,
     attention_forward,
     follow_threads,
+    in_functorch,
     layer_backward,
     layer_forward_training,
     optional_array,
@@ -29,84 +32,68 @@ from ._tensors import (
 LARGE_BYTES = 1 << 18
 N_TAPE_ARRAYS = 6  # and the lengths
 
-# What follows queries, keys and values in _core.layer_forward: lengths, packed projections, w_v, num_heads,
-# empty_rows, dropout, seed.
-LayerOptions = tuple[Any, tuple[Any, Any, Any, Any], Any, int, Any, float, int]
+# Of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where there is none.
+Nine = tuple[Optional[Tensor], ...]
+# valid_lens, num_heads, empty_rows, dropout, seed
+LayerCall = tuple[Any, int, Any, float, int]
 
 
-class Parameters:
-    """Which of a layer's nine possible parameters are there: weights W_q, W_k, W_v, W_o; their biases; w_v."""
-
-    __slots__ = ("arrays", "flags", "slots", "tensors")
-
-    def __init__(self, w_v: Optional[Tensor], weights: Any, biases: Any) -> None:
-        nine = (*weights, *biases, w_v)
-        self.slots = tuple(slot for slot, x in enumerate(nine) if x is not None)
-        self.tensors = tuple(nine[slot] for slot in self.slots)
-        self.arrays: Any = tuple(optional_array(W) for W in weights)  # row-major, for the backward call
-        self.flags = self._flags([True] * len(self.slots))
-
-    def _flags(self, needed: Any) -> Any:
-        flags = [False] * 9
-        for slot, need in zip(self.slots, needed):
-            flags[slot] = need
-        return tuple(flags[:4]), tuple(flags[4:8])
-
-    def needed(self, needs: tuple[bool, ...]) -> Any:
-        """needs_weights and needs_biases for the core."""
-        return self.flags if all(needs) else self._flags(needs)
-
-    def select(self, weights: Any, biases: Any, w_v: Any) -> Any:
-        """Those of nine values that belong to `tensors`."""
-        if self.slots == _WEIGHTS_ONLY:
-            return weights
-        nine = (*weights, *biases, w_v)
-        return [nine[slot] for slot in self.slots]
-
-
-_WEIGHTS_ONLY = (0, 1, 2, 3)
+def projections_of(parameters: Nine) -> Any:
+    """As the core takes them: weights where they lie, read at the call."""
+    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, _ = parameters
+    return (
+        None if W_q is None else (W_q, b_q), None if W_k is None else (W_k, b_k), None if W_v is None else (W_v, b_v),
+        None if W_o is None else (W_o, b_o),
+    )  # fmt: skip
 
 
 class LayerFunction(Function):
-    """apply_layer((options, parameters, keep), queries, keys, values, *parameters.tensors) -> out.
+    """apply((call, keep), queries, keys, values, *parameters) -> out.
 
-    `keep` is a list that receives what `saved_weights` needs.  keys and values are None where they are the same
-    tensor as the one before.
+    `keep` is a list that receives what `saved_weights` needs, and the lengths.  keys and values are None where they
+    are the same tensor as the one before.
     """
 
     @staticmethod
-    def forward(ctx: Any, work: tuple[LayerOptions, Parameters, list[Any]], *tensors: Any) -> Tensor:
-        options, parameters, keep = work
+    def forward(ctx: Any, work: tuple[LayerCall, list[Any]], *tensors: Any) -> Tensor:
+        (valid_lens, *options), keep = work
+        parameters = tensors[3:]
         follow_threads()
         out: Tensor
-        out, saved, tape = layer_forward_training(*_three(tensors), *options)
-        keep.append(saved)
+        out, saved, tape = layer_forward_training(
+            *_three(tensors), valid_lens, projections_of(parameters), parameters[8], *options
+        )
+        keep += saved, tape[N_TAPE_ARRAYS]
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
             ctx.save_for_backward(*tensors, *map(optional_tensor, tape[:N_TAPE_ARRAYS]))
             tape = tape[N_TAPE_ARRAYS:]
-        ctx.kept = options, parameters, tape
+        ctx.kept = options, tape
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        if torch.is_grad_enabled():
-            return _once_only(ctx, LayerFunction, grad_out)
-        follow_threads()
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        (_, _, *options), parameters, tape = ctx.kept
+        options, tape = ctx.kept
+        if torch.is_grad_enabled() or in_functorch():  # create_graph
+            return _layer_gradients(ctx, tensors, grad_out)
+        follow_threads()
         if len(tape) == 1:
             tape = (*map(optional_array, tensors[-N_TAPE_ARRAYS:]), *tape)
-        _, need_q, need_k, need_v, *needs = ctx.needs_input_grad
+        needs = ctx.needs_input_grad
+        need_q, need_k, need_v = needs[1:4]
         # The core adds the gradients of one tensor in two or three places up in the first.
         need_k = need_q if tensors[1] is None else need_k
         need_v = need_k if tensors[2] is None else need_v
-        of_inputs, of_weights, of_biases, of_w_v = layer_backward(
-            grad_out, tape, *_three(tensors), parameters.arrays, *options, (need_q, need_k, need_v),
-            *parameters.needed(needs), True,
-        )  # fmt: skip
-        return (None, *of_inputs, *parameters.select(of_weights, of_biases, of_w_v))
+        try:
+            of_inputs, of_weights, of_biases, of_w_v = layer_backward(
+                grad_out, tape, *_three(tensors), tensors[3:7], tensors[11], *options, (need_q, need_k, need_v),
+                needs[4:8], needs[8:12], True,
+            )  # fmt: skip
+        except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
+            return _layer_gradients(ctx, tensors, grad_out)
+        return (None, *of_inputs, *of_weights, *of_biases, of_w_v)
 
 
 def _three(tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,8 +102,80 @@ def _three(tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
     return queries, keys, keys if values is None else values
 
 
-# Function.apply adds checks for functorch, which `_tensors.refuse_functorch` has made, at four microseconds.
-apply_layer: Any = super(Function, LayerFunction).apply
+def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
+    """The gradients as a function that has gradients, for the weights that the call dropped."""
+    (num_heads, empty_rows, dropout, seed), tape = ctx.kept
+    drop = mathematics.core_dropout(dropout, seed)
+
+    def layer(*tensors: Any) -> Any:
+        out, _ = mathematics.layer(
+            *_three(tensors), tensors[3:7], tensors[7:11], tensors[11], num_heads, tape[-1], empty_rows, drop
+        )
+        return (out,)
+
+    return (None, *mathematics.gradients(layer, tensors[:12], ctx.needs_input_grad[1:], (grad_out,)))
+
+
+class WeightsSource(NamedTuple):
+    """Of what the attention weights of a layer's call are a function, and which versions of the tensors it met."""
+
+    valid_lens: Any
+    num_heads: int
+    empty_rows: str
+    tensors: tuple[Any, ...]  # queries, keys, W_q, W_k, b_q, b_k, w_v
+    versions: list[int]
+
+    @classmethod
+    def of(cls, lens: Any, num_heads: int, empty_rows: str, queries: Tensor, keys: Tensor, parameters: Nine) -> Any:
+        W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
+        tensors = queries, keys, W_q, W_k, b_q, b_k, w_v
+        return cls(lens, num_heads, empty_rows, tensors, _versions(tensors))
+
+    def needs_grad(self) -> bool:
+        return any(x is not None and x.requires_grad for x in self.tensors)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What they are differentiated by: the tensors, but None for keys that are the queries."""
+        queries, keys, *others = self.tensors
+        return (queries, None if keys is queries else keys, *others)
+
+    def has_changed(self) -> bool:
+        return _versions(self.tensors) != self.versions
+
+
+def _versions(tensors: Any) -> list[int]:
+    return [0 if x is None else x._version for x in tensors]
+
+
+class WeightsFunction(Function):
+    """apply(source, [weights], *source.arguments()) -> weights, as a function of these.
+
+    weights  (B, H, Q, K) or (B*H, Q, K), the numbers or a promise of them: they are not computed again
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: WeightsSource, box: list[Tensor], *tensors: Any) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.source, ctx.changed = source, source.has_changed()
+        return box[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.changed:
+            raise RuntimeError(
+                "a tensor that attention_weights were computed from has been modified by an inplace operation since "
+                "the call: read attention_weights, or compute their gradient, before an optimizer's step"
+            )
+        source, tensors, needs = ctx.source, ctx.saved_tensors, ctx.needs_input_grad[2:]
+
+        def weights_of(queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Any:
+            _, weights = mathematics.layer(
+                queries, queries if keys is None else keys, None, (W_q, W_k), (b_q, b_k), w_v, source.num_heads,
+                source.valid_lens, source.empty_rows,
+            )  # fmt: skip
+            return (weights.reshape(grad.shape).to(grad.dtype),)
+
+        return (None, None, *mathematics.gradients(weights_of, tensors, needs, (grad,)))
 
 
 class AttentionCall(NamedTuple):
@@ -147,7 +206,7 @@ def run_attention(
 class AttentionFunction(Function):
     """AttentionFunction.apply(call, q, k, v, w_v, keep_mask, bias) -> (out, weights, lse).
 
-    Weights and lse are None unless wanted, and carry no gradient.
+    Weights and lse are None unless wanted; the core differentiates the output alone, `mathematics` the others.
     """
 
     @staticmethod
@@ -157,43 +216,37 @@ class AttentionFunction(Function):
         out, weights, lse, statistics = run_attention(call, *tensors)
         ctx.save_for_backward(*tensors, out, *statistics)
         ctx.call = call
-        if call.return_weights or call.return_lse:
-            ctx.mark_non_differentiable(*[extra for extra in (weights, lse) if extra is not None])
+        ctx.set_materialize_grads(False)
         return out, weights, lse
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
-        if torch.is_grad_enabled():
-            return _once_only(ctx, AttentionFunction, grad_out)
+    def backward(ctx: Any, grad_out: Optional[Tensor], *of_extras: Any) -> Any:
+        tensors = ctx.saved_tensors
+        if grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or in_functorch():
+            return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
         follow_threads()
-        q, k, v, w_v, keep_mask, bias, out, row_max, row_sum = ctx.saved_tensors
+        q, k, v, w_v, keep_mask, bias, out, row_max, row_sum = tensors
         _, need_q, need_k, need_v, need_w_v, _, need_bias = ctx.needs_input_grad
         lens, *options = ctx.call[:8]
-        of_q, of_k, of_v, of_w_v, of_bias = attention_backward(
-            grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options, need_bias
-        )
+        try:
+            of_q, of_k, of_v, of_w_v, of_bias = attention_backward(
+                grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options, need_bias
+            )
+        except BufferError:
+            return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
         return (
             None, of_q if need_q else None, of_k if need_k else None, of_v if need_v else None,
             of_w_v if need_w_v else None, None, of_bias,
         )  # fmt: skip
 
 
-apply_attention: Any = super(Function, AttentionFunction).apply
+def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:
+    lens, causal, left, right, scale, dropout, seed, empty_rows, *_ = ctx.call
+    drop = mathematics.core_dropout(dropout, seed)
 
+    def attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any) -> Any:
+        return mathematics.attention(
+            q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop
+        )  # fmt: skip
 
-_ONLY_ONCE = (
-    "mha_c computes first derivatives only: the gradient of a gradient (create_graph=True) through attention of "
-    "mha_c.torch is not available; use the original torch layer there"
-)
-
-
-def _once_only(ctx: Any, function: type[Function], grad_out: Tensor) -> Any:
-    """The gradients under create_graph=True: right, but with an error in place of theirs.
-
-    torch's once_differentiable does the same, with a text that names nobody and a price for every call.
-    """
-    with torch.no_grad():
-        grads = function.backward(ctx, grad_out)
-    present = [grad.requires_grad_() for grad in grads if grad is not None]
-    refusing = iter(torch._C._functions.DelayedError(_ONLY_ONCE, len(present))(*present))
-    return tuple(None if grad is None else next(refusing) for grad in grads)
+    return (None, *mathematics.gradients(attention, tensors[:6], ctx.needs_input_grad[1:], grads))

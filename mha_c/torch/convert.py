@@ -67,7 +67,6 @@ def twin(module: nn.Module) -> Optional[nn.Module]:
         inner = twin(module.attention)
         copy.num_heads = module.num_heads
         copy.attention = module.attention if inner is None else inner
-    copy.empty_rows, copy._plan, copy._last = "uniform", None, None
     for name, child in module.named_children():  # the very same projections, in their order
         if name != "attention":
             copy.add_module(name, child)

@@ -6,7 +6,7 @@ Weights are read where they lie at each call; what was projected by others is no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, cast
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import torch
@@ -15,8 +15,9 @@ from torch import Tensor
 from .. import _cache, _core
 from .._arrays import to_lengths
 from ..errors import ShapeError
-from ._layer import NONE, attend
-from ._tensors import FLOATS, array, check_inputs, follow_threads, layer_forward, optional_array
+from ._layer import any_needs_grad, attend
+from ._tensors import FLOATS, array, check_inputs, optional_array, refuse_transforms
+from .autograd import Nine
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -58,15 +59,15 @@ def step(
     _cache.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
     if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
         raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
-    check_module(module, "a cache", queries, keys, values)
+    parameters = check_module(module, "a cache", queries, keys, values)
     counts = _cache.step_counts(valid_lens, cache.batch, queries.shape[1])
-    weights = key_value_weights(module)
+    weights = key_value_weights(parameters)
     before, after = cache._lengths, cache.check(weights, counts)
-    rows = [projected(module, role, x) for role, x in zip(module._roles[1:3], (keys, values))]
+    rows = [projected(parameters, 1, keys), projected(parameters, 2, values)]
     all_rows = cache.put(rows[0], rows[1], counts)
     lens = _cache.visible_keys(before, after, queries.shape[1])
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
-    out = attend_projected(module, queries, *all_rows, lens, "zero")
+    out = attend_projected(module, parameters, queries, *all_rows, lens, "zero")
     cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
     return out
 
@@ -78,14 +79,14 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
     if values.dtype is not keys.dtype:
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
-    check_module(module, "projected keys and values", None, keys, values)
+    parameters = check_module(module, "projected keys and values", None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     n_rows = keys.shape[1] if lens is None else _cache.longest(lens, keys.shape[1])
-    rows = [projected(module, role, x[:, :n_rows]) for role, x in zip(module._roles[1:3], (keys, values))]
+    rows = [projected(parameters, 1, keys[:, :n_rows]), projected(parameters, 2, values[:, :n_rows])]
     if n_rows < keys.shape[1]:
         rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n_rows), (0, 0))) for x in rows]
     rows = [x if x.base is None else x.copy() for x in rows]  # an input that nothing projects: not the caller's memory
-    return ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(key_value_weights(module)), True)
+    return ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(key_value_weights(parameters)), True)
 
 
 def call_projected(
@@ -96,46 +97,41 @@ def call_projected(
     check_inputs(queries=queries)
     if queries.dim() != 3:
         raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
-    check_module(module, "projected keys and values", queries, None, None)
+    parameters = check_module(module, "projected keys and values", queries, None, None)
     if module._dropout_now(training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    lens = kv.check(key_value_weights(module), valid_lens)
-    return attend_projected(module, queries, kv._keys, kv._values, lens, module.empty_rows)
+    lens = kv.check(key_value_weights(parameters), valid_lens)
+    return attend_projected(module, parameters, queries, kv._keys, kv._values, lens, module.empty_rows)
 
 
 # --- The module's parts -------------------------------------------------------------------------------
 
 
-def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> None:
-    """RuntimeError where the call cannot go by the numbers of the module's own projections, without gradients."""
-    from ._module import is_standard
+def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
+    """The module's parameters; RuntimeError where the call cannot go by their numbers alone, without gradients."""
+    from ._module import standard_parts
     from .layers import materialize, materialize_after
 
-    linears = [None if role is None else module._modules[role] for role in module._roles]
-    materialize(*[(linear, x) for linear, x in zip(linears, inputs) if linear is not None and x is not None])
-    if linears[3] is not None and linears[2] is not None:
-        materialize_after(linears[3], linears[2])
-    if module._scorer is not None and linears[1] is not None:
-        materialize_after(module._modules[module._scorer], linears[1])
-    if module._sequence is not None or not is_standard(module):
+    refuse_transforms(f"decoding with {what}")
+    children = {slot: module._modules[name] for slot, name in module._slots}
+    materialize(*[(children[i], x) for i, x in enumerate(inputs) if i in children and x is not None])
+    for slot, before in ((3, 2), (8, 1)):
+        if slot in children:
+            materialize_after(children[slot], children[before])
+    parts = standard_parts(module)
+    if parts is None:
         raise RuntimeError(
             f"decoding with {what} needs the layer's own projections, attention and dropout, without hooks, in one "
             f"process: this {type(module).__name__} has others"
         )
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, *parameters(module)) if x is not None):
+    if torch.is_grad_enabled() and any_needs_grad(inputs, parts[0]):
         raise RuntimeError(NO_GRADIENT.format(what))
+    return parts[0]
 
 
-def parameters(module: Any) -> list[Optional[Tensor]]:
-    """Those of the projections and of the scorer: all that a standard module has."""
-    linears = [module._modules[role] for role in (*module._roles, module._scorer) if role is not None]
-    return [x for linear in linears for x in (linear._parameters["weight"], linear._parameters["bias"])]
-
-
-def key_value_weights(module: Any) -> Any:
+def key_value_weights(parameters: Nine) -> Any:
     """The numbers of W_k and W_v as integers, which compare quickly, and NaN equal to itself."""
-    linears = [module._modules[role]._parameters for role in module._roles[1:3] if role is not None]
-    return tuple(None if x is None else bits(x) for own in linears for x in (own["weight"], own["bias"]))
+    return tuple(None if x is None else bits(x) for x in (parameters[i] for i in (1, 5, 2, 6)))
 
 
 def bits(tensor: Tensor) -> Array:
@@ -150,43 +146,25 @@ def copies(weights: Any) -> Any:
     return tuple(None if x is None else x.copy() for x in weights)
 
 
-def projected(module: Any, role: Optional[str], x: Tensor) -> Array:
-    """x through the projection of that name, in the type that the core computes in."""
+def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
+    """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
-    if role is None:
+    if parameters[slot] is None:
         return array(x)
-    linear = module._modules[role]
-    weight, bias = (None if p is None else p.to(x.dtype) for p in (linear.weight, linear.bias))
+    weight, bias = (None if p is None else p.to(x.dtype) for p in (parameters[slot], parameters[slot + 4]))
     return _core.linear(array(x), (array(weight), optional_array(bias)))
 
 
 def attend_projected(
-    module: Any, queries: Tensor, keys: Array, values: Array, valid_lens: Any, empty_rows: Any
+    module: Any, parameters: Nine, queries: Tensor, keys: Array, values: Array, valid_lens: Any, empty_rows: Any
 ) -> Tensor:
-    W_q, _, _, W_o = (None if role is None else module._modules[role] for role in module._roles)
-    scorer = None if module._scorer is None else module._modules[module._scorer].weight
-    if queries.dtype in FLOATS and all(x is None or x.dtype is queries.dtype for x in parameters(module)):
-        q, o = (
-            None if linear is None else (array(linear.weight), optional_array(linear.bias)) for linear in (W_q, W_o)
-        )
-        w_v = None if scorer is None else array(scorer)[0]
-        follow_threads()
-        out, saved = layer_forward(
-            queries, torch.from_numpy(keys), torch.from_numpy(values), valid_lens, (q, None, None, o), w_v,
-            module.num_heads, empty_rows, 0.0, 0,
-        )  # fmt: skip
-        module._inner().__dict__["_last"] = saved, queries.dtype
-        return out
-    k, v = torch.from_numpy(keys), torch.from_numpy(values)
-    weights, biases = (  # 16-bit floats, and what autocast mixes with them
-        tuple(None if linear is None else getattr(linear, name) for linear in (W_q, None, None, W_o))
-        for name in ("weight", "bias")
-    )
-    four: Any = weights if any(x is not None for x in weights) else NONE
+    """The call without W_k and W_v, whose work is done."""
+    W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
     lens = None if valid_lens is None else torch.from_numpy(np.asarray(valid_lens))
     out, last = attend(
-        queries, k, v, lens, four, cast(Any, biases), scorer, module.num_heads, empty_rows, 0.0,
+        queries, torch.from_numpy(keys), torch.from_numpy(values), lens,
+        (W_q, None, None, W_o, b_q, None, None, b_o, w_v), module.num_heads, empty_rows, 0.0,
     )  # fmt: skip
     module._inner().__dict__["_last"] = last
     return out

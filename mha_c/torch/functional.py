@@ -17,21 +17,22 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._options import core_corner, core_window
 from ..errors import ShapeError
-from . import ops
+from . import mathematics, ops
 from ._tensors import (
     FLOATS,
     HALVES,
-    NO_MEMORY,
+    beyond_core,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
     is_compiling,
     lengths,
-    refuse_functorch,
+    refuse_half_meta,
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import AttentionCall, apply_attention, run_attention
+from .autograd import AttentionCall, AttentionFunction, run_attention
+from .masking import checked_lengths
 from .positions import rotary
 
 Rng = Union[None, int, torch.Generator]
@@ -122,7 +123,6 @@ def _attention(
     causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
     return_lse: bool,
 ) -> Any:  # fmt: skip
-    refuse_functorch()
     check_inputs(q=q, k=k, v=v, bias=bias)
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
@@ -134,7 +134,16 @@ def _attention(
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
-    if traced(*tensors):
+
+    def by_mathematics() -> Any:
+        fixed = rng is not None or not dropout
+        drop = mathematics.core_dropout(dropout, _seed(rng, dropout)) if fixed else mathematics.drawn_dropout(dropout)
+        lens = None if valid_lens is None else checked_lengths(valid_lens, q)
+        return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop)
+
+    if beyond_core():
+        found = by_mathematics()
+    elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
                              seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
@@ -143,9 +152,10 @@ def _attention(
                              return_weights, return_lse)  # fmt: skip
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         try:
-            found = (apply_attention if wants_grad else run_attention)(call, q, k, v, w_v, keep_mask, bias)
+            found = (AttentionFunction.apply if wants_grad else run_attention)(call, q, k, v, w_v, keep_mask, bias)
         except BufferError:
-            raise TypeError(NO_MEMORY) from None
+            refuse_half_meta(q=q, k=k, v=v, w_v=w_v, bias=bias)
+            found = by_mathematics()
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     if dtype is not common:
         wanted = [x.to(dtype) for x in wanted]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from .. import _arguments
 from ..errors import ShapeError
 from ..layers import _one_bias
-from . import masking
-from ._layer import NONE, attend
-from ._module import AttentionModule, has_hooks, is_standard
-from ._tensors import check_inputs, refuse_functorch
+from . import masking, mathematics
+from ._layer import attend
+from ._module import FORWARD, AttentionModule, standard_parts
+from ._tensors import check_inputs
 from .lazy import LazyWeights, computed
 
 
@@ -52,11 +52,14 @@ class DotProductAttention(AttentionModule):
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         queries, keys, values = plain_inputs(queries, keys, values)
-        if type(self.dropout) is not nn.Dropout:
-            return textbook(self, queries, keys, values, valid_lens)
+        if standard_parts(self) is None:
+            return textbook(self, queries, keys, values, valid_lens, training)
         p = self._dropout_now(training)
         out, self._last = attend(queries, keys, values, valid_lens, empty_rows=self.empty_rows, dropout=p)
         return out
+
+
+FORWARD[DotProductAttention] = DotProductAttention.forward
 
 
 class MultiHeadAttention(AttentionModule):
@@ -105,7 +108,7 @@ class MultiHeadAttention(AttentionModule):
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
     """
 
-    _roles = "W_q", "W_k", "W_v", "W_o"
+    _slots = tuple(enumerate(("W_q", "W_k", "W_v", "W_o")))
     _inner_type = DotProductAttention
     _remembers = True
     FORMS = (
@@ -161,27 +164,27 @@ class MultiHeadAttention(AttentionModule):
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         materialize_after(self.W_o, self.W_v)
-        linears = self.W_q, self.W_k, self.W_v, self.W_o
         if self._sequence is not None:
             out = self._sequence.attend(self, queries, keys, values, valid_lens, self._dropout_now(training))
             return out
-        inner = self.attention
-        if is_standard(self):
-            out, inner._last = attend(
-                queries, keys, values, valid_lens, four(linears, "weight"), four(linears, "bias"), None,
-                self.num_heads, self.empty_rows, self._dropout_now(training),
-            )  # fmt: skip
+        inner, parts = self.attention, standard_parts(self)
+        if parts is not None:
+            out, inner._last = attend(queries, keys, values, valid_lens, parts[0], self.num_heads, self.empty_rows,
+                                      self._dropout_now(training))  # fmt: skip
             return out
-        queries, keys, values = self.W_q(queries), self.W_k(keys), self.W_v(values)
-        if type(inner) is DotProductAttention and type(inner.dropout) is nn.Dropout and not has_hooks(inner):
-            p = self._dropout_now(training)
-            context, inner._last = attend(queries, keys, values, valid_lens, num_heads=self.num_heads,
-                                          empty_rows=self.empty_rows, dropout=p)  # fmt: skip
-            return self.W_o(context)
-        heads = [self.transpose_qkv(x) for x in (queries, keys, values)]
+        projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
+        heads = [self.transpose_qkv(x) for x in projected]
         if valid_lens is not None:
             valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
-        return self.W_o(self.transpose_output(inner(*heads, valid_lens)))
+        mode = {} if training is None else {"training": training}
+        return self.W_o(self.transpose_output(inner(*heads, valid_lens, **mode)))
+
+    def _has_own_methods(self) -> bool:
+        kind = type(self)
+        return kind is MultiHeadAttention or (
+            kind.transpose_qkv is MultiHeadAttention.transpose_qkv
+            and kind.transpose_output is MultiHeadAttention.transpose_output
+        )
 
 
 class ProjectedKeys:
@@ -223,8 +226,7 @@ class AdditiveAttention(AttentionModule):
     Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
     """
 
-    _roles = "W_q", "W_k", None, None
-    _scorer = "w_v"
+    _slots = (0, "W_q"), (1, "W_k"), (8, "w_v")
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
     def __init__(self, *sizes: Any, empty_rows: str = "uniform", **named: Any) -> None:
@@ -260,17 +262,13 @@ class AdditiveAttention(AttentionModule):
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), *([] if projected else [(self.W_k, keys)]))
         materialize_after(self.w_v, self.W_q)
-        if type(self.dropout) is not nn.Dropout or type(self.w_v) is not nn.Linear or has_hooks(self.w_v):
+        parts = standard_parts(self)
+        if parts is None:
             keys = keys if projected else self.W_k(keys)
-            return textbook(self, self.W_q(queries), keys, values, valid_lens, self.w_v)
-        weights = [self.W_q.weight, None if projected else self.W_k.weight]
-        if not is_standard(self):
-            queries, keys = self.W_q(queries), keys if projected else self.W_k(keys)
-            weights = [None, None]
-        out, self._last = attend(
-            queries, keys, values, valid_lens, (weights[0], weights[1], None, None), NONE, self.w_v.weight, 1,
-            self.empty_rows, self._dropout_now(training),
-        )  # fmt: skip
+            return textbook(self, self.W_q(queries), keys, values, valid_lens, training, self.w_v)
+        W_q, W_k, *others = parts[0]
+        out, self._last = attend(queries, keys, values, valid_lens, (W_q, None if projected else W_k, *others), 1,
+                                 self.empty_rows, self._dropout_now(training))  # fmt: skip
         return out
 
 
@@ -285,7 +283,6 @@ def linear(given: dict[str, Any], size: str, out_features: int, bias: bool) -> n
 
 def plain_inputs(*tensors: Any) -> Any:
     """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
-    refuse_functorch()
     names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
     check_inputs(**dict(zip(names, tensors)))
     for name, tensor in zip(names, tensors):
@@ -307,18 +304,17 @@ def materialize_after(module: nn.Module, before: nn.Module) -> None:
         materialize((module, torch.empty(0, before.out_features)))
 
 
-def four(linears: Any, name: str) -> Any:
-    return tuple(getattr(child, name) for child in linears)
-
-
 def textbook(
-    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, scorer: Optional[nn.Module] = None
-) -> Tensor:
-    """d2l's own lines in torch, for a dropout or a w_v that has been replaced by something else."""
+    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool],
+    scorer: Optional[nn.Module] = None,
+) -> Tensor:  # fmt: skip
+    """d2l's own lines in torch, through a dropout and a w_v that are replaced or hooked."""
+    if training is not None and training != module.dropout.training:
+        raise ValueError("training= overrides the mode of a plain nn.Dropout: set the mode of the module's own dropout")
     if scorer is None:
-        scores = queries @ keys.transpose(1, 2) / max(queries.shape[-1], 1) ** 0.5
+        scores = mathematics.dot_product_scores(queries, keys)
     else:
         scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     weights = masking.masked_softmax(scores, valid_lens, empty_rows=module.empty_rows)
-    module._last = ("weights", weights.detach().unsqueeze(1).clone().numpy()), weights.dtype
+    module._last = ("tensor", weights.unsqueeze(1)), weights.dtype, None
     return module.dropout(weights) @ values

@@ -5,18 +5,23 @@ A model may read `attention_weights` after every forward call, as d2l's encoders
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from .._core import saved_weights
+from .autograd import WeightsFunction
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
 _KNOWN = {  # answered from shape and type alone
     *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.element_size),
 }
+_NUMBERS_ALONE = {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__repr__, Tensor.__deepcopy__,
+                  Tensor.__reduce_ex__, Tensor.__dlpack__}  # fmt: skip
+_HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
 DTYPES = {"f": torch.float32, "d": torch.float64}
 
 
@@ -42,10 +47,15 @@ class Recipe:
         assert self._tensor is not None
         return self._tensor
 
-    def shown(self, heads: Optional[int]) -> Tensor:
-        """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them."""
-        if self._tensor is not None:
-            return split_heads(self._tensor, heads)
+    def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
+        """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them.
+
+        source  the tensors of which they are a function, for autograd (`autograd.WeightsSource`)
+        """
+        weights = self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
+        return weights if source is None else WeightsFunction.apply(source, [weights], *source.arguments())
+
+    def _lazy(self, heads: Optional[int]) -> Tensor:
         q, k, row_max = self._saved[2], self._saved[3], self._saved[5]
         batch, own_heads, queries = row_max.shape
         rows = batch * own_heads
@@ -75,11 +85,29 @@ class LazyWeights(Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return func(*_plain(args), **_plain(kwargs or {}))
+        if func in _HAVE_NO_GRADIENT or (func is torch.autograd.grad and any(type(x) is cls for x in args[1])):
+            raise RuntimeError(
+                "mha_c computes the output of a layer without its attention_weights, so the output has no gradient "
+                "for them; a hook on the layer's dropout module is called with weights that the output depends on"
+            )
+        taken = numbers if func in _NUMBERS_ALONE else computed
+        return func(*_plain(args, taken), **_plain(kwargs or {}, taken))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_plain(args), **_plain(kwargs or {}))
+        return func(*_plain(args, numbers), **_plain(kwargs or {}, numbers))
+
+
+class NumbersOf(Function):
+    """apply(weights, [numbers]) -> the numbers, as a function of the lazy weights."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, box: list[Tensor]) -> Tensor:
+        return box[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
 
 
 def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
@@ -90,7 +118,16 @@ def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
 
 
 def computed(weights: Tensor) -> Tensor:
-    """A lazy tensor's plain one, the same at each use."""
+    """A lazy tensor's plain one, the same at each use; a function of it where autograd is looking."""
+    if not (weights.requires_grad and torch.is_grad_enabled()):
+        return numbers(weights)
+    result: Optional[Tensor] = weights.__dict__.get("_function")
+    if result is None:
+        result = weights.__dict__["_function"] = NumbersOf.apply(weights, [numbers(weights)])
+    return result
+
+
+def numbers(weights: Tensor) -> Tensor:
     state = weights.__dict__
     result: Optional[Tensor] = state.get("_is")
     if result is None:
@@ -99,11 +136,11 @@ def computed(weights: Tensor) -> Tensor:
     return result
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, taken: Callable[[Tensor], Tensor]) -> Any:
     if type(value) is LazyWeights:
-        return computed(value)
+        return taken(value)
     if type(value) in (tuple, list):
-        return type(value)(_plain(item) for item in value)
+        return type(value)(_plain(item, taken) for item in value)
     if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, taken) for key, item in value.items()}
     return value

@@ -81,6 +81,11 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)
 
 
+def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
+    """valid_lens of a call with these queries (B, [H,] Q, .)."""
+    return _lengths(valid_lens, "valid_lens", [(queries.shape[0],), (queries.shape[0], queries.shape[-2])])
+
+
 def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
     lens = torch.as_tensor(value)
     if lens.dtype is torch.bool or lens.is_complex():

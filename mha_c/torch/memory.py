@@ -8,6 +8,7 @@ less work.  `_module.py` asks for it; `decoding.py` is what code that knows of a
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._cache import same_weights
-from ._tensors import array, follow_threads, layer_forward, optional_array
-from .autograd import apply_layer
+from ._layer import any_needs_grad
+from ._tensors import array, follow_threads, layer_forward, lengths
+from .autograd import LayerFunction, Nine, WeightsSource, projections_of
 from .decoding import WIDE, copies, key_value_weights, projected
 
 if TYPE_CHECKING:
@@ -31,23 +33,23 @@ class Memory:
 
     def __init__(self, first: bytes) -> None:
         self.first = first  # the first row of the keys: the cheap sign that a call goes on where the last one was
+        self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
         self._n_rows = 0
         self._weights: Any = None
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features) as integers
         self._projected: list[Array] = []  # keys, values
 
-    def project(self, module: Any, keys: Tensor, values: Tensor) -> list[Array]:
+    def project(self, parameters: Nine, keys: Tensor, values: Tensor) -> list[Array]:
         """All rows through W_k and W_v: those that are known, and the others from now on."""
         inputs = [array(keys)] if values is keys else [array(keys), array(values)]
         numbers = [x.view(WIDE[x.itemsize]) for x in inputs]
-        weights, n_rows = key_value_weights(module), keys.shape[1]
+        weights, n_rows = key_value_weights(parameters), keys.shape[1]
         known = min(self._n_rows, n_rows) if self._knows(numbers, weights) else 0
         if known == 0:
             self._weights = copies(weights)
         self._n_rows = known
         if known < n_rows:
-            rows = keys[:, known:], values[:, known:]
-            new = [projected(module, role, x) for role, x in zip(module._roles[1:3], rows)]
+            new = [projected(parameters, 1, keys[:, known:]), projected(parameters, 2, values[:, known:])]
             for kept, x in ((self._inputs, [x[:, known:] for x in numbers]), (self._projected, new)):
                 self._append(kept, x, known, n_rows)
             self._n_rows = n_rows
@@ -76,10 +78,12 @@ class Memory:
         del kept[len(new) :]
 
 
-def remembered(
-    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
-) -> Optional[tuple[Tensor, Any]]:
-    """(out, saved) of a call with one query in evaluation, or None where it does not go on from the last one."""
+def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: Any) -> Optional[tuple[Tensor, Any, Any]]:
+    """What `run_layer` gives for a call with one query without dropout; None where it does not go on from the last one.
+
+    state  the module's own: the memory is in it
+    """
+    queries, keys, values = inputs
     if keys.dim() != 3 or values.dim() != 3 or not keys.shape[1] or keys.shape[:2] != values.shape[:2]:
         return None  # the core says what is wrong
     try:
@@ -87,43 +91,56 @@ def remembered(
         array(values[:, 0])
     except (TypeError, RuntimeError):  # no memory of their own
         return None
-    memory = module.__dict__.get("_memory")
+    memory = state.get("_memory")
     if memory is None or memory.first != first:
-        module.__dict__["_memory"] = Memory(first)
+        state["_memory"] = Memory(first)
         return None
-    rows = [torch.from_numpy(x) for x in memory.project(module, keys, values)]
-    W_q, W_o = (module._modules[role] for role in (module._roles[0], module._roles[3]))
-    q, o = ((array(linear.weight), optional_array(linear.bias)) for linear in (W_q, W_o))
+    if not memory.lock.acquire(blocking=False):
+        return None
+    try:
+        out, saved = _attend(memory, inputs, parameters, options)
+    finally:
+        memory.lock.release()
+    if not (torch.is_grad_enabled() and any_needs_grad(parameters, inputs)):
+        return out, saved, None
+    distinct = queries, None if keys is queries else keys, None if values is keys else values
+    lens = None if options[0] is None else np.array(lengths(options[0]))
+    call = (lens, *options[1:], 0)
+    source = WeightsSource.of(lens, options[1], options[2], queries, keys, parameters)
+    return RememberedFunction.apply((out, call), *distinct, *parameters), saved, source
+
+
+def _attend(memory: Memory, inputs: Any, parameters: Nine, options: Any) -> tuple[Tensor, Any]:
+    rows = [torch.from_numpy(x) for x in memory.project(parameters, *inputs[1:])]
+    W_q, _, _, W_o = projections_of(parameters)
     follow_threads()
     found: tuple[Tensor, Any] = layer_forward(
-        queries, *rows, valid_lens, (q, None, None, o), None, module.num_heads, module.empty_rows, 0.0, 0
+        inputs[0], *rows, options[0], (W_q, None, None, W_o), None, *options[1:3], 0.0, 0
     )
     return found
 
 
 class RememberedFunction(Function):
-    """apply((out, options, parameters), queries, keys, values, *parameters.tensors) -> out, computed already.
-
-    keys and values are None where they are the same tensor as the one before, as LayerFunction has it.
+    """apply((out, call), queries, keys, values, *parameters) -> out, computed already; as LayerFunction takes them.
 
     The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
     """
 
     @staticmethod
     def forward(ctx: Any, work: Any, *tensors: Any) -> Tensor:
-        out, *ctx.work = work
+        out, ctx.call = work
         ctx.save_for_backward(*tensors)
         found: Tensor = out
         return found
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors, (options, parameters) = ctx.saved_tensors, ctx.work
+        tensors = ctx.saved_tensors
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
             own = [None if x is None else x.view_as(x) for x in tensors]
-            out = apply_layer((options, parameters, []), *own)
+            out = LayerFunction.apply((ctx.call, []), *own)
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):

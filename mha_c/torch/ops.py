@@ -18,7 +18,6 @@ from .._core import (
     isa,
     layer_backward,
     layer_forward_training,
-    pack_linear,
     saved_weights,
 )  # fmt: skip
 from ._tensors import array, follow_threads, lengths, optional_array
@@ -68,8 +67,7 @@ def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest
     *parameters, w_v, num_heads, empty_rows, dropout, seed = rest
     follow_threads()
     projections: Any = tuple(
-        None if W is None else (pack_linear(array(W)), optional_array(b), tuple(W.shape))
-        for W, b in zip(parameters[:4], parameters[4:])
+        None if W is None else (array(W), optional_array(b)) for W, b in zip(parameters[:4], parameters[4:])
     )
     out, _, tape = layer_forward_training(
         array(queries), array(keys), array(values), lengths(valid_lens), projections,

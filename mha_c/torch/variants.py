@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from .. import _arguments
 from ..errors import ShapeError
-from ._layer import NONE, attend, weights_of
+from ._layer import attend, weights_of
 from ._tensors import check_inputs
 from .functional import dot_product_attention
-from .layers import four
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -87,7 +86,8 @@ class MultiHeadedSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _need_features(x, self.d_model)
         linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
-        out, self._last = attend(x, x, x, None, four(linears, "weight"), NONE, None, self.num_heads)
+        weights = [linear.weight for linear in linears]
+        out, self._last = attend(x, x, x, None, (*weights, *[None] * 5), self.num_heads)
         return out
 
     @property

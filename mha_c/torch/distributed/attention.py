@@ -15,8 +15,7 @@ from ... import _arguments
 from ..._arrays import to_lengths
 from ..._options import core_window
 from ...errors import ShapeError
-from .._tensors import HALVES, check_inputs, refuse_functorch
-from ..autograd import _once_only
+from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of, shape_fields
@@ -69,7 +68,7 @@ def ring_attention(
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
     Attention", for the balance of causal work.
     """
-    refuse_functorch()
+    refuse_transforms("ring_attention")
     ranks = ranks_of(group, "ring_attention")
     refusal: Optional[Exception] = None
     call = None
@@ -186,7 +185,7 @@ class RingFunction(Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         if torch.is_grad_enabled():
-            return _once_only(ctx, RingFunction, grad_out)
+            raise RuntimeError("ring_attention computes first derivatives only, without create_graph=True")
         q, k, v, out, row_max, row_sum = ctx.saved_tensors
         grads = _ring.backward(ctx.call, grad_out.contiguous(), out, row_max, row_sum, q, k, v)
         return (None, *(grad if need else None for grad, need in zip(grads, ctx.needs_input_grad[1:])))

@@ -1,0 +1,79 @@
+"""Weights packed once, for inference loops: `with mha_c.torch.frozen(model):`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from .. import _core
+from ._module import AttentionModule, standard_parts
+from ._tensors import FLOATS, array
+from .autograd import projections_of
+
+_NAMES = "W_q", "W_k", "W_v", "W_o"
+
+
+class Packed(NamedTuple):
+    """The weights of one module as the kernels want them, for the parameters that they were made of."""
+
+    isa: str
+    parameters: Any
+    weights: tuple[Any, ...]  # (packed, (out_features, in_features)) or None, for each projection
+
+    def projections(self, parameters: Any) -> Any:
+        """What the core takes in the place of parameters; biases and w_v are read at the call."""
+        same = self.isa == _core.isa() and all(a is b for a, b in zip(parameters, self.parameters))
+        if not same:
+            return projections_of(parameters)
+        return tuple(
+            None if weight is None else (weight[0], bias, weight[1])
+            for weight, bias in zip(self.weights, parameters[4:8])
+        )
+
+    def changed(self) -> list[str]:
+        """Names of the weights that have other numbers now, each of which is looked at."""
+        trios = zip(_NAMES, self.parameters, self.weights)
+        return [name for name, W, then in trios if then is not None and pack(W)[0].tobytes() != then[0].tobytes()]
+
+
+def pack(weight: Any) -> Any:
+    return _core.pack_linear(np.ascontiguousarray(array(weight))), tuple(weight.shape)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[nn.Module]:
+    """Inside it, calls of mha_c's attention layers in `model` that record no gradient use weights packed on entering.
+
+    Small batches of large layers save the time of bringing the weights into the kernels' order at each call.  Weights
+    must not change inside: on leaving, each number is compared, and RuntimeError names the weights that did, for then
+    results since the change may have come from the numbers of before.  Outside, every call computes with what the
+    parameters hold at that moment.
+
+    >>> import torch, mha_c.torch
+    >>> mha, x = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.ones(1, 3, 8)
+    >>> with torch.no_grad(), mha_c.torch.frozen(mha):
+    ...     results = [mha(x, x, x) for _ in range(3)]
+    """
+    found: list[tuple[str, AttentionModule, Packed]] = []
+    for name, module in model.named_modules():
+        parts = standard_parts(module) if isinstance(module, AttentionModule) else None
+        if parts is not None and all(x is None or (x.dtype in FLOATS and x.is_cpu) for x in parts[0][:4]):
+            weights = tuple(None if W is None else pack(W) for W in parts[0][:4])
+            found.append((name, module, Packed(_core.isa(), parts[0], weights)))
+    for _, module, packed in found:
+        module.__dict__["_frozen"] = packed
+    try:
+        yield model
+    finally:
+        for _, module, packed in found:
+            if module.__dict__.get("_frozen") is packed:
+                del module.__dict__["_frozen"]
+    changed = [f"{prefix}.{name}.weight".lstrip(".") for prefix, _, packed in found for name in packed.changed()]
+    if changed:
+        raise RuntimeError(
+            f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the numbers of before"
+        )

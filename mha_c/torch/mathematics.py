@@ -1,0 +1,182 @@
+"""Attention in torch's own operations, as the formulas say it: differentiable as often and in every way torch can.
+
+Where the compiled core has no answer the modules and functions take this way: derivatives of derivatives,
+forward-mode AD, torch.func, attention weights in a loss, children that are replaced or hooked.  It is as slow as the
+book's own code, and drops the same weights as a call of the core with the same seed.
+
+q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), scores and weights (B,H,Q,K).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, linear
+
+from .. import _core
+from ._tensors import draw_seed_tensor
+
+Drop = Callable[[Tensor], Tensor]
+NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def visible_keys(
+    q: Tensor, k: Tensor, valid_lens: Any = None, keep_mask: Optional[Tensor] = None, causal: Any = None,
+    left: int = -1, right: int = -1,
+) -> Optional[Tensor]:  # fmt: skip
+    """Which keys each query may see, bool, broadcasts to (B, H, Q, K); None: all of them.  q (..., Q, .), k."""
+    n_queries, n_keys, device = q.shape[-2], k.shape[-2], q.device
+    key = torch.arange(n_keys, device=device)
+    place = torch.arange(n_queries, device=device)[:, None] + (n_keys - n_queries if causal == "bottom_right" else 0)
+    parts = []
+    if valid_lens is not None:
+        lens = torch.as_tensor(valid_lens).to(device)
+        parts.append(key < (lens[:, None, None, None] if lens.dim() == 1 else lens[:, None, :, None]))
+    if causal is not None:
+        parts.append((key <= place)[None, None])
+    if left >= 0:
+        parts.append((key >= place - left)[None, None])
+    if right >= 0:
+        parts.append((key <= place + right)[None, None])
+    if keep_mask is not None:
+        parts.append(_with_head_axis(keep_mask))
+    visible = None
+    for part in parts:
+        visible = part if visible is None else visible & part
+    return visible
+
+
+def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> Tensor:
+    return q @ k.transpose(-1, -2) * (max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
+
+
+def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = None) -> Tensor:
+    """w_v (h,) or (1, h)."""
+    scores = linear(torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)), w_v.reshape(1, -1)).squeeze(-1)
+    return scores if scale is None else scores * scale
+
+
+def softmax(scores: Tensor, visible: Optional[Tensor], empty_rows: str) -> tuple[Tensor, Tensor]:
+    """(weights, lse) over the visible keys; a row without any is constant."""
+    seen = scores > -torch.inf if visible is None else visible & (scores > -torch.inf)
+    empty = ~seen.any(-1, keepdim=True)
+    # An empty row takes part with equal scores, or its gradient would be NaN.
+    scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
+    constant = 1 / max(scores.shape[-1], 1) if empty_rows == "uniform" else 0.0
+    weights = torch.where(empty, constant, torch.softmax(scores, -1))
+    return weights, torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None,
+    keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
+    right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes."""
+    rank = q.dim()
+    q, k, v = (_with_head_axis(x) for x in (q, k, v))
+    visible = visible_keys(q, k, valid_lens, keep_mask, causal, left, right)
+    if bias is not None:
+        bias = _with_head_axis(bias)
+        visible = bias > -torch.inf if visible is None else visible & (bias > -torch.inf)
+    group = q.shape[1] // max(k.shape[1], 1)
+    k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
+    if visible is not None:  # what no query sees may hold NaN
+        k, v = _without_unseen(k, visible, None), _without_unseen(v, visible, empty_rows)
+    scores = dot_product_scores(q, k, scale) if w_v is None else additive_scores(q, k, w_v, scale)
+    weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows)
+    out = (weights if drop is None else drop(weights)) @ v
+    return (out, weights, lse) if rank == 4 else (out[:, 0], weights[:, 0], lse[:, 0])
+
+
+def layer(
+    queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, w_v: Optional[Tensor],
+    num_heads: int, valid_lens: Any = None, empty_rows: str = "uniform", drop: Optional[Drop] = None,
+) -> tuple[Optional[Tensor], Tensor]:  # fmt: skip
+    """(out (B,Q,.), attention weights (B,H,Q,K)) of inputs (B,rows,.); weights and biases of W_q, W_k, W_v, W_o.
+
+    Without values: the weights alone, and None for the output.
+    """
+    visible = visible_keys(queries, keys, valid_lens)
+    if visible is not None:
+        keys = _without_unseen(keys[:, None], visible, None)[:, 0]
+        values = None if values is None else _without_unseen(values[:, None], visible, empty_rows)[:, 0]
+
+    def project(x: Tensor, i: int) -> Tensor:
+        return x if weights[i] is None else linear(x, weights[i], biases[i])
+
+    def split(x: Tensor) -> Tensor:  # (B, T, H*d) -> (B, H, T, d)
+        return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+    q, k = split(project(queries, 0)), split(project(keys, 1))
+    scores = dot_product_scores(q, k) if w_v is None else additive_scores(q, k, w_v)
+    attention_weights, _ = softmax(scores, visible, empty_rows)
+    if values is None:
+        return None, attention_weights
+    context = (attention_weights if drop is None else drop(attention_weights)) @ split(project(values, 2))
+    return project(context.transpose(1, 2).flatten(2), 3), attention_weights
+
+
+def core_dropout(p: float, seed: int) -> Optional[Drop]:
+    """What a call of the core with this seed does to its weights (B, H, Q, K)."""
+    if not p:
+        return None
+
+    def drop(weights: Tensor) -> Tensor:
+        like = np.broadcast_to(NUMPY_TYPES[weights.dtype](0), tuple(weights.shape))
+        return weights * torch.from_numpy(_core.dropout_factors(like, p, seed))
+
+    return drop
+
+
+def drawn_dropout(p: float) -> Optional[Drop]:
+    """The same for a seed drawn now; torch's own dropout where vmap draws another one for each example."""
+    if not p:
+        return None
+    try:
+        return core_dropout(p, int(draw_seed_tensor().item()))
+    except RuntimeError:  # vmap(randomness="different"); under "error" the next line says so in torch's words
+        return lambda weights: dropout(weights, p)
+
+
+def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out: Any) -> list[Optional[Tensor]]:
+    """Gradients of function(*tensors), a tuple, differentiable in turn: zeros where it does not depend on a tensor.
+
+    needed      for each tensor, whether its gradient is wanted
+    grads_out   one for each result, or None
+    """
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # A view of each: one tensor that was computed from another one is a variable of its own here.
+        views = [x.view_as(x) if need else x for x, need in zip(tensors, needed)]
+        pairs = [
+            (out, grad) for out, grad in zip(function(*views), grads_out) if grad is not None and out.requires_grad
+        ]
+        wanted = [view for view, need in zip(views, needed) if need]
+        outs, grads_of_outs = zip(*pairs) if pairs else ((), ())
+        found: Any = iter(
+            torch.autograd.grad(outs, wanted, grads_of_outs, create_graph=create_graph, allow_unused=True)
+            if pairs
+            else [None] * len(wanted)
+        )
+    grads: list[Optional[Tensor]] = []
+    for x, need in zip(tensors, needed):
+        grad = next(found) if need else None
+        grads.append(torch.zeros_like(x) if need and grad is None else grad)
+    return grads
+
+
+def _with_head_axis(x: Tensor) -> Tensor:
+    """(B, rows, columns) -> (B, 1, rows, columns); rank 2 broadcasts, rank 4 stays."""
+    return x.unsqueeze(1) if x.dim() == 3 else x
+
+
+def _without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Tensor:
+    """x (B, H, K, features) with zeros in the rows that no query sees; values are seen by uniform empty rows too."""
+    seen = visible.any(-2)
+    if empty_rows == "uniform":
+        seen = seen | ~visible.any(-1).all(-1, keepdim=True)
+    return torch.where(seen.unsqueeze(-1), x, 0.0)

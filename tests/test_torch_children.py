@@ -1,0 +1,167 @@
+"""Children of the torch modules that are replaced, hooked or patched: called as d2l would call them."""
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+nn = torch.nn
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+
+from mha_c import torch as mt  # noqa: E402  torch must be there
+from one_thread import one_thread  # noqa: E402, F401
+
+
+def inputs(queries=4, keys=6, sizes=(10, 12, 14), requires_grad=False):
+    torch.manual_seed(0)
+    return [torch.randn(2, n, size, requires_grad=requires_grad) for n, size in zip((queries, keys, keys), sizes)]
+
+
+@pytest.mark.parametrize("kind", ["hook on W_q", "hook on attention", "Identity dropout", "parametrized", "subclass"])
+def test_children_are_respected(kind):
+    torch.manual_seed(0)
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
+    layer(*tensors, [3, 2])  # there is a plan before the change
+    plain, factor = layer(*tensors, [3, 2]), 1
+    if kind == "hook on W_q":
+        seen = []
+        layer.W_q.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+        layer(*tensors, [3, 2])
+        assert seen == [(2, 4, 20)]
+    elif kind == "hook on attention":
+        layer.attention.register_forward_hook(lambda module, args, out: seen.append(out.shape))
+        seen = []
+        layer(*tensors, [3, 2])
+        assert seen == [(10, 4, 4)]
+    elif kind == "Identity dropout":
+        layer.attention.dropout = nn.Identity()
+    elif kind == "parametrized":
+
+        class Twice(nn.Module):
+            def forward(self, weight):
+                return 2 * weight
+
+        nn.utils.parametrize.register_parametrization(layer.W_o, "weight", Twice())
+        factor = 2
+    else:
+
+        class Scaled(nn.Linear):
+            def forward(self, x):
+                return 3 * super().forward(x)
+
+        scaled = Scaled(20, 20, bias=False)
+        scaled.load_state_dict(layer.W_o.state_dict())
+        layer.W_o = scaled
+        factor = 3
+    torch.testing.assert_close(layer(*tensors, [3, 2]), factor * plain)
+    assert layer.attention_weights.shape == (2, 5, 4, 6)
+
+
+HOOKS = (
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["attention", "attention.dropout", "W_q", "W_k", "W_v", "W_o"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_on_inner_modules(name, hook):
+    """Each is called as often, with tensors of the same shapes, as d2l's."""
+    d2l = needs.d2l("0.17.6")
+    seen = []
+    for layer in (d2l.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0)):
+        tensors, calls = inputs(requires_grad=True), []
+        layer(*tensors, None)
+        handle = getattr(layer.get_submodule(name), hook)(lambda module, *args, calls=calls: calls.append(shapes(args)))
+        layer(*tensors, None).sum().backward()
+        handle.remove()
+        layer(*tensors, None)
+        seen.append(calls)
+    assert seen[0] and seen[0] == seen[1]
+
+
+def shapes(value):
+    if isinstance(value, tuple):
+        return tuple(map(shapes, value))
+    return None if value is None else tuple(value.shape)
+
+
+def test_a_hook_may_change_what_passes():
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
+    plain = layer(*tensors, [3, 2])
+    for name, factor in (("attention.dropout", 2), ("attention", 2), ("W_o", 2), ("W_v", 2)):
+        handle = layer.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out)
+        torch.testing.assert_close(layer(*tensors, [3, 2]), factor * plain)
+        handle.remove()
+    additive = mt.AdditiveAttention(12, 10, 16, 0.0)
+    plain, _ = additive(*tensors, [3, 2]), additive.dropout.register_forward_hook(lambda module, args, out: 2 * out)
+    torch.testing.assert_close(additive(*tensors, [3, 2]), 2 * plain)
+    assert torch.equal(layer(*tensors, [3, 2]), layer(*tensors, [3, 2]))
+
+
+@pytest.mark.parametrize("name", ["attention", "attention.dropout", "W_q", "W_o"])
+@pytest.mark.parametrize("how", ["instance", "subclass", "class"])
+def test_a_replaced_forward_is_called(name, how, monkeypatch):
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
+    layer(*tensors, [3, 2])  # the usual way first
+    child, calls = layer.get_submodule(name), []
+    kind = type(child)
+
+    def forward(self, *args, original=kind.forward):
+        calls.append(self)
+        return original(self, *args)
+
+    if how == "instance":
+        child.forward = forward.__get__(child)
+    elif how == "subclass":
+        child.__class__ = type("Own", (kind,), {"forward": forward})
+    else:
+        monkeypatch.setattr(kind, "forward", forward)
+    layer(*tensors, [3, 2])
+    assert child in calls
+
+
+@pytest.mark.parametrize("name", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_global_hooks_see_the_inner_modules(name):
+    seen, layer, tensors = set(), mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs(requires_grad=True)
+    layer(*tensors, [3, 2])
+    handle = getattr(nn.modules.module, f"register_module_{name}")(lambda module, *_: seen.add(module))
+    try:
+        layer(*tensors, [3, 2]).sum().backward()
+        found, seen = seen, set()
+        mt.AdditiveAttention(12, 10, 16, 0.0)(*tensors)
+    finally:
+        handle.remove()
+    assert found == set(layer.modules())
+
+
+def test_methods_of_a_subclass_are_called():
+    class Own(mt.MultiHeadAttention):
+        def transpose_output(self, X):
+            return 2 * super().transpose_output(X)
+
+    layer, tensors = Own(12, 10, 14, 20, 5, 0.0), inputs()
+    plain = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0)
+    plain.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer(*tensors, [3, 2]), 2 * plain(*tensors, [3, 2]))
+
+
+def test_training_for_one_call_beside_a_dropout_of_ones_own():
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.5), inputs()
+    layer.attention.dropout.register_forward_hook(lambda *_: None)
+    layer(*tensors, training=True)
+    with pytest.raises(ValueError, match="mode of the module's own dropout"):
+        layer(*tensors, training=False)
+    layer.eval()
+    assert torch.equal(layer(*tensors, training=False), layer(*tensors))
+
+
+def test_additive_attention_inside_multi_head():
+    torch.manual_seed(0)
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
+    layer.attention = mt.AdditiveAttention(4, 4, 8, 0.0)
+    q, k, v = (layer.transpose_qkv(W(x)) for W, x in zip((layer.W_q, layer.W_k, layer.W_v), tensors))
+    lens = torch.tensor([3, 2]).repeat_interleave(5)
+    expected = layer.W_o(layer.transpose_output(layer.attention(q, k, v, lens)))
+    torch.testing.assert_close(layer(*tensors, torch.tensor([3, 2])), expected)
+    assert layer.attention_weights.shape == (2, 5, 4, 6)
