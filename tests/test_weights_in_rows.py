@@ -9,10 +9,11 @@ import pytest
 from binding_calls import F32, F64, B, K, Q, attempt, layer, linear, numbers
 from mha_c import ShapeError, _core, get_num_threads, set_num_threads
 
-# (rows, out, in): register tiles and panels, one chunk of depth (256) and several, one task (192 rows) and several.
+# (rows, out, in): register tiles and panels, one chunk of depth (256) and several, one task (192 rows) and several,
+# and so many (from 577 on) that the call packs.
 SIZES = [(1, 1, 1), (1, 40, 300), (2, 33, 5), (3, 97, 31), (5, 64, 256), (8, 100, 100), (12, 130, 513),
-         (13, 17, 1024), (96, 48, 70), (192, 20, 24), (193, 20, 24), (400, 65, 130), (0, 8, 5), (7, 0, 5),
-         (7, 8, 0), (300, 8, 0)]  # fmt: skip
+         (13, 17, 1024), (96, 48, 70), (192, 20, 24), (193, 20, 24), (400, 65, 130), (600, 65, 130), (0, 8, 5),
+         (7, 0, 5), (7, 8, 0), (300, 8, 0)]  # fmt: skip
 
 
 def weights(rng, shapes, dtype, spare=0):
@@ -35,11 +36,12 @@ def test_linear_has_the_bits_of_packed_weights(isa, dtype, rng, spare):
         for b in (None, bias):
             expected = _core.linear(x, packed(weight, b))
             assert expected.tobytes() == _core.linear(x, (weight, b)).tobytes(), (n, out, size)
-    many, few = _core.linear(x[:1].repeat(500, 0), (weight, bias)), _core.linear(x[:1], (weight, bias))
-    assert np.array_equal(many, few.repeat(500, 0))
+    many, few = _core.linear(x[:1].repeat(700, 0), (weight, bias)), _core.linear(x[:1], (weight, bias))
+    assert np.array_equal(many, few.repeat(700, 0))
 
 
-LAYERS = [(2, 4, 6, 10), (4, 1, 9, 64), (1, 1, 300, 20), (1, 300, 2, 20), (96, 8, 16, 128)]  # the last: slices
+# The last but one goes in slices.
+LAYERS = [(2, 4, 6, 10), (4, 1, 9, 64), (1, 1, 300, 20), (1, 300, 2, 20), (96, 8, 16, 128), (1, 700, 3, 20)]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -64,7 +66,7 @@ def test_layers_have_the_bits_of_packed_weights(isa, dtype, rng, threads):
 
 
 def test_the_numbers_of_the_call_count(rng):
-    for n in (1, 8, 500):
+    for n in (1, 8, 500, 700):
         x, (weight,) = rng.standard_normal((n, 40)).astype(F32), weights(rng, [(50, 40)], F32)
         projection = (weight, None)
         before = _core.linear(x, projection)

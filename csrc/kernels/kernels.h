@@ -29,8 +29,8 @@ typedef struct {
     ptrdiff_t b_step;
     ptrdiff_t b_group;
     int b_padded;      /* the last vector of columns may be read whole */
-    void *panel;       /* if given, column j is dense from b + j*b_row on, and is transposed here, a panel's columns and */
-    ptrdiff_t b_row;   /* a chunk's steps at a time: room for panel_width * min(chunk, depth) numbers */
+    void *panel;       /* of product_rows alone: room for panel_width * min(depth_block, depth) numbers, */
+    ptrdiff_t b_row;   /* and the distance of columns in b */
     void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;
@@ -128,6 +128,8 @@ typedef struct {
     /* Rows first..end-1 of src, transposed into panels dst[panel][p][panel_width]; rows before `first` count as 0. */ \
     X(void, pack_panels, (const void *src, ptrdiff_t src_row, size_t first, size_t end, size_t depth, void *dst)) \
     X(void, product, (const mha_product *product)) \
+    /* The same for b in rows: column j dense from b + j*b_row on, where depth is cut by depth_block alone (phase 0, part 0). */ \
+    X(void, product_rows, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
     /* scores outside [first, last) of the row become -inf. */ \
     X(void, hide_keys, (void *scores, size_t width, size_t first, size_t last)) \

@@ -13,6 +13,7 @@
 #define VF_TO_INT(v) _mm256_castpd_si256(v)
 #define VF_FROM_INT(i) _mm256_castsi256_pd(i)
 #define VF_HALVES(a, b, order) _mm256_permute2f128_pd(a, b, order)
+#define VF_TWO_BLOCKS(p, q) _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), _mm_loadu_pd(q), 1)
 typedef __m256d vf;
 #else
 #define VF_LANES 8
@@ -21,6 +22,7 @@ typedef __m256d vf;
 #define VF_TO_INT(v) _mm256_castps_si256(v)
 #define VF_FROM_INT(i) _mm256_castsi256_ps(i)
 #define VF_HALVES(a, b, order) _mm256_permute2f128_ps(a, b, order)
+#define VF_TWO_BLOCKS(p, q) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(q), 1)
 typedef __m256 vf;
 #endif
 typedef __m256i vf_mask;
@@ -265,4 +267,19 @@ vf_transpose(vf r[VF_LANES])
     VF_NAME(swap_blocks)(r + 2, r + 2 + step);
     VF_NAME(swap_blocks)(r + 3, r + 3 + step);
 #endif
+}
+
+/* The blocks need no shuffling if each is loaded to its place; a block from memory is blended in, on any port. */
+MHA_INLINE void
+vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
+{
+    const size_t step = VF_LANES / 2;
+
+    MHA_UNROLL
+    for (size_t i = 0; i < VF_LANES; i++) { /* blocks i / step of the rows i % step and i % step + step */
+        const real *block = p + (ptrdiff_t)(i % step) * row + (ptrdiff_t)(i / step * step);
+        r[i] = VF_TWO_BLOCKS(block, block + (ptrdiff_t)step * row);
+    }
+    VF_NAME(transpose_in_blocks)(r);
+    VF_NAME(transpose_in_blocks)(r + step);
 }

@@ -10,6 +10,8 @@
 #define VF_LANES 8
 #define VF_OP(op) _mm512_##op##_pd
 #define VF_BLOCKS(a, b, order) _mm512_shuffle_f64x2(a, b, order)
+#define VF_FIRST_BLOCK(p) _mm512_castpd128_pd512(_mm_loadu_pd(p))
+#define VF_INSERT_BLOCK(v, p, at) _mm512_insertf64x2(v, _mm_loadu_pd(p), at)
 #define VF_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
 #define VF_NOT_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ)
 #define VF_EXPONENT(k) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(k), VF_MANTISSA))
@@ -19,6 +21,8 @@ typedef __mmask8 vf_mask;
 #define VF_LANES 16
 #define VF_OP(op) _mm512_##op##_ps
 #define VF_BLOCKS(a, b, order) _mm512_shuffle_f32x4(a, b, order)
+#define VF_FIRST_BLOCK(p) _mm512_castps128_ps512(_mm_loadu_ps(p))
+#define VF_INSERT_BLOCK(v, p, at) _mm512_insertf32x4(v, _mm_loadu_ps(p), at)
 #define VF_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
 #define VF_NOT_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ)
 #define VF_EXPONENT(k) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(k), VF_MANTISSA))
@@ -254,4 +258,31 @@ vf_transpose(vf r[VF_LANES])
     VF_NAME(transpose_blocks)(r + 2, step);
     VF_NAME(transpose_blocks)(r + 3, step);
 #endif
+}
+
+/* The blocks need no shuffling if each is loaded to its place; a block from memory is blended in, on any port. */
+MHA_INLINE void
+vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
+{
+    const size_t step = VF_LANES / 4;
+    const real *rows[4] = {p, p + (ptrdiff_t)step * row, p + (ptrdiff_t)(2 * step) * row, p + (ptrdiff_t)(3 * step) * row};
+
+    MHA_UNROLL
+    for (size_t i = 0; i < step; i++) { /* four rows at a time, so that few addresses are needed */
+        MHA_UNROLL
+        for (size_t block = 0; block < VF_LANES; block += step) {
+            vf v = VF_FIRST_BLOCK(rows[0] + block);
+            v = VF_INSERT_BLOCK(v, rows[1] + block, 1);
+            v = VF_INSERT_BLOCK(v, rows[2] + block, 2);
+            r[block + i] = VF_INSERT_BLOCK(v, rows[3] + block, 3);
+        }
+        MHA_UNROLL
+        for (size_t lane = 0; lane < 4; lane++) {
+            rows[lane] += row;
+        }
+    }
+    VF_NAME(transpose_in_blocks)(r);
+    VF_NAME(transpose_in_blocks)(r + step);
+    VF_NAME(transpose_in_blocks)(r + 2 * step);
+    VF_NAME(transpose_in_blocks)(r + 3 * step);
 }

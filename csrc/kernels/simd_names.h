@@ -60,5 +60,6 @@
 #define vf_hsum VF_NAME(vf_hsum)
 #define vf_hmax VF_NAME(vf_hmax)
 #define vf_transpose VF_NAME(vf_transpose)
+#define vf_load_square VF_NAME(vf_load_square)
 #define vf_exp VF_NAME(vf_exp)
 #define vf_tanh VF_NAME(vf_tanh)

@@ -17,6 +17,9 @@
 #undef VF_OP
 #undef VF_BLOCKS
 #undef VF_HALVES
+#undef VF_TWO_BLOCKS
+#undef VF_FIRST_BLOCK
+#undef VF_INSERT_BLOCK
 #undef VF_EXPONENT
 #undef VF_INT
 #undef VF_TO_INT
@@ -60,5 +63,6 @@
 #undef vf_hsum
 #undef vf_hmax
 #undef vf_transpose
+#undef vf_load_square
 #undef vf_exp
 #undef vf_tanh

@@ -34,7 +34,7 @@ describe_inputs(mha_layer_job *job)
         in->rows = n_rows[i];
         in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
         in->projected = kept[i];
-        in->task_rows = mha_linear_block(job->kernels, features[i]);
+        in->task_rows = mha_linear_task_rows(job->kernels, linear[i]);
         if (linear[i]->weight != NULL) {
             in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }
@@ -101,7 +101,7 @@ plan_memory(mha_layer_job *job)
     job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
     job->gather_at = mha_scratch_add(&job->scratch, job->n_workers, job->gather_bytes);
     job->pointers_at = mha_scratch_add(&job->scratch, job->n_workers, job->pointers_bytes);
-    job->panel_at = mha_scratch_add(&job->scratch, job->n_workers, job->panel_bytes);
+    job->panel_at = mha_scratch_add(&job->scratch, mha_max(job->n_workers, MHA_LINEAR_READS), job->panel_bytes);
 }
 
 void

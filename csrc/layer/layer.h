@@ -56,7 +56,7 @@ MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_arg
 void mha_layer_run(mha_layer_job *job);
 
 /*
- * Whether a call packs its weights in rows: one of them would be read by more than one task.  Then *packed is the
+ * Whether a call packs its weights in rows: one of them would be read by too many tasks.  Then *packed is the
  * arguments of the call from there on, and *packing (zeroed by the caller) has all of them.
  */
 int mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing);

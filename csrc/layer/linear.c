@@ -27,6 +27,21 @@ mha_linear_block(const mha_kernels *kernels, size_t in_features)
     return mha_max(rows, kernels->tile_rows);
 }
 
+size_t
+mha_linear_task_rows(const mha_kernels *kernels, const mha_linear *linear)
+{
+    /* A block of the depth is all of x that a weight in rows meets before its next panel. */
+    const size_t steps = mha_linear_in_rows(linear) ? mha_min(linear->in_features, DEPTH_BLOCK) : linear->in_features;
+
+    return mha_linear_block(kernels, steps);
+}
+
+size_t
+mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
+{
+    return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * mha_linear_task_rows(kernels, linear) : SIZE_MAX;
+}
+
 void
 mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
 {
@@ -43,7 +58,7 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .b_step = (ptrdiff_t)kernels->panel_width,
         .b_group = (ptrdiff_t)(kernels->panel_width * linear->in_features),
         .b_padded = 1,
-        .panel = linear->layout == MHA_WEIGHT_ROWS ? rows->panel : NULL,
+        .panel = rows->panel,
         .b_row = linear->row_stride,
         .c = rows->y,
         .c_row = rows->y_row_stride,
@@ -52,7 +67,7 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .bias = linear->bias,
     };
     if (rows->rows > 0 && linear->out_features > 0) {
-        kernels->product(&product);
+        (linear->layout == MHA_WEIGHT_ROWS ? kernels->product_rows : kernels->product)(&product);
     }
 }
 
@@ -79,17 +94,17 @@ run_block(void *context, size_t task, unsigned worker)
     const ptrdiff_t first = (ptrdiff_t)(task * job->block), itemsize = (ptrdiff_t)job->kernels->itemsize;
     mha_linear_rows rows = job->all;
 
-    (void)worker;
     rows.rows = mha_min(job->block, job->all.rows - (size_t)first);
     rows.x = (const char *)rows.x + first * rows.x_row_stride * itemsize;
     rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
+    rows.panel = (char *)rows.panel + worker * mha_linear_panel_bytes(job->kernels, job->linear);
     mha_linear_apply(job->kernels, job->linear, &rows);
 }
 
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    const size_t block = mha_linear_block(kernels, linear->in_features);
+    const size_t block = mha_linear_task_rows(kernels, linear);
     const mha_linear_plan plan = {
         .block = block,
         .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */
@@ -104,7 +119,7 @@ mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_l
     const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows->rows);
     linear_job job = {kernels, linear, *rows, plan.block};
 
-    MHA_ASSERT(linear->layout == MHA_WEIGHT_PACKED || plan.n_tasks <= 1);
+    MHA_ASSERT(linear->layout == MHA_WEIGHT_PACKED || plan.n_tasks <= MHA_LINEAR_READS);
     mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
 }
 
@@ -126,11 +141,11 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
         mha_linear_run(kernels, linear, &all);
         return MHA_OK;
     }
-    if (rows > mha_linear_block(kernels, linear->in_features)) {
+    if (rows > mha_linear_most_rows(kernels, linear)) {
         mha_linear_pack_later(&packing, &used);
         mha_linear_packing_plan(&packing, kernels, &scratch);
     } else {
-        (void)mha_scratch_add(&scratch, 1, mha_linear_panel_bytes(kernels, linear));
+        (void)mha_scratch_add(&scratch, MHA_LINEAR_READS, mha_linear_panel_bytes(kernels, linear));
     }
     status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {

@@ -12,7 +12,7 @@
 /*
  * y[r] = W x[r] + bias for the `rows` rows of x, y_rows[r] saying where each result goes (NULL:
  * y + r*y_row_stride).  No allocation, no threads: the unit of work that callers run in parallel.
- * `panel` is aligned room for mha_linear_panel_bytes; it is looked at for a weight in rows only.
+ * `panel` is aligned room for mha_linear_panel_bytes, which are 0 but for a weight in rows.
  */
 typedef struct {
     size_t rows;
@@ -27,7 +27,7 @@ typedef struct {
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
-/* The same, split over threads.  A weight in rows is for as many as one task takes, mha_linear_block. */
+/* The same, split over threads; for at most mha_linear_most_rows, and with MHA_LINEAR_READS panels. */
 void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 
 /* How mha_linear_run goes about so many rows: rows per task, tasks, multiply-adds. */
@@ -38,10 +38,16 @@ typedef struct {
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* Rows per unit of work: enough to use a packed panel many times while they stay in cache. */
+/* Rows per unit of work, of so many numbers: enough to use a packed panel many times while they stay in cache. */
 size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
 
-/* A weight in rows is read as it lies by one task; where there are more, the call packs it first. */
+/* The same for this weight. */
+size_t mha_linear_task_rows(const mha_kernels *kernels, const mha_linear *linear);
+
+/* A weight in rows is read by each task, if there are up to so many; for more rows of x the call packs it first. */
+#define MHA_LINEAR_READS ((size_t)3)
+size_t mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear);
+
 MHA_INLINE int
 mha_linear_in_rows(const mha_linear *linear)
 {

@@ -161,8 +161,7 @@ mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_p
     int packs = 0;
 
     for (int i = 0; i < 4 && k != NULL; i++) {
-        packs = packs || (mha_linear_in_rows(linears[i]) &&
-                          exceeds(args->batch, rows[i], mha_linear_block(k, linears[i]->in_features)));
+        packs = packs || exceeds(args->batch, rows[i], mha_linear_most_rows(k, linears[i]));
     }
     if (packs) {
         mha_linear *const of_packed[] = {&packed->W_q, &packed->W_k, &packed->W_v, &packed->W_o};

@@ -13,7 +13,7 @@
 
 /*
  * A 1-D array whose first number lies on a cache line: a view into a slightly larger array,
- * which it keeps alive.  Zeroed, so that what a kernel leaves out is the same every time.
+ * which it keeps alive.
  */
 static PyArrayObject *
 new_aligned(size_t n_numbers, int type)
@@ -28,7 +28,7 @@ new_aligned(size_t n_numbers, int type)
         PyErr_SetString(PyExc_ValueError, "the packed weight would be too large");
         return NULL;
     }
-    whole = mha_py_zeros("the packed weight", 1, &room, type);
+    whole = mha_py_new("the packed weight", 1, &room, type);
     native = whole == NULL ? NULL : PyArray_DescrFromType(type);
     if (native == NULL) {
         Py_XDECREF((PyObject *)whole);

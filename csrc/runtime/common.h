@@ -16,8 +16,10 @@
 #define MHA_INLINE static inline
 #endif
 #if defined(__GNUC__)
+#define MHA_NOINLINE __attribute__((noinline))
 #define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #else
+#define MHA_NOINLINE
 #define MHA_UNLIKELY(x) (x)
 #endif
 

@@ -164,6 +164,10 @@ run_all(int quick)
         check_projection(sizes[i][0], sizes[i][1], sizes[i][2]);
         check_layouts(sizes[i][0], sizes[i][1], sizes[i][2]);
     }
+    for (size_t rows = 180; rows < 700; rows += 97) { /* one task, several, and so many that the call packs */
+        check_layouts(rows, 40, 20);
+        check_layouts(rows, 1 + below(40), 250 + below(20));
+    }
     for (size_t rows = 1; rows < 14; rows++) { /* each register tile; depths of one chunk and of several */
         check_layouts(rows, 1 + below(200), 1 + below(rows % 2 ? 256 : 1100));
     }
