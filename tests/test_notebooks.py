@@ -1,10 +1,8 @@
-"""The notebooks run, print what they are for and draw their pictures; the code of docs/seeing.md runs."""
+"""The notebooks run, print what they are for and draw their pictures."""
 
 import os
 import re
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -91,17 +89,3 @@ def test_notebook(name):
     missing = [pattern for pattern in patterns if not re.search(pattern, printed)]
     assert not missing, printed
     assert seconds < SECONDS
-
-
-def test_the_code_of_the_page_on_seeing(tmp_path):
-    """All its Python blocks, one after the other, in a process without a display."""
-    needs.module("matplotlib")
-    text = (ROOT / "docs" / "seeing.md").read_text()
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text):
-        assert (ROOT / "docs" / picture).is_file()

@@ -1,0 +1,137 @@
+"""The pages for users are true: their Python runs and prints what they say, and what they name exists."""
+
+import doctest
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(mha_c.__file__).parent
+PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "benchmarks/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# What a page takes for granted.
+GIVEN = {
+    "docs/porting-from-d2l.md": """
+import sys, types, real_d2l
+package, module = types.ModuleType("d2l"), real_d2l.load("1.0.3")
+package.torch = module
+sys.modules.update({"d2l": package, "d2l.torch": module})
+""",
+    "SECURITY.md": """
+import numpy as np, mha_c, torch
+layer = mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.1)
+np.savez("state.npz", **layer.state_dict())
+torch.save({name: torch.from_numpy(array) for name, array in layer.state_dict().items()}, "state.pt")
+""",
+}
+NEXT = "--- next block ---"
+
+
+def label(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path):
+    """(language, text) of each fenced block."""
+    return BLOCK.findall(path.read_text(encoding="utf-8"))
+
+
+def needed(path):
+    """Skips where a page needs more than there is."""
+    code = "".join(text for language, text in blocks(path) if language == "python") + GIVEN.get(label(path), "")
+    for name in ("torch", "matplotlib"):
+        if name in code or (name == "matplotlib" and "show_heatmaps" in code):
+            needs.module(name)
+    if "real_d2l" in code:
+        needs.d2l("1.0.3")
+    return code
+
+
+WITH_CODE = [path for path in PAGES if any(language == "python" for language, _ in blocks(path))]
+
+
+def test_there_are_pages_with_code():
+    assert {"README.md", "docs/porting-from-d2l.md", "docs/seeing.md"} <= set(map(label, WITH_CODE))
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=label)
+def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
+    """All Python of a page, one block after the other in one process; a block without a language is what it prints."""
+    needed(page)
+    code, expected = [GIVEN.get(label(page), "")], {}
+    for language, text in blocks(page):
+        if language == "python":
+            code.append(text)
+        elif not language and len(code) - 1 not in expected and len(code) > 1:
+            expected[len(code) - 1] = text
+    separated = f"\nprint({NEXT!r})\n".join(code)
+    here = [str(Path(mha_c.__file__).parents[1]), str(Path(__file__).parent)]
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(here)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", separated], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(NEXT + "\n")
+    assert {i: printed[i] for i in expected} == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_what_a_page_names_exists(page):
+    """Links, files, make's targets, and every name of the package."""
+    text = page.read_text(encoding="utf-8")
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if link and not (page.parent / link).exists()] == []
+    files = re.findall(r"`((?:tests|tools|csrc|mha_c|examples|benchmarks|docs)/[\w/.-]+)`", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"(?:`|^)make ([a-z][a-z-]*)", text, re.MULTILINE)
+    assert [name for name in targets if not re.search(rf"^{name}( .*)?:", makefile, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_names_of_the_package_exist(page):
+    missing = []
+    for name in sorted(set(re.findall(r"\bmha_c(?:\.\w+)+", page.read_text(encoding="utf-8")))):
+        if name in ("mha_c.h", "mha_c.so"):
+            continue
+        if "torch" in name or "d2l" in name:
+            needs.module("torch")
+        value, path = mha_c, "mha_c"
+        for part in name.split(".")[1:]:
+            path += f".{part}"
+            value = getattr(value, part, None) or (importlib.import_module(path) if part.islower() else None)
+            if value is None:
+                missing.append(name)
+                break
+    assert missing == []
+
+
+# --- Docstrings ---------------------------------------------------------------------------------------
+
+# Those have theirs where they are tested.
+APART = {"mha_c._cost", "mha_c._explain"}
+MODULES = {
+    re.sub(r"\.__init__$", "", ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+    for path in PACKAGE.rglob("*.py")
+    if ">>>" in path.read_text(encoding="utf-8")
+}
+
+
+@pytest.mark.parametrize("name", sorted(MODULES - APART))
+def test_examples_of_docstrings(name):
+    if ".torch" in name or name == "mha_c.d2l":
+        needs.module("torch")
+    if ".viz" in name:
+        needs.module("matplotlib")
+    with mha_c.set_num_threads(mha_c.get_num_threads()):
+        found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted and not found.failed
