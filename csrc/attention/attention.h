@@ -14,8 +14,6 @@
 #include "runtime/scratch.h"
 #include "visible.h"
 
-#define MHA_N_ARENA 16
-
 /* Keys whose values meet all columns of an output before the next keys do: so many rows stay in the first cache. */
 #define MHA_VALUE_DEPTH ((size_t)128)
 
@@ -31,20 +29,44 @@
  */
 #define MHA_PLAIN_JOINS ((size_t)16)
 
-/* One worker's memory, as addresses; see plan_scratch for the sizes. */
+/*
+ * One worker's memory.  The list makes the members of the arena, of its sizes and of its offsets; the two plans, plan.c
+ * and backward_plan.c, say how many numbers (or intervals, or counts) each has, and nothing where it has none.
+ */
+#define MHA_ARENA(X) \
+    X(char, packed_keys)       /* a key block as panels, or a tile of queries where scores stand by columns */ \
+    X(char, packed_values)     /* backward: the same of the values */ \
+    X(char, scores)            /* tile_rows rows, score_stride apart */ \
+    X(char, factors)           /* of dropout, like scores */ \
+    X(char, grads)             /* backward: dP, then dS, like scores */ \
+    X(char, block_out)         /* tile_rows x padded value_dim: what one key block gives to the output */ \
+    X(char, masked_values)     /* room to hide single rows of a key block, if something may hide single keys */ \
+    X(char, max)               /* one per row of the task, and so the next four */ \
+    X(char, sum) \
+    X(char, sum_compensation) \
+    X(char, inverse) \
+    X(char, delta)             /* backward */ \
+    X(char, out_compensation)  /* padded value_dim per row of the task: what sums over many blocks lose */ \
+    X(char, rescale)           /* one per row of a tile, and so the next three */ \
+    X(char, factor) \
+    X(char, block_max) \
+    X(char, block_sum) \
+    X(char, mean)              /* padded value_dim: the mean of all values, for empty rows; what it loses */ \
+    X(char, mean_compensation) \
+    X(char, span_grad_q)       /* backward: one span's gradient of q of one head, where a task has several spans */ \
+    X(mha_interval, row_keys)  /* one per query of the task */ \
+    X(size_t, visible)         /* backward: one per row of a tile: how many keys of a block it sees */
+
+#define MHA_ARENA_MEMBER(type, name) type *name;
+#define MHA_ARENA_SIZE(type, name) size_t name;
+
 typedef struct {
-    char *packed_keys;
-    char *scores;  /* tile_rows rows, score_stride apart */
-    char *factors; /* of dropout, like scores */
-    char *block_out; /* tile_rows x padded value_dim: what one key block gives to the output */
-    char *masked_values; /* key_block x value_dim, only if something may hide single keys */
-    char *max, *sum, *sum_compensation, *inverse; /* one per row of the task */
-    char *rescale, *factor, *block_max, *block_sum; /* one per row of a tile */
-    char *mean;    /* value_dim: the mean of all values, for empty rows */
-    /* What sums over many blocks lose: padded value_dim per row of the task; one row. */
-    char *out_compensation, *mean_compensation;
-    mha_interval *rows; /* one per query of the task */
+    MHA_ARENA(MHA_ARENA_MEMBER)
 } mha_arena;
+
+typedef struct {
+    MHA_ARENA(MHA_ARENA_SIZE)
+} mha_arena_sizes;
 
 /* Everything about a call that does not change from task to task. */
 typedef struct {
@@ -65,15 +87,16 @@ typedef struct {
     int by_columns;    /* rows are short: scores stand transposed, see short.c */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
+    int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
     const char *memory; /* set by mha_plan_place once the scratch memory is there */
     size_t stats_at[2];
-    size_t at[MHA_N_ARENA], rows_at; /* offsets of the arena's members within a worker's share */
+    mha_arena_sizes arena_at; /* offsets of the arena's members within a worker's share */
     size_t worker_bytes, first_worker;
 } mha_plan;
 
-/* Part of the work of a task: some rows of one head. */
+/* Rows of queries: those of a task (of each of its heads, `head` is the first), of one of its heads, or of a tile. */
 typedef struct {
     size_t item, head, key_head;
     size_t query, rows;    /* the first query and their number */
@@ -116,6 +139,9 @@ MHA_MUST_CHECK mha_status mha_plan_init(mha_plan *plan, const mha_attention_args
 void mha_plan_place(mha_plan *plan, const mha_scratch *scratch);
 void mha_attention_run(const mha_plan *plan);
 
+/* Room for a worker's arena of these sizes in plan->arena_at, and for those of all workers in `scratch`. */
+void mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch);
+
 mha_arena mha_plan_arena(const mha_plan *plan, unsigned worker);
 
 /*
@@ -137,12 +163,52 @@ mha_task_head(const mha_rows *task, size_t group_head, mha_rows *rows)
     rows->keys.last = task->keys.last;
 }
 
-/* Split task number into (item, key head, first query, number of queries), and fill arena->rows. */
+/* Split task number into (item, key head, first query, number of queries), and fill arena->row_keys. */
 void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows);
 
+/* The first key of the block that holds `key`. */
+MHA_INLINE size_t
+mha_block_start(const mha_plan *plan, size_t key)
+{
+    return key / plan->key_block * plan->key_block;
+}
+
+/* Those of `keys` that lie in the block at first_key. */
+MHA_INLINE mha_interval
+mha_block_keys(const mha_plan *plan, mha_interval keys, size_t first_key)
+{
+    const mha_interval block = {first_key, first_key + plan->key_block};
+
+    return mha_interval_meet(block, keys);
+}
+
 /* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
-void mha_task_tile(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t group_head, size_t row,
-                   mha_rows *tile);
+void mha_task_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, size_t row, mha_rows *tile);
+
+/*
+ * The walk that every pass takes: over the key blocks that a task sees, for each over some of its heads, for each over
+ * tiles of its rows that see keys of the block.  The keys (and, on the way back, values) of a block are packed when it
+ * is entered.  `tile` and `block` are where it stands.
+ */
+typedef struct {
+    const mha_plan *plan;
+    const mha_rows *task;
+    const mha_arena *arena;
+    size_t n_heads;      /* 1, or those of the group */
+    mha_interval keys;   /* of the task, as far as the walk goes */
+    int packs;           /* 1, unless its starter says otherwise */
+    size_t next_key;     /* where the next block begins */
+    size_t head, row;    /* of the next tile */
+    mha_interval packed; /* the task's keys in this block */
+    mha_rows tile;
+    mha_key_block block;
+} mha_walk;
+
+void mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t n_heads,
+                    mha_interval keys);
+
+/* On to the next tile; 0 when there is none. */
+int mha_walk_next(mha_walk *walk);
 
 /* Position of the tile's first row in the dense (B,H,Q) arrays. */
 MHA_INLINE size_t
@@ -163,11 +229,8 @@ mha_interval mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t ro
 /* The weights of such a row: 1/n for each of those n keys, or zeros. */
 void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights);
 
-/* Pack the keys of the block at first_key that the task sees; returns them. */
-mha_interval mha_pack_block(const mha_plan *plan, const mha_rows *task, mha_arena *arena, size_t first_key);
-
 /* Scores of the tile against one block, masks applied, into arena->scores; *block says where. */
-void mha_score_tile(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block);
+void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block);
 
 /*
  * kernels->product, but where a key is visible to one row of the tile and hidden from another, and b holds
@@ -214,18 +277,14 @@ void mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensa
 /* Where the tile's rows stand in the task's statistics. */
 char *mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers);
 
-/* Before the first block: rows that no block will touch stay as empty rows. */
+/* Before the first block: rows that no block will touch are empty rows. */
 void mha_clear_statistics(const mha_plan *plan, const mha_arena *arena);
 
-/* After the last block, for the rows of one head of the task: empty rows, and the statistics that were asked for. */
-void mha_finish_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena,
-                     int has_empty);
+/* After the last block: rows that are empty, if there may be any, and the statistics that were asked for. */
+void mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, int has_empty);
 
-/* The same for all its heads, when the statistics of all rows are there. */
-void mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena);
-
-/* A task where few keys make scores by columns worth while (short.c), as plan->by_columns says. */
-void mha_short_task(void *plan, size_t task, unsigned worker);
+/* Where scores stand by columns (short.c): a tile from queries to output; returns 1 if one of its rows is empty. */
+int mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena);
 
 /* A task of the weights pass (weights.c): fills the task's rows of args->weights. */
 void mha_weights_task(void *plan, size_t task, unsigned worker);

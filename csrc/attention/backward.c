@@ -18,127 +18,9 @@
 
 #include <string.h>
 
-void
-mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_backward_memory *arena)
-{
-    const mha_plan *plan = &b->plan;
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t at = (head->item * args->heads + head->head) * args->queries * k->itemsize;
-    const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
-
-    memcpy(arena->base.max, (const char *)args->row_max + at, args->queries * k->itemsize);
-    memcpy(arena->base.sum, (const char *)args->row_sum + at, args->queries * k->itemsize);
-    k->invert_sums(args->queries, arena->base.max, arena->base.sum, arena->base.inverse);
-    k->row_dots(args->queries, args->value_dim, mha_operand_at(k, grad, head->item, head->head, 0),
-                grad->row_stride, mha_operand_at(k, out, head->item, head->head, 0), out->row_stride, arena->delta);
-}
-
-/* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */
-static void
-tile_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
-{
-    const mha_kernels *k = plan->kernels;
-
-    for (size_t i = 0; i < tile->rows; i++) {
-        char *row = arena->scores + i * plan->score_stride * k->itemsize;
-        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
-        const size_t first = seen.last > 0 ? seen.first - block->first_key : block->from;
-        const size_t last = seen.last > 0 ? seen.last - block->first_key : block->from;
-        const size_t stat = (tile->query + i) * k->itemsize;
-
-        memset(row + block->from * k->itemsize, 0, (first - block->from) * k->itemsize);
-        k->weights_row(last - first, row + first * k->itemsize, arena->max + stat, arena->inverse + stat,
-                       row + first * k->itemsize);
-        memset(row + last * k->itemsize, 0, (block->from + block->width - last) * k->itemsize);
-    }
-}
-
-/*
- * How many keys of the block each row of the tile sees, one number for all or one for each; NULL if some row sees
- * others than the first ones.  *step_ret is the distance of two rows' numbers.
- */
-static const size_t *
-visible_keys(const mha_plan *plan, const mha_rows *tile, size_t *numbers, const mha_key_block *block, size_t *step_ret)
-{
-    const size_t from = block->first_key + block->from;
-
-    *step_ret = !plan->same_visibility;
-    if (plan->args->keep_mask.data != NULL) {
-        return NULL;
-    }
-    if (plan->same_visibility) {
-        return &block->visible;
-    }
-    for (size_t i = 0; i < tile->rows; i++) {
-        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
-        if (seen.last > 0 && seen.first != from) {
-            return NULL;
-        }
-        numbers[i] = seen.last > 0 ? seen.last - from : 0;
-    }
-    return numbers;
-}
-
-void
-mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, mha_backward_memory *arena, mha_key_block *block,
-                  double scale)
-{
-    const mha_plan *plan = &b->plan;
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const int drop = args->dropout > 0;
-    const size_t stat = tile->query * k->itemsize;
-    size_t step;
-
-    mha_score_tile(plan, tile, &arena->base, block);
-    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
-    if (visible == NULL) {
-        tile_weights(plan, tile, &arena->base, block);
-    }
-    /* Whole panels, as the values were packed; additive scores may start inside one. */
-    const size_t from = block->from / k->panel_width * k->panel_width;
-    const mha_product product = {
-        .rows = tile->rows,
-        .cols = block->from + block->width - from,
-        .depth = args->value_dim,
-        .depth_block = SIZE_MAX,
-        .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
-        .a_row = b->grads->grad_out.row_stride,
-        .a_step = 1,
-        .b = arena->packed_values + from * args->value_dim * k->itemsize,
-        .b_step = (ptrdiff_t)k->panel_width,
-        .b_group = (ptrdiff_t)(k->panel_width * args->value_dim),
-        .b_padded = 1,
-        .c = arena->grads + from * k->itemsize,
-        .c_row = (ptrdiff_t)plan->score_stride,
-        .scale = &plan->one,
-    };
-    k->product(&product);
-    if (drop) {
-        const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-        mha_dropout_tile(plan, tile, keys, arena->base.factors + block->from * k->itemsize);
-    }
-    const mha_score_grads grads = {
-        .rows = tile->rows,
-        .cols = block->width,
-        .visible = visible,
-        .visible_step = step,
-        .max = visible != NULL ? arena->base.max + stat : NULL,
-        .inverse = visible != NULL ? arena->base.inverse + stat : NULL,
-        .weights = arena->base.scores + block->from * k->itemsize,
-        .grads = arena->grads + block->from * k->itemsize,
-        .factors = drop ? arena->base.factors + block->from * k->itemsize : NULL,
-        .row_stride = (ptrdiff_t)plan->score_stride,
-        .delta = arena->delta + stat,
-        .scale = scale,
-    };
-    k->score_grads(&grads);
-}
-
 /* Where the gradient of q of this head goes: the caller's array, or the span's own (of the worker, or in a round). */
 static mha_operand
-grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t span, size_t item, size_t head)
+grad_q_rows(const mha_backward_plan *b, const mha_arena *arena, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
@@ -154,7 +36,7 @@ grad_q_rows(const mha_backward_plan *b, const mha_backward_memory *arena, size_t
 
 /* dV += (P F)^T G and, for dot products, dK += dS^T Q (= if nothing is there yet): rows are keys, depth is queries. */
 static void
-add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
               const mha_key_block *block, const char *weights, const mha_operand *rows, size_t cols,
               const mha_result *result, int overwrite)
 {
@@ -176,11 +58,11 @@ add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backwa
         .accumulate = !overwrite,
         .scale = &plan->one,
     };
-    mha_guarded_product(plan, tile, &arena->base, block, &product, 1);
+    mha_guarded_product(plan, tile, arena, block, &product, 1);
 }
 
 static void
-add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
                 const mha_key_block *block, const mha_operand *grad_q, int overwrite)
 {
     const mha_plan *plan = &b->plan;
@@ -190,11 +72,11 @@ add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_back
     product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;
-    mha_guarded_product(plan, tile, &arena->base, block, &product, 0);
+    mha_guarded_product(plan, tile, arena, block, &product, 0);
 }
 
 static void
-add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_backward_memory *arena,
+add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
                    const mha_key_block *block, const mha_operand *grad_q, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
@@ -231,34 +113,32 @@ clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows,
 
 /* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_backward_memory *arena, mha_interval keys)
+add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena, mha_interval keys)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
     for (size_t i = 0; i < args->queries; i++) {
-        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, arena->base.sum, i) != 0) {
+        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, arena->sum, i) != 0) {
             continue;
         }
         const mha_interval mean = mha_mean_keys(plan, head, i), mine = mha_interval_meet(mean, keys);
-        for (size_t first = mine.first / plan->key_block * plan->key_block; first < mine.last;
-             first += plan->key_block) {
-            const mha_interval whole = {first, first + plan->key_block};
-            const mha_key_block block = {.first_key = first, .keys = mha_interval_meet(whole, mine)};
+        for (size_t first = mha_block_start(plan, mine.first); first < mine.last; first += plan->key_block) {
+            const mha_key_block block = {.first_key = first, .keys = mha_block_keys(plan, mine, first)};
             const size_t n = block.keys.last - first;
             mha_rows row = *head;
             row.query = i;
             row.rows = 1;
             row.row_keys = NULL;
             row.keys = block.keys;
-            k->fill(n, 1.0 / (double)(mean.last - mean.first), arena->base.scores);
+            k->fill(n, 1.0 / (double)(mean.last - mean.first), arena->scores);
             if (args->dropout > 0) {
                 const mha_interval filled = {first, block.keys.last};
-                mha_dropout_tile(plan, &row, filled, arena->base.factors);
-                k->multiply_rows(1, n, arena->base.scores, arena->base.factors, 0);
+                mha_dropout_tile(plan, &row, filled, arena->factors);
+                k->multiply_rows(1, n, arena->scores, arena->factors, 0);
             }
-            add_key_grads(b, &row, arena, &block, arena->base.scores, &b->grads->grad_out, args->value_dim,
+            add_key_grads(b, &row, arena, &block, arena->scores, &b->grads->grad_out, args->value_dim,
                           &b->grads->grad_v, 0);
         }
     }
@@ -269,16 +149,18 @@ typedef struct {
     int keys, queries;
 } untouched;
 
-/* One tile of queries against one block of keys. */
+/* The tile of queries against the block of keys where the walk stands. */
 static void
-backward_block(const mha_backward_plan *b, const mha_rows *tile, mha_backward_memory *arena, mha_key_block *block,
-               const mha_operand *grad_q, void *grad_w, untouched fresh)
+backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *grad_q, void *grad_w, untouched fresh)
 {
     const mha_attention_args *args = b->plan.args;
+    const mha_arena *arena = walk->arena;
+    const mha_rows *tile = &walk->tile;
+    const mha_key_block *block = &walk->block;
 
-    mha_backward_tile(b, tile, arena, block, args->scale);
-    add_key_grads(b, tile, arena, block, arena->base.scores, &b->grads->grad_out, args->value_dim,
-                  &b->grads->grad_v, fresh.keys);
+    mha_backward_tile(b, tile, arena, &walk->block, args->scale);
+    add_key_grads(b, tile, arena, block, arena->scores, &b->grads->grad_out, args->value_dim, &b->grads->grad_v,
+                  fresh.keys);
     if (args->additive_weights != NULL) {
         add_additive_grads(b, tile, arena, block, grad_q, grad_w);
         return;
@@ -287,22 +169,9 @@ backward_block(const mha_backward_plan *b, const mha_rows *tile, mha_backward_me
     add_query_grads(b, tile, arena, block, grad_q, fresh.queries);
 }
 
-void
-mha_backward_pack_values(const mha_backward_plan *b, const mha_rows *task, const mha_backward_memory *arena,
-                         mha_interval keys, size_t first_key)
-{
-    const mha_attention_args *args = b->plan.args;
-    const mha_kernels *k = b->plan.kernels;
-
-    if (keys.first < keys.last) {
-        k->pack_panels(mha_operand_at(k, &args->v, task->item, task->key_head, first_key), args->v.row_stride,
-                       keys.first - first_key, keys.last - first_key, args->value_dim, arena->packed_values);
-    }
-}
-
 /* Adds a span's gradient of q of one head to the caller's. */
 static void
-add_span(const mha_backward_plan *b, const mha_backward_memory *arena, size_t span, size_t item, size_t head)
+add_span(const mha_backward_plan *b, const mha_arena *arena, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
@@ -319,7 +188,7 @@ add_span(const mha_backward_plan *b, const mha_backward_memory *arena, size_t sp
 
 /* All queries of one head against the keys of one span; is_first: no other head has been there. */
 static void
-backward_head(const mha_backward_plan *b, const mha_rows *head, mha_backward_memory *arena, mha_interval span_keys,
+backward_head(const mha_backward_plan *b, const mha_rows *head, mha_arena *arena, mha_interval span_keys,
               size_t span, int is_first, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
@@ -327,23 +196,17 @@ backward_head(const mha_backward_plan *b, const mha_rows *head, mha_backward_mem
     const mha_operand grad_q = grad_q_rows(b, arena, span, head->item, head->head);
     const mha_interval seen = mha_interval_meet(head->keys, span_keys);
     const int overwrite = plan->same_visibility && seen.first < seen.last;
+    mha_walk walk;
 
     mha_backward_rows(b, head, arena);
     if (!overwrite || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }
-    for (size_t first = span_keys.first; first < span_keys.last; first += plan->key_block) {
-        const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
-        mha_backward_pack_values(b, head, arena, keys, first);
-        for (size_t row = 0; row < head->rows && keys.first < keys.last; row += plan->tile_rows) {
-            const untouched fresh = {overwrite && is_first && row == 0, overwrite && first == span_keys.first};
-            mha_rows tile;
-            mha_task_tile(plan, head, &arena->base, 0, row, &tile);
-            mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
-            if (block.keys.first < block.keys.last) {
-                backward_block(b, &tile, arena, &block, &grad_q, grad_w, fresh);
-            }
-        }
+    mha_walk_start(&walk, plan, head, arena, 1, span_keys);
+    while (mha_walk_next(&walk)) {
+        const untouched fresh = {overwrite && is_first && walk.tile.query == 0,
+                                 overwrite && walk.block.first_key == span_keys.first};
+        backward_block(b, &walk, &grad_q, grad_w, fresh);
     }
     add_uniform_rows(b, head, arena, span_keys);
     if (b->spans_abreast == 1) {
@@ -365,7 +228,7 @@ clear_keys(const mha_backward_plan *b, const mha_rows *task, const mha_result *g
 
 /* All heads that share a key head against one span of its keys. */
 static void
-run_span(const mha_backward_plan *b, const mha_rows *task, mha_backward_memory *arena, size_t span, void *grad_w)
+run_span(const mha_backward_plan *b, const mha_rows *task, mha_arena *arena, size_t span, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -396,9 +259,9 @@ run_task(void *context, size_t task_number, unsigned worker)
     const size_t head = task_number / b->spans_abreast;
     const size_t first = in_turn ? 0 : b->first_span + task_number % b->spans_abreast;
     const size_t last = in_turn ? b->n_spans : mha_min(first + 1, b->n_spans);
-    mha_backward_memory arena = mha_backward_arena(b, worker);
+    mha_arena arena = mha_plan_arena(&b->plan, worker);
     mha_rows task;
-    mha_task_rows(&b->plan, head, &arena.base, &task);
+    mha_task_rows(&b->plan, head, &arena, &task);
     char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_spans + first) * b->weights_bytes;
 
     if (first < last) {
@@ -434,12 +297,13 @@ mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, co
 
     b->grads = grads;
     b->memory = scratch->base;
+    mha_plan_place(&b->plan, scratch);
     for (b->first_span = 0; b->first_span < b->n_spans; b->first_span += b->spans_abreast) {
-        mha_parallel_for(plan->n_tasks, b->n_workers, run_task, b);
+        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, b);
         if (b->spans_abreast == 1) {
             break; /* the tasks went through all spans */
         }
-        mha_parallel_for(args->batch * args->heads, b->n_workers, join_spans, b);
+        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, b);
     }
     if (grad_w != NULL && args->additive_weights != NULL) {
         k->fill(args->head_dim, 0, grad_w);

@@ -7,27 +7,14 @@
 
 #include "attention.h"
 
-#define MHA_N_BACKWARD_ARENA 11
 #define MHA_SPAN_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
-
-/* One worker's memory beyond what scores need. */
-typedef struct {
-    mha_arena base;
-    char *packed_values;
-    char *grads;   /* dP, then dS: like base.scores */
-    char *delta;   /* one per query, like base.max */
-    size_t *visible; /* one per row of a tile: how many keys of a block it sees */
-    char *span_grad_q; /* one span's gradient of q of one head, where a task has several spans */
-} mha_backward_memory;
 
 typedef struct {
     mha_plan plan; /* first: it carries what a tile of scores needs */
     const mha_attention_grads *grads;
-    unsigned n_workers;
     size_t n_spans;       /* of the keys */
     size_t spans_abreast; /* spans of one head that are tasks at the same time; 1: a task goes through all of them */
     size_t first_span;    /* of this round of tasks */
-    size_t at[MHA_N_BACKWARD_ARENA], rows_at, visible_at, worker_bytes, first_worker;
     size_t partial_at, partial_bytes;   /* gradients of q, one set per span of a round */
     size_t weights_at, weights_bytes, n_weights; /* gradients of the additive weights, one set per task */
     char *memory;
@@ -38,17 +25,11 @@ MHA_MUST_CHECK mha_status mha_backward_plan_init(mha_backward_plan *b, const mha
                                                  mha_scratch *scratch);
 void mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch);
 
-mha_backward_memory mha_backward_arena(const mha_backward_plan *b, unsigned worker);
-
 /* Statistics, 1/sum and delta of all queries of one head, into the arena. */
-void mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_backward_memory *arena);
+void mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena);
 
-/* The values of a block as panels; `keys` are those of the block that the task sees. */
-void mha_backward_pack_values(const mha_backward_plan *b, const mha_rows *task, const mha_backward_memory *arena,
-                              mha_interval keys, size_t first_key);
-
-/* P (times F) in base.scores and dS * scale in grads, for one tile and block. */
-void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, mha_backward_memory *arena,
+/* P (times F) in arena->scores and dS * scale in arena->grads, for one tile and block. */
+void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
                        mha_key_block *block, double scale);
 
 /* The gradient of the bias: a pass of its own (backward_bias.c). */

@@ -22,27 +22,24 @@ bias_grad_at(const mha_backward_plan *b, const mha_rows *tile, size_t row, size_
     return (char *)x->data + offset * (ptrdiff_t)b->plan.kernels->itemsize;
 }
 
-/* Adds (or, for the first visit, clears) the bias gradients of the rows query .. query + rows - 1 of one head. */
+/* Adds the bias gradients of the rows of one tile. */
 static void
-bias_rows(const mha_backward_plan *b, const mha_rows *head, mha_backward_memory *arena)
+bias_rows(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena)
 {
     const mha_plan *plan = &b->plan;
-    const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
+    const mha_key_block *block;
+    mha_walk walk;
 
-    mha_backward_rows(b, head, arena);
-    for (size_t first = 0; first < args->keys; first += plan->key_block) {
-        const mha_interval keys = mha_pack_block(plan, head, &arena->base, first);
-        mha_key_block block = {.first_key = first, .keys = keys};
-        if (keys.first >= keys.last) {
-            continue;
-        }
-        mha_backward_pack_values(b, head, arena, keys, first);
-        mha_backward_tile(b, head, arena, &block, 1.0);
-        for (size_t i = 0; i < head->rows; i++) {
-            k->add_row(keys.last - keys.first,
-                       arena->grads + (i * plan->score_stride + keys.first - first) * k->itemsize,
-                       bias_grad_at(b, head, i, keys.first), b->grads->grad_bias.key_stride);
+    mha_backward_rows(b, tile, arena);
+    mha_walk_start(&walk, plan, tile, arena, 1, tile->keys);
+    for (block = &walk.block; mha_walk_next(&walk);) {
+        const size_t first = block->keys.first - block->first_key;
+        mha_backward_tile(b, tile, arena, &walk.block, 1.0);
+        for (size_t i = 0; i < tile->rows; i++) {
+            k->add_row(block->keys.last - block->keys.first,
+                       arena->grads + (i * plan->score_stride + first) * k->itemsize,
+                       bias_grad_at(b, tile, i, block->keys.first), b->grads->grad_bias.key_stride);
         }
     }
 }
@@ -66,7 +63,7 @@ bias_task(void *context, size_t task, unsigned worker)
     const mha_backward_plan *b = context;
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    mha_backward_memory arena = mha_backward_arena(b, worker);
+    mha_arena arena = mha_plan_arena(plan, worker);
     const mha_mask_result *bias = &b->grads->grad_bias;
     const int one_task = bias->query_stride == 0;
     const size_t first = one_task ? 0 : task * plan->tile_rows;
@@ -76,11 +73,11 @@ bias_task(void *context, size_t task, unsigned worker)
         for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
             const size_t head = head_number % args->heads;
             mha_rows whole;
-            mha_task_rows(plan, head_number / plan->group, &arena.base, &whole);
+            mha_task_rows(plan, head_number / plan->group, &arena, &whole);
             whole.head = head;
             for (size_t row = first; row < last; row += plan->tile_rows) {
                 mha_rows tile;
-                mha_task_tile(plan, &whole, &arena.base, 0, row, &tile);
+                mha_task_tile(plan, &whole, 0, row, &tile);
                 tile.rows = mha_min(tile.rows, last - row);
                 if (pass == 1) {
                     bias_rows(b, &tile, &arena);
@@ -98,5 +95,5 @@ mha_backward_bias(mha_backward_plan *b)
     const size_t tiles = mha_ceil_div(b->plan.args->queries, b->plan.tile_rows);
     const size_t n_tasks = b->grads->grad_bias.query_stride == 0 ? mha_min(tiles, 1) : tiles;
 
-    mha_parallel_for(n_tasks, b->n_workers, bias_task, b);
+    mha_parallel_for(n_tasks, b->plan.n_workers, bias_task, b);
 }

@@ -22,57 +22,28 @@ backward_work(const mha_attention_args *args)
 static void
 plan_arena(mha_backward_plan *b, mha_scratch *scratch)
 {
-    const mha_plan *plan = &b->plan;
+    mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
+    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), plan->kernels->panel_width);
     const size_t tile = plan->tile_rows * plan->score_stride;
     const size_t widest = mha_max(args->head_dim, args->value_dim);
-    const size_t deepest = mha_max(keys, plan->tile_rows);
-    const size_t sizes[MHA_N_BACKWARD_ARENA] = {
-        args->additive_weights == NULL ? keys * args->head_dim : 0,
-        keys * args->value_dim,
-        tile,
-        tile,
-        args->dropout > 0 ? tile : 0,
-        mha_hides_single_keys(plan) ? deepest * widest : 0,
-        args->queries,
-        args->queries,
-        args->queries,
-        args->queries,
-        b->n_spans > 1 && b->spans_abreast == 1 ? args->queries * args->head_dim : 0,
+    const mha_arena_sizes sizes = {
+        .packed_keys = args->additive_weights == NULL ? keys * args->head_dim : 0,
+        .packed_values = keys * args->value_dim,
+        .scores = tile,
+        .grads = tile,
+        .factors = args->dropout > 0 ? tile : 0,
+        .masked_values = mha_hides_single_keys(plan) ? mha_max(keys, plan->tile_rows) * widest : 0,
+        .max = args->queries,
+        .sum = args->queries,
+        .inverse = args->queries,
+        .delta = args->queries,
+        .span_grad_q = b->n_spans > 1 && b->spans_abreast == 1 ? args->queries * args->head_dim : 0,
+        .row_keys = args->queries,
+        .visible = plan->tile_rows,
     };
-    mha_scratch worker = MHA_SCRATCH_EMPTY;
 
-    for (size_t i = 0; i < MHA_N_BACKWARD_ARENA; i++) {
-        b->at[i] = mha_scratch_add(&worker, sizes[i], k->itemsize);
-    }
-    b->rows_at = mha_scratch_add(&worker, args->queries, sizeof(mha_interval));
-    b->visible_at = mha_scratch_add(&worker, plan->tile_rows, sizeof(size_t));
-    b->worker_bytes = worker.total_bytes;
-    b->first_worker = mha_scratch_add(scratch, b->n_workers, worker.total_bytes);
-}
-
-mha_backward_memory
-mha_backward_arena(const mha_backward_plan *b, unsigned worker)
-{
-    char *base = b->memory + b->first_worker + worker * b->worker_bytes;
-    mha_backward_memory arena = {
-        .base = {.packed_keys = base + b->at[0],
-                 .scores = base + b->at[2],
-                 .factors = base + b->at[4],
-                 .masked_values = base + b->at[5],
-                 .max = base + b->at[6],
-                 .sum = base + b->at[7],
-                 .inverse = base + b->at[8],
-                 .rows = (mha_interval *)(void *)(base + b->rows_at)},
-        .packed_values = base + b->at[1],
-        .grads = base + b->at[3],
-        .delta = base + b->at[9],
-        .visible = (size_t *)(void *)(base + b->visible_at),
-        .span_grad_q = base + b->at[10],
-    };
-    return arena;
+    mha_plan_arenas(plan, &sizes, scratch);
 }
 
 mha_status
@@ -92,12 +63,14 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->score_stride = mha_round_up(mha_min(KEY_BLOCK, args->keys), k->panel_width) + k->lanes;
     plan->task_queries = mha_max(args->queries, 1);
     plan->tasks_per_head = 1;
+    plan->packs_keys = args->additive_weights == NULL;
+    plan->packs_values = 1;
 
     b->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);
     b->spans_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_spans) : 1;
     const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
     plan->n_tasks = args->queries > 0 || has_key_grads ? heads * b->spans_abreast : 0;
-    b->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
+    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
 
     b->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
     b->partial_at = mha_scratch_add(scratch, b->spans_abreast > 1 ? b->spans_abreast : 0, b->partial_bytes);

@@ -20,9 +20,10 @@
 
 /* The weights of a tile whose keys all lie in this block: what softmax left in the scores, divided by the sum. */
 static void
-write_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
-              const char *inverse)
+write_weights(const mha_walk *walk, const char *inverse)
 {
+    const mha_plan *plan = walk->plan;
+    const mha_rows *tile = &walk->tile;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
@@ -30,54 +31,72 @@ write_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
         char *row = (char *)args->weights + (mha_row_index(plan, tile) + i) * args->keys * k->itemsize;
         const mha_interval seen = mha_row_keys(tile, i);
         /* An empty row has {0, 0}; it is filled later. */
-        const size_t at = i * plan->score_stride + (seen.first < seen.last ? seen.first - block->first_key : 0);
+        const size_t first = seen.first < seen.last ? seen.first - walk->block.first_key : 0;
         memset(row, 0, seen.first * k->itemsize);
-        k->scale_row(seen.last - seen.first, arena->scores + at * k->itemsize, inverse + i * k->itemsize,
-                     args->keys - seen.first, row + seen.first * k->itemsize);
+        k->scale_row(seen.last - seen.first, walk->arena->scores + (i * plan->score_stride + first) * k->itemsize,
+                     inverse + i * k->itemsize, args->keys - seen.first, row + seen.first * k->itemsize);
     }
 }
 
-/* Scores of a tile against a block, and their softmax relative to the block's own max. */
+/* Scores of the tile against the block, and their softmax relative to the block's own max. */
 static void
-softmax_block(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block, char *max, char *sum)
+softmax_block(mha_walk *walk, char *max, char *sum)
 {
-    mha_score_tile(plan, tile, arena, block);
+    const mha_kernels *k = walk->plan->kernels;
+    const mha_key_block *block = &walk->block;
+
+    mha_score_tile(walk->plan, &walk->tile, walk->arena, &walk->block);
     const mha_softmax softmax = {
-        .rows = tile->rows,
+        .rows = walk->tile.rows,
         .visible = block->visible,
-        .phase = block->from / plan->kernels->lanes,
-        .scores = arena->scores + block->from * plan->kernels->itemsize,
-        .scores_row = (ptrdiff_t)plan->score_stride,
+        .phase = block->from / k->lanes,
+        .scores = walk->arena->scores + block->from * k->itemsize,
+        .scores_row = (ptrdiff_t)walk->plan->score_stride,
         .max = max,
         .sum = sum,
     };
-    plan->kernels->softmax_rows(&softmax);
+    k->softmax_rows(&softmax);
 }
 
-/* A tile all of whose keys lie in this block: a plain softmax, straight to the output. */
+/* Weights times values, to out; inverse, one per row, divides by their sums, or is NULL. */
 static void
-attend_whole(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, mha_arena *arena,
-             mha_key_block *block)
+average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *inverse)
 {
-    const mha_attention_args *args = plan->args;
-    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
-    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
+    const mha_plan *plan = walk->plan;
     mha_product product;
 
-    softmax_block(plan, tile, arena, block, max, sum);
-    plan->kernels->invert_sums(tile->rows, max, sum, inverse);
-    if (args->weights != NULL && !plan->weights_later) {
-        write_weights(plan, tile, arena, block, inverse);
+    if (plan->args->dropout > 0) {
+        mha_drop_weights(plan, &walk->tile, walk->arena, &walk->block);
     }
-    if (args->dropout > 0) {
-        mha_drop_weights(plan, tile, arena, block);
+    mha_describe_value_product(plan, &walk->tile, walk->arena, &walk->block, &product);
+    product.c = out;
+    product.c_row = out_row;
+    if (inverse != NULL) {
+        product.scale = inverse;
+        product.scale_step = 1;
     }
-    mha_describe_value_product(plan, tile, arena, block, &product);
-    product.c = mha_result_at(plan->kernels, &args->out, tile->item, tile->head, tile->query);
-    product.c_row = args->out.row_stride;
-    product.scale = inverse;
-    product.scale_step = 1;
-    mha_guarded_product(plan, tile, arena, block, &product, 0);
+    mha_guarded_product(plan, &walk->tile, walk->arena, &walk->block, &product, 0);
+}
+
+/* A tile all of whose keys lie in this block: a plain softmax, straight to the output.  Returns 1 if a row is empty. */
+static int
+attend_whole(mha_walk *walk)
+{
+    const mha_plan *plan = walk->plan;
+    const mha_rows *task = walk->task, *tile = &walk->tile;
+    const mha_arena *arena = walk->arena;
+    const mha_result *out = &plan->args->out;
+    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
+    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
+
+    softmax_block(walk, max, sum);
+    const int has_empty = plan->kernels->invert_sums(tile->rows, max, sum, inverse);
+    if (plan->args->weights != NULL && !plan->weights_later) {
+        write_weights(walk, inverse);
+    }
+    average_values(walk, mha_result_at(plan->kernels, out, tile->item, tile->head, tile->query), out->row_stride,
+                   inverse);
+    return has_empty;
 }
 
 /* What a tile gets from one of several blocks, relative to the block's own max. */
@@ -92,32 +111,29 @@ block_row(const mha_plan *plan)
 }
 
 static void
-attend_block(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block,
-             const block_result *result)
+attend_block(mha_walk *walk, const block_result *result)
 {
-    mha_product product;
-
-    softmax_block(plan, tile, arena, block, result->max, result->sum);
-    if (plan->args->dropout > 0) {
-        mha_drop_weights(plan, tile, arena, block);
-    }
-    mha_describe_value_product(plan, tile, arena, block, &product);
-    product.c = result->out;
-    product.c_row = block_row(plan);
-    mha_guarded_product(plan, tile, arena, block, &product, 0);
+    softmax_block(walk, result->max, result->sum);
+    average_values(walk, result->out, block_row(walk->plan), NULL);
 }
 
-/* Adds the block's result to those of the blocks before it; the last one's sums divide the output. */
-static void
-join_block(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena,
-           size_t first_key, const block_result *result)
+/*
+ * Adds the block's result to those of the blocks before it; the last one's sums divide the output.  Returns 1 if then
+ * a row is empty.
+ */
+static int
+join_block(const mha_walk *walk, const block_result *result)
 {
+    const mha_plan *plan = walk->plan;
+    const mha_rows *tile = &walk->tile;
+    const mha_arena *arena = walk->arena;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
-    char *compensation = mha_state_at(plan, task, tile, arena->sum_compensation);
-    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
+    const size_t row = mha_task_row(plan, walk->task, tile), first_key = walk->block.first_key;
+    char *max = arena->max + row * k->itemsize, *sum = arena->sum + row * k->itemsize;
+    char *compensation = arena->sum_compensation + row * k->itemsize, *inverse = arena->inverse + row * k->itemsize;
     const int is_last = tile->keys.last <= first_key + plan->key_block;
+    int has_empty = 0;
     mha_merge merge = {
         .rows = tile->rows,
         .cols = args->value_dim,
@@ -139,62 +155,25 @@ join_block(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, con
         k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, arena->rescale, arena->factor);
     }
     if (is_last) {
-        k->invert_sums(tile->rows, max, sum, inverse);
+        has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
-    const size_t at = mha_task_row(plan, task, tile) * (size_t)merge.block_row * k->itemsize;
-    mha_compensate_merge(plan, first_key, arena->out_compensation + at, &merge);
+    mha_compensate_merge(plan, first_key, arena->out_compensation + row * (size_t)merge.block_row * k->itemsize, &merge);
     k->merge_rows(&merge);
-}
-
-/* Some queries of all heads that share a key head. */
-static void
-run_task(void *context, size_t task_number, unsigned worker)
-{
-    const mha_plan *plan = context;
-    mha_arena arena = mha_plan_arena(plan, worker);
-    mha_rows task;
-    mha_task_rows(plan, task_number, &arena, &task);
-    const block_result result = {arena.block_max, arena.block_sum, arena.block_out};
-
-    if (!plan->same_visibility || task.keys.last == 0) { /* else every row meets a block */
-        mha_clear_statistics(plan, &arena);
-    }
-    for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
-         first += plan->key_block) {
-        const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
-        for (size_t g = 0; g < plan->group; g++) {
-            for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                mha_rows tile;
-                mha_task_tile(plan, &task, &arena, g, row, &tile);
-                mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
-                if (block.keys.first >= block.keys.last) {
-                    continue;
-                }
-                if (block.keys.first == tile.keys.first && block.keys.last == tile.keys.last) {
-                    attend_whole(plan, &task, &tile, &arena, &block);
-                } else {
-                    attend_block(plan, &tile, &arena, &block, &result);
-                    join_block(plan, &task, &tile, &arena, first, &result);
-                }
-            }
-        }
-    }
-    mha_finish_task(plan, &task, &arena);
+    return has_empty;
 }
 
 /*
- * --- Few queries on many keys: blocks of one head on several threads, joined in order ------------------
- * A task is one tile of each head here: with so few queries and heads, choose_tasks cuts tasks as small as they get.
+ * Few queries on many keys: the blocks of a task are tasks of their own (split_task), and are joined when all of them
+ * are there.  Where block `number` leaves the results of the tile's rows:
  */
-
-/* Where block number `block` of a task leaves the results of the tile's rows. */
 static block_result
-partial_result(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, size_t task_number, size_t block)
+partial_result(const mha_walk *walk, size_t task_number)
 {
+    const mha_plan *plan = walk->plan;
     const size_t rows = plan->group * plan->task_queries, itemsize = plan->kernels->itemsize;
-    const size_t row = mha_task_row(plan, task, tile);
+    const size_t row = mha_task_row(plan, walk->task, &walk->tile), number = walk->block.first_key / plan->key_block;
     char *base = (char *)(uintptr_t)plan->memory + plan->partial_at +
-                 (task_number * plan->n_splits + block) * plan->partial_bytes;
+                 (task_number * plan->n_splits + number) * plan->partial_bytes;
     const block_result result = {
         .max = base + row * itemsize,
         .sum = base + (rows + row) * itemsize,
@@ -204,47 +183,53 @@ partial_result(const mha_plan *plan, const mha_rows *task, const mha_rows *tile,
 }
 
 static void
-run_split(void *context, size_t split, unsigned worker)
+split_task(void *context, size_t split, unsigned worker)
 {
     const mha_plan *plan = context;
-    const size_t task_number = split / plan->n_splits, number = split % plan->n_splits;
-    const size_t first = number * plan->key_block;
+    const size_t task_number = split / plan->n_splits, first = split % plan->n_splits * plan->key_block;
     mha_arena arena = mha_plan_arena(plan, worker);
     mha_rows task;
-    mha_task_rows(plan, task_number, &arena, &task);
-    const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
+    mha_walk walk;
 
-    MHA_ASSERT(task.rows <= plan->tile_rows);
-    for (size_t g = 0; g < plan->group; g++) {
-        mha_rows tile;
-        mha_task_tile(plan, &task, &arena, g, 0, &tile);
-        mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
-        const block_result result = partial_result(plan, &task, &tile, task_number, number);
-        if (block.keys.first < block.keys.last) {
-            attend_block(plan, &tile, &arena, &block, &result);
-        }
+    mha_task_rows(plan, task_number, &arena, &task);
+    mha_walk_start(&walk, plan, &task, &arena, plan->group, (mha_interval){first, first + plan->key_block});
+    while (mha_walk_next(&walk)) {
+        const block_result result = partial_result(&walk, task_number);
+        attend_block(&walk, &result);
     }
 }
 
 static void
-join_task(void *context, size_t task_number, unsigned worker)
+forward_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
     mha_rows task;
-    mha_task_rows(plan, task_number, &arena, &task);
+    mha_walk walk;
 
-    mha_clear_statistics(plan, &arena);
-    for (size_t g = 0; g < plan->group; g++) {
-        mha_rows tile;
-        mha_task_tile(plan, &task, &arena, g, 0, &tile);
-        const size_t block = plan->key_block;
-        for (size_t number = tile.keys.first / block; number * block < tile.keys.last; number++) {
-            const block_result result = partial_result(plan, &task, &tile, task_number, number);
-            join_block(plan, &task, &tile, &arena, number * block, &result);
+    mha_task_rows(plan, task_number, &arena, &task);
+    const block_result own = {arena.block_max, arena.block_sum, arena.block_out};
+    int has_empty = !plan->same_visibility || task.keys.last == 0; /* else every row meets a block */
+    if (has_empty) {
+        mha_clear_statistics(plan, &arena);
+    }
+    mha_walk_start(&walk, plan, &task, &arena, plan->group, task.keys);
+    walk.packs = plan->n_splits == 1;
+    while (mha_walk_next(&walk)) {
+        const mha_rows *tile = &walk.tile;
+        if (plan->n_splits > 1) {
+            const block_result result = partial_result(&walk, task_number);
+            has_empty |= join_block(&walk, &result);
+        } else if (plan->by_columns) {
+            has_empty |= mha_attend_columns(plan, &task, tile, &arena);
+        } else if (walk.block.keys.first == tile->keys.first && walk.block.keys.last == tile->keys.last) {
+            has_empty |= attend_whole(&walk);
+        } else {
+            attend_block(&walk, &own);
+            has_empty |= join_block(&walk, &own);
         }
     }
-    mha_finish_task(plan, &task, &arena);
+    mha_finish_task(plan, &task, &arena, has_empty);
 }
 
 void
@@ -253,11 +238,9 @@ mha_attention_run(const mha_plan *plan)
     void *context = (void *)(uintptr_t)plan;
 
     if (plan->n_splits > 1) {
-        mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, run_split, context);
-        mha_parallel_for(plan->n_tasks, plan->n_workers, join_task, context);
-    } else {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, plan->by_columns ? mha_short_task : run_task, context);
+        mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, split_task, context);
     }
+    mha_parallel_for(plan->n_tasks, plan->n_workers, forward_task, context);
     if (plan->weights_later) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
     }

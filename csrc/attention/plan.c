@@ -93,7 +93,32 @@ choose_by_columns(const mha_plan *plan)
            args->dropout == 0;
 }
 
-/* One worker's share of the scratch memory, in the order of mha_arena. */
+void
+mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch)
+{
+    mha_scratch worker = MHA_SCRATCH_EMPTY;
+
+    /* What is declared as char holds numbers. */
+#define ADD(type, name) \
+    plan->arena_at.name = \
+        mha_scratch_add(&worker, sizes->name, sizeof(type) == 1 ? plan->kernels->itemsize : sizeof(type));
+    MHA_ARENA(ADD)
+#undef ADD
+    plan->worker_bytes = worker.total_bytes;
+    plan->first_worker = mha_scratch_add(scratch, plan->n_workers, worker.total_bytes);
+}
+
+mha_arena
+mha_plan_arena(const mha_plan *plan, unsigned worker)
+{
+    char *base = (char *)(uintptr_t)plan->memory + plan->first_worker + worker * plan->worker_bytes;
+#define PLACE(type, name) .name = (type *)(void *)(base + plan->arena_at.name),
+    const mha_arena arena = {MHA_ARENA(PLACE)};
+#undef PLACE
+
+    return arena;
+}
+
 static void
 plan_scratch(mha_plan *plan, mha_scratch *scratch)
 {
@@ -103,35 +128,30 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t values = mha_round_up(args->value_dim, k->lanes);
     const size_t columns = mha_round_up(plan->tile_rows, k->lanes);
-    mha_scratch worker = MHA_SCRATCH_EMPTY;
 
     /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
     plan->score_stride = plan->by_columns ? columns : keys + k->lanes;
     const size_t panels = plan->by_columns ? mha_round_up(plan->tile_rows, k->panel_width) : keys;
-    const size_t sizes[MHA_N_ARENA] = {
-        args->additive_weights == NULL ? panels * args->head_dim : 0,
-        (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
-        args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
-        plan->tile_rows * values,
-        mha_hides_single_keys(plan) ? keys * values : 0,
-        rows,
-        rows,
-        rows,
-        rows,
-        plan->tile_rows,
-        plan->tile_rows,
-        plan->tile_rows,
-        plan->tile_rows,
-        values,
-        mha_compensates(plan) ? rows * values : 0,
-        mha_compensates(plan) ? values : 0,
+    const mha_arena_sizes sizes = {
+        .packed_keys = args->additive_weights == NULL ? panels * args->head_dim : 0,
+        .scores = (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
+        .factors = args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
+        .block_out = plan->tile_rows * values,
+        .masked_values = mha_hides_single_keys(plan) ? keys * values : 0,
+        .max = rows,
+        .sum = rows,
+        .sum_compensation = rows,
+        .inverse = rows,
+        .out_compensation = mha_compensates(plan) ? rows * values : 0,
+        .rescale = plan->tile_rows,
+        .factor = plan->tile_rows,
+        .block_max = plan->tile_rows,
+        .block_sum = plan->tile_rows,
+        .mean = values,
+        .mean_compensation = mha_compensates(plan) ? values : 0,
+        .row_keys = plan->task_queries,
     };
-    for (size_t i = 0; i < MHA_N_ARENA; i++) {
-        plan->at[i] = mha_scratch_add(&worker, sizes[i], k->itemsize);
-    }
-    plan->rows_at = mha_scratch_add(&worker, plan->task_queries, sizeof(mha_interval));
-    plan->worker_bytes = worker.total_bytes;
-    plan->first_worker = mha_scratch_add(scratch, plan->n_workers, worker.total_bytes);
+    mha_plan_arenas(plan, &sizes, scratch);
     if (plan->n_splits > 1) {
         plan->partial_bytes = mha_round_up(rows * (values + 2) * k->itemsize, MHA_ALIGN);
         plan->partial_at = mha_scratch_add(scratch, plan->n_tasks * plan->n_splits, plan->partial_bytes);
@@ -203,6 +223,7 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
     const mha_kernels *k = plan->kernels;
     plan->tile_rows = mha_min(TILES_HIGH * k->tile_rows, mha_max(args->queries, 1));
     plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
+    plan->packs_keys = args->additive_weights == NULL && !plan->by_columns;
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
     choose_tasks(plan, use);
 
@@ -223,30 +244,4 @@ mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
         plan->row_max = scratch->base + plan->stats_at[0];
         plan->row_sum = scratch->base + plan->stats_at[1];
     }
-}
-
-mha_arena
-mha_plan_arena(const mha_plan *plan, unsigned worker)
-{
-    char *base = (char *)plan->memory + plan->first_worker + worker * plan->worker_bytes;
-    mha_arena arena = {
-        .packed_keys = base + plan->at[0],
-        .scores = base + plan->at[1],
-        .factors = base + plan->at[2],
-        .block_out = base + plan->at[3],
-        .masked_values = base + plan->at[4],
-        .max = base + plan->at[5],
-        .sum = base + plan->at[6],
-        .sum_compensation = base + plan->at[7],
-        .inverse = base + plan->at[8],
-        .rescale = base + plan->at[9],
-        .factor = base + plan->at[10],
-        .block_max = base + plan->at[11],
-        .block_sum = base + plan->at[12],
-        .mean = base + plan->at[13],
-        .out_compensation = base + plan->at[14],
-        .mean_compensation = base + plan->at[15],
-        .rows = (mha_interval *)(void *)(base + plan->rows_at),
-    };
-    return arena;
 }

@@ -6,7 +6,6 @@
 
 #include "runtime/common.h"
 
-#include <math.h>
 #include <string.h>
 
 char *
@@ -38,9 +37,8 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
     const mha_kernels *k = plan->kernels;
     const mha_scalar inverse = mha_scalar_from(k, 1.0 / (double)(keys.last - keys.first));
 
-    for (size_t first = keys.first / plan->key_block * plan->key_block; first < keys.last; first += plan->key_block) {
-        const mha_interval whole = {first, first + plan->key_block};
-        const mha_key_block block = {.first_key = first, .keys = mha_interval_meet(whole, keys)};
+    for (size_t first = mha_block_start(plan, keys.first); first < keys.last; first += plan->key_block) {
+        const mha_key_block block = {.first_key = first, .keys = mha_block_keys(plan, keys, first)};
         mha_product product;
         mha_merge merge = {
             .rows = 1,
@@ -118,28 +116,19 @@ write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *row
 void
 mha_clear_statistics(const mha_plan *plan, const mha_arena *arena)
 {
-    plan->kernels->fill(plan->group * plan->task_queries, -HUGE_VAL, arena->max);
+    plan->kernels->fill(plan->group * plan->task_queries, 0, arena->max);
     plan->kernels->fill(plan->group * plan->task_queries, 0, arena->sum);
 }
 
 void
-mha_finish_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena, int has_empty)
-{
-    if (has_empty) {
-        fill_empty_rows(plan, task, rows, arena);
-    }
-    write_statistics(plan, task, rows, arena);
-}
-
-void
-mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena)
+mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, int has_empty)
 {
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows rows;
         mha_task_head(task, g, &rows);
-        const int has_empty = plan->kernels->invert_sums(rows.rows, mha_state_at(plan, task, &rows, arena->max),
-                                                         mha_state_at(plan, task, &rows, arena->sum),
-                                                         mha_state_at(plan, task, &rows, arena->inverse));
-        mha_finish_rows(plan, task, &rows, arena, has_empty);
+        if (has_empty) {
+            fill_empty_rows(plan, task, &rows, arena);
+        }
+        write_statistics(plan, task, &rows, arena);
     }
 }

@@ -37,9 +37,8 @@ score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
     k->product(&product);
 }
 
-/* A tile from queries to output; returns 1 if one of them has an empty row. */
-static int
-attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
+int
+mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
 {
     const mha_kernels *k = plan->kernels;
     const mha_key_block block = {.keys = {0, tile->keys.last}};
@@ -70,30 +69,4 @@ attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile,
     product.scale_step = 1;
     k->product(&product);
     return has_empty;
-}
-
-void
-mha_short_task(void *context, size_t task_number, unsigned worker)
-{
-    const mha_plan *plan = context;
-    mha_arena arena = mha_plan_arena(plan, worker);
-    mha_rows task;
-    mha_task_rows(plan, task_number, &arena, &task);
-
-    if (task.keys.last == 0) {
-        mha_clear_statistics(plan, &arena);
-        mha_finish_task(plan, &task, &arena);
-        return;
-    }
-    for (size_t g = 0; g < plan->group; g++) {
-        mha_rows rows;
-        int has_empty = 0;
-        mha_task_head(&task, g, &rows);
-        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_rows tile;
-            mha_task_tile(plan, &task, &arena, g, row, &tile);
-            has_empty |= attend_columns(plan, &task, &tile, &arena);
-        }
-        mha_finish_rows(plan, &task, &rows, &arena, has_empty);
-    }
 }

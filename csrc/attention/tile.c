@@ -1,6 +1,6 @@
 /*
- * tile.c: one tile of query rows against one block of keys: which rows and keys those are,
- * their scores with every kind of mask applied, dropout, and products that keep hidden values out.
+ * tile.c: one tile of query rows against one block of keys: scores with every kind of mask applied, dropout, and
+ * products that keep hidden values out.
  */
 #include "attention.h"
 
@@ -27,42 +27,6 @@ mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, si
     return mha_result_at(kernels, &same, item, head, row);
 }
 
-void
-mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows)
-{
-    const mha_attention_args *args = plan->args;
-    const size_t head = task / plan->tasks_per_head;
-
-    rows->item = head / args->kv_heads;
-    rows->key_head = head % args->kv_heads;
-    rows->head = rows->key_head * plan->group;
-    rows->query = task % plan->tasks_per_head * plan->task_queries;
-    rows->rows = mha_min(plan->task_queries, args->queries - rows->query);
-    rows->row_keys = NULL;
-    if (plan->same_visibility) {
-        rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
-        return;
-    }
-    rows->row_keys = arena->rows;
-    for (size_t i = 0; i < rows->rows; i++) {
-        arena->rows[i] = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query + i);
-    }
-    rows->keys = mha_intervals_join(arena->rows, rows->rows);
-}
-
-void
-mha_task_tile(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t group_head, size_t row,
-              mha_rows *tile)
-{
-    mha_task_head(task, group_head, tile);
-    tile->query += row;
-    tile->rows = mha_min(plan->tile_rows, task->rows - row);
-    if (!plan->same_visibility) {
-        tile->row_keys = arena->rows + row;
-        tile->keys = mha_intervals_join(tile->row_keys, tile->rows);
-    }
-}
-
 mha_interval
 mha_row_keys(const mha_rows *tile, size_t row)
 {
@@ -78,23 +42,8 @@ mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
     return seen.first < seen.last && args->keep_mask.data == NULL && args->bias.data == NULL ? seen : all;
 }
 
-mha_interval
-mha_pack_block(const mha_plan *plan, const mha_rows *task, mha_arena *arena, size_t first_key)
-{
-    const mha_attention_args *args = plan->args;
-    const mha_interval block = {first_key, first_key + plan->key_block};
-    const mha_interval keys = mha_interval_meet(task->keys, block);
-
-    if (keys.first < keys.last && args->additive_weights == NULL) {
-        plan->kernels->pack_panels(mha_operand_at(plan->kernels, &args->k, task->item, task->key_head, first_key),
-                                   args->k.row_stride, keys.first - first_key, keys.last - first_key,
-                                   args->head_dim, arena->packed_keys);
-    }
-    return keys;
-}
-
 static void
-dot_scores(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
+dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -125,7 +74,7 @@ dot_scores(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key
 }
 
 static void
-additive_scores(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
+additive_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -162,7 +111,7 @@ mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row,
 }
 
 static void
-apply_masks(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, const mha_key_block *block)
+apply_masks(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -193,7 +142,7 @@ apply_masks(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, const 
 }
 
 void
-mha_score_tile(const mha_plan *plan, const mha_rows *tile, mha_arena *arena, mha_key_block *block)
+mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
 {
     if (plan->args->additive_weights != NULL) {
         additive_scores(plan, tile, arena, block);

@@ -12,16 +12,17 @@
 
 #include <string.h>
 
-/* The statistics of the rows of this head, into the arena: max, sum, 1/sum. */
+/* The statistics of the rows of one head of the task, into the arena: max, sum, 1/sum. */
 static void
-load_statistics(const mha_plan *plan, const mha_rows *rows, const mha_arena *arena)
+load_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_kernels *k = plan->kernels;
-    const size_t at = mha_row_index(plan, rows) * k->itemsize;
+    const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
+    char *max = mha_state_at(plan, task, rows, arena->max), *sum = mha_state_at(plan, task, rows, arena->sum);
 
-    memcpy(arena->max, (const char *)plan->row_max + at, rows->rows * k->itemsize);
-    memcpy(arena->sum, (const char *)plan->row_sum + at, rows->rows * k->itemsize);
-    k->invert_sums(rows->rows, arena->max, arena->sum, arena->inverse);
+    memcpy(max, (const char *)plan->row_max + at, n_bytes);
+    memcpy(sum, (const char *)plan->row_sum + at, n_bytes);
+    k->invert_sums(rows->rows, max, sum, mha_state_at(plan, task, rows, arena->inverse));
 }
 
 static char *
@@ -33,22 +34,24 @@ weights_at(const mha_plan *plan, const mha_rows *rows)
 }
 
 static void
-weigh_block(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, mha_arena *arena,
-            mha_key_block *block)
+weigh_block(mha_walk *walk)
 {
+    const mha_plan *plan = walk->plan;
+    const mha_arena *arena = walk->arena;
+    const mha_rows *tile = &walk->tile;
+    const mha_key_block *block = &walk->block;
     const mha_kernels *k = plan->kernels;
-    const size_t row_bytes = plan->args->keys * k->itemsize;
+    const size_t row_bytes = plan->args->keys * k->itemsize, first_row = mha_task_row(plan, walk->task, tile);
     char *weights = weights_at(plan, tile);
 
-    mha_score_tile(plan, tile, arena, block);
+    mha_score_tile(plan, tile, arena, &walk->block);
     for (size_t i = 0; i < tile->rows; i++) {
-        const size_t row = tile->query - task->query + i;
+        const size_t stat = (first_row + i) * k->itemsize;
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         if (seen.first < seen.last) {
             const size_t at = i * plan->score_stride + seen.first - block->first_key;
-            k->weights_row(seen.last - seen.first, arena->scores + at * k->itemsize, arena->max + row * k->itemsize,
-                           arena->inverse + row * k->itemsize,
-                           weights + i * row_bytes + seen.first * k->itemsize);
+            k->weights_row(seen.last - seen.first, arena->scores + at * k->itemsize, arena->max + stat,
+                           arena->inverse + stat, weights + i * row_bytes + seen.first * k->itemsize);
         }
     }
 }
@@ -66,18 +69,19 @@ mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, c
     }
 }
 
-/* Zeros outside each row's keys; and what empty rows get. */
+/* Zeros outside each row's keys; and what empty rows get.  For one head of the task. */
 static void
-fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
+fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
+    const char *sum = mha_state_at(plan, task, rows, arena->sum);
 
-    for (size_t i = 0; i < tile->rows; i++) {
-        char *row = weights_at(plan, tile) + i * args->keys * k->itemsize;
-        const mha_interval seen = mha_row_keys(tile, i);
-        if (mha_read(k, arena->sum, tile->query - task->query + i) == 0) {
-            mha_fill_empty_weights(plan, tile, i, row);
+    for (size_t i = 0; i < rows->rows; i++) {
+        char *row = weights_at(plan, rows) + i * args->keys * k->itemsize;
+        const mha_interval seen = mha_row_keys(rows, i);
+        if (mha_read(k, sum, i) == 0) {
+            mha_fill_empty_weights(plan, rows, i, row);
         } else {
             memset(row, 0, seen.first * k->itemsize);
             memset(row + seen.last * k->itemsize, 0, (args->keys - seen.last) * k->itemsize);
@@ -90,30 +94,21 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
     mha_arena arena = mha_plan_arena(plan, worker);
-    mha_rows task;
-    mha_task_rows(plan, task_number, &arena, &task);
+    mha_rows task, rows;
+    mha_walk walk;
 
+    mha_task_rows(plan, task_number, &arena, &task);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_rows rows;
         mha_task_head(&task, g, &rows);
-        load_statistics(plan, &rows, &arena);
-        for (size_t first = task.keys.first / plan->key_block * plan->key_block; first < task.keys.last;
-             first += plan->key_block) {
-            const mha_interval keys = mha_pack_block(plan, &task, &arena, first);
-            for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-                mha_rows tile;
-                mha_task_tile(plan, &task, &arena, g, row, &tile);
-                mha_key_block block = {.first_key = first, .keys = mha_interval_meet(tile.keys, keys)};
-                if (block.keys.first < block.keys.last) {
-                    weigh_block(plan, &task, &tile, &arena, &block);
-                }
-            }
-        }
-        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_rows tile;
-            mha_task_tile(plan, &task, &arena, g, row, &tile);
-            fill_outside(plan, &task, &tile, &arena);
-        }
+        load_statistics(plan, &task, &rows, &arena);
+    }
+    mha_walk_start(&walk, plan, &task, &arena, plan->group, task.keys);
+    while (mha_walk_next(&walk)) {
+        weigh_block(&walk);
+    }
+    for (size_t g = 0; g < plan->group; g++) {
+        mha_task_head(&task, g, &rows);
+        fill_outside(plan, &task, &rows, &arena);
     }
 }
 

@@ -48,12 +48,8 @@ count_task(const mha_plan *plan, size_t task_number, mha_arena *arena, mha_atten
 
     for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
         mha_rows tile;
-        mha_task_tile(plan, &task, arena, 0, row, &tile);
-        size_t n_blocks = 0;
-        for (size_t first = tile.keys.first / plan->key_block * plan->key_block; first < tile.keys.last;
-             first += plan->key_block) {
-            n_blocks++;
-        }
+        mha_task_tile(plan, &task, 0, row, &tile);
+        const size_t n_blocks = mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
         facts->n_tiles += n_blocks;
         facts->most_blocks = mha_max(facts->most_blocks, n_blocks);
         facts->n_tiles_all += mha_ceil_div(plan->args->keys, plan->key_block);
@@ -72,7 +68,7 @@ count_tiles(const mha_plan *plan, mha_attention_facts *facts)
     if (status != MHA_OK) {
         return status;
     }
-    mha_arena arena = {.rows = (mha_interval *)(void *)(scratch.base + rows_at)};
+    mha_arena arena = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
     for (size_t item = 0; item < args->batch && plan->n_tasks > 0; item++) {
         for (size_t task = 0; task < plan->tasks_per_head; task++) {
             count_task(plan, item * args->kv_heads * plan->tasks_per_head + task, &arena, facts);

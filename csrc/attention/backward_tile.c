@@ -1,0 +1,127 @@
+/*
+ * backward_tile.c: what both backward passes (backward.c, backward_bias.c) do first: one tile's weights and the
+ * gradients of its scores, computed again from the row statistics.
+ */
+#include "backward.h"
+
+#include "runtime/common.h"
+
+#include <string.h>
+
+void
+mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t at = (head->item * args->heads + head->head) * args->queries * k->itemsize;
+    const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
+
+    memcpy(arena->max, (const char *)args->row_max + at, args->queries * k->itemsize);
+    memcpy(arena->sum, (const char *)args->row_sum + at, args->queries * k->itemsize);
+    k->invert_sums(args->queries, arena->max, arena->sum, arena->inverse);
+    k->row_dots(args->queries, args->value_dim, mha_operand_at(k, grad, head->item, head->head, 0),
+                grad->row_stride, mha_operand_at(k, out, head->item, head->head, 0), out->row_stride, arena->delta);
+}
+
+/* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */
+static void
+tile_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t i = 0; i < tile->rows; i++) {
+        char *row = arena->scores + i * plan->score_stride * k->itemsize;
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        const size_t first = seen.last > 0 ? seen.first - block->first_key : block->from;
+        const size_t last = seen.last > 0 ? seen.last - block->first_key : block->from;
+        const size_t stat = (tile->query + i) * k->itemsize;
+
+        memset(row + block->from * k->itemsize, 0, (first - block->from) * k->itemsize);
+        k->weights_row(last - first, row + first * k->itemsize, arena->max + stat, arena->inverse + stat,
+                       row + first * k->itemsize);
+        memset(row + last * k->itemsize, 0, (block->from + block->width - last) * k->itemsize);
+    }
+}
+
+/*
+ * How many keys of the block each row of the tile sees, one number for all or one for each; NULL if some row sees
+ * others than the first ones.  *step_ret is the distance of two rows' numbers.
+ */
+static const size_t *
+visible_keys(const mha_plan *plan, const mha_rows *tile, size_t *numbers, const mha_key_block *block, size_t *step_ret)
+{
+    const size_t from = block->first_key + block->from;
+
+    *step_ret = !plan->same_visibility;
+    if (plan->args->keep_mask.data != NULL) {
+        return NULL;
+    }
+    if (plan->same_visibility) {
+        return &block->visible;
+    }
+    for (size_t i = 0; i < tile->rows; i++) {
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        if (seen.last > 0 && seen.first != from) {
+            return NULL;
+        }
+        numbers[i] = seen.last > 0 ? seen.last - from : 0;
+    }
+    return numbers;
+}
+
+void
+mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena, mha_key_block *block,
+                  double scale)
+{
+    const mha_plan *plan = &b->plan;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const int drop = args->dropout > 0;
+    const size_t stat = tile->query * k->itemsize;
+    size_t step;
+
+    mha_score_tile(plan, tile, arena, block);
+    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
+    if (visible == NULL) {
+        tile_weights(plan, tile, arena, block);
+    }
+    /* Whole panels, as the values were packed; additive scores may start inside one. */
+    const size_t from = block->from / k->panel_width * k->panel_width;
+    const mha_product product = {
+        .rows = tile->rows,
+        .cols = block->from + block->width - from,
+        .depth = args->value_dim,
+        .depth_block = SIZE_MAX,
+        .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
+        .a_row = b->grads->grad_out.row_stride,
+        .a_step = 1,
+        .b = arena->packed_values + from * args->value_dim * k->itemsize,
+        .b_step = (ptrdiff_t)k->panel_width,
+        .b_group = (ptrdiff_t)(k->panel_width * args->value_dim),
+        .b_padded = 1,
+        .c = arena->grads + from * k->itemsize,
+        .c_row = (ptrdiff_t)plan->score_stride,
+        .scale = &plan->one,
+    };
+    k->product(&product);
+    if (drop) {
+        const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
+        mha_dropout_tile(plan, tile, keys, arena->factors + block->from * k->itemsize);
+    }
+    const mha_score_grads grads = {
+        .rows = tile->rows,
+        .cols = block->width,
+        .visible = visible,
+        .visible_step = step,
+        .max = visible != NULL ? arena->max + stat : NULL,
+        .inverse = visible != NULL ? arena->inverse + stat : NULL,
+        .weights = arena->scores + block->from * k->itemsize,
+        .grads = arena->grads + block->from * k->itemsize,
+        .factors = drop ? arena->factors + block->from * k->itemsize : NULL,
+        .row_stride = (ptrdiff_t)plan->score_stride,
+        .delta = arena->delta + stat,
+        .scale = scale,
+    };
+    k->score_grads(&grads);
+}
