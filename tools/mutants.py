@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
-TEXTS = ["kernels/*.inc", "attention/*.c", "layer/*.c", "runtime/scratch.c"]
+TEXTS = ["kernels/*.inc", "attention/*.c", "attention/walk.h", "layer/*.c", "runtime/scratch.c"]
 PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slices", "backward", "shared_gradients",
             "failures", "guards", "explain", "scratch", "math"]  # fmt: skip
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]

@@ -142,29 +142,7 @@ void mha_attention_run(const mha_plan *plan);
 /* Room for a worker's arena of these sizes in plan->arena_at, and for those of all workers in `scratch`. */
 void mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch);
 
-mha_arena mha_plan_arena(const mha_plan *plan, unsigned worker);
-
-/*
- * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
- * stored in words just before waits for tens of cycles, in every task.
- */
-
-/* The rows of head `group_head` of the task. */
-MHA_INLINE void
-mha_task_head(const mha_rows *task, size_t group_head, mha_rows *rows)
-{
-    rows->item = task->item;
-    rows->head = task->head + group_head;
-    rows->key_head = task->key_head;
-    rows->query = task->query;
-    rows->rows = task->rows;
-    rows->row_keys = task->row_keys;
-    rows->keys.first = task->keys.first;
-    rows->keys.last = task->keys.last;
-}
-
-/* Split task number into (item, key head, first query, number of queries), and fill arena->row_keys. */
-void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows);
+void mha_plan_arena(const mha_plan *plan, unsigned worker, mha_arena *arena);
 
 /* The first key of the block that holds `key`. */
 MHA_INLINE size_t
@@ -181,34 +159,6 @@ mha_block_keys(const mha_plan *plan, mha_interval keys, size_t first_key)
 
     return mha_interval_meet(block, keys);
 }
-
-/* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
-void mha_task_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, size_t row, mha_rows *tile);
-
-/*
- * The walk that every pass takes: over the key blocks that a task sees, for each over some of its heads, for each over
- * tiles of its rows that see keys of the block.  The keys (and, on the way back, values) of a block are packed when it
- * is entered.  `tile` and `block` are where it stands.
- */
-typedef struct {
-    const mha_plan *plan;
-    const mha_rows *task;
-    const mha_arena *arena;
-    size_t n_heads;      /* 1, or those of the group */
-    mha_interval keys;   /* of the task, as far as the walk goes */
-    int packs;           /* 1, unless its starter says otherwise */
-    size_t next_key;     /* where the next block begins */
-    size_t head, row;    /* of the next tile */
-    mha_interval packed; /* the task's keys in this block */
-    mha_rows tile;
-    mha_key_block block;
-} mha_walk;
-
-void mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t n_heads,
-                    mha_interval keys);
-
-/* On to the next tile; 0 when there is none. */
-int mha_walk_next(mha_walk *walk);
 
 /* Position of the tile's first row in the dense (B,H,Q) arrays. */
 MHA_INLINE size_t
@@ -275,7 +225,11 @@ mha_compensates(const mha_plan *plan)
 void mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge);
 
 /* Where the tile's rows stand in the task's statistics. */
-char *mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers);
+MHA_INLINE char *
+mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
+{
+    return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
+}
 
 /* Before the first block: rows that no block will touch are empty rows. */
 void mha_clear_statistics(const mha_plan *plan, const mha_arena *arena);

@@ -259,8 +259,9 @@ run_task(void *context, size_t task_number, unsigned worker)
     const size_t head = task_number / b->spans_abreast;
     const size_t first = in_turn ? 0 : b->first_span + task_number % b->spans_abreast;
     const size_t last = in_turn ? b->n_spans : mha_min(first + 1, b->n_spans);
-    mha_arena arena = mha_plan_arena(&b->plan, worker);
+    mha_arena arena;
     mha_rows task;
+    mha_plan_arena(&b->plan, worker, &arena);
     mha_task_rows(&b->plan, head, &arena, &task);
     char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_spans + first) * b->weights_bytes;
 

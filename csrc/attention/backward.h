@@ -5,7 +5,7 @@
 #ifndef MHA_ATTENTION_BWD_H
 #define MHA_ATTENTION_BWD_H
 
-#include "attention.h"
+#include "walk.h"
 
 #define MHA_SPAN_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
 

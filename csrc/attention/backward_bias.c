@@ -63,12 +63,13 @@ bias_task(void *context, size_t task, unsigned worker)
     const mha_backward_plan *b = context;
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    mha_arena arena = mha_plan_arena(plan, worker);
+    mha_arena arena;
     const mha_mask_result *bias = &b->grads->grad_bias;
     const int one_task = bias->query_stride == 0;
     const size_t first = one_task ? 0 : task * plan->tile_rows;
     const size_t last = one_task ? args->queries : mha_min(first + plan->tile_rows, args->queries);
 
+    mha_plan_arena(plan, worker, &arena);
     for (int pass = 0; pass < 2; pass++) {
         for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
             const size_t head = head_number % args->heads;

@@ -108,15 +108,14 @@ mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scrat
     plan->first_worker = mha_scratch_add(scratch, plan->n_workers, worker.total_bytes);
 }
 
-mha_arena
-mha_plan_arena(const mha_plan *plan, unsigned worker)
+void
+mha_plan_arena(const mha_plan *plan, unsigned worker, mha_arena *arena)
 {
     char *base = (char *)(uintptr_t)plan->memory + plan->first_worker + worker * plan->worker_bytes;
-#define PLACE(type, name) .name = (type *)(void *)(base + plan->arena_at.name),
-    const mha_arena arena = {MHA_ARENA(PLACE)};
-#undef PLACE
 
-    return arena;
+#define PLACE(type, name) arena->name = (type *)(void *)(base + plan->arena_at.name);
+    MHA_ARENA(PLACE)
+#undef PLACE
 }
 
 static void

@@ -2,17 +2,11 @@
  * rows.c: rows of queries before and after their key blocks: where their statistics stand, what
  * those get that saw no key, and the statistics that the caller asked for.
  */
-#include "attention.h"
+#include "walk.h"
 
 #include "runtime/common.h"
 
 #include <string.h>
-
-char *
-mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
-{
-    return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
-}
 
 void
 mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge)

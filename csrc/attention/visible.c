@@ -62,17 +62,6 @@ mha_intervals_join(const mha_interval *intervals, size_t n)
     return all.last == 0 ? (mha_interval){0, 0} : all;
 }
 
-mha_interval
-mha_interval_meet(mha_interval a, mha_interval b)
-{
-    a.first = mha_max(a.first, b.first);
-    a.last = mha_min(a.last, b.last);
-    if (a.first >= a.last) {
-        a.first = a.last = 0;
-    }
-    return a;
-}
-
 int
 mha_same_for_all_queries(const mha_visibility *visible)
 {

@@ -6,6 +6,7 @@
 #define MHA_VISIBLE_H
 
 #include "mha.h"
+#include "runtime/common.h"
 
 /* Keys first .. last-1; empty as {0, 0}. */
 typedef struct {
@@ -26,7 +27,16 @@ int mha_sees_all_keys(const mha_visibility *visible);
 mha_interval mha_intervals_join(const mha_interval *intervals, size_t n);
 
 /* What the two have in common. */
-mha_interval mha_interval_meet(mha_interval a, mha_interval b);
+MHA_INLINE mha_interval
+mha_interval_meet(mha_interval a, mha_interval b)
+{
+    a.first = mha_max(a.first, b.first);
+    a.last = mha_min(a.last, b.last);
+    if (a.first >= a.last) {
+        a.first = a.last = 0;
+    }
+    return a;
+}
 
 /*
  * The keys that some query of the item sees, and in *n_empty_ret the number of queries that see none.

@@ -5,7 +5,7 @@
  * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
  * of rows longer than one key block.
  */
-#include "attention.h"
+#include "walk.h"
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
@@ -93,10 +93,11 @@ void
 mha_weights_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
-    mha_arena arena = mha_plan_arena(plan, worker);
+    mha_arena arena;
     mha_rows task, rows;
     mha_walk walk;
 
+    mha_plan_arena(plan, worker, &arena);
     mha_task_rows(plan, task_number, &arena, &task);
     for (size_t g = 0; g < plan->group; g++) {
         mha_task_head(&task, g, &rows);

@@ -7,7 +7,7 @@
  */
 #include "mha.h"
 
-#include "attention/attention.h"
+#include "attention/walk.h"
 #include "runtime/common.h"
 #include "layer.h"
 #include "linear.h"
