@@ -1,6 +1,7 @@
-"""Computes the polynomial coefficients of csrc/kernels/math.inc and prints them.
+"""Computes the polynomial coefficients of csrc/kernels/math.inc and tanh_table.inc and prints them.
 
     python tools/fit_polynomials.py            # needs mpmath
+    python tools/fit_polynomials.py table      # the text of tanh_table.inc alone
 
 Each is a minimax fit: of all polynomials of its degree, the one whose largest
 relative error over the interval is smallest (Remez's exchange algorithm).
@@ -131,7 +132,60 @@ def tanh_weight(edge):
     return lambda s: s ** mp.mpf(1.5) / mp.tanh(mp.sqrt(s)) * (1 + 3 * (s / edge) ** 2)
 
 
+TABLE_DEGREE = 5
+TABLE_LEAST, TABLE_MOST = -4, 3  # exponents of the octaves, four intervals each
+
+
+def centre(low, high):
+    """The float in the middle of an interval whose tanh is nearest to a float: of some hundreds, within 0.002 ULP."""
+    middle = (low + high) / 2
+    step = mp.mpf(2) ** (mp.floor(mp.log(middle, 2)) - 20)
+
+    def miss(c):
+        return abs(mp.tanh(c) - round_to(24, mp.tanh(c))) / mp.tanh(c)
+
+    return min((round_to(24, middle + i * step) for i in range(-300, 301)), key=miss)
+
+
+def through_chebyshev_points(function, low, high, degree):
+    """Coefficients of the polynomial that meets the function there: within a factor of two of the best one."""
+    n = degree + 1
+    points = [(low + high) / 2 + (high - low) / 2 * mp.cos(mp.pi * (2 * i + 1) / (2 * n)) for i in range(n)]
+    powers = mp.matrix([[x**k for k in range(n)] for x in points])
+    return list(mp.lu_solve(powers, mp.matrix([function(x) for x in points])))
+
+
+def table_entry(exponent, quarter):
+    """Centre c, then coefficients of t^0 .. t^5: tanh(c + t) on a quarter of the octave of 2^exponent."""
+    low, high = (mp.mpf(2) ** exponent * (1 + mp.mpf(q) / 4) for q in (quarter, quarter + 1))
+    if (exponent, quarter) == (TABLE_LEAST, 0):  # from 0 on: odd, and exactly t for tiny t
+        tail = through_chebyshev_points(tanh_tail, high**2 / 1000, high**2, 1)
+        return [mp.mpf(n) for n in (0, 0, 1, 0, tail[0], 0, tail[1])]
+    if low >= 10:
+        return [mp.mpf(n) for n in (10, 1, 0, 0, 0, 0, 0)]
+    c = centre(low, high)
+
+    def slope(t):
+        return (mp.tanh(c + t) - mp.tanh(c)) / t
+
+    return [c, mp.tanh(c), *through_chebyshev_points(slope, low - c, high - c, TABLE_DEGREE - 1)]
+
+
+def print_table():
+    """One line of four entries for each octave, in the order of the low three bits of a float's exponent."""
+    octaves = sorted(range(TABLE_LEAST, TABLE_MOST + 1), key=lambda exponent: (exponent + 127) % 8)
+    entries = [[round_to(24, x) for x in table_entry(e, quarter)] for e in octaves for quarter in range(4)]
+    for row in range(TABLE_DEGREE + 2):
+        print("    {" if row == 0 else "    }, {")
+        for i in range(0, len(entries), 4):
+            numbers = ", ".join(mp.nstr(entry[row], 9) + "f" for entry in entries[i : i + 4])
+            print(f"        {numbers},")
+    print("    },")
+
+
 def main():
+    if sys.argv[1:] == ["table"]:
+        return print_table()
     edge = LN2 / 2 * mp.mpf("1.0001")
     small = (LN2 / 4 * mp.mpf("1.0001")) ** 2
     tiny = small * mp.mpf("1e-12")

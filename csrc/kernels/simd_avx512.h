@@ -37,6 +37,10 @@ typedef __mmask16 vf_mask;
 
 #define VF_FUSED 1
 
+#if !VF_F64
+#define VF_TABLE 32 /* entries of a table that two registers hold */
+#endif
+
 MHA_INLINE vf
 vf_set1(real x)
 {
@@ -164,6 +168,15 @@ vf_round(vf a)
 {
     return VF_OP(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+
+#if !VF_F64
+MHA_INLINE vf
+vf_table(const real *table, vf x)
+{
+    const __m512i index = _mm512_srli_epi32(_mm512_castps_si512(x), VF_MANTISSA - 2); /* its low five bits count */
+    return _mm512_permutex2var_ps(vf_load(table), index, vf_load(table + VF_LANES));
+}
+#endif
 
 /* The low bits of k, n plus the bias, move up to where the exponent lies. */
 MHA_INLINE vf

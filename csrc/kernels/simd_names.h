@@ -55,6 +55,7 @@
 #define vf_select_lt VF_NAME(vf_select_lt)
 #define vf_zero_lt VF_NAME(vf_zero_lt)
 #define vf_round VF_NAME(vf_round)
+#define vf_table VF_NAME(vf_table)
 #define vf_pow2 VF_NAME(vf_pow2)
 #define vf_scale2 VF_NAME(vf_scale2)
 #define vf_hsum VF_NAME(vf_hsum)

@@ -33,6 +33,7 @@
 #undef VF_TILE_VECTORS
 #undef VF_ACCUMULATORS
 #undef VF_FUSED
+#undef VF_TABLE
 #undef VF_F64
 
 #undef vf
@@ -58,6 +59,7 @@
 #undef vf_select_lt
 #undef vf_zero_lt
 #undef vf_round
+#undef vf_table
 #undef vf_pow2
 #undef vf_scale2
 #undef vf_hsum
