@@ -319,7 +319,9 @@ class AttentionLayer(Layer):
             self._empty_rows,
             record.dropout,
             record.seed,
-            needs_biases=with_bias,
+            (True,) * 3,
+            (True,) * 4,
+            with_bias,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ last axis is not dense); anything that is not an ndarray is a TypeError here, fo
 has turned lists, tensors and the like into arrays before.  `valid_lens` may be anything array-like:
 None, or shape (B,) or (B, Q), integers or floats (rounded up), snapshotted once.
 Every error names the argument in the caller's words, what it got and what was expected.
+All arguments are positional; those with a default may be left out at the end.
 """
 
 from typing import Any, Literal, Optional, Tuple, Union, overload  # noqa: UP035  Python 3.9, as UP006
@@ -53,6 +54,7 @@ def attention_forward(
     reference: bool = False,  # the textbook loops of reference.c instead of the kernels; no dropout
     return_stats: Literal[False] = False,
     origin: _Origin = None,
+    /,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
     """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None)."""
 
@@ -61,23 +63,23 @@ def attention_forward(
     q: _Array,
     k: _Array,
     v: _Array,
-    w_v: Optional[_Array] = None,
-    valid_lens: Any = None,
-    keep_mask: Optional[_Array] = None,
-    bias: Optional[_Array] = None,
-    causal: _Causal = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    scale: Optional[float] = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    empty_rows: _EmptyRows = "zero",
-    return_weights: bool = False,
-    return_lse: bool = False,
-    reference: bool = False,
-    *,
+    w_v: Optional[_Array],
+    valid_lens: Any,
+    keep_mask: Optional[_Array],
+    bias: Optional[_Array],
+    causal: _Causal,
+    window_left: int,
+    window_right: int,
+    scale: Optional[float],
+    dropout: float,
+    seed: int,
+    empty_rows: _EmptyRows,
+    return_weights: bool,
+    return_lse: bool,
+    reference: bool,
     return_stats: Literal[True],
     origin: _Origin = None,
+    /,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
     """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
 
@@ -92,42 +94,43 @@ def layer_forward(
     empty_rows: _EmptyRows,
     dropout: float,
     seed: int,
+    /,
 ) -> Tuple[_Array, Tuple[Any, ...]]:
     """One whole layer: (out (B, Q, .), saved).  `saved` is what `saved_weights` needs: either the weights
     themselves, where they are the smaller, or the projected (copied, where nothing projects) q and k, the
     row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
     be copied and pickled."""
 
-def saved_weights(saved: Tuple[Any, ...]) -> _Array:
+def saved_weights(saved: Tuple[Any, ...], /) -> _Array:
     """attention_weights (B, H, Q, K) of the call that gave `saved`, to the bit.  RuntimeError if the
     active ISA is another one than then."""
 
-def pack_linear(weight: _Array) -> _Array:
+def pack_linear(weight: _Array, /) -> _Array:
     """A row-major (out_features, in_features) weight, packed for the active ISA: 1-D, 64-byte aligned."""
 
-def linear(x: _Array, projection: Union[_Packed, _InRows]) -> _Array:
+def linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Array:
     """x (..., in_features) -> (..., out_features)."""
 
-def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows) -> _Array:
+def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows, /) -> _Array:
     """x (B, Q, K) -> the same shape."""
 
-def dropout_factors(weights: _Array, dropout: float, seed: int) -> _Array:
+def dropout_factors(weights: _Array, dropout: float, seed: int, /) -> _Array:
     """What a call with this dropout and seed multiplies its weights (B, H, Q, K) by; of `weights` only shape and type
     count."""
 
-def exp(x: _Array) -> _Array: ...
-def tanh(x: _Array) -> _Array: ...
+def exp(x: _Array, /) -> _Array: ...
+def tanh(x: _Array, /) -> _Array: ...
 def isas() -> Tuple[Tuple[str, bool], ...]:
     """Every compiled instruction set, plainest first, with whether this CPU offers it."""
 
 def isa() -> str:
     """The active one."""
 
-def set_isa(name: str) -> None:
+def set_isa(name: str, /) -> None:
     """For start-up and tests.  ValueError lists what there is."""
 
 def get_num_threads() -> int: ...
-def set_num_threads(n: int) -> None: ...
+def set_num_threads(n: int, /) -> None: ...
 def available_threads() -> int: ...
 
 # --- Training -----------------------------------------------------------------------------
@@ -152,10 +155,13 @@ def attention_backward(
     empty_rows: _EmptyRows = "zero",
     bias_grad: bool = False,
     origin: _Origin = None,
+    /,
 ) -> Tuple[_Array, _Array, _Array, Optional[_Array], Optional[_Array]]:
     """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's shape."""
 
-def linear_backward(grad_y: _Array, x: _Array, weight: _Array, bias: bool) -> Tuple[_Array, _Array, Optional[_Array]]:
+def linear_backward(
+    grad_y: _Array, x: _Array, weight: _Array, bias: bool, /
+) -> Tuple[_Array, _Array, Optional[_Array]]:
     """(grad_x, grad_weight, grad_bias or None) of y = x W^T + bias, for x (..., in_features)."""
 
 def layer_forward_training(
@@ -169,6 +175,7 @@ def layer_forward_training(
     empty_rows: _EmptyRows,
     dropout: float,
     seed: int,
+    /,
 ) -> Tuple[_Array, Tuple[Any, ...], _Tape]:
     """`layer_forward` that also keeps what `layer_backward` needs: (out, saved, tape).  `saved` shares the
     tape's arrays where it can, and is never computed for the sake of `saved_weights` if W_q and W_k are given."""
@@ -189,6 +196,7 @@ def layer_backward(
     needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
     needs_biases: Tuple[bool, bool, bool, bool] = (False, False, False, False),
     join: bool = False,
+    /,
 ) -> Tuple[
     Tuple[Optional[_Array], Optional[_Array], Optional[_Array]],
     Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
@@ -199,7 +207,7 @@ def layer_backward(
     not needed or where there is no such projection.  join: gradients of inputs that are one object are added up in
     the first one's place, and None in the others'.  A tape that does not fit is refused."""
 
-def serve_tensors(exchange: object, tensor_type: type, parameter_type: type) -> None:
+def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, /) -> None:
     """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays
     (weights and biases in rows may be such, too) and answer such calls with tensors; BufferError where one has no
     plain memory.  exchange: torch's DLPack functions."""
@@ -228,6 +236,7 @@ def explain_attention(
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
+    /,
 ) -> _Facts:
     """What attention_forward would do with these arguments."""
 
@@ -243,8 +252,9 @@ def explain_layer(
     dropout: float,
     seed: int,
     training: bool = False,
+    /,
 ) -> _Facts:
     """What layer_forward (layer_forward_training) would do; "kept", "kept_bytes": what stays until the next call."""
 
-def explain_linear(x: _Array, projection: Union[_Packed, _InRows]) -> _Facts:
+def explain_linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Facts:
     """What linear would do with these arguments."""

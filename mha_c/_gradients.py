@@ -146,7 +146,7 @@ def _gradients(
     grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
 ) -> tuple[Array, Array, Array, Optional[Array], Optional[Array]]:
     """Of q, k, v, w_v and bias: forward once more, then backward."""
-    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, return_stats=True)
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, False, True)
     has_bias = options[2] is not None
     return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
 
 CORNERS = "top_left", "bottom_right"
+PLAIN: Options = (None, None, None, None, -1, -1, None, 0.0, 0, "zero")  # nothing asked for
 
 
 def core_options(

@@ -100,8 +100,8 @@ class KernelAttention:
         q, k, v = (array.reshape(1, -1, 1) for array in arrays) if numbers else arrays
         lens = None if valid_lens is None else to_lengths(valid_lens)
         out, weights, _ = attention_forward(
-            q[..., :0], k[..., :0], v, None, lens, bias=self._log_kernel(distances(q, k)), empty_rows=self._empty_rows,
-            return_weights=True,
+            q[..., :0], k[..., :0], v, None, lens, None, self._log_kernel(distances(q, k)), None, -1, -1, None, 0.0, 0,
+            self._empty_rows, True,
         )  # fmt: skip
         assert weights is not None
         self._weights = (weights[0] if numbers else weights), as_tensor

@@ -16,6 +16,7 @@ from ._arrays import floats, like_input, to_array, to_arrays
 from ._attention import AttentionLayer
 from ._base import Layer, with_own_names
 from ._core import attention_forward, linear
+from ._options import PLAIN
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
 
@@ -69,7 +70,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
         ) from None
     n_items = int(np.prod(leading, dtype=np.int64))
     items = [np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v)]
-    out, weights, _ = attention_forward(items[0], items[1], items[2], return_weights=True)
+    out, weights, _ = attention_forward(items[0], items[1], items[2], None, *PLAIN, True)
     assert weights is not None
     shaped = (array.reshape(*leading, *array.shape[1:]) for array in (out, weights))
     context, weights = (like_input(array, as_tensor) for array in shaped)
@@ -243,7 +244,7 @@ def _attend(layer: Layer, x: Array, mask: Any, heads: int, dim_head: int) -> Arr
     features = linear(x, state.packed(packing_type(x, layer.dtype)))
     split = features.reshape(batch, steps, 3, heads, dim_head)
     q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
-    return attention_forward(q, k, v, keep_mask=keep, scale=dim_head**-0.5)[0]
+    return attention_forward(q, k, v, None, None, keep, None, None, -1, -1, dim_head**-0.5)[0]
 
 
 def _need_features(x: Array, features: int) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from mha_c import _core
+from core_calls import core as _core
 
 F32, F64 = np.float32, np.float64
 B, H, Q, K, D, DV = 2, 2, 4, 6, 4, 3

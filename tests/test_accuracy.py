@@ -10,7 +10,7 @@ import pytest
 
 import accuracy
 import needs
-from mha_c import _core
+from core_calls import core as _core
 
 OFFERED = [name for name, offered in _core.isas() if offered]
 QUERIES = {9: 32, 129: 32, 1000: 8, 8192: 4}  # by number of keys

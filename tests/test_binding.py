@@ -1,9 +1,7 @@
 """Ill-formed calls of the compiled module `_core`: each gets the right exception and words, and leaks nothing."""
 
-import ast
 import inspect
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,65 +32,30 @@ from binding_calls import (
     softmax,
     with_heads,
 )
-from mha_c import _core
+from core_calls import STUB
+from core_calls import core as _core
+from mha_c import _core as extension
 
 ShapeError = _core.ShapeError
 
 
-# --- The parser, the same for every function --------------------------------------------------
-
-
-def stub_signatures():
-    """Function -> (its parameters, how many of them have no default), as _core.pyi promises them."""
-    stub = ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
-    signatures = {}
-    for function in stub.body:
-        if isinstance(function, ast.FunctionDef) and function.name not in signatures:  # of overloads, the first
-            names = [argument.arg for argument in function.args.args]
-            signatures[function.name] = names, len(names) - len(function.args.defaults)
-    return signatures
-
-
-SIGNATURES = stub_signatures()
+# --- What there is, and how many arguments it takes -----------------------------------------------
 
 
 def test_the_stub_lists_every_function():
-    functions = {name for name in dir(_core) if inspect.isbuiltin(getattr(_core, name))}
-    assert functions == set(SIGNATURES)
+    functions = {name for name in dir(extension) if inspect.isbuiltin(getattr(extension, name))}
+    assert functions == set(STUB)
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signature_and_docstring(name):
-    function = getattr(_core, name)
-    names, n_required = SIGNATURES[name]
-    parameters = inspect.signature(function).parameters
-    assert list(parameters) == names
-    assert [p for p in parameters if parameters[p].default is inspect.Parameter.empty] == names[:n_required]
-    assert function.__doc__
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_the_parser_names_function_and_argument(name):
-    function = getattr(_core, name)
-    names, n_required = SIGNATURES[name]
-    n_names, required = len(names), names[:n_required]
-    with pytest.raises(TypeError, match=rf"{name}\(\) takes at most {n_names} arguments? \({n_names + 1} given\)"):
-        function(*[None] * (n_names + 1))
-    with pytest.raises(TypeError, match=rf"{name}\(\) got an unexpected keyword argument 'maske'"):
-        function(*[None] * len(required), maske=1)
-    for position, argument in enumerate(required):
-        with pytest.raises(TypeError, match=rf"missing required argument '{argument}' \(position {position + 1}\)"):
-            function(*[None] * position, **{rest: None for rest in required[position + 1 :]})
-    for position, argument in enumerate(names):
-        with pytest.raises(TypeError, match=rf"{name}\(\) got multiple values for argument '{argument}'"):
-            function(*[None] * (position + 1), **{argument: None})
-
-
-def test_keywords_in_any_order():
-    values = {"valid_lens": [3, 2], "v": numbers(B, K, DV), "return_lse": True, "k": numbers(B, K, D)}
-    out, weights, lse = _core.attention_forward(numbers(B, Q, D), **values)
-    assert weights is None and lse.shape == (B, Q)
-    assert np.array_equal(out, attention(valid_lens=[3, 2])[0])
+@pytest.mark.parametrize("name", STUB)
+def test_positions_only_and_so_many(name):
+    function, parameters = getattr(extension, name), STUB[name]
+    least = sum(default is ... for _, default in parameters)
+    for n in {least - 1, len(parameters) + 1} - {-1}:
+        with pytest.raises(TypeError, match=rf"{name}\(\) takes .* arguments?.*{n}"):
+            function(*[None] * n)
+    with pytest.raises(TypeError, match=rf"{name}\(\) takes no keyword arguments"):
+        function(*[None] * least, maske=1)
 
 
 # --- Array arguments: type ------------------------------------------------------------------------

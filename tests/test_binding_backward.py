@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from binding_calls import DV, F32, F64, B, D, K, Q, assert_leaks_nothing, flat, numbers
-from mha_c import _core
+from core_calls import core as _core
 
 ShapeError = _core.ShapeError
 NAMES = ("grad_q", "grad_k", "grad_v", "grad_w_v", "grad_bias")

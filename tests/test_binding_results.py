@@ -28,7 +28,7 @@ from binding_calls import (
     saved,
     softmax,
 )
-from mha_c import _core
+from core_calls import core as _core
 
 # --- Array arguments: layout ----------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ import pytest
 import mha_c
 import philox
 from checks import same
+from core_calls import core as _core
 from mha_c import (
     AdditiveAttention,
     DotProductAttention,
     MultiHeadAttention,
     ShapeError,
-    _core,
     get_num_threads,
     set_num_threads,
 )

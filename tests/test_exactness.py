@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import accuracy
-from mha_c import _core, functional
+from core_calls import core as _core
+from mha_c import functional
 
 
 def attend(q, k, v, *args, **options):

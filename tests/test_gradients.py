@@ -5,7 +5,8 @@ import pytest
 
 import needs
 from checks import same
-from mha_c import ShapeError, _core, get_num_threads, set_num_threads
+from core_calls import core as _core
+from mha_c import ShapeError, get_num_threads, set_num_threads
 from mha_c import functional as F
 
 SEED = 77

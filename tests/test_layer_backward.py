@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from binding_calls import F32, F64, LAYER, PROJECTIONS, B, H, K, Q, assert_leaks_nothing, flat, numbers
-from mha_c import ShapeError, _core
+from core_calls import core as _core
+from mha_c import ShapeError
 
 WEIGHTS = tuple(numbers(*p[2]) for p in PROJECTIONS)
 NONE = (None,) * 4

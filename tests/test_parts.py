@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from checks import same
-from mha_c import _core
+from core_calls import core as _core
 
 SEED = 0xFEDCBA9876543210
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS = 3, 4, 2, 45, 70

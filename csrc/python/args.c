@@ -1,89 +1,21 @@
 /*
- * args.c: the argument parser, scalar arguments, error texts, the status translator and the
- * decision when to let other threads run.
+ * args.c: positional arguments, scalars, error texts, the status translator and the decision when to let
+ * other threads run.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
 
-/* --- Parsing ------------------------------------------------------------------------- */
-
-static int
-count_names(const mha_py_signature *signature)
-{
-    int n = 0;
-
-    while (signature->names[n] != NULL) {
-        n++;
-    }
-    return n;
-}
-
-/* Where `keyword` stands in the signature, or -1.  Callers write keywords mostly in signature
- * order, so the search starts behind the one found last. */
-static int
-find_name(const mha_py_signature *signature, int n_names, int start, PyObject *keyword)
-{
-    for (int step = 0; step < n_names; step++) {
-        const int i = (start + step) % n_names;
-
-        if (PyUnicode_CompareWithASCIIString(keyword, signature->names[i]) == 0) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-static int
-parse_keywords(const mha_py_signature *signature, int n_names, PyObject *const *given, PyObject *keywords,
-               PyObject **values)
-{
-    const Py_ssize_t n_keywords = PyTuple_Size(keywords);
-    int position = -1;
-
-    for (Py_ssize_t k = 0; k < n_keywords; k++) {
-        PyObject *keyword = PyTuple_GetItem(keywords, k);
-
-        if (keyword == NULL) {
-            return -1;
-        }
-        position = find_name(signature, n_names, position + 1, keyword);
-        if (position < 0) {
-            PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%U'", signature->function, keyword);
-            return -1;
-        }
-        if (values[position] != NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", signature->function,
-                         signature->names[position]);
-            return -1;
-        }
-        values[position] = given[k];
-    }
-    return 0;
-}
+/* --- Calls --------------------------------------------------------------------------- */
 
 int
-mha_py_parse(const mha_py_signature *signature, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords,
-             PyObject **values)
+mha_py_arguments(const char *function, PyObject *const *args, Py_ssize_t n_args, int least, int most, PyObject **values)
 {
-    const int n_names = count_names(signature);
-
-    if (n_args > n_names) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d argument%s (%zd given)", signature->function, n_names,
-                     n_names == 1 ? "" : "s", n_args);
+    if (n_args < least || n_args > most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d to %d arguments, got %zd", function, least, most, n_args);
         return -1;
     }
-    for (int i = 0; i < n_names; i++) {
+    for (int i = 0; i < most; i++) {
         values[i] = i < n_args ? args[i] : NULL;
-    }
-    if (keywords != NULL && parse_keywords(signature, n_names, args + n_args, keywords, values) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < signature->n_required; i++) {
-        if (values[i] == NULL) {
-            PyErr_Format(PyExc_TypeError, "%s() missing required argument '%s' (position %d)", signature->function,
-                         signature->names[i], i + 1);
-            return -1;
-        }
     }
     return 0;
 }

@@ -1,5 +1,5 @@
 /*
- * args.h: what every binding function shares: the argument parser, the array and length
+ * args.h: what every binding function shares: positional arguments, the array and length
  * borrowers, output allocation, error texts and the one status translator.
  *
  * Convention throughout: 0 or a new reference is success; -1 or NULL means that a Python
@@ -35,20 +35,13 @@ typedef struct {
     PyObject *is_neg; /* the name of a tensor's method */
 } mha_py_state;
 
-/* --- Parsing: args.c ------------------------------------------------------------- */
+/* --- Arguments: args.c ------------------------------------------------------------- */
 
-#define MHA_PY_MAX_ARGS 21
+#define MHA_PY_MAX_ARGS 24
 
-/* A function's parameters, in order; the first n_required have no default. */
-typedef struct {
-    const char *function;
-    int n_required;
-    const char *names[MHA_PY_MAX_ARGS + 1]; /* ends with NULL */
-} mha_py_signature;
-
-/* Fills values[i] (borrowed) for what was given; the others stay as they are. */
-int mha_py_parse(const mha_py_signature *signature, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords,
-                 PyObject **values);
+/* All functions are positional.  values[i] becomes the i-th argument (borrowed), NULL where the call ends before. */
+int mha_py_arguments(const char *function, PyObject *const *args, Py_ssize_t n_args, int least, int most,
+                     PyObject **values);
 
 /* `name must be <expected>, got <type>`: sets TypeError and returns -1. */
 int mha_py_type_error(PyObject *value, const char *name, const char *expected);
@@ -195,10 +188,7 @@ mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 
 /* --- The arguments of attention: args_attention.c ----------------------------------------- */
 
-/* In this order they stand side by side in both signatures. */
-#define MHA_PY_ATTENTION_NAMES                                                                                         \
-    "q", "k", "v", "w_v", "valid_lens", "keep_mask", "bias", "causal", "window_left", "window_right", "scale",         \
-        "dropout", "seed", "empty_rows"
+/* q, k, v, w_v, valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows */
 #define MHA_PY_N_ATTENTION 14
 
 typedef struct {
@@ -246,33 +236,16 @@ void mha_py_drop_projection(mha_py_projection *projection);
 
 /* --- The module's functions --------------------------------------------------------------- */
 
-#define MHA_PY_FUNCTION(name)                                                                                          \
-    PyObject *py_##name(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords);               \
-    extern const char py_##name##_doc[]
+/* Described in mha_c/_core.pyi. */
+typedef PyObject *mha_py_many(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
+typedef PyObject *mha_py_one(PyObject *module, PyObject *value); /* value NULL: takes nothing */
 
-MHA_PY_FUNCTION(attention_forward);
-MHA_PY_FUNCTION(attention_backward);
-MHA_PY_FUNCTION(linear_backward);
-MHA_PY_FUNCTION(masked_softmax);
-MHA_PY_FUNCTION(dropout_factors);
-MHA_PY_FUNCTION(layer_forward);
-MHA_PY_FUNCTION(layer_forward_training);
-MHA_PY_FUNCTION(layer_backward);
-MHA_PY_FUNCTION(saved_weights);
-MHA_PY_FUNCTION(serve_tensors);
-MHA_PY_FUNCTION(pack_linear);
-MHA_PY_FUNCTION(linear);
-MHA_PY_FUNCTION(exp);
-MHA_PY_FUNCTION(tanh);
-MHA_PY_FUNCTION(explain_kernels);
-MHA_PY_FUNCTION(explain_attention);
-MHA_PY_FUNCTION(explain_layer);
-MHA_PY_FUNCTION(explain_linear);
-MHA_PY_FUNCTION(isas);
-MHA_PY_FUNCTION(isa);
-MHA_PY_FUNCTION(set_isa);
-MHA_PY_FUNCTION(get_num_threads);
-MHA_PY_FUNCTION(set_num_threads);
-MHA_PY_FUNCTION(available_threads);
+mha_py_many py_attention_forward, py_attention_backward, py_masked_softmax, py_dropout_factors;
+mha_py_many py_layer_forward, py_layer_forward_training, py_layer_backward;
+mha_py_many py_linear, py_linear_backward, py_serve_tensors;
+mha_py_many py_explain_attention, py_explain_layer, py_explain_linear;
+mha_py_one py_saved_weights, py_pack_linear, py_exp, py_tanh;
+mha_py_one py_explain_kernels, py_isas, py_isa, py_set_isa;
+mha_py_one py_get_num_threads, py_set_num_threads, py_available_threads;
 
 #endif /* MHA_PY_ARGS_H */

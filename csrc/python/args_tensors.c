@@ -45,21 +45,14 @@ enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR 
 
 /* --- Which tensors ------------------------------------------------------------------------------- */
 
-static const mha_py_signature serve_signature = {
-    "serve_tensors", 3, {"exchange", "tensor_type", "parameter_type", NULL}};
-
-const char py_serve_tensors_doc[] = "serve_tensors(exchange, tensor_type, parameter_type)\n--\n\n"
-                                    "From now on the layer functions take objects of exactly these types for arrays,\n"
-                                    "and answer such calls with tensors.  exchange is torch's capsule of DLPack functions.";
-
 PyObject *
-py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     mha_py_state *state = PyModule_GetState(module);
     PyObject *values[3];
     const dl_exchange *exchange;
 
-    if (state == NULL || mha_py_parse(&serve_signature, args, n_args, keywords, values) < 0) {
+    if (state == NULL || mha_py_arguments("serve_tensors", args, n_args, 3, 3, values) < 0) {
         return NULL;
     }
     exchange = PyCapsule_GetPointer(values[0], "dlpack_exchange_api");

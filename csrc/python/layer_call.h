@@ -8,9 +8,7 @@
 
 #include "args.h"
 
-/* In this order they stand side by side in the forward signatures. */
-#define MHA_PY_LAYER_NAMES                                                                                             \
-    "queries", "keys", "values", "valid_lens", "projections", "w_v", "num_heads", "empty_rows", "dropout", "seed"
+/* queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, dropout, seed */
 #define MHA_PY_N_LAYER 10
 
 /* W[0..3] are W_q, W_k, W_v, W_o, as in mha_layer_grads. */

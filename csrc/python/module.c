@@ -13,36 +13,35 @@
 #define METH_FASTCALL 0x0080
 #endif
 
-#define METHOD(name)                                                                                                   \
-    {                                                                                                                  \
-#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, py_##name##_doc                  \
-    }
+#define MANY(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
+#define ONE(name) {#name, py_##name, METH_O, NULL}
+#define NOTHING(name) {#name, py_##name, METH_NOARGS, NULL}
 
 static PyMethodDef methods[] = {
-    METHOD(attention_forward),
-    METHOD(attention_backward),
-    METHOD(layer_forward),
-    METHOD(layer_forward_training),
-    METHOD(layer_backward),
-    METHOD(saved_weights),
-    METHOD(serve_tensors),
-    METHOD(pack_linear),
-    METHOD(linear),
-    METHOD(linear_backward),
-    METHOD(masked_softmax),
-    METHOD(dropout_factors),
-    METHOD(exp),
-    METHOD(tanh),
-    METHOD(explain_kernels),
-    METHOD(explain_attention),
-    METHOD(explain_layer),
-    METHOD(explain_linear),
-    METHOD(isas),
-    METHOD(isa),
-    METHOD(set_isa),
-    METHOD(get_num_threads),
-    METHOD(set_num_threads),
-    METHOD(available_threads),
+    MANY(attention_forward),
+    MANY(attention_backward),
+    MANY(layer_forward),
+    MANY(layer_forward_training),
+    MANY(layer_backward),
+    MANY(serve_tensors),
+    MANY(linear),
+    MANY(linear_backward),
+    MANY(masked_softmax),
+    MANY(dropout_factors),
+    MANY(explain_attention),
+    MANY(explain_layer),
+    MANY(explain_linear),
+    ONE(saved_weights),
+    ONE(pack_linear),
+    ONE(exp),
+    ONE(tanh),
+    ONE(set_isa),
+    ONE(set_num_threads),
+    NOTHING(explain_kernels),
+    NOTHING(isas),
+    NOTHING(isa),
+    NOTHING(get_num_threads),
+    NOTHING(available_threads),
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,11 +9,6 @@
 
 enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, ORIGIN, N_ARGS };
 
-static const mha_py_signature attention_signature = {
-    "attention_forward",
-    3,
-    {MHA_PY_ATTENTION_NAMES, "return_weights", "return_lse", "reference", "return_stats", "origin", NULL}};
-
 typedef struct {
     mha_py_attention attention;
     PyArrayObject *out, *weights, *lse, *row_max, *row_sum;
@@ -103,7 +98,7 @@ run(attention_call *call)
     saved = mha_py_detach(mha_py_attention_work(&call->attention));
     status = call->use_reference ? mha_reference_attention(args) : mha_attention_forward(args);
     mha_py_attach(saved);
-    return mha_py_check(status, attention_signature.function);
+    return mha_py_check(status, "attention_forward");
 }
 
 /* Each result as the caller gets it; NULL becomes None. */
@@ -128,25 +123,15 @@ make_result(PyObject *module, const attention_call *call, const mha_py_views *vi
     return result;
 }
 
-const char py_attention_forward_doc[] =
-    "attention_forward(q, k, v, w_v=None, valid_lens=None, keep_mask=None, bias=None, "
-    "causal=None, window_left=-1, window_right=-1, scale=None, dropout=0.0, seed=0, "
-    "empty_rows='zero', return_weights=False, return_lse=False, reference=False, "
-    "return_stats=False, origin=None)\n--\n\n"
-    "Attention over q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv); additive if\n"
-    "w_v (D,) is given.  Returns (out, weights or None, lse or None), and with return_stats\n"
-    "also (row_max, row_sum), which attention_backward asks for.  origin (item, head, query,\n"
-    "key): where the first ones stand in a larger call of which this is a part.";
-
 PyObject *
-py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[N_ARGS];
     attention_call call = {0};
     mha_py_views views = {.n = 0};
     PyObject *result = NULL;
 
-    if (mha_py_parse(&attention_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("attention_forward", args, n_args, 3, N_ARGS, values) < 0) {
         return NULL;
     }
     if (mha_py_view_tensors(module, values, MHA_PY_N_ATTENTION, &views) == 0 &&
@@ -161,14 +146,8 @@ py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
 
 /* --- Masked softmax ------------------------------------------------------------------------------ */
 
-static const mha_py_signature softmax_signature = {"masked_softmax", 3, {"x", "valid_lens", "empty_rows", NULL}};
-
-const char py_masked_softmax_doc[] =
-    "masked_softmax(x, valid_lens, empty_rows)\n--\n\n"
-    "Softmax over the last axis of x (B, Q, K), each row over its first valid_lens keys.";
-
 PyObject *
-py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[3];
     mha_py_array x = {0};
@@ -176,7 +155,7 @@ py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args, Py
     mha_empty empty_rows;
     PyArrayObject *out = NULL;
 
-    if (mha_py_parse(&softmax_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("masked_softmax", args, n_args, 3, 3, values) < 0) {
         return NULL;
     }
     if (mha_py_take(&x, values[0], "X", MHA_PY_DENSE, NULL) < 0 || mha_py_need_rank(module, &x, 3, "(B, Q, K)") < 0 ||
@@ -193,7 +172,7 @@ py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args, Py
                                &visible, empty_rows, PyArray_DATA(out));
 
         mha_py_attach(saved);
-        if (mha_py_check(status, softmax_signature.function) < 0) {
+        if (mha_py_check(status, "masked_softmax") < 0) {
             Py_DECREF((PyObject *)out);
             out = NULL;
         }
@@ -206,15 +185,8 @@ done:
 
 /* --- Dropout ------------------------------------------------------------------------------------- */
 
-static const mha_py_signature dropout_signature = {"dropout_factors", 3, {"weights", "dropout", "seed", NULL}};
-
-const char py_dropout_factors_doc[] =
-    "dropout_factors(weights, dropout, seed)\n--\n\n"
-    "What a call with this dropout and seed multiplies its weights (B, H, Q, K) by.  Of `weights` only the shape\n"
-    "and the type count.";
-
 PyObject *
-py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[3];
     mha_py_array weights = {0};
@@ -222,7 +194,7 @@ py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, P
     uint64_t seed;
     PyArrayObject *factors = NULL;
 
-    if (mha_py_parse(&dropout_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("dropout_factors", args, n_args, 3, 3, values) < 0) {
         return NULL;
     }
     if (mha_py_take(&weights, values[0], "weights", MHA_PY_LOOSE, NULL) < 0 ||
@@ -239,7 +211,7 @@ py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args, P
                                 (size_t)shape[3], dropout, seed, PyArray_DATA(factors));
 
         mha_py_attach(saved);
-        if (mha_py_check(status, dropout_signature.function) < 0) {
+        if (mha_py_check(status, "dropout_factors") < 0) {
             Py_DECREF((PyObject *)factors);
             factors = NULL;
         }

@@ -11,11 +11,6 @@ enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTI
 enum { ROW_MAX = N_ARGS, ROW_SUM, N_VALUES }; /* out of row_stats */
 _Static_assert((int)N_VALUES <= (int)MHA_PY_MAX_ARGS, "mha_py_views has room for so many");
 
-static const mha_py_signature backward_signature = {
-    "attention_backward",
-    6,
-    {"grad_out", "out", "row_stats", MHA_PY_ATTENTION_NAMES, "bias_grad", "origin", NULL}};
-
 typedef struct {
     mha_py_attention attention;
     mha_py_array grad_out, out, row_max, row_sum;
@@ -133,25 +128,18 @@ run_attention(const backward_call *call)
     saved = mha_py_detach(3 * mha_py_attention_work(&call->attention));
     status = mha_attention_backward(&call->attention.args, &call->grads);
     mha_py_attach(saved);
-    return mha_py_check(status, backward_signature.function);
+    return mha_py_check(status, "attention_backward");
 }
 
-const char py_attention_backward_doc[] =
-    "attention_backward(grad_out, out, row_stats, q, k, v, w_v=None, valid_lens=None, "
-    "keep_mask=None, bias=None, causal=None, window_left=-1, window_right=-1, scale=None, "
-    "dropout=0.0, seed=0, empty_rows='zero', bias_grad=False, origin=None)\n--\n\n"
-    "(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's\n"
-    "shape; row_stats is the (row_max, row_sum) of attention_forward(..., return_stats=True).";
-
 PyObject *
-py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[N_VALUES];
     backward_call call = {0};
     mha_py_views views = {.n = 0};
     PyObject *result = NULL;
 
-    if (mha_py_parse(&backward_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("attention_backward", args, n_args, 6, N_ARGS, values) < 0) {
         return NULL;
     }
     if (!PyTuple_Check(values[ROW_STATS]) || PyTuple_Size(values[ROW_STATS]) != 2) {
@@ -173,8 +161,6 @@ py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args
 }
 
 /* --- Linear -------------------------------------------------------------------------------- */
-
-static const mha_py_signature linear_signature = {"linear_backward", 4, {"grad_y", "x", "weight", "bias", NULL}};
 
 typedef struct {
     mha_py_rows grad_y, x;
@@ -277,21 +263,17 @@ run_linear(const linear_call *call)
     const mha_status status = mha_linear_backward(grads);
 
     mha_py_attach(saved);
-    return mha_py_check(status, linear_signature.function);
+    return mha_py_check(status, "linear_backward");
 }
 
-const char py_linear_backward_doc[] =
-    "linear_backward(grad_y, x, weight, bias)\n--\n\n"
-    "(grad_x, grad_weight, grad_bias or None) of y = x W^T + b; bias says whether there is one.";
-
 PyObject *
-py_linear_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_linear_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[4];
     linear_call call = {0};
     PyObject *result = NULL;
 
-    if (mha_py_parse(&linear_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("linear_backward", args, n_args, 4, 4, values) < 0) {
         return NULL;
     }
     if (take_linear(module, &call, values) == 0 && make_linear_gradients(&call) == 0 && run_linear(&call) == 0) {

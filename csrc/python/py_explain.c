@@ -63,18 +63,10 @@ kernels_of(mha_dtype dtype)
     return mha_py_check(mha_kernels_explain(dtype, &facts), "explain_kernels") < 0 ? NULL : kernels_dict(&facts);
 }
 
-const char py_explain_kernels_doc[] = "explain_kernels()\n--\n\n"
-                                      "What the active kernels of both types look like, and when work is shared.";
-
 PyObject *
-py_explain_kernels(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {"explain_kernels", 0, {NULL}};
-    const mha_share_facts share = mha_threads_explain();
+py_explain_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+{    const mha_share_facts share = mha_threads_explain();
 
-    if (mha_py_parse(&signature, args, n_args, keywords, NULL) < 0) {
-        return NULL;
-    }
     return Py_BuildValue("{s:N,s:N,s:N}", "float32", kernels_of(MHA_F32), "float64", kernels_of(MHA_F64), "share",
                          share_dict(&share));
 }
@@ -83,24 +75,15 @@ py_explain_kernels(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_
 
 enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, N_ARGS };
 
-const char py_explain_attention_doc[] =
-    "explain_attention(q, k, v, w_v=None, valid_lens=None, keep_mask=None, bias=None, "
-    "causal=None, window_left=-1, window_right=-1, scale=None, dropout=0.0, seed=0, "
-    "empty_rows='zero', return_weights=False, return_lse=False)\n--\n\n"
-    "What attention_forward would do with these arguments.";
-
 PyObject *
-py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {
-        "explain_attention", 3, {MHA_PY_ATTENTION_NAMES, "return_weights", "return_lse", NULL}};
-    PyObject *values[N_ARGS];
+py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+{    PyObject *values[N_ARGS];
     PyObject *result = NULL;
     mha_py_attention attention = {0};
     mha_attention_facts facts;
     int want_weights, want_lse;
 
-    if (mha_py_parse(&signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("explain_attention", args, n_args, 3, N_ARGS, values) < 0) {
         return NULL;
     }
     if (mha_py_take_attention(module, values, &attention) == 0 && mha_py_flag(values[WEIGHTS], &want_weights) == 0 &&
@@ -108,7 +91,7 @@ py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args,
         attention.args.out.data = &facts;
         attention.args.weights = want_weights ? &facts : NULL;
         attention.args.lse = want_lse ? &facts : NULL;
-        if (mha_py_check(mha_attention_explain(&attention.args, &facts), signature.function) == 0) {
+        if (mha_py_check(mha_attention_explain(&attention.args, &facts), "explain_linear") == 0) {
             result = attention_dict(&facts);
         }
     }
@@ -170,22 +153,16 @@ layer_dict(const mha_py_layer *layer, const mha_py_kept *kept, double n_bytes, c
                          kept->weights ? "weights" : "queries and keys", "kept_bytes", n_bytes);
 }
 
-const char py_explain_layer_doc[] = "explain_layer(queries, keys, values, valid_lens, projections, w_v, num_heads, "
-                                    "empty_rows, dropout, seed, training=False)\n--\n\n"
-                                    "What layer_forward or layer_forward_training would do with these arguments.";
-
 PyObject *
-py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {"explain_layer", MHA_PY_N_LAYER, {MHA_PY_LAYER_NAMES, "training", NULL}};
-    PyObject *values[MHA_PY_N_LAYER + 1];
+py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+{    PyObject *values[MHA_PY_N_LAYER + 1];
     PyObject *result = NULL;
     mha_py_layer layer = {0};
     mha_py_views views = {.n = 0};
     mha_layer_facts facts;
     int training;
 
-    if (mha_py_parse(&signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("explain_layer", args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER + 1, values) < 0) {
         return NULL;
     }
     if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
@@ -194,7 +171,7 @@ py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyO
         const mha_py_kept kept = mha_py_what_is_kept(&layer, training);
 
         want_kept(&layer, &kept, training, &facts);
-        if (mha_py_check(mha_layer_explain(&layer.args, &facts), signature.function) == 0) {
+        if (mha_py_check(mha_layer_explain(&layer.args, &facts), "explain_linear") == 0) {
             result = layer_dict(&layer, &kept, kept_bytes(&layer, &kept, training), &facts);
         }
     }
@@ -205,26 +182,22 @@ py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyO
 
 /* --- One projection ----------------------------------------------------------------------------------- */
 
-const char py_explain_linear_doc[] = "explain_linear(x, projection)\n--\n\nWhat linear would do with these arguments.";
-
 PyObject *
-py_explain_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {"explain_linear", 2, {"x", "projection", NULL}};
-    PyObject *values[2];
+py_explain_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+{    PyObject *values[2];
     PyObject *result = NULL;
     mha_py_rows x = {0};
     mha_py_views views = {.n = 0};
     mha_py_projection projection = {.name = "projection"};
     mha_linear_facts facts;
 
-    if (mha_py_parse(&signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("explain_linear", args, n_args, 2, 2, values) < 0) {
         return NULL;
     }
     if (mha_py_take_rows(module, values[0], "x", NULL, &x) == 0 &&
         mha_py_take_projection(module, values[1], "projection", &x.rows, &views, &projection) == 0 &&
         mha_py_check(mha_linear_explain(mha_py_dtype(&x.rows), &projection.linear, (size_t)x.rows.shape[0], &facts),
-                     signature.function) == 0) {
+                     "explain_linear") == 0) {
         result = linear_dict(&facts);
     }
     mha_py_drop(&x.rows);

@@ -12,10 +12,6 @@
 
 #include <string.h>
 
-static const mha_py_signature layer_signature = {"layer_forward", MHA_PY_N_LAYER, {MHA_PY_LAYER_NAMES, NULL}};
-static const mha_py_signature training_signature = {
-    "layer_forward_training", MHA_PY_N_LAYER, {MHA_PY_LAYER_NAMES, NULL}};
-
 typedef struct {
     mha_py_layer layer;
     int training;
@@ -295,7 +291,7 @@ forward(PyObject *module, PyObject **values, int training)
 
     if (mha_py_view_tensors(module, values, MHA_PY_N_LAYER, &views) == 0 &&
         mha_py_take_layer(module, values, MHA_PY_PROJECTIONS, &views, &call.layer) == 0 && make_outputs(&call) == 0 &&
-        run(&call, training ? training_signature.function : layer_signature.function) == 0) {
+        run(&call, training ? "layer_forward_training" : "layer_forward") == 0) {
         out = mha_py_answer(module, call.out, &views);
         saved = out == NULL ? NULL : make_saved(&call);
     }
@@ -315,34 +311,23 @@ forward(PyObject *module, PyObject **values, int training)
     return result;
 }
 
-const char py_layer_forward_doc[] =
-    "layer_forward(queries, keys, values, valid_lens, projections, w_v, num_heads, "
-    "empty_rows, dropout, seed)\n--\n\n"
-    "One whole layer; projections is (W_q, W_k, W_v, W_o), each None, (weight, bias or None)\n"
-    "or (packed, bias or None, (out_features, in_features)).  Returns (out, saved); see saved_weights.";
-
 PyObject *
-py_layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[MHA_PY_N_LAYER];
 
-    if (mha_py_parse(&layer_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("layer_forward", args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER, values) < 0) {
         return NULL;
     }
     return forward(module, values, 0);
 }
 
-const char py_layer_forward_training_doc[] =
-    "layer_forward_training(queries, keys, values, valid_lens, projections, w_v, num_heads, "
-    "empty_rows, dropout, seed)\n--\n\n"
-    "layer_forward that also keeps what layer_backward needs: (out, saved, tape).";
-
 PyObject *
-py_layer_forward_training(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_layer_forward_training(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[MHA_PY_N_LAYER];
 
-    if (mha_py_parse(&training_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("layer_forward_training", args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER, values) < 0) {
         return NULL;
     }
     return forward(module, values, 1);

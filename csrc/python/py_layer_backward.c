@@ -28,12 +28,6 @@ enum {
 };
 enum { N_INPUTS = 3 };
 
-static const mha_py_signature backward_signature = {"layer_backward",
-                                                    11,
-                                                    {"grad_out", "tape", "queries", "keys", "values", "weights", "w_v",
-                                                     "num_heads", "empty_rows", "dropout", "seed", "needs_inputs",
-                                                     "needs_weights", "needs_biases", "join", NULL}};
-
 typedef struct {
     mha_py_layer layer;
     mha_py_views views;
@@ -284,7 +278,7 @@ run(backward_call *call)
     call->grads.forward = &call->layer.args;
     status = mha_layer_backward(&call->grads);
     mha_py_attach(saved);
-    return mha_py_check(status, backward_signature.function);
+    return mha_py_check(status, "layer_backward");
 }
 
 static PyObject *
@@ -304,22 +298,14 @@ make_result(PyObject *module, const backward_call *call)
     return result;
 }
 
-const char py_layer_backward_doc[] =
-    "layer_backward(grad_out, tape, queries, keys, values, weights, w_v, num_heads, empty_rows, "
-    "dropout, seed, needs_inputs=(True, True, True), needs_weights=(True, True, True, True), "
-    "needs_biases=(False, False, False, False), join=False)\n--\n\n"
-    "((grad_queries, grad_keys, grad_values), (4 gradients of weights), (4 of biases), grad_w_v), each\n"
-    "None where not needed; weights are (out_features, in_features) arrays or None.  join: gradients of\n"
-    "inputs that are one object are added up in the first one's place, and None in the others'.";
-
 PyObject *
-py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[N_ARGS];
     backward_call call = {0};
     PyObject *result = NULL;
 
-    if (mha_py_parse(&backward_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("layer_backward", args, n_args, SEED + 1, N_ARGS, values) < 0) {
         return NULL;
     }
     if (mha_py_view_tensors(module, values, N_ARGS, &call.views) == 0 && take_layer(module, &call, values) == 0 &&

@@ -48,24 +48,13 @@ new_aligned(size_t n_numbers, int type)
     return view;
 }
 
-static const mha_py_signature pack_signature = {"pack_linear", 1, {"weight", NULL}};
-
-const char py_pack_linear_doc[] =
-    "pack_linear(weight)\n--\n\n"
-    "A (out_features, in_features) weight packed for the active ISA: 1-D, 64-byte aligned,\n"
-    "read-only.";
-
 PyObject *
-py_pack_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_pack_linear(PyObject *module, PyObject *value)
 {
-    PyObject *value;
     mha_py_array weight = {0};
     PyArrayObject *packed = NULL;
     size_t size, out_features, in_features;
 
-    if (mha_py_parse(&pack_signature, args, n_args, keywords, &value) < 0) {
-        return NULL;
-    }
     if (mha_py_take(&weight, value, "weight", MHA_PY_ROWS, NULL) < 0 ||
         mha_py_need_rank(module, &weight, 2, "(out_features, in_features)") < 0) {
         goto done;
@@ -73,7 +62,7 @@ py_pack_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObj
     out_features = (size_t)weight.shape[0];
     in_features = (size_t)weight.shape[1];
     if (mha_py_check(mha_linear_packed_size(mha_py_dtype(&weight), out_features, in_features, &size),
-                     pack_signature.function) < 0) {
+                     "pack_linear") < 0) {
         goto done;
     }
     packed = new_aligned(size, weight.type);
@@ -83,7 +72,7 @@ py_pack_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObj
                                                   weight.stride[0], PyArray_DATA(packed));
 
         mha_py_attach(saved);
-        if (mha_py_check(status, pack_signature.function) < 0) {
+        if (mha_py_check(status, "pack_linear") < 0) {
             Py_DECREF((PyObject *)packed);
             packed = NULL;
         } else {
@@ -233,8 +222,6 @@ mha_py_drop_projection(mha_py_projection *projection)
 
 /* --- linear -------------------------------------------------------------------------------------- */
 
-static const mha_py_signature linear_signature = {"linear", 2, {"x", "projection", NULL}};
-
 typedef struct {
     mha_py_rows x;
     mha_py_projection projection;
@@ -297,20 +284,17 @@ run_linear(linear_call *call)
                                                  PyArray_DATA(call->y), (ptrdiff_t)linear->out_features);
 
     mha_py_attach(saved);
-    return mha_py_check(status, linear_signature.function);
+    return mha_py_check(status, "linear");
 }
 
-const char py_linear_doc[] = "linear(x, projection)\n--\n\n"
-                             "x (..., in_features) times a weight, packed or in rows, plus its bias: (..., out_features).";
-
 PyObject *
-py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[2];
     linear_call call = {0};
     PyObject *result = NULL;
 
-    if (mha_py_parse(&linear_signature, args, n_args, keywords, values) < 0) {
+    if (mha_py_arguments("linear", args, n_args, 2, 2, values) < 0) {
         return NULL;
     }
     if (mha_py_take_rows(module, values[0], "x", NULL, &call.x) < 0) {

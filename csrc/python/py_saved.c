@@ -11,8 +11,6 @@
 #include <math.h>
 #include <string.h>
 
-static const mha_py_signature saved_signature = {"saved_weights", 1, {"saved", NULL}};
-
 /* ("weights", weights), or these: */
 enum { KIND, ISA, KEPT_Q, KEPT_K, W_V, ROW_MAX, ROW_SUM, LENS, HEADS, EMPTY, N_PARTS };
 
@@ -190,7 +188,7 @@ rebuild(saved_call *call)
     saved = mha_py_detach((double)dims[0] * (double)dims[2] * (double)dims[3] * (double)call->q.shape[2]);
     status = mha_attention_weights(&call->args);
     mha_py_attach(saved);
-    return mha_py_check(status, saved_signature.function);
+    return mha_py_check(status, "saved_weights");
 }
 
 static PyArrayObject *
@@ -227,17 +225,9 @@ is_kind(PyObject *saved, const char *kind, Py_ssize_t n_parts)
     return first != NULL && PyUnicode_Check(first) && PyUnicode_CompareWithASCIIString(first, kind) == 0;
 }
 
-const char py_saved_weights_doc[] = "saved_weights(saved)\n--\n\n"
-                                    "attention_weights (B, H, Q, K) of the layer_forward that returned `saved`.";
-
 PyObject *
-py_saved_weights(PyObject *module, PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_saved_weights(PyObject *module, PyObject *saved)
 {
-    PyObject *saved;
-
-    if (mha_py_parse(&saved_signature, args, n_args, keywords, &saved) < 0) {
-        return NULL;
-    }
     if (!PyTuple_Check(saved)) {
         mha_py_type_error(saved, "saved", "a tuple");
         return NULL;

@@ -36,48 +36,24 @@ each_number(PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *)
     return (PyObject *)y;
 }
 
-const char py_exp_doc[] = "exp(x)\n--\n\nexp of each number, by the active kernels.";
-
 PyObject *
-py_exp(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_exp(PyObject *Py_UNUSED(module), PyObject *value)
 {
-    static const mha_py_signature signature = {"exp", 1, {"x", NULL}};
-    PyObject *value;
-
-    if (mha_py_parse(&signature, args, n_args, keywords, &value) < 0) {
-        return NULL;
-    }
     return each_number(value, mha_exp);
 }
 
-const char py_tanh_doc[] = "tanh(x)\n--\n\ntanh of each number, by the active kernels.";
-
 PyObject *
-py_tanh(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_tanh(PyObject *Py_UNUSED(module), PyObject *value)
 {
-    static const mha_py_signature signature = {"tanh", 1, {"x", NULL}};
-    PyObject *value;
-
-    if (mha_py_parse(&signature, args, n_args, keywords, &value) < 0) {
-        return NULL;
-    }
     return each_number(value, mha_tanh);
 }
 
 /* --- Instruction sets ------------------------------------------------------------------------ */
 
-const char py_isas_doc[] = "isas()\n--\n\n"
-                           "((name, available), ...) of every compiled instruction set, plainest first.";
-
 PyObject *
-py_isas(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {"isas", 0, {NULL}};
-    PyObject *list, *result;
+py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+{    PyObject *list, *result;
 
-    if (mha_py_parse(&signature, args, n_args, keywords, NULL) < 0) {
-        return NULL;
-    }
     list = PyList_New(0);
     for (int i = 0; i < MHA_N_ISAS && list != NULL; i++) {
         PyObject *pair;
@@ -97,16 +73,9 @@ py_isas(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, P
     return result;
 }
 
-const char py_isa_doc[] = "isa()\n--\n\nThe name of the active instruction set.";
-
 PyObject *
-py_isa(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_isa(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 {
-    static const mha_py_signature signature = {"isa", 0, {NULL}};
-
-    if (mha_py_parse(&signature, args, n_args, keywords, NULL) < 0) {
-        return NULL;
-    }
     return PyUnicode_FromString(mha_isa_name(mha_isa_active()));
 }
 
@@ -145,19 +114,9 @@ say_isa(PyObject *name)
     Py_XDECREF(available);
 }
 
-const char py_set_isa_doc[] = "set_isa(name)\n--\n\n"
-                              "Use the kernels of this instruction set from now on.  For start-up and tests: no other\n"
-                              "call may be running, and packed weights must be packed again.";
-
 PyObject *
-py_set_isa(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_set_isa(PyObject *Py_UNUSED(module), PyObject *name)
 {
-    static const mha_py_signature signature = {"set_isa", 1, {"name", NULL}};
-    PyObject *name;
-
-    if (mha_py_parse(&signature, args, n_args, keywords, &name) < 0) {
-        return NULL;
-    }
     if (!PyUnicode_Check(name)) {
         mha_py_type_error(name, "name", "a string");
         return NULL;
@@ -169,7 +128,7 @@ py_set_isa(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args
         if (!mha_isa_available((mha_isa)i)) {
             break;
         }
-        if (mha_py_check(mha_isa_select((mha_isa)i), signature.function) < 0) {
+        if (mha_py_check(mha_isa_select((mha_isa)i), "available_threads") < 0) {
             return NULL;
         }
         Py_RETURN_NONE;
@@ -180,32 +139,16 @@ py_set_isa(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args
 
 /* --- Threads ------------------------------------------------------------------------------------- */
 
-const char py_get_num_threads_doc[] = "get_num_threads()\n--\n\nHow many threads a call may use.";
-
 PyObject *
-py_get_num_threads(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_get_num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 {
-    static const mha_py_signature signature = {"get_num_threads", 0, {NULL}};
-
-    if (mha_py_parse(&signature, args, n_args, keywords, NULL) < 0) {
-        return NULL;
-    }
     return PyLong_FromUnsignedLong(mha_threads_get());
 }
 
-const char py_set_num_threads_doc[] = "set_num_threads(n)\n--\n\n"
-                                      "Let each call use up to n >= 1 threads; ValueError for anything else.";
-
 PyObject *
-py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
-{
-    static const mha_py_signature signature = {"set_num_threads", 1, {"n", NULL}};
-    PyObject *value;
-    int64_t n;
+py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *value)
+{    int64_t n;
 
-    if (mha_py_parse(&signature, args, n_args, keywords, &value) < 0) {
-        return NULL;
-    }
     if (mha_py_whole(value, "the number of threads", 1, &n) < 0) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) { /* one kind of error: api.md, 7 */
             PyErr_Format(PyExc_ValueError, "the number of threads must be a whole number >= 1, got %.100R", value);
@@ -220,15 +163,8 @@ py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
-const char py_available_threads_doc[] = "available_threads()\n--\n\nHow many CPUs this process may use.";
-
 PyObject *
-py_available_threads(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t n_args, PyObject *keywords)
+py_available_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 {
-    static const mha_py_signature signature = {"available_threads", 0, {NULL}};
-
-    if (mha_py_parse(&signature, args, n_args, keywords, NULL) < 0) {
-        return NULL;
-    }
     return PyLong_FromUnsignedLong(mha_threads_available());
 }

@@ -18,7 +18,7 @@ import public_calls as p
 from memory import shim
 
 import binding_calls as b
-from mha_c import _core
+from core_calls import core as _core
 
 TRAINING = (p.Q, p.K, p.V, p.LENS)
 PLAN = (b.projection(16, 8, True), b.projection(16, 8), b.projection(16, 8), b.projection(8, 16, True))

@@ -1,0 +1,50 @@
+"""The functions of `mha_c._core` by keyword, for tests: the extension itself takes positions only.
+
+    from core_calls import core as _core
+"""
+
+import ast
+import functools
+from pathlib import Path
+
+from mha_c import _core
+
+
+def stub():
+    """Function -> [(parameter, its default or ...)], as _core.pyi promises them."""
+    found = {}
+    for node in ast.parse(Path(_core.__file__).with_name("_core.pyi").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name not in found:  # of overloads, the first
+            names = [argument.arg for argument in node.args.posonlyargs]
+            defaults = [ast.literal_eval(default) for default in node.args.defaults]
+            found[node.name] = list(zip(names, [...] * (len(names) - len(defaults)) + defaults))
+    return found
+
+
+STUB = stub()
+
+
+def by_keyword(name):
+    function, parameters = getattr(_core, name), STUB[name]
+
+    @functools.wraps(function)
+    def call(*args, **named):
+        given = list(args)
+        for parameter, default in parameters[len(args) :]:
+            if parameter not in named and default is ...:
+                break
+            given.append(named.pop(parameter, default))
+        assert not named, f"{name} has no {', '.join(named)}"
+        return function(*given)
+
+    return call
+
+
+class Core:
+    def __init__(self):
+        for name in STUB:
+            setattr(self, name, by_keyword(name))
+        self.ShapeError, self.__file__ = _core.ShapeError, _core.__file__
+
+
+core = Core()
