@@ -29,7 +29,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core scaling chart lint typecheck coverage sanitize valgrind fuzz mutants guards nightly \
-	oldest free-threaded dev wheel wheels clean help
+	oldest free-threaded dev wheel wheels test-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -187,6 +187,7 @@ help:
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
 	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
+	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows"'
 	@echo 'clean       remove everything that was made'
 
 # --- what the goals above share ------------------------------------------------------------------
@@ -220,6 +221,10 @@ $(STAMPS)/installed: $(STAMPS)/wheel
 $(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install -q --group $* --constraint constraints.txt
 	@touch $@
+
+# dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
+test-wheels: build/wheel-tools/installed
+	build/wheel-tools/bin/python tools/wheels/test.py $(ARGS)
 
 build/wheel-tools/installed: tools/wheels/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

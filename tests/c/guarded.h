@@ -10,16 +10,12 @@
 #ifndef GUARDED_H
 #define GUARDED_H
 
-#include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "flags.h"
 #include "mha.h"
+#include "pages.h"
 
 #define N_SLOTS 64
 #define SLOT_BYTES ((size_t)1 << 20)
@@ -38,10 +34,10 @@ static void
 report_fault(int signal_number)
 {
     const char *text = signal_number == SIGSEGV ? "failed: fault in " : "failed: bus error in ";
-    ssize_t written = write(STDOUT_FILENO, text, strlen(text));
+    long written = (long)WRITE_OUT(text, strlen(text));
 
-    written += write(STDOUT_FILENO, guard.doing, strlen(guard.doing));
-    written += write(STDOUT_FILENO, "\n", 1);
+    written += (long)WRITE_OUT(guard.doing, strlen(guard.doing));
+    written += (long)WRITE_OUT("\n", 1);
     _exit(written < 0 ? 2 : 1);
 }
 
@@ -49,10 +45,10 @@ static char *
 map_guarded(size_t n_slots, size_t slot_bytes)
 {
     const size_t step = slot_bytes + guard.page;
-    char *memory = mmap(NULL, n_slots * step + guard.page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *memory = closed_pages(n_slots * step + guard.page);
 
     for (size_t i = 0; i < n_slots; i++) {
-        if (memory == MAP_FAILED || mprotect(memory + i * step + guard.page, slot_bytes, PROT_READ | PROT_WRITE) != 0) {
+        if (memory == NULL || !open_pages(memory + i * step + guard.page, slot_bytes)) {
             perror("guard pages");
             exit(2);
         }
@@ -111,11 +107,13 @@ guarded_free(void *memory)
 static void
 guarded_start(void)
 {
-    guard.page = (size_t)sysconf(_SC_PAGESIZE);
+    guard.page = page_size();
     guard.slots = map_guarded(N_SLOTS, SLOT_BYTES);
     guard.scratch = map_guarded(1, SCRATCH_BYTES);
     signal(SIGSEGV, report_fault);
+#if defined(SIGBUS)
     signal(SIGBUS, report_fault);
+#endif
     mha_set_allocator(guarded_alloc, guarded_free);
 }
 

@@ -2,6 +2,7 @@
  * test_cpu.c: CPU features, and the CPU count against made-up cgroup trees.  Prints a line per check; exit status 1 if
  * one fails.  Builds with a tree of its own, which it writes into a folder it makes and enters.
  *
+ * POSIX only: files under /proc and /sys
  * not emulated: /proc/cpuinfo, which it compares with, is the host's
  * build: -Wl,--wrap=read,--wrap=sched_getaffinity,--wrap=sysconf runtime/threads_available.c '-DMHA_CGROUP_OF_SELF="self"' '-DMHA_CGROUP_ROOT="tree"'
  * SPDX-License-Identifier: BSD-3-Clause

@@ -15,12 +15,12 @@
 
 #include <float.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "callers.h"
+#include "pages.h"
 
 #define ISAS (sizeof isas / sizeof isas[0])
 #define BLOCK 2048
@@ -250,12 +250,12 @@ measure_f64(struct share *share)
     }
 }
 
-static void *
+static THREAD_FUNCTION
 measure_share(void *argument)
 {
     measure_f32(argument);
     measure_f64(argument);
-    return NULL;
+    return 0;
 }
 
 static void
@@ -279,7 +279,6 @@ static void
 check_accuracy(uint64_t step, uint64_t points)
 {
     static struct share shares[2];
-    pthread_t thread;
     /* Where long double is double, the true values are themselves up to 1 ULP off. */
     const double slack = LDBL_MANT_DIG > 53 ? 0 : 1;
 
@@ -288,12 +287,9 @@ check_accuracy(uint64_t step, uint64_t points)
         shares[i].step = 2 * step;
         shares[i].points = points / 2;
     }
-    if (pthread_create(&thread, NULL, measure_share, &shares[1]) != 0) {
-        perror("pthread_create");
-        exit(2);
-    }
+    const thread_id thread = start(measure_share, &shares[1]);
     measure_share(&shares[0]);
-    pthread_join(thread, NULL);
+    join(thread);
     for (size_t k = 0; k < ISAS; k++) {
         if (isas[k].available()) {
             report(isas[k].f32.isa, "float32", &shares[0].f32[k], &shares[1].f32[k], 0);
@@ -307,7 +303,7 @@ now(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    timespec_get(&t, TIME_UTC);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -353,14 +349,14 @@ show_times(void)
 static unsigned char *
 guarded_page_end(void)
 {
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    unsigned char *const pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    const size_t page = page_size();
+    char *const pages = closed_pages(2 * page);
 
-    if (pages == MAP_FAILED || mprotect(pages + page, page, PROT_NONE) != 0) {
-        perror("mmap");
+    if (pages == NULL || !open_pages(pages, page)) {
+        perror("pages");
         exit(2);
     }
-    return pages + page;
+    return (unsigned char *)pages + page;
 }
 
 int

@@ -2,6 +2,7 @@
  * test_threads.c: what the pool does with a POSIX system: threads, signals, forks.  Prints a line per check; exit status 1 if one fails.
  *
  * build: -Wl,--wrap=pthread_create,--wrap=pthread_atfork,--wrap=pthread_attr_init,--wrap=mha_threads_available
+ * POSIX only: signals, forks, what a process is there
  * not emulated: in qemu's user mode thread creation takes other ways than the wrapped function
  *
  * The linker's --wrap lets the checks make these functions fail without a hook in the pool.  Worth running with

@@ -3,6 +3,7 @@
  * exit status 1 if one fails.  Every child must end within seconds (alarm).
  *
  * leaks not counted: the search in a child that was forked beside threads waits for threads that it does not have
+ * POSIX only: signals, forks, what a process is there
  * not emulated: qemu's user mode asserts when a process with threads forks or exits
  * SPDX-License-Identifier: BSD-3-Clause
  */
