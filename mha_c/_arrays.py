@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ._types import Array
 
+
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor.  A torch that is still being imported has no Tensor yet."""
     torch = sys.modules.get("torch")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ._types import Array
     from .linear import State
 
+
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
 

@@ -152,9 +152,7 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
     names = "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "dropout", "empty_rows"
     values = {name: given[name] for name in names}
     in_order = core_options(q, k, rng=rng, **values)
-    attention: Facts = _core.explain_attention(
-        q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"]
-    )
+    attention: Facts = _core.explain_attention(q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"])
     facts = {"projections": projections, "attention": attention, "scratch_bytes": attention["scratch_bytes"]}
     return _explanation(function.__name__, q, facts)
 

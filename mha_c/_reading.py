@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ._types import Array
     from .linear import Parameter
 
+
 def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
     """The operator that gives a parameter what `operation` makes of its numbers and an operand."""
 

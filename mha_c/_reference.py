@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ._types import Array
 
+
 def dot_product_attention(q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Any) -> Any:
     """softmax(scale q k^T + bias) v.  q (B,[H,]Q,D), k (B,[Hkv,]K,D), v (B,[Hkv,]K,Dv) -> (B,[H,]Q,Dv), extras."""
     q4, k4, v4 = _with_heads(q, k, v)

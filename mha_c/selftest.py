@@ -18,6 +18,7 @@ from .layers import AdditiveAttention, MultiHeadAttention
 
 if TYPE_CHECKING:
     from ._types import Array
+
     Case = Callable[[np.random.Generator, np.dtype[Any]], tuple[Any, Any]]
 
 __all__ = ["main"]

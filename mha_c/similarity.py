@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._types import Array, Real
+
     Kernel = Union[str, Callable[[Any], Any]]
 
 __all__ = ["KernelAttention"]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -161,6 +162,11 @@ def used(monkeypatch):
     return rows
 
 
+@pytest.fixture(autouse=True)
+def small_calls_too(monkeypatch):
+    monkeypatch.setattr("mha_c.torch.memory.LEAST", 0)
+
+
 def without_memory(module, *args):
     fresh = copy.deepcopy(module)
     fresh._remembers = False
@@ -274,3 +280,47 @@ def test_the_books_decoder_uses_it(version, used, capsys):
             module._remembers = False
     again = translate()
     torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+def test_a_small_call_is_not_remembered(monkeypatch):
+    """Comparing its weights would take longer than projecting its rows."""
+    monkeypatch.setattr("mha_c.torch.memory.LEAST", 24 * 50)
+    module, _ = module_of("multi-head with biases")
+    with torch.no_grad():
+        for n in (49, 50):
+            assert "_memory" not in module.__dict__
+            module(torch.ones(1, 1, 24), torch.ones(1, n, 24), torch.ones(1, n, 24))
+    assert "_memory" in module.__dict__
+
+
+def test_threads_share_a_memory():
+    """Several sequences decoded at once by one module: each gets what it would get alone."""
+    module, _ = module_of("multi-head with biases")
+    torch.manual_seed(0)
+    sequences = [torch.randn(1, 40, 24) for _ in range(4)]
+    for x in sequences[1:]:
+        x[:, 0] = sequences[0][:, 0]  # so that they look like going on from one another
+    with torch.no_grad():
+        expected = [[without_memory(module, x[:, :1], x[:, :n], x[:, :n]) for n in range(1, 41)] for x in sequences]
+    found = [[None] * 40 for _ in sequences]
+
+    def decode(which):
+        x = sequences[which]
+        with torch.no_grad():
+            for n in [*range(1, 41)] * 3:
+                found[which][n - 1] = module(x[:, :1], x[:, :n], x[:, :n])
+
+    threads = [threading.Thread(target=decode, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(found, expected):
+        assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+def test_forward_mode_is_refused():
+    module, _ = module_of("multi-head with biases")
+    x = torch.ones(1, 1, 24)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode AD"):
+        module(x, x, x, cache=module.new_cache(1, 4))

@@ -40,10 +40,11 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
     valid_lens, num_heads, empty_rows, dropout = options
-    call = valid_lens, num_heads, empty_rows, dropout, draw_seed() if dropout else 0
+    queries, keys, values = inputs
+    seed = draw_seed() if dropout else 0
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        queries, keys, values = inputs
         keep: list[Any] = []
+        call = valid_lens, num_heads, empty_rows, dropout, seed
         out: Tensor = LayerFunction.apply(
             (call, keep), queries, None if keys is queries else keys, None if values is keys else values, *parameters
         )
@@ -51,7 +52,9 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
         return out, saved, WeightsSource.of(lens, num_heads, empty_rows, queries, keys, parameters)
     follow_threads()
     projections = projections_of(parameters) if packed is None else packed.projections(parameters)
-    out, saved = layer_forward(*inputs, valid_lens, projections, parameters[8], *call[1:])
+    out, saved = layer_forward(
+        queries, keys, values, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed
+    )
     return out, saved, None
 
 

@@ -26,26 +26,12 @@ if TYPE_CHECKING:
     from .autograd import Nine
     from .frozen import Packed
 
-_ONE_ROW = (1,)
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _tracing = _tensors._tracing
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 _GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
-FORWARD: dict[Any, Any] = {kind: kind.forward for kind in (nn.Linear, nn.Dropout)}  # as torch has them
-
-
-def is_plain(child: Any, kind: Any) -> bool:
-    """Whether calling the child is calling what the class had for `forward` when it was made, and nothing else."""
-    if type(child) is not kind or kind.forward is not FORWARD[kind]:
-        return False
-    own = child.__dict__
-    return not (
-        "forward" in own
-        or own["_forward_pre_hooks"]
-        or own["_forward_hooks"]
-        or own["_backward_pre_hooks"]
-        or own["_backward_hooks"]
-    )
+_Linear, _Dropout = nn.Linear, nn.Dropout
+FORWARD: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in (_Linear, _Dropout)]  # as they were when made
 
 
 def standard_parts(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
@@ -54,28 +40,46 @@ def standard_parts(module: AttentionModule) -> Optional[tuple[Nine, dict[str, An
     before, after, backward_before, backward_after = _GLOBAL_HOOKS
     if before or after or backward_before or backward_after or module._sequence or not module._has_own_methods():
         return None
-    inner, children, nine = module._inner(), module._modules, [None] * 9
+    inner: Any = module._inner()
+    children, nine = module._modules, [None] * 9
     for slot, name in module._slots:
-        child = children.get(name)
-        if not is_plain(child, nn.Linear):
+        linear = children.get(name)
+        if type(linear) is not _Linear or is_changed(linear.__dict__):
             return None
-        parameters = child._parameters
-        nine[slot] = parameters.get("weight")
-        if nine[slot] is None:
+        parameters = linear._parameters
+        weight = parameters.get("weight")
+        if weight is None:
             return None
+        nine[slot] = weight
         if slot < 4:
             nine[slot + 4] = parameters["bias"]
-    if inner is not module and not is_plain(inner, module._inner_type):
+    if inner is not module and (type(inner) is not module._inner_type or is_changed(inner.__dict__)):
         return None
     dropout = inner._modules.get("dropout")
-    return (tuple(nine), inner.__dict__, dropout) if is_plain(dropout, nn.Dropout) else None
+    if type(dropout) is not _Dropout or is_changed(dropout.__dict__):
+        return None
+    for kind, forward in FORWARD:
+        if kind.forward is not forward:
+            return None
+    return tuple(nine), inner.__dict__, dropout
+
+
+def is_changed(own: dict[str, Any]) -> bool:
+    """Whether a call of the module with this state does more, or other things, than its class's `forward`."""
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+    )
 
 
 class AttentionModule(nn.Module):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
     _slots: Sequence[tuple[int, str]] = ()  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
-    _inner_type: Optional[type] = None  # of the child that holds the dropout, if it is not in the layer itself
+    _inner_type: Any = None  # of the child that holds the dropout, if it is not in the layer itself
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
@@ -141,7 +145,7 @@ class AttentionModule(nn.Module):
         options = valid_lens, self.num_heads, self.empty_rows, p
         inputs, found = (queries, keys, values), None
         try:
-            if self._remembers and not p and queries.shape[-2:-1] == _ONE_ROW:
+            if self._remembers and not p and queries.dim() == 3 and queries.size(1) == 1:
                 found = remembered(self.__dict__, inputs, parameters, options)
             out, saved, source = run_layer(inputs, parameters, options, self._frozen) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there

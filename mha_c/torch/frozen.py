@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,26 +23,28 @@ class Packed(NamedTuple):
 
     isa: str
     parameters: Any
-    weights: tuple[Any, ...]  # (packed, (out_features, in_features)) or None, for each projection
+    ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
+
+    @classmethod
+    def of(cls, parameters: Any) -> Packed:
+        ready = tuple(
+            None if W is None else (pack(W), b, tuple(W.shape)) for W, b in zip(parameters[:4], parameters[4:])
+        )
+        return cls(_core.isa(), parameters, ready)
 
     def projections(self, parameters: Any) -> Any:
-        """What the core takes in the place of parameters; biases and w_v are read at the call."""
-        same = self.isa == _core.isa() and all(a is b for a, b in zip(parameters, self.parameters))
-        if not same:
-            return projections_of(parameters)
-        return tuple(
-            None if weight is None else (weight[0], bias, weight[1])
-            for weight, bias in zip(self.weights, parameters[4:8])
-        )
+        """What the core takes in the place of parameters."""
+        same = all(map(operator.is_, parameters, self.parameters)) and self.isa == _core.isa()
+        return self.ready if same else projections_of(parameters)
 
     def changed(self) -> list[str]:
         """Names of the weights that have other numbers now, each of which is looked at."""
-        trios = zip(_NAMES, self.parameters, self.weights)
-        return [name for name, W, then in trios if then is not None and pack(W)[0].tobytes() != then[0].tobytes()]
+        trios = zip(_NAMES, self.parameters, self.ready)
+        return [name for name, W, then in trios if then is not None and pack(W).tobytes() != then[0].tobytes()]
 
 
 def pack(weight: Any) -> Any:
-    return _core.pack_linear(np.ascontiguousarray(array(weight))), tuple(weight.shape)
+    return _core.pack_linear(np.ascontiguousarray(array(weight)))
 
 
 @contextmanager
@@ -62,8 +65,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     for name, module in model.named_modules():
         parts = standard_parts(module) if isinstance(module, AttentionModule) else None
         if parts is not None and all(x is None or (x.dtype in FLOATS and x.is_cpu) for x in parts[0][:4]):
-            weights = tuple(None if W is None else pack(W) for W in parts[0][:4])
-            found.append((name, module, Packed(_core.isa(), parts[0], weights)))
+            found.append((name, module, Packed.of(parts[0])))
     for _, module, packed in found:
         module.__dict__["_frozen"] = packed
     try:

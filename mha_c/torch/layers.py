@@ -59,7 +59,7 @@ class DotProductAttention(AttentionModule):
         return out
 
 
-FORWARD[DotProductAttention] = DotProductAttention.forward
+FORWARD.append((DotProductAttention, DotProductAttention.forward))
 
 
 class MultiHeadAttention(AttentionModule):

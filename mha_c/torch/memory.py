@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 ROOM = 32  # rows at first; doubled when they are full
+LEAST = 1 << 14  # numbers of keys from which comparing them and the weights costs less than projecting them
 
 
 class Memory:
@@ -84,6 +85,8 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     state  the module's own: the memory is in it
     """
     queries, keys, values = inputs
+    if keys.numel() < LEAST:
+        return None
     if keys.dim() != 3 or values.dim() != 3 or not keys.shape[1] or keys.shape[:2] != values.shape[:2]:
         return None  # the core says what is wrong
     try:
