@@ -1,6 +1,7 @@
-"""What a user's editor shows and marks: mypy and pyright on typing_examples.py and typing_mistakes.py."""
+"""What a user's editor shows and marks: mypy and pyright on typing_examples.py, typing_torch.py, typing_mistakes.py."""
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -23,14 +24,17 @@ def run(*arguments):
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=TESTS)
 
 
-FILES = "typing_examples.py", "typing_mistakes.py"
+FILES = ["typing_examples.py", "typing_mistakes.py"]
+if importlib.util.find_spec("torch"):
+    FILES.append("typing_torch.py")
 
 
 @functools.cache
 def mypy():
     """For each file the lines with errors, and all that was said."""
     needs.module("mypy")
-    done = run("-m", "mypy", "--strict", "--cache-dir", os.devnull, "--config-file", os.devnull, *FILES)
+    options = "--strict", "--follow-imports=silent", "--cache-dir", os.devnull, "--config-file", os.devnull
+    done = run("-m", "mypy", *options, *FILES)
     found = re.findall(r"^(\w+\.py):(\d+): error", done.stdout, re.MULTILINE)
     assert done.returncode < 2 and len(found) == done.stdout.count(": error:"), done.stdout + done.stderr
     return [(name, int(line)) for name, line in found], done.stdout
@@ -48,8 +52,11 @@ def pyright():
 checkers = pytest.mark.parametrize("checker", [mypy, pyright])
 
 
-def test_the_examples_run():
-    done = run("typing_examples.py")
+@pytest.mark.parametrize("name", ["typing_examples.py", "typing_torch.py"])
+def test_the_examples_run(name):
+    if "torch" in name:
+        needs.module("torch")
+    done = run(name)
     assert done.returncode == 0, done.stderr
 
 

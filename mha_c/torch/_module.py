@@ -124,6 +124,13 @@ class AttentionModule(nn.Module):
         """
         return decoding.project(self, keys, values, valid_lens)
 
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(
+            self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
+            training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        ) -> Tensor: ...  # fmt: skip
+
     def forward(
         self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
-_CHILDREN = {  # of d2l's classes, in both generations
+_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # of d2l's classes, in both generations
     "MultiHeadAttention": (MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
     "AdditiveAttention": (AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
     "DotProductAttention": (DotProductAttention, {"dropout"}),

@@ -7,7 +7,7 @@ rounded.  Where nothing else is said, arguments mean what they mean in `mha_c.fu
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union, overload
 
 import numpy as np
 import torch
@@ -35,16 +35,59 @@ from .autograd import AttentionCall, AttentionFunction, run_attention
 from .masking import checked_lengths
 from .positions import rotary
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .._types import Causal, EmptyRows, Window
+
 Rng = Union[None, int, torch.Generator]
 
 __all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+class TensorOptions(TypedDict, total=False):
+    """The keywords of the functions here, but for those that ask for further results; for type checkers."""
+
+    keep_mask: Optional[Tensor]
+    bias: Optional[Tensor]
+    causal: Causal
+    window: Window
+    scale: Optional[float]
+    dropout: float
+    rng: Rng
+    empty_rows: EmptyRows
+
+
+@overload
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def dot_product_attention(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
+) -> Any: ...  # fmt: skip
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None, causal: Any = False, window: Any = None, scale: Optional[float] = None,
-    dropout: float = 0.0, rng: Rng = None, empty_rows: str = "zero", return_weights: bool = False,
+    bias: Optional[Tensor] = None, causal: Causal = False, window: Window = None, scale: Optional[float] = None,
+    dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
@@ -64,11 +107,41 @@ def dot_product_attention(
                       return_weights, return_lse)  # fmt: skip
 
 
+@overload
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
-    valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = False,
-    window: Any = None, scale: Optional[float] = None, dropout: float = 0.0, rng: Rng = None,
-    empty_rows: str = "zero", return_weights: bool = False, return_lse: bool = False,
+    valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
+) -> Tensor: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *,
+    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *,
+    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[TensorOptions],
+) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
+@overload
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
+) -> Any: ...  # fmt: skip
+def additive_attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
+    valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+    causal: Causal = False, window: Window = None, scale: Optional[float] = None, dropout: float = 0.0,
+    rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention; see mha_c.functional.
 

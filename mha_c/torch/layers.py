@@ -7,7 +7,7 @@ compiled core, forward and backward.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, overload
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from ._layer import attend
 from ._module import FORWARD, AttentionModule, standard_parts
 from ._tensors import check_inputs
 from .lazy import LazyWeights, computed
+
+if TYPE_CHECKING:
+    from .._types import EmptyRows
 
 
 class DotProductAttention(AttentionModule):
@@ -39,7 +42,7 @@ class DotProductAttention(AttentionModule):
     Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
     """
 
-    def __init__(self, dropout: float, *, empty_rows: str = "uniform") -> None:
+    def __init__(self, dropout: float, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(_arguments.probability(dropout))
 
@@ -116,8 +119,19 @@ class MultiHeadAttention(AttentionModule):
         "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
     )
 
+    @overload
     def __init__(
-        self, *sizes: Any, empty_rows: str = "uniform", sequence_group: Any = None,
+        self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = ..., *, use_bias: bool = ...,
+        empty_rows: EmptyRows = ..., sequence_group: Any = ..., sequence_layout: str = ...,
+    ) -> None: ...  # fmt: skip
+    @overload
+    def __init__(
+        self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
+        bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., sequence_group: Any = ...,
+        sequence_layout: str = ...,
+    ) -> None: ...  # fmt: skip
+    def __init__(
+        self, *sizes: Any, empty_rows: EmptyRows = "uniform", sequence_group: Any = None,
         sequence_layout: str = "contiguous", **named: Any,
     ) -> None:  # fmt: skip
         given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
@@ -177,7 +191,7 @@ class MultiHeadAttention(AttentionModule):
         if valid_lens is not None:
             valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
         mode = {} if training is None else {"training": training}
-        return self.W_o(self.transpose_output(inner(*heads, valid_lens, **mode)))
+        return self.W_o(self.transpose_output(inner(heads[0], heads[1], heads[2], valid_lens, **mode)))
 
     def _has_own_methods(self) -> bool:
         kind = type(self)
@@ -229,7 +243,13 @@ class AdditiveAttention(AttentionModule):
     _slots = (0, "W_q"), (1, "W_k"), (8, "w_v")
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
-    def __init__(self, *sizes: Any, empty_rows: str = "uniform", **named: Any) -> None:
+    @overload
+    def __init__(self, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...) -> None: ...
+    @overload
+    def __init__(
+        self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...
+    ) -> None: ...
+    def __init__(self, *sizes: Any, empty_rows: EmptyRows = "uniform", **named: Any) -> None:
         given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
         super().__init__(empty_rows)

@@ -5,7 +5,7 @@ masked_softmax, sequence_mask, transpose_qkv, transpose_output.  None of them mo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from torch import Tensor
 from .. import _arguments
 from ..errors import ShapeError
 
+if TYPE_CHECKING:
+    from .._types import EmptyRows
 
-def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: str = "uniform") -> Tensor:
+
+def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
     """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
 
     X           scores (B, Q, K); any shape if valid_lens is None

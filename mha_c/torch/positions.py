@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,10 @@ class PositionalEncoding(nn.Module):
             rows = table[0, torch.from_numpy(plain.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
         found: Tensor = self.dropout(X + rows.to(X.dtype))
         return found
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, X: Tensor, *, start: Any = 0) -> Tensor: ...
 
 
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:

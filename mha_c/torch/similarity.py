@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from .. import similarity as plain
 from ..errors import ShapeError
 from ._tensors import check_inputs
 from .functional import dot_product_attention
+
+if TYPE_CHECKING:
+    from .._types import EmptyRows
 
 
 class KernelAttention(nn.Module):
@@ -32,7 +35,7 @@ class KernelAttention(nn.Module):
     Source: d2l 11.2 (10.2 in the first edition).
     """
 
-    def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: str = "uniform") -> None:
+    def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__()
         self.kernel = plain.checked_kernel(kernel)
         self.empty_rows = _arguments.empty_rows(empty_rows)
@@ -50,6 +53,10 @@ class KernelAttention(nn.Module):
         )
         self._weights = (weights[0] if numbers else weights).detach()
         return out.reshape(-1) if numbers else out
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
 
     def _log_kernel(self, away: Tensor) -> Tensor:
         u = away / self.width.to(away.dtype)

@@ -90,6 +90,10 @@ class MultiHeadedSelfAttention(nn.Module):
         out, self._last = attend(x, x, x, None, (*weights, *[None] * 5), self.num_heads)
         return out
 
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, x: Tensor) -> Tensor: ...
+
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, T, T)."""
@@ -129,6 +133,10 @@ class SelfAttentionAISummer(nn.Module):
         _need_features(x, self.dim)
         return _attend(self.to_qvk(x), mask, 1, self.dim)[:, 0]
 
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
+
 
 class MultiHeadSelfAttentionAISummer(nn.Module):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
@@ -159,6 +167,10 @@ class MultiHeadSelfAttentionAISummer(nn.Module):
         _need_features(x, self.dim)
         out = _attend(self.to_qvk(x), mask, self.heads, self.dim_head)
         return self.W_0(out.transpose(1, 2).flatten(2))
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
 
 
 def _attend(features: Tensor, mask: Optional[Tensor], heads: int, dim_head: int) -> Tensor:

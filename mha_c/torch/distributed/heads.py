@@ -180,8 +180,8 @@ class ShardedMultiHeadAttention(nn.Module):
         return out
 
     def _weights(self, q: Tensor, k: Tensor, v: Tensor, lens: Any) -> Tensor:
-        found = dot_product_attention(q, k, v, lens, empty_rows=self.part.empty_rows, return_weights=True)
-        weights: Tensor = found[1]
+        empty_rows: Any = self.part.empty_rows
+        weights: Tensor = dot_product_attention(q, k, v, lens, empty_rows=empty_rows, return_weights=True)[1]
         return weights
 
     def gathered(self) -> MultiHeadAttention:
