@@ -14,6 +14,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     from ._types import Array
+INT64 = np.dtype(np.int64)
+MOST = 2**63 - 1  # that it holds
+
 
 
 def is_tensor(value: Any) -> bool:
@@ -69,15 +72,54 @@ def to_arrays(*named: tuple[Any, str]) -> tuple[tuple[Array, ...], bool]:
 
 
 def to_lengths(value: Any) -> Any:
-    """valid_lens with tensors and the like turned into arrays; the core reads every number type and checks."""
+    """valid_lens as the core takes them: None, or int64; floats are rounded up, for 2.5 keys show keys 0, 1 and 2.
+
+    The type is found out before anything is cast: a bool array is a mask passed by mistake.
+    """
+    if value is None or (type(value) is np.ndarray and value.dtype == INT64):
+        return value
     if is_tensor(value):
         value = value.detach()  # lengths carry no gradient
         if value.is_floating_point():
             value = value.double()  # NumPy has no bfloat16
-        return _from_tensor(value, "valid_lens")
-    if isinstance(value, (list, tuple)):
+        array = _from_tensor(value, "valid_lens")
+    elif isinstance(value, (list, tuple)):
+        array = _from_length_list(value)
+    else:
+        array = to_array(value, "valid_lens")
+    kind = array.dtype.kind
+    if kind == "b":
+        raise TypeError(
+            "valid_lens has dtype bool, which looks like a mask: expected lengths (how many keys each batch item or "
+            "query may see); pass a mask to mha_c.functional as keep_mask"
+        )
+    if kind == "u":
+        array = array if array.itemsize < 8 else np.minimum(array, np.uint64(MOST))
+    elif kind == "f":
+        array = array.astype(np.float64)
+        finite = np.isfinite(array)
+        if not finite.all():
+            raise ValueError(
+                f"valid_lens must be finite, but has a NaN or infinity at position {int(np.argmin(finite.ravel()))}"
+            )
+        array = np.clip(np.ceil(array), -(2.0**62), 2.0**62)
+    elif kind != "i":
+        raise TypeError(f"valid_lens has dtype {array.dtype}, expected integers or floats (lengths)")
+    return array.astype(INT64, copy=False)
+
+
+def _from_length_list(value: Any) -> Array:
+    """Numbers that no integer of 64 bits holds are as good as the nearest one that it does."""
+    try:
+        if {*map(type, value)} == {int}:
+            return np.array(value, INT64)
+        return np.asarray(value)
+    except OverflowError:
+        return np.array([min(max(item, -MOST - 1), MOST) for item in value], INT64)
+    except RuntimeError:  # a list of tensors that require grad
         return _from_list(value, "valid_lens")
-    return value if value is None else to_array(value, "valid_lens")
+    except (ValueError, Warning):
+        raise ValueError("valid_lens is a ragged list: expected B lengths, or B rows of Q") from None
 
 
 def like_input(array: Array, as_tensor: bool) -> Any:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 from numpy import ndarray
 
 from . import _arguments
-from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
+from ._arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
 from ._base import Dropout, Layer
-from ._core import isa, layer_backward, layer_forward, layer_forward_training, saved_weights
+from ._core import isa, layer_backward, layer_forward, layer_forward_training
+from ._saved import saved_weights
 from .errors import ShapeError
 from .linear import State, packing_type
 
@@ -102,7 +103,7 @@ class AttentionLayer(Layer):
         plan = self._plan
         if (
             type(queries) is type(keys) is type(values) is ndarray
-            and (valid_lens is None or type(valid_lens) is ndarray)
+            and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
             and training is None
             and cache is None
             and not self.training

@@ -2,8 +2,8 @@
 
 Arrays are float32 or float64 ndarrays, all of one type per call, any strides (copied only where the
 last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arrays`
-has turned lists, tensors and the like into arrays before.  `valid_lens` may be anything array-like:
-None, or shape (B,) or (B, Q), integers or floats (rounded up), snapshotted once.
+has turned lists, tensors and the like into arrays before.  `valid_lens` is None, or
+int64 of shape (B,) or (B, Q), snapshotted once; `_arrays.to_lengths` makes that of what users give.
 Every error names the argument in the caller's words, what it got and what was expected.
 All arguments are positional; those with a default may be left out at the end.
 """
@@ -39,7 +39,7 @@ def attention_forward(
     k: _Array,  # (B, [Hkv,] K, D)
     v: _Array,  # (B, [Hkv,] K, Dv)
     w_v: Optional[_Array] = None,  # (D,): additive scores; None: dot products
-    valid_lens: Any = None,
+    valid_lens: Optional[_Array] = None,
     keep_mask: Optional[_Array] = None,  # bool, broadcasts to the scores; rank 2 or the rank of the scores
     bias: Optional[_Array] = None,  # as q's dtype, same ranks
     causal: _Causal = None,
@@ -64,7 +64,7 @@ def attention_forward(
     k: _Array,
     v: _Array,
     w_v: Optional[_Array],
-    valid_lens: Any,
+    valid_lens: Optional[_Array],
     keep_mask: Optional[_Array],
     bias: Optional[_Array],
     causal: _Causal,
@@ -87,7 +87,7 @@ def layer_forward(
     queries: _Array,
     keys: _Array,
     values: _Array,  # (B, Q, .), (B, K, .), (B, K, .)
-    valid_lens: Any,
+    valid_lens: Optional[_Array],
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],  # W_q, W_k, W_v, W_o
     w_v: Optional[_Array],  # additive scores: (h,) or (1, h); or None
     num_heads: int,
@@ -96,14 +96,22 @@ def layer_forward(
     seed: int,
     /,
 ) -> Tuple[_Array, Tuple[Any, ...]]:
-    """One whole layer: (out (B, Q, .), saved).  `saved` is what `saved_weights` needs: either the weights
+    """One whole layer: (out (B, Q, .), saved).  `saved` is what `_saved.saved_weights` needs: either the weights
     themselves, where they are the smaller, or the projected (copied, where nothing projects) q and k, the
     row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
     be copied and pickled."""
 
-def saved_weights(saved: Tuple[Any, ...], /) -> _Array:
-    """attention_weights (B, H, Q, K) of the call that gave `saved`, to the bit.  RuntimeError if the
-    active ISA is another one than then."""
+def attention_weights(
+    q: _Array,  # (B, H, Q, D)
+    k: _Array,  # (B, H, K, D)
+    w_v: Optional[_Array],
+    valid_lens: Optional[_Array],
+    row_max: _Array,  # (B, H, Q), of the call whose weights they are
+    row_sum: _Array,
+    empty_rows: _EmptyRows,
+    /,
+) -> _Array:
+    """Weights (B, H, Q, K), to the bit, of an earlier call with these, the usual scale and no other mask."""
 
 def pack_linear(weight: _Array, /) -> _Array:
     """A row-major (out_features, in_features) weight, packed for the active ISA: 1-D, 64-byte aligned."""
@@ -111,7 +119,7 @@ def pack_linear(weight: _Array, /) -> _Array:
 def linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Array:
     """x (..., in_features) -> (..., out_features)."""
 
-def masked_softmax(x: _Array, valid_lens: Any, empty_rows: _EmptyRows, /) -> _Array:
+def masked_softmax(x: _Array, valid_lens: Optional[_Array], empty_rows: _EmptyRows, /) -> _Array:
     """x (B, Q, K) -> the same shape."""
 
 def dropout_factors(weights: _Array, dropout: float, seed: int, /) -> _Array:
@@ -143,7 +151,7 @@ def attention_backward(
     k: _Array,
     v: _Array,
     w_v: Optional[_Array] = None,
-    valid_lens: Any = None,
+    valid_lens: Optional[_Array] = None,
     keep_mask: Optional[_Array] = None,
     bias: Optional[_Array] = None,
     causal: _Causal = None,
@@ -168,7 +176,7 @@ def layer_forward_training(
     queries: _Array,
     keys: _Array,
     values: _Array,
-    valid_lens: Any,
+    valid_lens: Optional[_Array],
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],
     w_v: Optional[_Array],
     num_heads: int,
@@ -224,7 +232,7 @@ def explain_attention(
     k: _Array,
     v: _Array,
     w_v: Optional[_Array] = None,
-    valid_lens: Any = None,
+    valid_lens: Optional[_Array] = None,
     keep_mask: Optional[_Array] = None,
     bias: Optional[_Array] = None,
     causal: _Causal = None,
@@ -244,7 +252,7 @@ def explain_layer(
     queries: _Array,
     keys: _Array,
     values: _Array,
-    valid_lens: Any,
+    valid_lens: Optional[_Array],
     projections: Tuple[_Projection, _Projection, _Projection, _Projection],
     w_v: Optional[_Array],
     num_heads: int,

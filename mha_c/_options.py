@@ -40,7 +40,7 @@ def core_options(
     """valid_lens ... empty_rows as the core takes them, in its order."""
     left, right = (-1, -1) if window is None else core_window(window)
     return (
-        valid_lens if valid_lens is None or type(valid_lens) is np.ndarray else to_lengths(valid_lens),
+        None if valid_lens is None else to_lengths(valid_lens),
         None if keep_mask is None else to_array(keep_mask, "keep_mask"),
         None if bias is None else to_array(bias, "bias"),
         None if causal is False else core_corner(causal, q, k),

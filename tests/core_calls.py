@@ -1,4 +1,4 @@
-"""The functions of `mha_c._core` by keyword, for tests: the extension itself takes positions only.
+"""The functions of `mha_c._core` by keyword, for tests: it takes positions only, and lengths as int64.
 
     from core_calls import core as _core
 """
@@ -8,6 +8,8 @@ import functools
 from pathlib import Path
 
 from mha_c import _core
+from mha_c._arrays import to_lengths
+from mha_c._saved import saved_weights
 
 
 def stub():
@@ -35,6 +37,9 @@ def by_keyword(name):
                 break
             given.append(named.pop(parameter, default))
         assert not named, f"{name} has no {', '.join(named)}"
+        for i, (parameter, _) in enumerate(parameters[: len(given)]):
+            if parameter == "valid_lens":
+                given[i] = to_lengths(given[i])
         return function(*given)
 
     return call
@@ -44,6 +49,7 @@ class Core:
     def __init__(self):
         for name in STUB:
             setattr(self, name, by_keyword(name))
+        self.saved_weights = saved_weights
         self.ShapeError, self.__file__ = _core.ShapeError, _core.__file__
 
 

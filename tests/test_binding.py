@@ -254,7 +254,6 @@ VALUES = {
         for n in (0, -1, -(2**70), 2**70, "2", 2.0, float("nan"), None, True)
     },
     "reference": (lambda: attention(reference=True, dropout=0.5), ValueError, "reference=True has no dropout"),
-    "saved list": (lambda: _core.saved_weights(list(KEPT)), TypeError, "saved must be a tuple, got list"),
 }
 
 
@@ -416,18 +415,20 @@ QKV = numbers(B, Q, D), numbers(B, K, D), numbers(B, K, DV)
 QUERIES = numbers(B, 30, 5), numbers(B, 40, 5), numbers(B, 40, 3)
 # No Python function in between: the interpreter's own frames do not bear every failure.
 DIRECT = {
-    "attention": partial(_core.attention_forward, *QKV, valid_lens=(3, 2), return_weights=True, return_stats=True),
-    "layer": partial(_core.layer_forward, *QUERIES, [7, 30], PROJECTIONS, None, 2, "zero", 0.0, 0),
+    "attention": partial(
+        _core.attention_forward, *QKV, valid_lens=np.array([3, 2]), return_weights=True, return_stats=True
+    ),
+    "layer": partial(_core.layer_forward, *QUERIES, np.array([7, 30]), PROJECTIONS, None, 2, "zero", 0.0, 0),
     "saved": partial(_core.saved_weights, RECOMPUTE),
     "pack": partial(_core.pack_linear, numbers(8, 5)),
     "linear": partial(_core.linear, numbers(2, 3, 5), PROJECTIONS[0]),
-    "softmax": partial(_core.masked_softmax, numbers(B, Q, K), [1.5, 2], "zero"),
+    "softmax": partial(_core.masked_softmax, numbers(B, Q, K), np.array([[2] * Q, [3] * Q])[:, ::-1], "zero"),
     "dropout": partial(_core.dropout_factors, numbers(B, 2, Q, K), 0.5, 3),
     "exp": partial(_core.exp, SWAPPED),
     "isas": _core.isas,
     "batch clash": partial(_core.attention_forward, numbers(3, Q, D), *QKV[1:]),
     "mask rank": partial(_core.attention_forward, *QKV, bias=numbers(K)),
-    "lengths shape": partial(_core.attention_forward, *QKV, valid_lens=[1]),
+    "lengths shape": partial(_core.attention_forward, *QKV, valid_lens=np.array([1])),
     "features": partial(_core.layer_forward, *QKV, None, PROJECTIONS, None, 2, "zero", 0.0, 0),
     "type": partial(_core.exp, "text"),
     "choice": partial(_core.attention_forward, *QKV, causal="left"),

@@ -171,7 +171,7 @@ BAD = {
     "row_sum": (tape_with(5, numbers(1, H, Q)), ShapeError, r"tape\[5\] \(row_sum\)"),
     "integers": (tape_with(5, np.ones((B, H, Q), int)), TypeError, r"tape\[5\] \(row_sum\) has dtype int64"),
     "lengths": (tape_with(6, np.ones(3, int)), ShapeError, "valid_lens has shape"),
-    "lengths object": (tape_with(6, "abc"), TypeError, "valid_lens has dtype"),
+    "lengths object": (tape_with(6, "abc"), TypeError, "valid_lens must be an array of int64"),
     "grad_out shape": ({"grad_out": numbers(B, Q, 8)}, ShapeError, r"grad_out has shape \(2, 4, 8\), expected"),
     "grad_out type": ({"grad_out": numbers(B, Q, 7, dtype=F64)}, TypeError, "grad_out has dtype float64"),
     "grad_out None": ({"grad_out": None}, TypeError, "grad_out must be a NumPy array"),

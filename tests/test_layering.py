@@ -96,7 +96,7 @@ def test_an_isa_uses_one_vocabulary(path):
 ORDER = [
     ("_core", "_no_core", "_types"),
     ("errors",),
-    ("_arrays", "_arguments", "_reading"),
+    ("_arrays", "_arguments", "_reading", "_saved"),
     ("config",),
     ("masking", "linear"),
     ("_base",),

@@ -8,6 +8,7 @@ import pytest
 
 from binding_calls import F32, F64, B, K, Q, attempt, layer, linear, numbers
 from mha_c import ShapeError, _core, get_num_threads, set_num_threads
+from mha_c._saved import saved_weights
 
 # (rows, out, in): register tiles and panels, one chunk of depth (256) and several, one task (192 rows) and several,
 # and so many (from 577 on) that the call packs.
@@ -59,7 +60,7 @@ def test_layers_have_the_bits_of_packed_weights(isa, dtype, rng, threads):
                            for p in ([packed(W, None) for W in Ws], [(W, None) for W in Ws],
                                      [packed(Ws[0], None), (Ws[1], None), None, None])]  # fmt: skip
                 assert results[0][0].tobytes() == results[1][0].tobytes(), (batch, n_queries, n_keys)
-                kept = [_core.saved_weights(result[1]) for result in results]
+                kept = [saved_weights(result[1]) for result in results]
                 assert kept[0].tobytes() == kept[1].tobytes() == kept[2].tobytes()
     finally:
         set_num_threads(before)

@@ -240,11 +240,12 @@ void mha_py_drop_projection(mha_py_projection *projection);
 typedef PyObject *mha_py_many(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
 typedef PyObject *mha_py_one(PyObject *module, PyObject *value); /* value NULL: takes nothing */
 
-mha_py_many py_attention_forward, py_attention_backward, py_masked_softmax, py_dropout_factors;
+mha_py_many py_attention_forward, py_attention_backward, py_attention_weights;
+mha_py_many py_masked_softmax, py_dropout_factors;
 mha_py_many py_layer_forward, py_layer_forward_training, py_layer_backward;
 mha_py_many py_linear, py_linear_backward, py_serve_tensors;
 mha_py_many py_explain_attention, py_explain_layer, py_explain_linear;
-mha_py_one py_saved_weights, py_pack_linear, py_exp, py_tanh;
+mha_py_one py_pack_linear, py_exp, py_tanh;
 mha_py_one py_explain_kernels, py_isas, py_isa, py_set_isa;
 mha_py_one py_get_num_threads, py_set_num_threads, py_available_threads;
 

@@ -20,6 +20,7 @@
 static PyMethodDef methods[] = {
     MANY(attention_forward),
     MANY(attention_backward),
+    MANY(attention_weights),
     MANY(layer_forward),
     MANY(layer_forward_training),
     MANY(layer_backward),
@@ -31,7 +32,6 @@ static PyMethodDef methods[] = {
     MANY(explain_attention),
     MANY(explain_layer),
     MANY(explain_linear),
-    ONE(saved_weights),
     ONE(pack_linear),
     ONE(exp),
     ONE(tanh),

@@ -1,5 +1,6 @@
 /*
- * py_attention.c: attention_forward, attention on q, k and v as given; masked_softmax and dropout_factors.
+ * py_attention.c: attention_forward, attention on q, k and v as given; attention_weights, masked_softmax and
+ * dropout_factors.
  *
  * A call is one zeroed struct: whatever it came to own is released by one function, however
  * far it got.
@@ -141,6 +142,73 @@ py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     }
     end_call(&call);
     mha_py_drop_views(&views);
+    return result;
+}
+
+/* --- Weights of an earlier call ------------------------------------------------------------------- */
+
+typedef struct {
+    mha_py_attention attention;
+    mha_py_array row_max, row_sum;
+    PyArrayObject *weights;
+} weights_call;
+
+static int
+take_statistics(PyObject *module, weights_call *call, PyObject *row_max, PyObject *row_sum)
+{
+    mha_py_attention *attention = &call->attention;
+    const mha_py_array *q = &attention->q;
+
+    if (mha_py_take(&call->row_max, row_max, "row_max", MHA_PY_DENSE, q) < 0 ||
+        mha_py_take(&call->row_sum, row_sum, "row_sum", MHA_PY_DENSE, q) < 0 ||
+        mha_py_need_shape(module, &call->row_max, q->rank - 1, attention->scores) < 0 ||
+        mha_py_need_shape(module, &call->row_sum, q->rank - 1, attention->scores) < 0) {
+        return -1;
+    }
+    attention->args.row_max = (void *)call->row_max.data; /* read only, in this direction */
+    attention->args.row_sum = (void *)call->row_sum.data;
+    return 0;
+}
+
+static int
+rebuild(weights_call *call)
+{
+    mha_attention_args *args = &call->attention.args;
+    PyThreadState *saved;
+    mha_status status;
+
+    call->weights = mha_py_new("attention_weights", call->attention.q.rank, call->attention.scores, call->attention.q.type);
+    if (call->weights == NULL || args->heads == 0) {
+        return call->weights == NULL ? -1 : 0;
+    }
+    args->weights = PyArray_DATA(call->weights);
+    saved = mha_py_detach(mha_py_attention_work(&call->attention));
+    status = mha_attention_weights(args);
+    mha_py_attach(saved);
+    return mha_py_check(status, "attention_weights");
+}
+
+PyObject *
+py_attention_weights(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+{
+    enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, N };
+    PyObject *v[N];
+    weights_call call = {.weights = NULL};
+    PyObject *result = NULL;
+
+    if (mha_py_arguments("attention_weights", args, n_args, N, N, v) < 0) {
+        return NULL;
+    }
+    PyObject *const values[MHA_PY_N_ATTENTION] = {v[Q], v[K], v[K], v[W_V], v[LENS], [MHA_PY_N_ATTENTION - 1] = v[EMPTY]};
+    if (mha_py_take_attention(module, values, &call.attention) == 0 &&
+        take_statistics(module, &call, v[ROW_MAX], v[ROW_SUM]) == 0 && rebuild(&call) == 0) {
+        result = (PyObject *)call.weights;
+        Py_INCREF(result);
+    }
+    mha_py_drop_attention(&call.attention);
+    mha_py_drop(&call.row_max);
+    mha_py_drop(&call.row_sum);
+    Py_XDECREF((PyObject *)call.weights);
     return result;
 }
 

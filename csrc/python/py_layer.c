@@ -3,7 +3,7 @@
  *
  * What is kept for `attention_weights` is decided here: the weights themselves where they are
  * no more numbers than q and k; else q and k (projected by the core, or copied from the
- * inputs) with the row statistics, from which py_saved.c rebuilds the weights on demand.
+ * inputs) with the row statistics, from which _saved.py rebuilds the weights on demand.
  * In training the projected q and k are kept anyway, so there the weights never are if both
  * are projected: the call then pays nothing for a later look at them.
  * SPDX-License-Identifier: BSD-3-Clause
@@ -255,7 +255,7 @@ run(layer_call *call, const char *function)
     return mha_py_check(status, function);
 }
 
-/* The layout of `saved` is read back by py_saved.c alone. */
+/* The layout of `saved` is read back by _saved.py alone. */
 static PyObject *
 make_saved(const layer_call *call)
 {

@@ -18,8 +18,8 @@ from .._core import (
     isa,
     layer_backward,
     layer_forward_training,
-    saved_weights,
 )  # fmt: skip
+from .._saved import saved_weights
 from ._tensors import array, follow_threads, lengths, optional_array
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -148,7 +148,7 @@ def recompute(
     q: Tensor, k: Tensor, w_v: Optional[Tensor], row_max: Tensor, row_sum: Tensor, lens: Tensor, num_heads: int,
     empty_rows: str,
 ) -> Any:  # fmt: skip
-    """What _core.saved_weights takes, from the tape of a layer."""
+    """What saved_weights takes, from the tape of a layer."""
     scorer = None if w_v is None else np.ascontiguousarray(array(w_v)[0])
     arrays = (np.ascontiguousarray(array(x)) for x in (q, k))
     return ("recompute", isa(), *arrays, scorer, array(row_max), array(row_sum), _lens(lens), num_heads, empty_rows)

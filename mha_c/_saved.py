@@ -1,0 +1,54 @@
+"""Attention weights of an earlier call, from what `_core.layer_forward` kept of it.
+
+Used by the layers' attention_weights.  A layer's pickle holds what was kept, so it may be anything: the core checks
+what it needs for memory, and whatever does not fit is a ValueError here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ._core import attention_weights, isa
+
+if TYPE_CHECKING:
+    from ._types import Array
+
+
+def saved_weights(saved: Any) -> Array:
+    """(B, H, Q, K) in memory of their own: kept as they were, or computed again to the bit from q, k and statistics.
+
+    saved       ("weights", weights), or ("recompute", isa, q (B, Q, features), k (B, K, features), w_v or None,
+                row_max (B, H, Q), row_sum (B, H, Q), lengths or None, num_heads, empty_rows)
+    RuntimeError where the instruction set is another than in the call.
+    """
+    try:
+        kind, *parts = saved
+        if kind == "weights":
+            (weights,) = parts
+            if weights.ndim == 4 and weights.dtype in (np.float32, np.float64):
+                copy: Array = np.array(weights, order="C")
+                return copy
+        elif kind == "recompute":
+            name, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = parts
+            if name == isa():
+                return attention_weights(
+                    _by_heads(q, num_heads), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
+                )
+            if isinstance(name, str):
+                raise RuntimeError(
+                    f"attention_weights of a call computed with {name!r:.100} cannot be rebuilt to the bit with "
+                    f"{isa()}: call the layer again"
+                )
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(f"saved is not what layer_forward returned: {error}") from None
+    raise ValueError("saved is not what layer_forward returned: another kind")
+
+
+def _by_heads(x: Array, num_heads: int) -> Array:
+    """Heads are columns h*D .. (h+1)*D of the features."""
+    batch, rows, features = x.shape
+    head_dim = features // num_heads if num_heads > 0 else -1
+    split: Array = x.reshape(batch, rows, num_heads, head_dim).transpose(0, 2, 1, 3)
+    return split
