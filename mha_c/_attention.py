@@ -223,6 +223,8 @@ class AttentionLayer(Layer):
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
         saved, as_tensor = self._last
+        if saved[0] == "elsewhere":  # by mha_c.dask, in other processes
+            raise RuntimeError(saved[1])
         return saved_weights(saved), as_tensor
 
     @property

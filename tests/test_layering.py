@@ -109,6 +109,7 @@ ORDER = [
     ("_attention",),
     ("_decoding",),
     ("layers", "variants", "similarity"),
+    ("dask",),
     ("selftest",),
     ("viz",),
     ("teach", "_headed", "_cost", "_explain", "threadpool"),
@@ -123,7 +124,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 PYTHON_FILES = sorted(PACKAGE.glob("**/*.py"))
 STANDARD = getattr(sys, "stdlib_module_names", frozenset())  # Python 3.10 and later know
 # package: the one module that may import it
-FOREIGN = {"torch": "torch", "matplotlib": "viz", "IPython": "viz", "threadpoolctl": "threadpool"}
+FOREIGN = {"torch": "torch", "matplotlib": "viz", "IPython": "viz", "threadpoolctl": "threadpool", "dask": "dask"}
 
 
 def module_of(path):
@@ -175,7 +176,8 @@ def test_import_brings_numpy_and_nothing_else():
     code = (
         "import sys, numpy, numpy.typing; before = set(sys.modules); import mha_c; "
         "new = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names); "
-        "lazy = [n for n in ('viz', 'torch', 'd2l', 'heads') if f'mha_c.{n}' in sys.modules]; print(sorted(new), lazy)"
+        "lazy = [n for n in ('viz', 'torch', 'd2l', 'heads', 'dask') if f'mha_c.{n}' in sys.modules]; "
+        "print(sorted(new), lazy)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['mha_c'] []"

@@ -10,7 +10,7 @@ Imported only when asked for.
 from __future__ import annotations
 
 from ._sequence import join_sequence, split_sequence
-from .attention import ring_attention
+from .attention import ring_attention, ring_traffic
 from .heads import ShardedMultiHeadAttention, gather_heads, shard_heads
 from .module import SequenceGroup
 
@@ -20,6 +20,7 @@ __all__ = [
     "gather_heads",
     "join_sequence",
     "ring_attention",
+    "ring_traffic",
     "shard_heads",
     "split_sequence",
 ]

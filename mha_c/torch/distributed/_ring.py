@@ -133,15 +133,29 @@ class Post:
         works.clear()
 
 
+class Room:
+    """Memory for what travels, used again by one group of heads after the other: fresh pages cost more than a copy."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._taken: dict[tuple[str, int, int], Tensor] = {}
+
+    def take(self, name: tuple[str, int, int], numbers: int) -> Tensor:
+        found = self._taken.get(name)
+        if found is None or found.numel() < numbers:
+            found = self._taken[name] = self._like.new_empty(numbers)
+        return found[:numbers]
+
+
 class Stream:
     """Keys and values that go round in one direction, for one group of heads."""
 
-    def __init__(self, call: Call, direction: int, shape: tuple[int, int, int, int], post: Post, like: Tensor) -> None:
+    def __init__(self, call: Call, direction: int, shape: tuple[int, int, int, int], post: Post, room: Room) -> None:
         plan, ranks = call.plan, call.ranks
         self._plan, self._ranks, self._post, self._shape = plan, ranks, post, shape
         self.direction, self._tag = direction, 0 if direction == FORWARD else 1
         most = max((Cargo.numbers(self.expected(hop), shape) for hop in range(1, plan.rounds + 1)), default=0)
-        self._buffers = [like.new_empty(most), like.new_empty(most)]
+        self._room, self._buffers = room, [room.take(("keys", direction, i), most) for i in range(2)]
         self._arriving: list[Any] = []
         self._leaving: list[Any] = []
         self.here: Optional[Cargo] = None
@@ -154,7 +168,7 @@ class Stream:
     def load(self, k: Tensor, v: Tensor) -> None:
         """This rank's own parts, as round 0."""
         parts = self._plan.cargo(self._ranks.rank, self.direction, 1)
-        own = Cargo(parts, self._shape, k.new_empty(Cargo.numbers(parts, self._shape)))
+        own = Cargo(parts, self._shape, self._room.take(("own", self.direction, 0), Cargo.numbers(parts, self._shape)))
         for travel, keys, values in own:
             keys.copy_(k[:, :, travel.part.rows])
             values.copy_(v[:, :, travel.part.rows])
@@ -181,8 +195,10 @@ class Stream:
         self.here = self._next
 
 
-def streams(call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post) -> list[Stream]:
-    found = [Stream(call, direction, shape, post, k) for direction in (FORWARD, BACKWARD)]
+def streams(
+    call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post, room: Room
+) -> list[Stream]:
+    found = [Stream(call, direction, shape, post, room) for direction in (FORWARD, BACKWARD)]
     for stream in found:
         stream.load(k, v)
     return found
@@ -219,15 +235,16 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     follow_threads()
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     row_max, row_sum = q.new_zeros(q.shape[:3]), q.new_zeros(q.shape[:3])
+    room = Room(k)
     for group in groups_of(call, k, v, q.shape[1]):
-        _forward_group(call, group, q, k, v, (out, row_max, row_sum))
+        _forward_group(call, group, (q, k, v), (out, row_max, row_sum), room)
     return out, row_max, row_sum
 
 
-def _forward_group(call: Call, group: Group, q: Tensor, k: Tensor, v: Tensor, results: Any) -> None:
+def _forward_group(call: Call, group: Group, operands: Any, results: Any, room: Room) -> None:
     rank, rounds = call.ranks.rank, call.plan.rounds
     mine, theirs = (group.items, group.query_heads), (group.items, group.heads)
-    q, k, v = q[mine], k[theirs], v[theirs]
+    q, k, v = (x[place] for x, place in zip(operands, (mine, theirs, theirs)))
     out, row_max, row_sum = (x[mine] for x in results)
     parts = call.plan.queries[rank]
     joined = {part: Joined(out[:, :, part.rows]) for part in parts}
@@ -243,7 +260,7 @@ def _forward_group(call: Call, group: Group, q: Tensor, k: Tensor, v: Tensor, re
                 joined[part].add(found, *statistics)
 
     shape = (k.shape[0], k.shape[1], k.shape[-1], v.shape[-1])
-    both = streams(call, shape, k, v, Post(call.ranks, call.name))
+    both = streams(call, shape, k, v, Post(call.ranks, call.name), room)
     for hop in range(rounds + 1):
         for stream in both if hop < rounds else ():
             stream.begin(hop)
@@ -272,16 +289,16 @@ def _items(lens: Any, group: Group) -> Any:
 class Returns:
     """Gradients of keys and values on their way: they follow their part, and from its last rank go home."""
 
-    def __init__(self, call: Call, stream: Stream, shape: tuple[int, int, int, int], post: Post, like: Tensor) -> None:
+    def __init__(self, call: Call, stream: Stream, shape: tuple[int, int, int, int], post: Post, room: Room) -> None:
         self._ranks, self._stream, self._post, self._shape = call.ranks, stream, post, shape
         self._tag = 0 if stream.direction == FORWARD else 1
         assert stream.here is not None
         most = max((Cargo.numbers(stream.expected(hop), shape) for hop in range(1, call.plan.rounds + 1)), default=0)
-        self._buffers = [like.new_empty(most), like.new_empty(most)]
+        self._buffers = [room.take(("grads", stream.direction, i), most) for i in range(2)]
         self._arriving: list[Any] = []
         self._leaving: list[Any] = []
         own = stream.here.parts
-        home = Cargo(own, shape, like.new_empty(Cargo.numbers(own, shape)))
+        home = Cargo(own, shape, room.take(("home", stream.direction, 0), Cargo.numbers(own, shape)))
         self._home, self._awaited = home, []
         for hops in sorted({travel.hops(stream.direction) for travel in own}):
             before = sum(travel.hops(stream.direction) > hops for travel in own)
@@ -329,12 +346,13 @@ def backward(
     """The gradients of this rank's queries, keys and values."""
     follow_threads()
     grads = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    room = Room(k)
     for group in groups_of(call, k, v, q.shape[1]):
-        _backward_group(call, group, (grad_out, out, row_max, row_sum, q), (k, v), grads)
+        _backward_group(call, group, (grad_out, out, row_max, row_sum, q), (k, v), grads, room)
     return grads
 
 
-def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, grads: Any) -> None:
+def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, grads: Any, room: Room) -> None:
     rank, rounds = call.ranks.rank, call.plan.rounds
     mine, theirs = (group.items, group.query_heads), (group.items, group.heads)
     grad_out, out, row_max, row_sum, q = (x[mine] for x in of_queries)
@@ -359,8 +377,8 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, gra
         return total
 
     shape, post = (k.shape[0], k.shape[1], k.shape[-1], v.shape[-1]), Post(call.ranks, call.name)
-    both = streams(call, shape, k, v, post)
-    returns = [Returns(call, stream, shape, post, k) for stream in both]
+    both = streams(call, shape, k, v, post, room)
+    returns = [Returns(call, stream, shape, post, room) for stream in both]
     for hop in range(rounds + 1):
         for back in returns if hop else ():
             back.begin(hop)

@@ -87,6 +87,30 @@ def ring_attention(
     return call.run(ranks, found)
 
 
+def ring_traffic(
+    world_size: int, n_queries: int, n_keys: Optional[int] = None, valid_lens: Any = None, *, causal: Any = False,
+    window: Any = None, layout: str = "contiguous",
+) -> list[int]:  # fmt: skip
+    """How many keys each rank sends in a `ring_attention` forward: what to expect of a network, without one.
+
+    The arguments are those of the whole call; n_keys None: as many as queries.  A key sent is its numbers and those of
+    its value, B Hkv (D + Dv) of them; backward the same keys travel again, and their gradients as far.
+
+    >>> from mha_c.torch.distributed import ring_traffic
+    >>> ring_traffic(4, 1000)  # every piece goes round: three steps of 250 keys
+    [750, 750, 750, 750]
+    >>> ring_traffic(4, 1000, causal=True), ring_traffic(4, 1000, window=(100, 0))
+    ([250, 500, 750, 0], [250, 250, 250, 0])
+    """
+    _arguments.choice(layout, "layout", LAYOUTS)
+    sides = (-1, -1) if window is None else _window(window)
+    lens = np.asarray(to_lengths(valid_lens)) if valid_lens is not None else None
+    mask = mask_of(None if lens is None else _whole_lengths(lens, len(lens)), _causal(causal), sides)
+    size = _arguments.whole(world_size, "world_size")
+    plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
+    return [plan.sent(rank) for rank in range(size)]
+
+
 class _Arguments:
     """The arguments of one rank, checked as far as one rank can."""
 

@@ -1,0 +1,151 @@
+"""Layers over arrays that are too large for one machine: `apply` calls a NumPy layer on the chunks of dask arrays.
+
+Needs dask, and for several processes or machines dask.distributed (`pip install mha_c[dask]`).  Not imported by mha_c.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any, Optional
+
+import dask.array
+import numpy as np
+from dask.base import normalize_token, tokenize
+from dask.delayed import delayed
+
+from . import config
+from ._attention import AttentionLayer
+from .errors import ShapeError
+
+__all__ = ["apply"]
+
+_ELSEWHERE = (
+    "attention_weights are not kept by mha_c.dask.apply: the calls are made by other processes, and the weights are "
+    "larger than the result.  Call the layer itself on the chunk that is of interest"
+)
+
+
+def apply(layer: AttentionLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+    """layer(queries, keys, values, valid_lens), lazily, with the items of the batch spread over dask's workers.
+
+    layer       a NumPy layer of this package, its sizes known, in evaluation mode.  What it is now is what counts:
+                later changes of its parameters have no effect
+    queries (B, Q, .), keys (B, K, .), values (B, K, .)     dask arrays, or anything dask.array.asarray takes
+    valid_lens  None, (B,) or (B, Q): a dask array, an array or a list
+
+    Returns a dask array of what the layer returns, chunked along the batch as `queries` is, in the same order; every
+    chunk has all rows and features.  The layer is one node of the graph, so that each worker gets it once.  On a
+    worker of dask.distributed a call uses that worker's share of the cores of its machine.  If a worker dies, dask
+    computes again what it held.
+
+    Errors: TypeError for what is no such layer; ValueError for one in training mode or with open sizes; ShapeError
+    (a ValueError) for shapes that do not fit.  Reading `attention_weights` of the layer afterwards: RuntimeError.
+
+    >>> import dask.array as da, mha_c, mha_c.dask
+    >>> mha = mha_c.MultiHeadAttention(16, 16, 16, num_hiddens=16, num_heads=2, dropout=0.1, rng=0)
+    >>> x = da.random.random((6, 5, 16), chunks=(2, 5, 16)).astype("float32")
+    >>> out = mha_c.dask.apply(mha, x, x, x, valid_lens=[5, 4, 3, 2, 1, 5])
+    >>> out.shape, out.chunks[0], out.compute().shape
+    ((6, 5, 16), (2, 2, 2), (6, 5, 16))
+    """
+    _check_layer(layer)
+    q, k, v = _operands(queries, keys, values)
+    lens = () if valid_lens is None else (_lengths(valid_lens, q),)
+    frozen = copy.deepcopy(layer)
+    features = _features(frozen, q, k, v)
+    node = delayed(frozen, traverse=False, name=f"layer-{tokenize(frozen)}")
+    _refuse_weights(layer)
+    return dask.array.map_blocks(
+        _call, q, k, v, *lens, layer=node, chunks=(q.chunks[0], (q.shape[1],), (features,)), dtype=q.dtype,
+        meta=np.empty((0, 0, 0), q.dtype), name=f"attention-{tokenize(node, q, k, v, lens)}",
+    )  # fmt: skip
+
+
+def _call(queries: Any, keys: Any, values: Any, lens: Any = None, *, layer: Any) -> Any:
+    """One chunk, wherever it is computed."""
+    threads = _share_of_worker()
+    if threads is not None:
+        config.set_num_threads(threads)
+    if lens is not None:
+        lens = lens[:, 0, 0] if lens.shape[1] == 1 else lens[:, :, 0]
+    return layer(queries, keys, values, lens)
+
+
+def _share_of_worker() -> Optional[int]:
+    """Threads for this call on a worker of dask.distributed; None elsewhere.
+
+    A worker has so many threads of dask's as cores are meant for it; they are shared by the calls that run there now.
+    """
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        state = distributed.get_worker().state
+    except ValueError:
+        return None
+    return max(1, int(state.nthreads) // max(1, len(state.executing)))
+
+
+# --- Reading the arguments ------------------------------------------------------------------------------
+
+
+def _check_layer(layer: Any) -> None:
+    if not isinstance(layer, AttentionLayer):
+        raise TypeError(f"layer must be a NumPy layer of mha_c, got {type(layer).__module__}.{type(layer).__name__}")
+    if layer.training:
+        raise ValueError("the layer is in training mode, but dask leads no gradient back: call layer.eval() before")
+    if layer._parameters.is_open():
+        raise ValueError("the layer's sizes are still open, and each worker would draw its own weights: call it once")
+
+
+def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
+    """As dask arrays whose chunks are those of `queries` along the batch, and whole otherwise; one array stays one."""
+    made: dict[int, Any] = {}
+    chunks: Any = None
+    for name, x in (("queries", queries), ("keys", keys), ("values", values)):
+        if id(x) in made:
+            continue
+        array = dask.array.asarray(x)
+        if array.ndim != 3:
+            raise ShapeError(f"{name} must have shape (B, rows, features), got {array.shape}")
+        if chunks is None:
+            chunks, dtype = array.chunks[0], array.dtype
+        if array.shape[0] != sum(chunks):
+            raise ShapeError(f"{name} has batch size {array.shape[0]}, but queries has {sum(chunks)}")
+        if array.dtype not in (np.float32, np.float64) or array.dtype != dtype:
+            raise TypeError(f"{name} must be float32 or float64, and as queries ({dtype}), got {array.dtype}")
+        made[id(x)] = array.rechunk({0: chunks, 1: -1, 2: -1})
+    q, k, v = (made[id(x)] for x in (queries, keys, values))
+    if k.shape[1] != v.shape[1]:
+        raise ShapeError(f"values has {v.shape[1]} rows, but keys has {k.shape[1]}")
+    return q, k, v
+
+
+def _lengths(valid_lens: Any, queries: Any) -> Any:
+    """(B, 1, 1) or (B, Q, 1), in chunks as those of queries."""
+    lens = valid_lens if isinstance(valid_lens, dask.array.Array) else dask.array.from_array(np.asarray(valid_lens))
+    if lens.shape not in (queries.shape[:1], queries.shape[:2]):
+        raise ShapeError(f"valid_lens must have shape {queries.shape[:1]} or {queries.shape[:2]}, got {lens.shape}")
+    whole = lens.rechunk({0: queries.chunks[0], **({1: -1} if lens.ndim == 2 else {})})
+    return whole[:, :, None] if lens.ndim == 2 else whole[:, None, None]
+
+
+def _features(layer: AttentionLayer, *operands: Any) -> int:
+    """Of the result: one row of zeros tells, and whether the layer takes such inputs at all."""
+    q, k, v = (np.zeros((1, 1, x.shape[2]), x.dtype) for x in operands)
+    out: Any = layer(q, k, v)
+    return int(out.shape[2])
+
+
+def _refuse_weights(layer: Any) -> None:
+    for each in (layer, layer._child):
+        if each is not None:
+            each._last = ("elsewhere", _ELSEWHERE), False
+
+
+@normalize_token.register(AttentionLayer)
+def _token(layer: AttentionLayer) -> Any:
+    """Equal for equal layers: class, form and numbers."""
+    numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states]
+    return type(layer).__qualname__, repr(layer), layer.empty_rows, numbers
