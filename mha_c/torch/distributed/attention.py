@@ -103,7 +103,7 @@ def ring_traffic(
     ([250, 500, 750, 0], [250, 250, 250, 0])
     """
     _arguments.choice(layout, "layout", LAYOUTS)
-    sides = (-1, -1) if window is None else _window(window)
+    sides = (-1, -1) if window is None else core_window(window)
     lens = np.asarray(to_lengths(valid_lens)) if valid_lens is not None else None
     mask = mask_of(None if lens is None else _whole_lengths(lens, len(lens)), _causal(causal), sides)
     size = _arguments.whole(world_size, "world_size")
