@@ -23,7 +23,8 @@ typedef enum {
     MHA_ERR_NOMEM = -1, /* scratch memory could not be had; outputs were not touched */
     MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
     MHA_ERR_ISA = -3,   /* this instruction set is unknown, not compiled in, or not on this CPU */
-    MHA_ERR_SIZE = -4   /* a product of sizes does not fit in memory's address range */
+    MHA_ERR_SIZE = -4,  /* a product of sizes does not fit in memory's address range */
+    MHA_ERR_INTERRUPTED = -5 /* given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
 } mha_status;
 
 #if defined(__GNUC__)
@@ -58,6 +59,14 @@ MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
  */
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
+
+/*
+ * Calls that can be given up: from now on, while a call of this thread runs, it asks `check` about every 50 ms, between
+ * pieces of its work; once that returns non-zero, the call ends with MHA_ERR_INTERRUPTED, everything freed.  NULL: no
+ * call is.  What a check calls of this library is not watched.
+ */
+typedef int (*mha_interrupt_fn)(void *context);
+void mha_interrupt_watch(mha_interrupt_fn check, void *context);
 
 /* CPUs this process may use: the smaller of its affinity mask and its cgroup quota, at least 1. */
 unsigned mha_threads_available(void);

@@ -16,7 +16,7 @@ CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
 MATHS = r"<(stddef|stdint|assert|math|string|float)\.h>"
 VECTORS = r"<(immintrin|arm_neon|arm_sve)\.h>"
 # Rooms from the bottom up: a file includes headers of its own room by their bare names, and of the rooms named here.
-RUNTIME, KERNELS = r'"runtime/(common|scratch|threads)\.h"', r'"kernels/dispatch\.h"'
+RUNTIME, KERNELS = r'"runtime/(common|scratch|threads|threads_interrupt)\.h"', r'"kernels/dispatch\.h"'
 OWN = r'"\w+\.h"'
 C_RULES = [
     (r"mha\.h", [r"<(stddef|stdint)\.h>"]),

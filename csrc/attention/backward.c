@@ -119,7 +119,7 @@ add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_are
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
-    for (size_t i = 0; i < args->queries; i++) {
+    for (size_t i = 0; i < args->queries && !mha_interrupted(); i++) {
         if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, arena->sum, i) != 0) {
             continue;
         }
@@ -333,5 +333,5 @@ mha_attention_backward(const mha_attention_args *args, const mha_attention_grads
     }
     mha_backward_plan_run(&b, grads, &scratch);
     mha_scratch_close(&scratch);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

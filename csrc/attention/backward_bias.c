@@ -71,7 +71,8 @@ bias_task(void *context, size_t task, unsigned worker)
 
     mha_plan_arena(plan, worker, &arena);
     for (int pass = 0; pass < 2; pass++) {
-        for (size_t head_number = 0; head_number < args->batch * args->heads; head_number++) {
+        for (size_t head_number = 0; head_number < args->batch * args->heads && !mha_interrupted();
+             head_number++) {
             const size_t head = head_number % args->heads;
             mha_rows whole;
             mha_task_rows(plan, head_number / plan->group, &arena, &whole);

@@ -4,6 +4,7 @@
  */
 #include "runtime/common.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 #include "kernels/dispatch.h"
 
 typedef struct {
@@ -45,5 +46,5 @@ mha_dropout_factors(mha_dtype dtype, size_t batch, size_t heads, size_t queries,
         return MHA_ERR_ARG;
     }
     mha_parallel_for(batch * heads, mha_threads_for(batch * heads, 10.0 * n), run_head, (void *)&job);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

@@ -157,7 +157,8 @@ join_block(const mha_walk *walk, const block_result *result)
     if (is_last) {
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
-    mha_compensate_merge(plan, first_key, arena->out_compensation + row * (size_t)merge.block_row * k->itemsize, &merge);
+    const size_t at = row * (size_t)merge.block_row * k->itemsize;
+    mha_compensate_merge(plan, first_key, arena->out_compensation + at, &merge);
     k->merge_rows(&merge);
     return has_empty;
 }
@@ -264,5 +265,5 @@ mha_attention_forward(const mha_attention_args *args)
     mha_plan_place(&plan, &scratch);
     mha_attention_run(&plan);
     mha_scratch_close(&scratch);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

@@ -5,6 +5,7 @@
 #include "runtime/common.h"
 #include "kernels/dispatch.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 #include "visible.h"
 
 #include <string.h>
@@ -26,7 +27,7 @@ run_item(void *context, size_t item, unsigned worker)
     const size_t row_bytes = job->keys * job->kernels->itemsize;
 
     (void)worker;
-    for (size_t i = 0; i < job->queries; i++) {
+    for (size_t i = 0; i < job->queries && (i % 64 != 0 || !mha_interrupted()); i++) {
         const size_t at = (item * job->queries + i) * row_bytes;
         const mha_interval seen = mha_visible_keys(job->visible, job->queries, job->keys, item, i);
         memmove(job->out + at, job->scores + at, row_bytes);
@@ -49,5 +50,5 @@ mha_masked_softmax(mha_dtype dtype, size_t batch, size_t queries, size_t keys, c
     job.empty = empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)keys : 0.0;
     mha_parallel_for(batch, mha_threads_for(batch, 20.0 * (double)batch * (double)queries * (double)keys),
                      run_item, &job);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

@@ -66,7 +66,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
     const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0;
     mha_interval have_mean = {0, 0};
 
-    for (size_t i = 0; i < rows->rows; i++) {
+    for (size_t i = 0; i < rows->rows && !mha_interrupted(); i++) { /* each may be a sum over all keys */
         char *out = mha_result_at(k, &args->out, rows->item, rows->head, rows->query + i);
         if (mha_read(k, sum, i) != 0) { /* NaN is no empty row */
             continue;

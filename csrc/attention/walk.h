@@ -6,6 +6,7 @@
 #define MHA_WALK_H
 
 #include "attention.h"
+#include "runtime/threads_interrupt.h"
 
 /* Where a walk stands: `tile` meets `block`. */
 typedef struct {
@@ -14,6 +15,7 @@ typedef struct {
     const mha_arena *arena;
     size_t n_heads;      /* 1, or those of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
+    int watched;         /* the call may be interrupted: then the walk ends early */
     int packs;           /* keys (and, on the way back, values) of a block when it is entered; starters may say 0 */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
@@ -66,6 +68,7 @@ mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const
     walk->task = task;
     walk->arena = arena;
     walk->keys = mha_interval_meet(task->keys, keys);
+    walk->watched = mha_interrupt_watched();
     walk->packs = 1;
     walk->next_key = task->rows > 0 ? mha_block_start(plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
@@ -81,7 +84,7 @@ MHA_INLINE int
 mha_walk_next(mha_walk *walk)
 {
     do {
-        if (walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) {
+        if ((walk->watched && mha_interrupted()) || (walk->head >= walk->n_heads && !mha_walk_enter_block(walk))) {
             return 0;
         }
         mha_task_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);

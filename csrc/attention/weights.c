@@ -133,5 +133,5 @@ mha_attention_weights(const mha_attention_args *args)
     mha_plan_place(&plan, &scratch);
     mha_parallel_for(plan.n_tasks, plan.n_workers, mha_weights_task, &plan);
     mha_scratch_close(&scratch);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

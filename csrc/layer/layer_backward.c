@@ -300,5 +300,5 @@ mha_layer_backward(const mha_layer_grads *grads)
     add_shared(&job);
     input_projections(&job);
     mha_scratch_close(&scratch);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

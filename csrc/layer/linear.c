@@ -10,6 +10,7 @@
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 
 /* Steps of the depth summed at a time: 256 x 32 floats are the 32 KiB of a first-level cache. */
 #define DEPTH_BLOCK ((size_t)256)
@@ -139,7 +140,7 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
     }
     if (linear->layout == MHA_WEIGHT_PACKED) {
         mha_linear_run(kernels, linear, &all);
-        return MHA_OK;
+        return mha_interrupt_status();
     }
     if (rows > mha_linear_most_rows(kernels, linear)) {
         mha_linear_pack_later(&packing, &used);
@@ -153,6 +154,7 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
         mha_linear_packing_run(&packing, kernels, &scratch);
         mha_linear_run(kernels, &used, &all);
         mha_scratch_close(&scratch);
+        status = mha_interrupt_status();
     }
     return status;
 }

@@ -5,6 +5,7 @@
 #include "runtime/common.h"
 #include "linear.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 
 #define DEPTH_BLOCK ((size_t)256)   /* as in linear.c */
 #define WEIGHT_ROWS ((size_t)96)    /* rows of grad_W per task */
@@ -117,5 +118,5 @@ mha_linear_backward(const mha_linear_grads *grads)
         return MHA_ERR_ARG;
     }
     mha_linear_grads_run(grads, NULL);
-    return MHA_OK;
+    return mha_interrupt_status();
 }

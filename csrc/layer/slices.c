@@ -10,6 +10,7 @@
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 
 /* What the steps hand each other for one slice: about what a second-level cache holds beside the weights. */
 #define SLICE_BYTES ((size_t)512 * 1024)
@@ -141,6 +142,7 @@ run_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_linear_packi
         mha_linear_packing_run(packing, whole->kernels, &scratch);
         mha_parallel_for(slices.n, slices.n_workers, run_slice, &call);
         mha_scratch_close(&scratch);
+        status = mha_interrupt_status();
     }
     return status;
 }
@@ -201,6 +203,7 @@ mha_layer_forward(const mha_layer_args *args)
         mha_linear_packing_run(&packing, job.kernels, &job.scratch);
         mha_layer_run(&job);
         mha_scratch_close(&job.scratch);
+        status = mha_interrupt_status();
     }
     return status;
 }

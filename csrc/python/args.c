@@ -237,6 +237,8 @@ mha_py_check(mha_status status, const char *function)
     case MHA_ERR_SIZE:
         kind = PyExc_ValueError;
         break;
+    case MHA_ERR_INTERRUPTED: /* signal_came has what the handler raised */
+        return -1;
     case MHA_ERR_ARG:
         break;
     }
@@ -247,16 +249,55 @@ mha_py_check(mha_status status, const char *function)
 /* About 3 microseconds of arithmetic. */
 #define DETACH_FROM_WORK 1e4
 
+/* A few milliseconds: calls as short as that are over before anybody could have asked. */
+#define WATCH_FROM_WORK 1e8
+
+/* Signal handlers run in the main thread alone: a call of another one has nobody to ask. */
+static int
+is_main_thread(void)
+{
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *thread = threading == NULL ? NULL : PyObject_CallMethod(threading, "main_thread", NULL);
+    PyObject *ident = thread == NULL ? NULL : PyObject_GetAttrString(thread, "ident");
+    const int is_main = ident != NULL && PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+
+    PyErr_Clear();
+    Py_XDECREF(ident);
+    Py_XDECREF(thread);
+    Py_XDECREF(threading);
+    return is_main;
+}
+
+static int
+signal_came(void *saved)
+{
+    PyEval_RestoreThread(saved);
+    const int came = PyErr_CheckSignals() != 0;
+
+    (void)PyEval_SaveThread();
+    return came;
+}
+
 PyThreadState *
 mha_py_detach(double work)
 {
-    return work < DETACH_FROM_WORK ? NULL : PyEval_SaveThread();
+    if (work < DETACH_FROM_WORK) {
+        return NULL;
+    }
+    const int watch = work >= WATCH_FROM_WORK && is_main_thread();
+    PyThreadState *saved = PyEval_SaveThread();
+
+    if (watch) {
+        mha_interrupt_watch(signal_came, saved);
+    }
+    return saved;
 }
 
 void
 mha_py_attach(PyThreadState *saved)
 {
     if (saved != NULL) {
+        mha_interrupt_watch(NULL, NULL);
         PyEval_RestoreThread(saved);
     }
 }

@@ -20,6 +20,8 @@ mha_status_text(mha_status status)
         return "instruction set unknown, not compiled in, or not offered by this CPU";
     case MHA_ERR_SIZE:
         return "sizes too large: their product does not fit in memory";
+    case MHA_ERR_INTERRUPTED:
+        return "interrupted";
     }
     return "unknown status";
 }

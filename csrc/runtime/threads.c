@@ -16,13 +16,7 @@
 
 #include "common.h"
 #include "mha.h"
-
-#if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(__STDC_NO_ATOMICS__) && \
-    !defined(MHA_NO_THREADS)
-#define MHA_HAVE_THREADS 1
-#else
-#define MHA_HAVE_THREADS 0
-#endif
+#include "threads_interrupt.h"
 
 #if MHA_HAVE_THREADS
 #include <errno.h>
@@ -40,6 +34,9 @@
  */
 #define SPIN_NS 50000
 #define YIELD_AFTER_NS 10000
+
+/* How long a caller whose call may be interrupted sleeps at most, waiting for its helpers. */
+#define LOOK_AGAIN_NS 20000000
 
 /*
  * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
@@ -67,6 +64,7 @@ static struct {
     void *context;   /* (owner) */
     size_t n_tasks;  /* (owner) */
     fenv_t fp_mode;  /* (owner) of the calling thread */
+    const void *interrupt; /* (owner) its flag, see threads_interrupt.h */
     /* written by everybody, each on its own line */
     _Alignas(64) atomic_size_t next_task;
     _Alignas(64) mha_counter finished; /* joined workers that have left the job again */
@@ -149,7 +147,9 @@ mha_threads_share(size_t n_tasks, double work)
 static void
 run_inline(size_t n_tasks, mha_task_fn run, void *context)
 {
-    for (size_t task = 0; task < n_tasks; task++) {
+    const int watched = mha_interrupt_watched();
+
+    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
         run(context, task, 0);
     }
 }
@@ -162,9 +162,11 @@ claim_tasks(unsigned worker)
     const mha_task_fn run = pool.run;
     void *const context = pool.context;
     const size_t n_tasks = pool.n_tasks;
+    const int watched = pool.interrupt != NULL;
     size_t task;
 
-    while ((task = atomic_fetch_add_explicit(&pool.next_task, 1, memory_order_relaxed)) < n_tasks) {
+    while (!(watched && mha_interrupted()) &&
+           (task = atomic_fetch_add_explicit(&pool.next_task, 1, memory_order_relaxed)) < n_tasks) {
         run(context, task, worker);
     }
 }
@@ -183,6 +185,7 @@ join_job(void)
                                                     memory_order_relaxed));
     /* Rounding and subnormals as the caller has them, so that it makes no difference who runs a task. */
     fesetenv(&pool.fp_mode);
+    mha_interrupt_follow(pool.interrupt);
     claim_tasks(GATE_JOINED(gate) + 1);
 
     /* The caller may return, and another job begin, from this addition on. */
@@ -207,7 +210,7 @@ work_forever(void *unused)
             worked_at = mha_now_ns(); /* only work earns the right to spin */
         }
         if (!mha_counter_spin(&pool.bell, jobs_seen, worked_at + YIELD_AFTER_NS, worked_at + SPIN_NS)) {
-            mha_counter_park(&pool.bell, jobs_seen);
+            mha_counter_park(&pool.bell, jobs_seen, MHA_FOREVER);
         }
     }
     return 0;
@@ -282,7 +285,8 @@ wait_for_helpers(void)
         }
         const int64_t now = mha_now_ns();
         if (!mha_counter_spin(&pool.finished, n_finished, now + YIELD_AFTER_NS, now + SPIN_NS)) {
-            mha_counter_park(&pool.finished, n_finished);
+            mha_counter_park(&pool.finished, n_finished, pool.interrupt != NULL ? LOOK_AGAIN_NS : MHA_FOREVER);
+            (void)mha_interrupted(); /* the helpers will see it */
         }
     }
 }
@@ -305,6 +309,7 @@ mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *cont
         pool.run = run;
         pool.context = context;
         pool.n_tasks = n_tasks;
+        pool.interrupt = mha_interrupt_flag();
         fegetenv(&pool.fp_mode);
         atomic_store_explicit(&pool.next_task, 0, memory_order_relaxed);
         atomic_store_explicit(&pool.finished.count, 0, memory_order_relaxed);

@@ -13,6 +13,13 @@
 
 #include <stddef.h>
 
+#if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(__STDC_NO_ATOMICS__) && \
+    !defined(MHA_NO_THREADS)
+#define MHA_HAVE_THREADS 1
+#else
+#define MHA_HAVE_THREADS 0
+#endif
+
 /*
  * One unit of work.  `worker` numbers the thread that runs it, 0 <= worker < the n_workers given to
  * mha_parallel_for, so that a task may use that worker's part of the scratch memory.

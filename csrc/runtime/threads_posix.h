@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "common.h"
+#include "threads_clock.h"
 
 #if defined(__linux__) && !defined(MHA_PARK_ON_CONDITION)
 #include <limits.h>
@@ -57,34 +58,34 @@ mha_counter_forget(mha_counter *counter)
 #endif
 }
 
-MHA_INLINE int64_t
-mha_now_ns(void)
-{
-    struct timespec now;
-
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 MHA_INLINE void
 mha_yield(void)
 {
     sched_yield();
 }
 
-/* Sleeps until the counter is no longer `seen`; may return early. */
+#define MHA_FOREVER ((int64_t)-1)
+
+/* Sleeps until the counter is no longer `seen`, or `most_ns` have passed; may return early. */
 MHA_INLINE void
-mha_counter_park(mha_counter *counter, unsigned seen)
+mha_counter_park(mha_counter *counter, unsigned seen, int64_t most_ns)
 {
     const int saved_errno = errno;
 
     atomic_fetch_add(&counter->parked, 1);
 #if MHA_PARK_ON_FUTEX
-    syscall(SYS_futex, (void *)&counter->count, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+    const struct timespec most = {(time_t)(most_ns / 1000000000), (long)(most_ns % 1000000000)};
+    syscall(SYS_futex, (void *)&counter->count, FUTEX_WAIT_PRIVATE, seen, most_ns < 0 ? NULL : &most, NULL, 0);
 #else
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until); /* the clock of conditions */
+    until.tv_sec += (time_t)((until.tv_nsec + most_ns) / 1000000000);
+    until.tv_nsec = (long)((until.tv_nsec + most_ns) % 1000000000);
     pthread_mutex_lock(&counter->mutex);
-    while (atomic_load(&counter->count) == seen) {
-        pthread_cond_wait(&counter->changed, &counter->mutex);
+    int woken = 0;
+    while (woken == 0 && atomic_load(&counter->count) == seen) {
+        woken = most_ns < 0 ? pthread_cond_wait(&counter->changed, &counter->mutex)
+                            : pthread_cond_timedwait(&counter->changed, &counter->mutex, &until);
     }
     pthread_mutex_unlock(&counter->mutex);
 #endif

@@ -7,12 +7,11 @@
 #ifndef MHA_THREADS_WINDOWS_H
 #define MHA_THREADS_WINDOWS_H
 
-#define WIN32_LEAN_AND_MEAN
 #include <stdatomic.h>
 #include <stdint.h>
-#include <windows.h>
 
 #include "common.h"
+#include "threads_clock.h" /* and with it windows.h */
 
 typedef struct {
     atomic_uint count;
@@ -28,31 +27,23 @@ mha_counter_forget(mha_counter *counter)
     atomic_store(&counter->parked, 0);
 }
 
-MHA_INLINE int64_t
-mha_now_ns(void)
-{
-    LARGE_INTEGER now, per_second;
-
-    QueryPerformanceFrequency(&per_second); /* both read memory that the kernel shares */
-    QueryPerformanceCounter(&now);
-    const int64_t whole = now.QuadPart / per_second.QuadPart, rest = now.QuadPart % per_second.QuadPart;
-    return whole * 1000000000 + rest * 1000000000 / per_second.QuadPart;
-}
-
 MHA_INLINE void
 mha_yield(void)
 {
     SwitchToThread();
 }
 
-/* Sleeps until the counter is no longer `seen`; may return early. */
+#define MHA_FOREVER ((int64_t)-1)
+
+/* Sleeps until the counter is no longer `seen`, or `most_ns` have passed; may return early. */
 MHA_INLINE void
-mha_counter_park(mha_counter *counter, unsigned seen)
+mha_counter_park(mha_counter *counter, unsigned seen, int64_t most_ns)
 {
     const DWORD saved_error = GetLastError();
 
     atomic_fetch_add(&counter->parked, 1);
-    WaitOnAddress((volatile void *)&counter->count, &seen, sizeof seen, INFINITE);
+    WaitOnAddress((volatile void *)&counter->count, &seen, sizeof seen,
+                  most_ns < 0 ? INFINITE : (DWORD)(most_ns / 1000000));
     atomic_fetch_sub(&counter->parked, 1);
     SetLastError(saved_error);
 }

@@ -1,0 +1,141 @@
+/*
+ * threads_interrupt.c: asks whoever watches a call, often enough and not more often.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#if !defined(_WIN32) && !defined(__APPLE__) && !defined(_POSIX_C_SOURCE)
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#endif
+
+#include "threads_interrupt.h"
+
+#include "common.h"
+#include "threads.h"
+
+#if MHA_HAVE_THREADS
+#include <stdatomic.h>
+
+#include "threads_clock.h"
+
+#if defined(_MSC_VER) && !defined(__clang__)
+#define THREAD_LOCAL __declspec(thread)
+#else
+#define THREAD_LOCAL _Thread_local
+#endif
+
+/* So often the watcher is asked: what it does may have to wait for others (the binding's, for Python's lock). */
+#define ASK_EVERY_NS 50000000
+/* The clock is looked at when pieces of work have taken about so long, but not more than MOST_SKIPPED of them. */
+#define LOOK_EVERY_NS 1000000
+#define MOST_SKIPPED 64u
+
+static THREAD_LOCAL struct {
+    mha_interrupt_fn check;
+    void *context;
+    int asking; /* a call inside of `check` is not watched */
+    unsigned skip, skipped;
+    int64_t looked_at, ask_at;
+} watch;
+static THREAD_LOCAL atomic_int stopped;       /* this thread's own call */
+static THREAD_LOCAL const atomic_int *follow; /* that of the call it works for */
+
+void
+mha_interrupt_watch(mha_interrupt_fn check, void *context)
+{
+    if (watch.asking) {
+        return;
+    }
+    watch.check = check;
+    watch.context = context;
+    watch.skip = watch.skipped = 0;
+    watch.looked_at = check != NULL ? mha_now_ns() : 0;
+    watch.ask_at = watch.looked_at + ASK_EVERY_NS;
+    atomic_store(&stopped, 0);
+    follow = check != NULL ? &stopped : NULL;
+}
+
+const void *
+mha_interrupt_flag(void)
+{
+    return watch.asking ? NULL : follow;
+}
+
+void
+mha_interrupt_follow(const void *flag)
+{
+    follow = flag;
+}
+
+int
+mha_interrupt_watched(void)
+{
+    return mha_interrupt_flag() != NULL;
+}
+
+static void
+ask(int64_t now)
+{
+    watch.asking = 1;
+    if (watch.check(watch.context) != 0) {
+        atomic_store(&stopped, 1);
+    }
+    watch.asking = 0;
+    watch.ask_at = now + ASK_EVERY_NS;
+}
+
+int
+mha_interrupted(void)
+{
+    if (!mha_interrupt_watched()) {
+        return 0;
+    }
+    if (watch.check != NULL && atomic_load(&stopped) == 0 && watch.skipped++ >= watch.skip) {
+        const int64_t now = mha_now_ns(), passed = now - watch.looked_at;
+        watch.skip = passed >= LOOK_EVERY_NS ? 0 : mha_min(2 * watch.skip + 1, MOST_SKIPPED);
+        watch.skipped = 0;
+        watch.looked_at = now;
+        if (now >= watch.ask_at) {
+            ask(now);
+        }
+    }
+    return atomic_load_explicit(follow, memory_order_relaxed);
+}
+
+#else
+
+void
+mha_interrupt_watch(mha_interrupt_fn check, void *context)
+{
+    (void)check;
+    (void)context;
+}
+
+const void *
+mha_interrupt_flag(void)
+{
+    return NULL;
+}
+
+void
+mha_interrupt_follow(const void *flag)
+{
+    (void)flag;
+}
+
+int
+mha_interrupt_watched(void)
+{
+    return 0;
+}
+
+int
+mha_interrupted(void)
+{
+    return 0;
+}
+#endif
+
+mha_status
+mha_interrupt_status(void)
+{
+    return mha_interrupted() ? MHA_ERR_INTERRUPTED : MHA_OK;
+}

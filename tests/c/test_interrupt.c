@@ -1,0 +1,201 @@
+/*
+ * test_interrupt.c: calls that are given up half-way.
+ *
+ *     test_interrupt [quick]
+ *
+ * Whoever watches a call is asked by its thread alone; once he says yes the call says MHA_ERR_INTERRUPTED, the core
+ * holds no block, and the next call gives the bits of an untroubled one.  What he calls himself is not watched, and
+ * the calls of other threads go on.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mha.h"
+
+enum { D = 64, FEW = 200 };
+
+static int n_failed;
+
+#define CHECK(ok, ...)                                                                                                 \
+    do {                                                                                                               \
+        if (!(ok)) {                                                                                                   \
+            n_failed++;                                                                                                \
+            printf("failed: " __VA_ARGS__);                                                                            \
+            putchar('\n');                                                                                             \
+        }                                                                                                              \
+    } while (0)
+
+/* --- An allocator that counts ----------------------------------------------------------------------- */
+
+static size_t n_live;
+
+static void *
+counted_alloc(size_t n_bytes)
+{
+    __atomic_fetch_add(&n_live, 1, __ATOMIC_RELAXED);
+    return malloc(n_bytes);
+}
+
+static void
+counted_free(void *block)
+{
+    __atomic_fetch_sub(&n_live, 1, __ATOMIC_RELAXED);
+    free(block);
+}
+
+/* --- Calls: of so many rows that they take longer than it takes to be asked ---------------------------------- */
+
+typedef struct {
+    size_t rows;
+    float *x, *out, *max, *sum, *grads;
+    mha_attention_args args;
+    mha_attention_grads backward;
+} call;
+
+static call
+call_of(size_t rows)
+{
+    const ptrdiff_t all = (ptrdiff_t)(rows * D);
+    call c = {rows, malloc(rows * D * sizeof(float)), malloc(rows * D * sizeof(float)), malloc(rows * sizeof(float)),
+              malloc(rows * sizeof(float)), malloc(3 * rows * D * sizeof(float)), {0}, {{0}, {0}, {0}, {0}, {0}, NULL, {0}}};
+
+    for (size_t i = 0; i < rows * D; i++) {
+        c.x[i] = (float)(i * 7919 % 1009) / 1009.0f - 0.5f;
+    }
+    const mha_operand x = {c.x, all, all, D};
+    c.args = (mha_attention_args){
+        .dtype = MHA_F32, .batch = 1, .heads = 1, .kv_heads = 1, .queries = rows, .keys = rows, .head_dim = D,
+        .value_dim = D, .q = x, .k = x, .v = x, .out = {c.out, all, all, D}, .scale = 0.125,
+        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0}, .row_max = c.max, .row_sum = c.sum};
+    c.backward.out = (mha_operand){c.out, all, all, D};
+    c.backward.grad_out = x;
+    c.backward.grad_q = (mha_result){c.grads, all, all, D};
+    c.backward.grad_k = (mha_result){c.grads + all, all, all, D};
+    c.backward.grad_v = (mha_result){c.grads + 2 * all, all, all, D};
+    return c;
+}
+
+static void
+drop(call *c)
+{
+    free(c->x);
+    free(c->out);
+    free(c->max);
+    free(c->sum);
+    free(c->grads);
+}
+
+static call small;
+static float right[FEW * D];
+
+static void
+check_small(const char *where)
+{
+    CHECK(mha_attention_forward(&small.args) == MHA_OK, "%s: the next call", where);
+    CHECK(memcmp(small.out, right, sizeof right) == 0, "%s: the next call's bits", where);
+}
+
+/* --- Watchers ------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    pthread_t thread;
+    int n_asked, yes_at;
+} watcher;
+
+static int
+watch(void *context)
+{
+    watcher *w = context;
+
+    CHECK(pthread_equal(pthread_self(), w->thread), "asked by another thread");
+    check_small("within the watcher");
+    return ++w->n_asked == w->yes_at;
+}
+
+static void
+check_interrupted(const char *name, mha_status status, const watcher *w)
+{
+    CHECK(status == MHA_ERR_INTERRUPTED, "%s: %s", name, mha_status_text(status));
+    CHECK(w->n_asked == w->yes_at, "%s: asked %d times", name, w->n_asked);
+    CHECK(n_live == 0, "%s: %zu blocks are left", name, n_live);
+    mha_interrupt_watch(NULL, NULL);
+    check_small(name);
+}
+
+/* Rows of a call that takes long enough to be asked twice. */
+static size_t
+enough_rows(void)
+{
+    for (size_t rows = 1024;; rows *= 2) {
+        call c = call_of(rows);
+        watcher w = {pthread_self(), 0, -1};
+        mha_interrupt_watch(watch, &w);
+        const mha_status status = mha_attention_forward(&c.args);
+        mha_interrupt_watch(NULL, NULL);
+        CHECK(status == MHA_OK, "a call whose watcher says no");
+        drop(&c);
+        if (w.n_asked >= 3) {
+            return rows;
+        }
+    }
+}
+
+static void
+check_calls(size_t rows)
+{
+    call c = call_of(rows);
+
+    for (int yes_at = 1; yes_at <= 2; yes_at++) {
+        watcher w = {pthread_self(), 0, yes_at};
+        mha_interrupt_watch(watch, &w);
+        check_interrupted("forward", mha_attention_forward(&c.args), &w);
+        w.n_asked = 0;
+        mha_interrupt_watch(watch, &w);
+        check_interrupted("backward", mha_attention_backward(&c.args, &c.backward), &w);
+    }
+    drop(&c);
+}
+
+static void *
+call_elsewhere(void *rows)
+{
+    call c = call_of(*(size_t *)rows);
+    CHECK(mha_attention_forward(&c.args) == MHA_OK, "a call of another thread");
+    drop(&c);
+    return NULL;
+}
+
+static void
+check_other_threads(size_t rows)
+{
+    call c = call_of(rows);
+    watcher w = {pthread_self(), 0, 1};
+    pthread_t other;
+
+    pthread_create(&other, NULL, call_elsewhere, &rows);
+    mha_interrupt_watch(watch, &w);
+    CHECK(mha_attention_forward(&c.args) == MHA_ERR_INTERRUPTED, "interrupted beside another call");
+    mha_interrupt_watch(NULL, NULL);
+    pthread_join(other, NULL);
+    drop(&c);
+}
+
+int
+main(void)
+{
+    mha_set_allocator(counted_alloc, counted_free);
+    small = call_of(FEW);
+    mha_threads_set(1);
+    CHECK(mha_attention_forward(&small.args) == MHA_OK, "the first call");
+    memcpy(right, small.out, sizeof right);
+    for (unsigned threads = 1; threads <= 3; threads += 2) {
+        mha_threads_set(threads);
+        const size_t rows = enough_rows();
+        check_calls(rows);
+        check_other_threads(rows);
+    }
+    printf("%s\n", n_failed ? "see above" : "calls end when they are asked to");
+    return n_failed != 0;
+}
