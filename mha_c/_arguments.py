@@ -127,10 +127,13 @@ def bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping
         if all(name in given or name in defaults for name in names):
             return {**defaults, **given}
     shown = "\n".join(f"  {owner}({form})" for form in forms)
-    wanted = "either" if len(forms) > 1 else "these"
+    wanted = "it is called as" if len(forms) == 1 else "it is called as one of"
+    unknown = [name for name in named if all(name not in _parse(form)[0] for form in forms)]
+    if unknown:
+        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {wanted}\n{shown}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
     keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
-    raise TypeError(f"{owner} takes {wanted}, not {positional}{keywords}:\n{shown}")
+    raise TypeError(f"{owner}() got {positional}{keywords}; {wanted}\n{shown}")
 
 
 def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:

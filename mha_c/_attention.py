@@ -124,7 +124,7 @@ class AttentionLayer(Layer):
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
     ) -> Any:
         if values is None:
-            raise TypeError(f"{type(self).__name__}.__call__() missing 1 required positional argument: 'values'")
+            raise TypeError(f"values must be an array, got None: {type(self).__name__} takes queries, keys and values")
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
             valid_lens = to_lengths(valid_lens)

@@ -8,8 +8,7 @@ import numpy as np
 
 from ._arrays import like_input, to_array, to_arrays
 from ._core import attention_backward, attention_forward, linear_backward
-from ._options import core_options, projected
-from .errors import ShapeError
+from ._options import core_options, scored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,11 +118,7 @@ def additive_attention_backward(
     `dot_product_attention_backward`.
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    w_v = to_array(w_v, "w_v")
-    if w_v.ndim != 1:
-        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
-    scored_q = q if W_q is None else projected(q, "q", W_q, "W_q", w_v.shape[0])
-    scored_k = k if W_k is None else projected(k, "k", W_k, "W_k", w_v.shape[0])
+    scored_q, scored_k, w_v = scored(q, k, w_v, W_q, W_k)
     rng = _given_seed(rng, dropout)
     options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
     grad_q, grad_k, grad_v, grad_w_v, grad_bias = _gradients(grad, scored_q, scored_k, v, w_v, options)

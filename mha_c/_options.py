@@ -89,6 +89,16 @@ def core_seed(rng: RngLike, dropout: Any) -> int:
     return _arguments.draw_seed(stream) if dropout else 0
 
 
+def scored(q: Any, k: Any, w_v: Any, W_q: Any, W_k: Any) -> tuple[Any, Any, Array]:
+    """What additive scores are made of: q and k with h features, and w_v (h,)."""
+    w_v = to_array(w_v, "w_v")
+    if w_v.ndim != 1:
+        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
+    q = q if W_q is None else projected(q, "q", W_q, "W_q", w_v.shape[0])
+    k = k if W_k is None else projected(k, "k", W_k, "W_k", w_v.shape[0])
+    return q, k, w_v
+
+
 def projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> Any:
     """x (..., features) times weight (n_out, features) transposed."""
     array, W = floats(to_array(x, name), name), to_array(weight, weight_name)

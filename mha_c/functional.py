@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 import numpy as np
 
-from ._arrays import floats, like_input, to_array, to_arrays
+from ._arrays import floats, like_input, to_arrays
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
-from ._options import core_options, projected
+from ._options import core_options, scored
 from .errors import ShapeError
 from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 
@@ -184,13 +184,7 @@ def additive_attention(
 
     The (B, Q, K, h) array of features that d2l builds never exists.  Source: Bahdanau, Cho and Bengio 2014.
     """
-    w_v = to_array(w_v, "w_v")
-    if w_v.ndim != 1:
-        raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")
-    if W_q is not None:
-        q = projected(q, "q", W_q, "W_q", w_v.shape[0])
-    if W_k is not None:
-        k = projected(k, "k", W_k, "W_k", w_v.shape[0])
+    q, k, w_v = scored(q, k, w_v, W_q, W_k)
     return _attention(
         q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
         return_weights, return_lse,

@@ -87,6 +87,13 @@ def test_neither_form(args, named):
         assert f"MultiHeadAttention({form})" in str(error.value)
 
 
+def test_what_is_wrong_with_a_constructors_call():
+    with pytest.raises(TypeError, match=r"got an unexpected keyword argument 'heads'; it is called as one of"):
+        MultiHeadAttention(12, 3, 0.1, heads=3)
+    with pytest.raises(TypeError, match=r"MultiHeadAttention\(\) got 2 positional arguments; it is called as one of"):
+        MultiHeadAttention(12, 3)
+
+
 def test_both_words_for_bias():
     with pytest.raises(TypeError, match="bias and use_bias mean the same"):
         MultiHeadAttention(12, 3, 0.1, bias=True, use_bias=True)
