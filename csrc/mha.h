@@ -135,6 +135,11 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *
  *   score       additive_weights NULL:  scale * sum_d q[i,d] k[j,d]
  *               else (D numbers):       scale * sum_d w[d] tanh(q[i,d] + k[j,d])
+ *   softcap     above 0: the score becomes softcap * tanh(score / softcap), before anything is added to it
+ *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1: added by the distance j - i of key and query,
+ *               clipped to -relative_reach .. relative_reach, with i counted along the diagonal of `causal`
+ *   sinks       H numbers of `dtype`: one more logit a row, which takes its share of the weight and has no value.
+ *               A row without keys then gives all of it to the sink: out 0, weights 0, whatever empty_rows says.
  *   keep_mask   bytes, 0 hides the key from the query; its value then has no influence at all
  *   bias        numbers of `dtype`, added to the scaled score; -inf throughout a row empties it
  *   dropout     in 0..1: each weight is zeroed with that probability, the rest divided by
@@ -144,9 +149,9 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *
  * Optional outputs, each NULL or dense:
  *   weights     (B,H,Q,K), before dropout; exactly 0 for keys a query may not see
- *   row_max, row_sum   (B,H,Q), both or neither: the largest score m and sum of exp(score - m), the pair from which
- *               mha_attention_weights rebuilds the weights; (0, 0) for a row without keys
- *   lse         (B,H,Q): natural log of the sum of exp(score); -inf for a row without keys
+ *   row_max, row_sum   (B,H,Q), both or neither: the largest score m and sum of exp(score - m), the sink's included,
+ *               the pair from which mha_attention_weights rebuilds the weights; (0, 0) for a row without keys or sink
+ *   lse         (B,H,Q): natural log of the sum of exp(score), the sink's included; -inf for a row without either
  *
  * Errors: MHA_ERR_ARG, MHA_ERR_SIZE, MHA_ERR_NOMEM; outputs are then untouched.
  * Results are the same bits for every thread count, batch, query split and alignment.
@@ -161,6 +166,10 @@ typedef struct {
     double scale;
     mha_visibility visible;
     mha_mask keep_mask, bias;
+    double softcap;            /* 0: none */
+    const void *relative_bias; /* or NULL */
+    size_t relative_reach;
+    const void *sinks;         /* or NULL */
     mha_empty empty_rows;
     double dropout;
     uint64_t seed;
@@ -192,6 +201,7 @@ typedef struct {
  *               no query may see.  They may overlap nothing.
  *   grad_additive_weights   D numbers, or NULL
  *   grad_bias   broadcast like bias, with strides of its own
+ *   grad_relative_bias, grad_sinks   dense, like relative_bias and sinks, or NULL
  *
  * Scores are computed again tile by tile: no Q x K buffer.  Same bits for every thread count.
  */
@@ -200,6 +210,7 @@ typedef struct {
     mha_result grad_q, grad_k, grad_v;
     void *grad_additive_weights;
     mha_mask_result grad_bias;
+    void *grad_relative_bias, *grad_sinks;
 } mha_attention_grads;
 
 MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads);

@@ -65,6 +65,15 @@ def element(value: Any, dtype: Any, limits: Any) -> Any:
     return float(value) if hasattr(limits, "eps") else value
 
 
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not 0 < value < np.inf:
+        raise ValueError(f"{name} must be above 0 and finite, got {value}")
+    return float(value)
+
+
 def flag(value: Any, name: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")

@@ -20,6 +20,9 @@ _Causal = Literal[None, "top_left", "bottom_right"]
 # causal="top_left", window and dropout are then that call's.
 _Origin = Optional[Tuple[int, int, int, int]]
 
+# relative_bias (H, 2R + 1), softcap (0: none), sinks (H,)
+_Terms = Optional[Tuple[Optional[_Array], float, Optional[_Array]]]
+
 class ShapeError(ValueError):
     """Shapes that do not fit together; the message names argument, got, expected and the clashing sizes."""
 
@@ -54,6 +57,7 @@ def attention_forward(
     reference: bool = False,  # the textbook loops of reference.c instead of the kernels; no dropout
     return_stats: Literal[False] = False,
     origin: _Origin = None,
+    score_terms: _Terms = None,
     /,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
     """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None)."""
@@ -79,6 +83,7 @@ def attention_forward(
     reference: bool,
     return_stats: Literal[True],
     origin: _Origin = None,
+    score_terms: _Terms = None,
     /,
 ) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
     """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
@@ -163,9 +168,11 @@ def attention_backward(
     empty_rows: _EmptyRows = "zero",
     bias_grad: bool = False,
     origin: _Origin = None,
+    score_terms: _Terms = None,
     /,
-) -> Tuple[_Array, _Array, _Array, Optional[_Array], Optional[_Array]]:
-    """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's shape."""
+) -> Any:
+    """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None), each of its operand's shape; with score_terms two
+    more, grad_relative_bias or None and grad_sinks or None."""
 
 def linear_backward(
     grad_y: _Array, x: _Array, weight: _Array, bias: bool, /
@@ -244,6 +251,7 @@ def explain_attention(
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
+    score_terms: _Terms = None,
     /,
 ) -> _Facts:
     """What attention_forward would do with these arguments."""

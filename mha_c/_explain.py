@@ -15,7 +15,7 @@ import numpy as np
 from . import _arguments, _core, functional
 from ._arrays import floats, to_array, to_arrays, to_lengths
 from ._attention import AttentionLayer, Plan, without_key_projection
-from ._options import core_options, projected
+from ._options import core_options, projected, score_terms
 from .layers import ProjectedKeys
 
 if TYPE_CHECKING:
@@ -152,7 +152,13 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
     names = "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "dropout", "empty_rows"
     values = {name: given[name] for name in names}
     in_order = core_options(q, k, rng=rng, **values)
-    attention: Facts = _core.explain_attention(q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"])
+    terms = score_terms(given["softcap"], given["relative_bias"], given["sinks"])
+    attention: Facts = _core.explain_attention(
+        q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"], terms
+    )
+    if terms is not None:
+        reach = None if terms[0] is None else terms[0].shape[1] // 2
+        attention["score_terms"] = {"softcap": terms[1], "reach": reach, "sinks": terms[2] is not None}
     facts = {"projections": projections, "attention": attention, "scratch_bytes": attention["scratch_bytes"]}
     return _explanation(function.__name__, q, facts)
 
@@ -254,7 +260,7 @@ def _tiles(attention: Facts, sliced: bool) -> str:
 def _remarks(attention: Facts) -> list[str]:
     """What not every call has."""
     done, total = attention["n_tiles"], attention["n_tiles_all"]
-    remarks = []
+    remarks = _score_terms(attention["score_terms"]) if "score_terms" in attention else []
     if done < total:
         remarks.append(f"{done} of {total} tiles are computed: no query of the others sees a key there")
     if attention["by_columns"]:
@@ -264,6 +270,14 @@ def _remarks(attention: Facts) -> list[str]:
     if attention["weights_again"]:
         remarks.append("the weights follow in a second pass, when every row's largest score and sum are known")
     return remarks
+
+
+def _score_terms(terms: Facts) -> list[str]:
+    parts = [f"capped at {terms['softcap']:g}"] if terms["softcap"] else []
+    if terms["reach"] is not None:
+        parts.append(f"with a bias by distance, up to {_count(terms['reach'], 'key')} away")
+    parts += ["with a sink for each head"] if terms["sinks"] else []
+    return [f"scores {', '.join(parts)}: in each tile, where it stands"]
 
 
 def _threads(share: Facts) -> str:

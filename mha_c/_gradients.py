@@ -8,13 +8,13 @@ import numpy as np
 
 from ._arrays import like_input, to_array, to_arrays
 from ._core import attention_backward, attention_forward, linear_backward
-from ._options import core_options, scored
+from ._options import core_options, score_terms, scored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Options
+    from ._options import Options, Terms
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 
@@ -39,6 +39,9 @@ def dot_product_attention_backward(
     causal: Causal = False,
     window: Window = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    relative_bias: Any = None,
+    sinks: Any = None,
     dropout: float = 0.0,
     rng: RngLike = None,
     empty_rows: EmptyRows = "zero",
@@ -46,9 +49,10 @@ def dot_product_attention_backward(
     """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
 
     grad_out has the shape of `dot_product_attention(q, k, v, ...)`; all other arguments are those of that call.
-    Returns (grad_q, grad_k, grad_v), and grad_bias if a bias is given, each of its operand's shape: what was
-    broadcast is summed.  Keys and values that no query sees get exactly 0.  With dropout, rng has to be the whole
-    number that the forward call was given: then the same weights are dropped.
+    Returns (grad_q, grad_k, grad_v), then grad_bias, grad_relative_bias, grad_sinks for those of bias, relative_bias,
+    sinks that are given, each of its operand's shape: what was broadcast is summed.  Keys and values that no query
+    sees get exactly 0.  With dropout, rng has to be the whole number that the forward call was given: then the same
+    weights are dropped.
 
     The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
     Errors are those of the call; ValueError also where there is dropout and rng is no whole number.
@@ -66,8 +70,9 @@ def dot_product_attention_backward(
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
     rng = _given_seed(rng, dropout)
     options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    grad_q, grad_k, grad_v, _, grad_bias = _gradients(grad, q, k, v, None, options)
-    return _given(as_tensor, grad_q, grad_k, grad_v, grad_bias)
+    terms = score_terms(softcap, relative_bias, sinks)
+    grad_q, grad_k, grad_v, _, *others = _gradients(grad, q, k, v, None, options, terms)
+    return _given(as_tensor, grad_q, grad_k, grad_v, *others)
 
 
 @overload
@@ -96,14 +101,17 @@ def additive_attention_backward(
     causal: Causal = False,
     window: Window = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    relative_bias: Any = None,
+    sinks: Any = None,
     dropout: float = 0.0,
     rng: RngLike = None,
     empty_rows: EmptyRows = "zero",
 ) -> Any:
     """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
 
-    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias for those of W_q, W_k, bias that
-    are given.  Otherwise as `dot_product_attention_backward`.
+    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias, grad_relative_bias, grad_sinks
+    for those of W_q, W_k, bias, relative_bias, sinks that are given.  Otherwise as `dot_product_attention_backward`.
 
     >>> import numpy as np
     >>> from mha_c import functional
@@ -121,13 +129,14 @@ def additive_attention_backward(
     scored_q, scored_k, w_v = scored(q, k, w_v, W_q, W_k)
     rng = _given_seed(rng, dropout)
     options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    grad_q, grad_k, grad_v, grad_w_v, grad_bias = _gradients(grad, scored_q, scored_k, v, w_v, options)
+    terms = score_terms(softcap, relative_bias, sinks)
+    grad_q, grad_k, grad_v, grad_w_v, *others = _gradients(grad, scored_q, scored_k, v, w_v, options, terms)
     grad_W_q = grad_W_k = None
     if W_q is not None:
         grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
     if W_k is not None:
         grad_k, grad_W_k = _project_back(grad_k, k, to_array(W_k, "W_k"))
-    return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, grad_bias)
+    return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, *others)
 
 
 def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
@@ -138,12 +147,15 @@ def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
 
 
 def _gradients(
-    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
-) -> tuple[Array, Array, Array, Optional[Array], Optional[Array]]:
-    """Of q, k, v, w_v and bias: forward once more, then backward."""
-    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, False, True)
+    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options, terms: Terms
+) -> tuple[Any, ...]:
+    """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, False, True, None, terms)
     has_bias = options[2] is not None
-    return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias)
+    found: tuple[Any, ...] = attention_backward(
+        grad_out, out, row_stats, q, k, v, w_v, *options, has_bias, None, terms
+    )
+    return found
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
     Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]
 
+    # relative_bias, softcap (0: none), sinks
+    Terms = Optional[tuple[Optional[Array], float, Optional[Array]]]
+
 CORNERS = "top_left", "bottom_right"
 PLAIN: Options = (None, None, None, None, -1, -1, None, 0.0, 0, "zero")  # nothing asked for
 
@@ -50,6 +53,17 @@ def core_options(
         dropout,
         0 if rng is None and not dropout else core_seed(rng, dropout),
         empty_rows,
+    )
+
+
+def score_terms(softcap: Any, relative_bias: Any, sinks: Any) -> Terms:
+    """What is done to scores beside scale and bias, as the core takes it; None where nothing is."""
+    if softcap is None and relative_bias is None and sinks is None:
+        return None
+    return (
+        None if relative_bias is None else to_array(relative_bias, "relative_bias"),
+        0.0 if softcap is None else _arguments.positive(softcap, "softcap"),
+        None if sinks is None else to_array(sinks, "sinks"),
     )
 
 

@@ -82,15 +82,14 @@ def visible_keys(
     window: Any = None,
 ) -> Array:
     """Which scores (B, H, Q, K) count, as a bool array of that shape."""
-    batch, _, n_queries, n_keys = shape
+    batch, _, _, n_keys = shape
     key = np.arange(n_keys)
     visible = np.ones(shape, dtype=bool)
     if valid_lens is not None:
         lens = np.asarray(valid_lens)
         lens = lens.reshape(batch, 1, -1, 1)  # (B,) holds for every query, (B, Q) for each its own
         visible &= key < lens
-    # The diagonal: query i stands at key `place`.
-    place = np.arange(n_queries) + (n_keys - n_queries if causal == "bottom_right" else 0)
+    place = _places(shape, causal)
     if causal:
         visible &= key <= place[:, None]
     if window is not None:
@@ -104,6 +103,12 @@ def visible_keys(
     return visible
 
 
+def _places(shape: tuple[int, ...], causal: Any) -> Array:
+    """The key at which each query stands on the diagonal of `causal`."""
+    n_queries, n_keys = shape[-2:]
+    return np.arange(n_queries) + (n_keys - n_queries if causal == "bottom_right" else 0)
+
+
 def _attend(
     scores: Array,
     v: Array,
@@ -113,6 +118,9 @@ def _attend(
     bias: Any = None,
     causal: Any = None,
     window: Any = None,
+    softcap: Optional[float] = None,
+    relative_bias: Any = None,
+    sinks: Any = None,
     empty_rows: str = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
@@ -120,10 +128,16 @@ def _attend(
     kept: Optional[Array] = None,
 ) -> Any:
     """softmax(scores + bias) v, and the extras asked for, without the head axis where q had none."""
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    if relative_bias is not None:
+        reach = relative_bias.shape[1] // 2
+        away = np.arange(scores.shape[-1]) - _places(scores.shape, causal)[:, None]
+        scores = scores + np.asarray(relative_bias, np.float64)[:, np.clip(away, -reach, reach) + reach]
     if bias is not None:
         scores = scores + _with_head_axis(np.asarray(bias, np.float64))
     visible = visible_keys(scores.shape, valid_lens, keep_mask, causal, window)
-    weights, lse = _softmax(scores, visible, empty_rows)
+    weights, lse = _softmax(scores, visible, empty_rows, sinks)
     used = weights
     if kept is not None:
         used = np.where(_with_head_axis(kept), weights / (1 - dropout), 0) if dropout < 1 else np.zeros_like(weights)
@@ -140,15 +154,17 @@ def _attend(
     return results if len(results) > 1 else results[0]
 
 
-def _softmax(scores: Array, visible: Array, empty_rows: str) -> tuple[Array, Array]:
-    """(weights, lse): softmax over the visible keys of each row, and the log of its denominator."""
+def _softmax(scores: Array, visible: Array, empty_rows: str, sinks: Any = None) -> tuple[Array, Array]:
+    """(weights, lse): softmax over the visible keys of each row (and a head's sink), and the log of its denominator."""
     n_keys = scores.shape[-1]
+    sink = np.array(-np.inf) if sinks is None else np.asarray(sinks, np.float64)[:, None, None]
     seen = np.where(visible, scores, -np.inf)
-    largest = seen.max(-1, keepdims=True, initial=-np.inf)
+    largest = np.maximum(seen.max(-1, keepdims=True, initial=-np.inf), sink)
     is_empty = np.isneginf(largest)
     with np.errstate(invalid="ignore", divide="ignore"):
-        numerators = np.where(np.isneginf(seen), 0.0, np.exp(seen - np.where(is_empty, 0.0, largest)))
-        total = numerators.sum(-1, keepdims=True)
+        top = np.where(is_empty, 0.0, largest)
+        numerators = np.where(np.isneginf(seen), 0.0, np.exp(seen - top))
+        total = numerators.sum(-1, keepdims=True) + np.exp(sink - top)
         weights = numerators / np.where(is_empty, 1.0, total)
         lse = np.where(is_empty, -np.inf, largest + np.log(total))
     if empty_rows == "uniform" and n_keys:

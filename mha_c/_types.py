@@ -29,6 +29,9 @@ class AttentionOptions(TypedDict, total=False):
     causal: Causal
     window: Window
     scale: Optional[float]
+    softcap: Optional[float]
+    relative_bias: Any
+    sinks: Any
     dropout: float
     rng: RngLike
     empty_rows: EmptyRows

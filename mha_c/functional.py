@@ -15,7 +15,7 @@ import numpy as np
 from ._arrays import floats, like_input, to_arrays
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
-from ._options import core_options, scored
+from ._options import core_options, score_terms, scored
 from .errors import ShapeError
 from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from ._options import Terms
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 __all__ = [
@@ -75,6 +76,9 @@ def dot_product_attention(
     causal: Causal = False,
     window: Window = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    relative_bias: Any = None,
+    sinks: Any = None,
     dropout: float = 0.0,
     rng: RngLike = None,
     empty_rows: EmptyRows = "zero",
@@ -94,11 +98,16 @@ def dot_product_attention(
     window          (left, right): query i sees key j when i - left <= j <= i + right, counted along the
                     diagonal of `causal`; None on a side: no limit there
     scale           None: 1/sqrt(D)
+    softcap         above 0: scaled scores become softcap * tanh(score / softcap), before anything is added to them
+    relative_bias   (H, 2R + 1): number R + d is added where the key's distance j - i from the query, counted as for
+                    `window` and clipped to -R..R, is d; see `alibi_slopes`, `t5_buckets`
+    sinks           (H,): one more logit a row, which takes its share of the weight and gives nothing, so that rows of
+                    weights sum to less than 1; a query without visible keys gets 0, whatever empty_rows says
     dropout, rng    each weight is dropped with this probability; an int as rng gives the same choice again, a
                     Generator is asked for one such number
     empty_rows      what a query without visible keys gets: "zero", or "uniform", the mean of all values
     return_weights  weights (B, [H,] Q, K), before dropout, exactly 0 where a query may not look
-    return_lse      lse (B, [H,] Q): natural log of the sum of exp(score); -inf for a row without visible keys
+    return_lse      lse (B, [H,] Q): natural log of the sum of exp(score), the sink's too; -inf for a row without either
 
     Keys and values that no query sees are never read.
 
@@ -113,11 +122,12 @@ def dot_product_attention(
     array([1. , 1.5, 3. ])
 
     torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one;
-    its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2.
+    its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2;
+    softcap as in Gemma 2, sinks as in gpt-oss, relative_bias as in T5 and ALiBi.
     """
     return _attention(
         q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse,
+        return_weights, return_lse, score_terms(softcap, relative_bias, sinks),
     )  # fmt: skip
 
 
@@ -164,6 +174,9 @@ def additive_attention(
     causal: Causal = False,
     window: Window = None,
     scale: Optional[float] = None,
+    softcap: Optional[float] = None,
+    relative_bias: Any = None,
+    sinks: Any = None,
     dropout: float = 0.0,
     rng: RngLike = None,
     empty_rows: EmptyRows = "zero",
@@ -187,7 +200,7 @@ def additive_attention(
     q, k, w_v = scored(q, k, w_v, W_q, W_k)
     return _attention(
         q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse,
+        return_weights, return_lse, score_terms(softcap, relative_bias, sinks),
     )  # fmt: skip
 
 
@@ -253,12 +266,18 @@ def _attention(
     empty_rows: EmptyRows,
     return_weights: bool,
     return_lse: bool,
+    terms: Terms,
 ) -> Any:
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
     options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
+    if terms is None:
+        out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
+    else:
+        out, weights, lse = attention_forward(
+            q, k, v, w_v, *options, return_weights, return_lse, False, False, None, terms
+        )
     if not (return_weights or return_lse):
         return like_input(out, True) if as_tensor else out
     return tuple(like_input(array, as_tensor) for array in (out, weights, lse) if array is not None)

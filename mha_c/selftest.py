@@ -70,7 +70,8 @@ def multi_head(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any
 
 def long_rows(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any]:
     q, k, v = _random(rng, dtype, 1, 5, 64), _random(rng, dtype, 1, 4099, 64), _random(rng, dtype, 1, 4099, 64)
-    options: dict[str, Any] = {"return_weights": True, "return_lse": True}
+    options: dict[str, Any] = {"return_weights": True, "return_lse": True, "softcap": 4.0}
+    options.update(relative_bias=_random(rng, dtype, 1, 201), sinks=_random(rng, dtype, 1))
     found = functional.dot_product_attention(q, k, v, **options)
     return found, _reference.dot_product_attention(q, k, v, **options)
 

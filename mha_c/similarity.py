@@ -82,7 +82,7 @@ class KernelAttention:
 
     @width.setter
     def width(self, value: float) -> None:
-        self._width = checked_width(value)
+        self._width = _arguments.positive(value, "width")
 
     @overload
     def __call__(
@@ -149,14 +149,6 @@ def checked_kernel(kernel: Any) -> Kernel:
         return found
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
     return _arguments.choice(name, "kernel", KERNELS)
-
-
-def checked_width(value: Any) -> float:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise TypeError(f"width must be a number, got {value!r} ({type(value).__name__})")
-    if not 0 < value < np.inf:
-        raise ValueError(f"width must be above 0 and finite, got {value}")
-    return float(value)
 
 
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:

@@ -334,3 +334,12 @@ def test_without_threadpoolctl(monkeypatch):
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     with pytest.raises(ImportError):
         mha_c.threadpool.register()
+
+
+def test_what_is_done_to_scores():
+    q = np.ones((1, 2, 9, 4))
+    terms = {"softcap": 5, "relative_bias": np.zeros((2, 7)), "sinks": np.zeros(2)}
+    plain, told = (mha_c.explain(functional.dot_product_attention, q, q, q, **more) for more in ({}, terms))
+    assert "scores capped at 5, with a bias by distance, up to 3 keys away, with a sink for each head" in str(told)
+    assert "scores stand transposed" in str(plain) and "scores stand transposed" not in str(told)
+    assert told.as_dict()["attention"]["score_terms"] == {"softcap": 5.0, "reach": 3, "sinks": True}

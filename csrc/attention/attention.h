@@ -39,6 +39,7 @@
     X(char, scores)            /* tile_rows rows, score_stride apart */ \
     X(char, factors)           /* of dropout, like scores */ \
     X(char, grads)             /* backward: dP, then dS, like scores */ \
+    X(char, slopes)            /* backward: of the capped scores, like scores */ \
     X(char, block_out)         /* tile_rows x padded value_dim: what one key block gives to the output */ \
     X(char, masked_values)     /* room to hide single rows of a key block, if something may hide single keys */ \
     X(char, max)               /* one per row of the task, and so the next four */ \
@@ -88,6 +89,7 @@ typedef struct {
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */
+    int keeps_slopes; /* scores are capped, and the way back needs by how much */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
     const char *memory; /* set by mha_plan_place once the scratch memory is there */
@@ -179,6 +181,16 @@ mha_interval mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t ro
 /* The weights of such a row: 1/n for each of those n keys, or zeros. */
 void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights);
 
+/*
+ * How a row's keys lie to its table of relative biases: those before `near` take its first number, those from `far` on
+ * its last, and the key `near` takes number `at` and so on.
+ */
+typedef struct {
+    size_t near, far, at;
+} mha_relative;
+
+mha_relative mha_relative_keys(const mha_plan *plan, size_t query, mha_interval keys);
+
 /* Scores of the tile against one block, masks applied, into arena->scores; *block says where. */
 void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block);
 
@@ -230,6 +242,9 @@ mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, c
 {
     return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
 }
+
+/* After the last block: the sinks of these rows, which begin with the tile's, join their sums. */
+void mha_add_sinks(const mha_plan *plan, const mha_rows *tile, const char *max, char *sum);
 
 /* Before the first block: rows that no block will touch are empty rows. */
 void mha_clear_statistics(const mha_plan *plan, const mha_arena *arena);

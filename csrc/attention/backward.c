@@ -159,6 +159,11 @@ backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *gr
     const mha_key_block *block = &walk->block;
 
     mha_backward_tile(b, tile, arena, &walk->block, args->scale);
+    if (b->plan.keeps_slopes) { /* not before: what is added to a capped score has no slope */
+        const size_t at = block->from * b->plan.kernels->itemsize;
+        b->plan.kernels->apply_slopes(tile->rows, block->width, arena->grads + at, arena->slopes + at,
+                                      (ptrdiff_t)b->plan.score_stride);
+    }
     add_key_grads(b, tile, arena, block, arena->scores, &b->grads->grad_out, args->value_dim, &b->grads->grad_v,
                   fresh.keys);
     if (args->additive_weights != NULL) {
@@ -314,6 +319,9 @@ mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, co
     }
     if (grads->grad_bias.data != NULL) {
         mha_backward_bias(b);
+    }
+    if (grads->grad_relative_bias != NULL || grads->grad_sinks != NULL) {
+        mha_backward_heads(b);
     }
 }
 

@@ -17,6 +17,7 @@ typedef struct {
     size_t first_span;    /* of this round of tasks */
     size_t partial_at, partial_bytes;   /* gradients of q, one set per span of a round */
     size_t weights_at, weights_bytes, n_weights; /* gradients of the additive weights, one set per task */
+    size_t tables_at, table_bytes; /* sums of the gradients of a head's relative biases, one set per worker */
     char *memory;
 } mha_backward_plan;
 
@@ -31,6 +32,9 @@ void mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const m
 /* P (times F) in arena->scores and dS * scale in arena->grads, for one tile and block. */
 void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
                        mha_key_block *block, double scale);
+
+/* The gradients of what each head has of its own, its relative biases and its sink (backward_heads.c). */
+void mha_backward_heads(mha_backward_plan *b);
 
 /* The gradient of the bias: a pass of its own (backward_bias.c). */
 void mha_backward_bias(mha_backward_plan *b);

@@ -32,6 +32,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         .packed_values = keys * args->value_dim,
         .scores = tile,
         .grads = tile,
+        .slopes = plan->keeps_slopes ? tile : 0,
         .factors = args->dropout > 0 ? tile : 0,
         .masked_values = mha_hides_single_keys(plan) ? mha_max(keys, plan->tile_rows) * widest : 0,
         .max = args->queries,
@@ -65,6 +66,7 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->tasks_per_head = 1;
     plan->packs_keys = args->additive_weights == NULL;
     plan->packs_values = 1;
+    plan->keeps_slopes = args->softcap > 0;
 
     b->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);
     b->spans_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_spans) : 1;
@@ -77,6 +79,9 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     b->weights_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
     b->n_weights = plan->n_tasks == 0 ? 0 : b->spans_abreast == 1 ? heads : heads * b->n_spans;
     b->weights_at = mha_scratch_add(scratch, b->n_weights, b->weights_bytes);
+    b->table_bytes = args->relative_bias != NULL ? (2 * args->relative_reach + 1) * sizeof(double) : 0;
+    b->table_bytes = mha_round_up(b->table_bytes, MHA_ALIGN);
+    b->tables_at = mha_scratch_add(scratch, plan->n_workers, b->table_bytes);
     plan_arena(b, scratch);
     return MHA_OK;
 }

@@ -90,6 +90,7 @@ attend_whole(mha_walk *walk)
     char *inverse = mha_state_at(plan, task, tile, arena->inverse);
 
     softmax_block(walk, max, sum);
+    mha_add_sinks(plan, tile, max, sum);
     const int has_empty = plan->kernels->invert_sums(tile->rows, max, sum, inverse);
     if (plan->args->weights != NULL && !plan->weights_later) {
         write_weights(walk, inverse);
@@ -155,6 +156,7 @@ join_block(const mha_walk *walk, const block_result *result)
         k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, arena->rescale, arena->factor);
     }
     if (is_last) {
+        mha_add_sinks(plan, tile, max, sum);
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
     const size_t at = row * (size_t)merge.block_row * k->itemsize;

@@ -90,7 +90,7 @@ choose_by_columns(const mha_plan *plan)
 
     return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && plan->same_visibility &&
            args->additive_weights == NULL && args->keep_mask.data == NULL && args->bias.data == NULL &&
-           args->dropout == 0;
+           args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL && args->dropout == 0;
 }
 
 void
@@ -166,6 +166,7 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
     return mha_mul_size(&scores, args->heads) < 0 || mha_mul_size(&scores, args->queries) < 0 ||
            mha_mul_size(&scores, itemsize * 4) < 0 || mha_mul_size(&out, scores) < 0 ||
            mha_mul_size(&keys, args->keys) < 0 || mha_mul_size(&keys, itemsize * 4) < 0 ||
+           args->relative_reach > PTRDIFF_MAX / 64 / mha_max(args->heads, 1) ||
            mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
 }
 
@@ -188,7 +189,7 @@ is_sane(const mha_attention_args *args)
            args->heads % args->kv_heads == 0 &&
            (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
             args->visible.lens_per_batch == args->queries) &&
-           args->dropout >= 0 && args->dropout <= 1 && origin_is_sane(args);
+           args->dropout >= 0 && args->dropout <= 1 && args->softcap >= 0 && origin_is_sane(args);
 }
 
 mha_status

@@ -55,6 +55,15 @@ score(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, siz
         sum += a->additive_weights == NULL ? q * key : mha_read(k, a->additive_weights, d) * tanh(q + key);
     }
     sum *= a->scale;
+    if (a->softcap > 0) {
+        sum = a->softcap * tanh(sum / a->softcap);
+    }
+    if (a->relative_bias != NULL) {
+        const int64_t reach = (int64_t)a->relative_reach;
+        const int64_t distance = (int64_t)j - mha_diagonal(&a->visible, a->queries, a->keys, i);
+        const int64_t clipped = distance < -reach ? -reach : distance > reach ? reach : distance;
+        sum += mha_read(k, a->relative_bias, h * (size_t)(2 * reach + 1) + (size_t)(clipped + reach));
+    }
     if (a->bias.data != NULL) {
         const ptrdiff_t at = mask_index(&a->bias, b, h, i, j) * (ptrdiff_t)k->itemsize;
         sum += mha_read(k, (const char *)a->bias.data + at, 0);
@@ -62,22 +71,23 @@ score(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, siz
     return sum;
 }
 
-/* Passes 2 and 3: weights[j] = exp(score - max); returns their sum, 0 if there is no key to see. */
+/* Passes 2 and 3: weights[j] = exp(score - max); returns their sum and the sink's, 0 if there is neither. */
 static double
-exponentials(double *weights, size_t keys, double *max_ret)
+exponentials(double *weights, size_t keys, double sink, double *max_ret)
 {
     double max = -HUGE_VAL, sum = 0;
 
     for (size_t j = 0; j < keys; j++) {
         max = weights[j] > max ? weights[j] : max;
     }
+    max = max == -HUGE_VAL ? sink : max;
     max = max == -HUGE_VAL ? 0 : max;
     for (size_t j = 0; j < keys; j++) {
         weights[j] = exp(weights[j] - max);
         sum += weights[j];
     }
     *max_ret = max;
-    return sum;
+    return sum + exp(sink - max);
 }
 
 /* Pass 4: the values, averaged with the weights; hidden ones are left out, not multiplied by 0. */
@@ -109,14 +119,15 @@ attend_query(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t
     const size_t row = (b * a->heads + h) * a->queries + i;
     const mha_interval seen = mha_visible_keys(&a->visible, a->queries, a->keys, b, i);
     /* Visible keys whose scores overflowed to -inf are shared alone; a row that sees none gets all. */
-    const int overflowed = seen.first < seen.last && a->keep_mask.data == NULL && a->bias.data == NULL;
+    const int overflowed = seen.first < seen.last && a->keep_mask.data == NULL && a->bias.data == NULL &&
+                           a->relative_bias == NULL;
     const mha_interval mean = {overflowed ? seen.first : 0, overflowed ? seen.last : a->keys};
     double max = 0, sum;
 
     for (size_t j = 0; j < a->keys; j++) {
         scores[j] = weights[j] = score(a, k, b, h, i, j);
     }
-    sum = exponentials(weights, a->keys, &max);
+    sum = exponentials(weights, a->keys, a->sinks == NULL ? -HUGE_VAL : mha_read(k, a->sinks, h), &max);
     for (size_t j = 0; j < a->keys; j++) {
         if (sum != 0) { /* a NaN among the visible keys makes their weights NaN, and no others */
             weights[j] = j >= seen.first && j < seen.last && weights[j] != 0 ? weights[j] / sum : 0;

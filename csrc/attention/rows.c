@@ -6,6 +6,7 @@
 
 #include "runtime/common.h"
 
+#include <math.h>
 #include <string.h>
 
 void
@@ -56,6 +57,28 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
     }
 }
 
+void
+mha_add_sinks(const mha_plan *plan, const mha_rows *tile, const char *max, char *sum)
+{
+    if (plan->args->sinks != NULL) {
+        const size_t at = tile->head * plan->kernels->itemsize;
+        plan->kernels->add_sinks(tile->rows, (const char *)plan->args->sinks + at, max, sum);
+    }
+}
+
+/* A row without keys, where there is a sink, has that alone: a sum of exp(0). */
+static void
+leave_to_sink(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, size_t row, const mha_arena *arena)
+{
+    const mha_kernels *k = plan->kernels;
+    const size_t at = row * k->itemsize;
+
+    if (plan->args->sinks != NULL) {
+        k->fill(1, mha_read(k, plan->args->sinks, rows->head), mha_state_at(plan, task, rows, arena->max) + at);
+        k->fill(1, 1, mha_state_at(plan, task, rows, arena->sum) + at);
+    }
+}
+
 /* Rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
 static void
 fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
@@ -63,7 +86,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const char *sum = mha_state_at(plan, task, rows, arena->sum);
-    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0;
+    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && args->sinks == NULL;
     mha_interval have_mean = {0, 0};
 
     for (size_t i = 0; i < rows->rows && !mha_interrupted(); i++) { /* each may be a sum over all keys */
@@ -77,6 +100,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
         }
         if (!uniform) {
             memset(out, 0, args->value_dim * k->itemsize);
+            leave_to_sink(plan, task, rows, i, arena);
             continue;
         }
         const mha_interval keys = mha_mean_keys(plan, rows, i);
@@ -103,7 +127,13 @@ write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *row
         memcpy((char *)plan->row_sum + at, sum, n_bytes);
     }
     if (plan->args->lse != NULL) {
-        k->logsumexp(rows->rows, max, sum, (char *)plan->args->lse + at);
+        char *lse = (char *)plan->args->lse + at;
+        k->logsumexp(rows->rows, max, sum, lse);
+        for (size_t i = 0; plan->args->sinks != NULL && i < rows->rows; i++) {
+            if (mha_read(k, sum, i) == HUGE_VAL) { /* a sink so large that there is nothing beside it */
+                k->fill(1, mha_read(k, plan->args->sinks, rows->head), lse + i * k->itemsize);
+            }
+        }
     }
 }
 

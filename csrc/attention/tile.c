@@ -39,7 +39,9 @@ mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
     const mha_attention_args *args = plan->args;
     const mha_interval seen = mha_row_keys(tile, row), all = {0, args->keys};
 
-    return seen.first < seen.last && args->keep_mask.data == NULL && args->bias.data == NULL ? seen : all;
+    const int masked = args->keep_mask.data != NULL || args->bias.data != NULL || args->relative_bias != NULL;
+
+    return seen.first < seen.last && !masked ? seen : all;
 }
 
 static void
@@ -110,13 +112,62 @@ mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row,
     return (const char *)mask->data + offset * (ptrdiff_t)itemsize;
 }
 
+static size_t
+clamp_key(int64_t key, mha_interval keys)
+{
+    return key <= (int64_t)keys.first ? keys.first : mha_min((size_t)key, keys.last);
+}
+
+mha_relative
+mha_relative_keys(const mha_plan *plan, size_t query, mha_interval keys)
+{
+    const mha_attention_args *args = plan->args;
+    const int64_t reach = (int64_t)args->relative_reach;
+    const int64_t diagonal = mha_diagonal(&args->visible, args->queries, args->keys, query);
+    const size_t near = clamp_key(diagonal - reach, keys);
+    const size_t far = mha_max(clamp_key(diagonal + reach + 1, keys), near);
+
+    return (mha_relative){near, far, near < far ? (size_t)((int64_t)near - diagonal + reach) : 0};
+}
+
+/* scores[0] is that of the first of these keys. */
+static void
+add_relative_bias(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, char *scores)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_relative r = mha_relative_keys(plan, tile->query + row, keys);
+    const size_t last = 2 * args->relative_reach;
+    const char *table = (const char *)args->relative_bias + tile->head * (last + 1) * k->itemsize;
+
+    k->add_bias(scores, r.near - keys.first, table, 0);
+    k->add_bias(scores + (r.near - keys.first) * k->itemsize, r.far - r.near, table + r.at * k->itemsize, 1);
+    k->add_bias(scores + (r.far - keys.first) * k->itemsize, keys.last - r.far, table + last * k->itemsize, 0);
+}
+
+static void
+cap_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+{
+    const size_t at = block->from * plan->kernels->itemsize;
+    const mha_cap cap = {
+        .rows = tile->rows,
+        .cols = block->width,
+        .scores = arena->scores + at,
+        .slopes = plan->keeps_slopes ? arena->slopes + at : NULL,
+        .row_stride = (ptrdiff_t)plan->score_stride,
+        .cap = plan->args->softcap,
+    };
+    plan->kernels->cap_scores(&cap);
+}
+
 static void
 apply_masks(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
-    if (plan->same_visibility && args->bias.data == NULL && args->keep_mask.data == NULL) {
+    if (plan->same_visibility && args->bias.data == NULL && args->keep_mask.data == NULL &&
+        args->relative_bias == NULL) {
         return;
     }
     for (size_t i = 0; i < tile->rows; i++) {
@@ -124,6 +175,9 @@ apply_masks(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, 
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         const size_t n = seen.last - seen.first;
 
+        if (n > 0 && args->relative_bias != NULL) {
+            add_relative_bias(plan, tile, i, seen, scores + (seen.first - block->first_key) * k->itemsize);
+        }
         if (n > 0 && args->bias.data != NULL) {
             k->add_bias(scores + (seen.first - block->first_key) * k->itemsize, n,
                         mask_at(&args->bias, k->itemsize, tile, i, seen.first), args->bias.key_stride);
@@ -148,6 +202,9 @@ mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *aren
         additive_scores(plan, tile, arena, block);
     } else {
         dot_scores(plan, tile, arena, block);
+    }
+    if (plan->args->softcap > 0) {
+        cap_scores(plan, tile, arena, block);
     }
     apply_masks(plan, tile, arena, block);
 }

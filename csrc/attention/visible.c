@@ -18,19 +18,24 @@ clamp(int64_t x, size_t limit)
     return x <= 0 ? 0 : (uint64_t)x < limit ? (size_t)x : limit;
 }
 
+int64_t
+mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t query)
+{
+    const int64_t start = (int64_t)visible->first_query - (int64_t)visible->first_key;
+
+    return (int64_t)query + start +
+           (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT ? (int64_t)keys - (int64_t)queries : 0);
+}
+
 mha_interval
 mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
 {
     mha_interval seen = {0, keys};
-    /* Where this query stands on the diagonal, counted from this call's key 0. */
-    int64_t diagonal = (int64_t)query + ((int64_t)visible->first_query - (int64_t)visible->first_key);
+    const int64_t diagonal = mha_diagonal(visible, queries, keys, query);
 
     if (visible->valid_lens != NULL) {
         const size_t index = visible->lens_per_batch == 1 ? item : item * queries + query;
         seen.last = clamp(add_saturated(visible->valid_lens[index], -(int64_t)visible->first_key), keys);
-    }
-    if (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT) {
-        diagonal += (int64_t)keys - (int64_t)queries;
     }
     if (visible->causal != MHA_CAUSAL_NONE) {
         seen.last = mha_min(seen.last, clamp(diagonal + 1, keys));

@@ -17,6 +17,9 @@ typedef struct {
 mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
                               size_t query);
 
+/* The key at which a query stands on the diagonal of `causal`, counted from this call's key 0; it need not exist. */
+int64_t mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t query);
+
 /* 1 if all queries of an item see the same keys, 0 .. length. */
 int mha_same_for_all_queries(const mha_visibility *visible);
 

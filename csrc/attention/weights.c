@@ -64,7 +64,7 @@ mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, c
     const size_t n = keys.last - keys.first;
 
     k->fill(plan->args->keys, 0, weights);
-    if (plan->args->empty_rows == MHA_EMPTY_UNIFORM) {
+    if (plan->args->empty_rows == MHA_EMPTY_UNIFORM && plan->args->sinks == NULL) {
         k->fill(n, 1.0 / (double)n, weights + keys.first * k->itemsize);
     }
 }

@@ -95,6 +95,14 @@ typedef struct {
     ptrdiff_t factors_row;
 } mha_dropout;
 
+/* score = cap * tanh(score / cap), and where slopes is not NULL, what that multiplies a score's gradient with. */
+typedef struct {
+    size_t rows, cols; /* cols is a multiple of the lanes */
+    void *scores, *slopes;
+    ptrdiff_t row_stride; /* of both */
+    double cap;
+} mha_cap;
+
 /*
  * A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes.
  * Given max and inverse, `weights` still holds scores, of which the first visible[i * visible_step] in row i count.
@@ -136,7 +144,12 @@ typedef struct {
     /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
     X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
+    X(void, cap_scores, (const mha_cap *tile)) \
+    /* x[i][j] *= slopes[i][j], rows row_stride apart; what is 0 stays 0, whatever the slope. */ \
+    X(void, apply_slopes, (size_t rows, size_t cols, void *x, const void *slopes, ptrdiff_t row_stride)) \
     X(void, softmax_rows, (const mha_softmax *tile)) \
+    /* sum[i] += exp(*sink - max[i]), but in an empty row. */ \
+    X(void, add_sinks, (size_t rows, const void *sink, const void *max, void *sum)) \
     /* Joins a block's statistics to those of earlier blocks: rescale and factor bring both to the common max. \
      * sum_compensation, 0 before the first join, keeps what the sums lose: many small weights beside a large one. */ \
     X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_compensation, const void *block_max, \

@@ -192,7 +192,7 @@ mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 #define MHA_PY_N_ATTENTION 14
 
 typedef struct {
-    mha_py_array q, k, v, w_v, keep_mask, bias;
+    mha_py_array q, k, v, w_v, keep_mask, bias, relative_bias, sinks;
     mha_py_lengths lengths;
     npy_intp scores[4];      /* (B, Q, K) or (B, H, Q, K), as many axes as q has */
     npy_intp out_shape[4];   /* the same with Dv in the last place */
@@ -204,6 +204,8 @@ int mha_py_take_attention(PyObject *module, PyObject *const *values, mha_py_atte
 
 /* None, or (item, head, query, key): where the call's first ones stand in a larger call of which it is a part. */
 int mha_py_take_origin(PyObject *value, mha_attention_args *args);
+/* None, or (relative_bias or None, softcap, sinks or None), once the rest is there. */
+int mha_py_take_score_terms(PyObject *module, PyObject *value, mha_py_attention *attention);
 void mha_py_drop_attention(mha_py_attention *attention);
 double mha_py_attention_work(const mha_py_attention *attention); /* multiply-adds, roughly */
 

@@ -18,6 +18,8 @@ mha_py_drop_attention(mha_py_attention *attention)
     mha_py_drop(&attention->w_v);
     mha_py_drop(&attention->keep_mask);
     mha_py_drop(&attention->bias);
+    mha_py_drop(&attention->relative_bias);
+    mha_py_drop(&attention->sinks);
     mha_py_drop_lengths(&attention->lengths);
 }
 
@@ -232,6 +234,65 @@ mha_py_take_origin(PyObject *value, mha_attention_args *args)
         *places[i] = (size_t)place;
     }
     return 0;
+}
+
+static int
+take_relative_bias(PyObject *module, PyObject *value, mha_py_attention *attention)
+{
+    mha_py_array *table = &attention->relative_bias;
+    const Py_ssize_t heads = (Py_ssize_t)attention->args.heads;
+
+    if (mha_py_take(table, value, "relative_bias", MHA_PY_DENSE, &attention->q) < 0 ||
+        mha_py_need_rank(module, table, 2, "(H, 2R + 1)") < 0) {
+        return -1;
+    }
+    if (table->shape[0] != heads || table->shape[1] % 2 == 0) {
+        return mha_py_shape_error(module, "relative_bias must have shape (H, 2R + 1) with H = %zd, got (%zd, %zd)", heads,
+                                  (Py_ssize_t)table->shape[0], (Py_ssize_t)table->shape[1]);
+    }
+    attention->args.relative_bias = table->data;
+    attention->args.relative_reach = (size_t)table->shape[1] / 2;
+    return 0;
+}
+
+static int
+take_sinks(PyObject *module, PyObject *value, mha_py_attention *attention)
+{
+    const npy_intp heads = (npy_intp)attention->args.heads;
+
+    if (mha_py_take(&attention->sinks, value, "sinks", MHA_PY_DENSE, &attention->q) < 0 ||
+        mha_py_need_rank(module, &attention->sinks, 1, "(H,)") < 0 ||
+        mha_py_need_shape(module, &attention->sinks, 1, &heads) < 0) {
+        return -1;
+    }
+    attention->args.sinks = attention->sinks.data;
+    return 0;
+}
+
+int
+mha_py_take_score_terms(PyObject *module, PyObject *value, mha_py_attention *attention)
+{
+    double *softcap = &attention->args.softcap;
+
+    if (!given(value)) {
+        return 0;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 3) {
+        return mha_py_type_error(value, "score_terms", "None or a tuple (relative_bias, softcap, sinks)");
+    }
+    PyObject *const table = PyTuple_GetItem(value, 0), *const cap = PyTuple_GetItem(value, 1);
+    PyObject *const sinks = PyTuple_GetItem(value, 2);
+    if (given(cap) && mha_py_real(cap, "softcap", softcap) < 0) {
+        return -1;
+    }
+    if (!(*softcap >= 0 && *softcap < HUGE_VAL)) {
+        PyErr_Format(PyExc_ValueError, "softcap must be above 0 and finite, got %.100R", cap);
+        return -1;
+    }
+    return (given(table) && take_relative_bias(module, table, attention) < 0) ||
+                   (given(sinks) && take_sinks(module, sinks, attention) < 0)
+               ? -1
+               : 0;
 }
 
 /* --- The whole ----------------------------------------------------------------------------- */

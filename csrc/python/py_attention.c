@@ -8,7 +8,7 @@
  */
 #include "args.h"
 
-enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, ORIGIN, N_ARGS };
+enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, ORIGIN, TERMS, N_ARGS };
 
 typedef struct {
     mha_py_attention attention;
@@ -137,6 +137,7 @@ py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     }
     if (mha_py_view_tensors(module, values, MHA_PY_N_ATTENTION, &views) == 0 &&
         mha_py_take_attention(module, values, &call.attention) == 0 && take_wishes(&call, values) == 0 &&
+        mha_py_take_score_terms(module, values[TERMS], &call.attention) == 0 &&
         make_outputs(&call) == 0 && run(&call) == 0) {
         result = make_result(module, &call, &views);
     }

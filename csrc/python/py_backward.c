@@ -7,14 +7,14 @@
 
 /* --- Attention ------------------------------------------------------------------------- */
 
-enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, N_ARGS };
+enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, TERMS, N_ARGS };
 enum { ROW_MAX = N_ARGS, ROW_SUM, N_VALUES }; /* out of row_stats */
 _Static_assert((int)N_VALUES <= (int)MHA_PY_MAX_ARGS, "mha_py_views has room for so many");
 
 typedef struct {
     mha_py_attention attention;
     mha_py_array grad_out, out, row_max, row_sum;
-    PyArrayObject *grad_q, *grad_k, *grad_v, *grad_w_v, *grad_bias;
+    PyArrayObject *grad_q, *grad_k, *grad_v, *grad_w_v, *grad_bias, *grad_relative_bias, *grad_sinks;
     int want_bias;
     mha_attention_grads grads;
 } backward_call;
@@ -32,6 +32,8 @@ end_call(backward_call *call)
     Py_XDECREF((PyObject *)call->grad_v);
     Py_XDECREF((PyObject *)call->grad_w_v);
     Py_XDECREF((PyObject *)call->grad_bias);
+    Py_XDECREF((PyObject *)call->grad_relative_bias);
+    Py_XDECREF((PyObject *)call->grad_sinks);
 }
 
 static int
@@ -88,6 +90,21 @@ make_bias(PyObject *module, backward_call *call)
     return failed;
 }
 
+/* Dense, of the operand's shape; nothing where there is no operand. */
+static int
+make_like(const char *name, const mha_py_array *operand, PyArrayObject **array_ret, void **data_ret)
+{
+    if (operand->array == NULL) {
+        return 0;
+    }
+    *array_ret = mha_py_zeros(name, operand->rank, operand->shape, operand->type);
+    if (*array_ret == NULL) {
+        return -1;
+    }
+    *data_ret = PyArray_DATA(*array_ret);
+    return 0;
+}
+
 static int
 make_gradients(PyObject *module, backward_call *call)
 {
@@ -106,12 +123,11 @@ make_gradients(PyObject *module, backward_call *call)
     call->grads.grad_q = mha_py_result(call->grad_q);
     call->grads.grad_k = mha_py_result(call->grad_k);
     call->grads.grad_v = mha_py_result(call->grad_v);
-    if (w_v->array != NULL) {
-        call->grad_w_v = mha_py_zeros("grad_w_v", 1, w_v->shape, w_v->type);
-        if (call->grad_w_v == NULL) {
-            return -1;
-        }
-        call->grads.grad_additive_weights = PyArray_DATA(call->grad_w_v);
+    if (make_like("grad_w_v", w_v, &call->grad_w_v, &call->grads.grad_additive_weights) < 0 ||
+        make_like("grad_relative_bias", &attention->relative_bias, &call->grad_relative_bias,
+                  &call->grads.grad_relative_bias) < 0 ||
+        make_like("grad_sinks", &attention->sinks, &call->grad_sinks, &call->grads.grad_sinks) < 0) {
+        return -1;
     }
     return make_bias(module, call);
 }
@@ -150,10 +166,13 @@ py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args
     values[ROW_SUM] = PyTuple_GetItem(values[ROW_STATS], 1);
     if (mha_py_view_tensors(module, values, N_VALUES, &views) == 0 &&
         mha_py_take_attention(module, values + FORWARD, &call.attention) == 0 &&
+        mha_py_take_score_terms(module, values[TERMS], &call.attention) == 0 &&
         take_results(module, &call, values) == 0 && make_gradients(module, &call) == 0 && run_attention(&call) == 0) {
-        PyArrayObject *const grads[] = {call.grad_q, call.grad_k, call.grad_v, call.grad_w_v, call.grad_bias};
+        PyArrayObject *const grads[] = {call.grad_q,    call.grad_k,    call.grad_v, call.grad_w_v,
+                                        call.grad_bias, call.grad_relative_bias, call.grad_sinks};
+        const int has_terms = values[TERMS] != NULL && values[TERMS] != Py_None;
 
-        result = mha_py_answers(module, grads, 5, &views);
+        result = mha_py_answers(module, grads, has_terms ? 7 : 5, &views);
     }
     end_call(&call);
     mha_py_drop_views(&views);

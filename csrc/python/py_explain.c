@@ -73,11 +73,12 @@ py_explain_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 
 /* --- Attention ------------------------------------------------------------------------------------- */
 
-enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, N_ARGS };
+enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, TERMS, N_ARGS };
 
 PyObject *
 py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
-{    PyObject *values[N_ARGS];
+{
+    PyObject *values[N_ARGS];
     PyObject *result = NULL;
     mha_py_attention attention = {0};
     mha_attention_facts facts;
@@ -87,7 +88,8 @@ py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     }
     if (mha_py_take_attention(module, values, &attention) == 0 && mha_py_flag(values[WEIGHTS], &want_weights) == 0 &&
-        mha_py_flag(values[LSE], &want_lse) == 0) {
+        mha_py_flag(values[LSE], &want_lse) == 0 &&
+        mha_py_take_score_terms(module, values[TERMS], &attention) == 0) {
         attention.args.out.data = &facts;
         attention.args.weights = want_weights ? &facts : NULL;
         attention.args.lse = want_lse ? &facts : NULL;

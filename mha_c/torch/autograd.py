@@ -191,20 +191,31 @@ class AttentionCall(NamedTuple):
     empty_rows: Any = "zero"
     return_weights: bool = False
     return_lse: bool = False
+    softcap: float = 0.0
+
+    def score_terms(self, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> Any:
+        """As the core takes them; None where there are none."""
+        if not self.softcap and relative_bias is None and sinks is None:
+            return None
+        return optional_array(relative_bias), self.softcap, optional_array(sinks)
 
 
 def run_attention(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], keep_mask: Optional[Tensor],
-    bias: Optional[Tensor],
+    bias: Optional[Tensor], relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(out, weights or None, lse or None, (row_max, row_sum))."""
     follow_threads()
-    found: tuple[Any, ...] = attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *call[1:], False, True)
+    terms = call.score_terms(relative_bias, sinks)
+    options = call[1:10]
+    found: tuple[Any, ...] = attention_forward(
+        q, k, v, w_v, call[0], keep_mask, bias, *options, False, True, None, terms
+    )
     return found
 
 
 class AttentionFunction(Function):
-    """AttentionFunction.apply(call, q, k, v, w_v, keep_mask, bias) -> (out, weights, lse).
+    """AttentionFunction.apply(call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks) -> (out, weights, lse).
 
     Weights and lse are None unless wanted; the core differentiates the output alone, `mathematics` the others.
     """
@@ -225,28 +236,30 @@ class AttentionFunction(Function):
         if grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or in_functorch():
             return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
         follow_threads()
-        q, k, v, w_v, keep_mask, bias, out, row_max, row_sum = tensors
-        _, need_q, need_k, need_v, need_w_v, _, need_bias = ctx.needs_input_grad
+        q, k, v, w_v, keep_mask, bias, relative_bias, sinks, out, row_max, row_sum = tensors
         lens, *options = ctx.call[:8]
+        terms = ctx.call.score_terms(relative_bias, sinks)
         try:
-            of_q, of_k, of_v, of_w_v, of_bias = attention_backward(
-                grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options, need_bias
-            )
+            of_q, of_k, of_v, of_w_v, of_bias, *of_terms = attention_backward(
+                grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options,
+                ctx.needs_input_grad[6], None, terms,
+            )  # fmt: skip
         except BufferError:
             return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
-        return (
-            None, of_q if need_q else None, of_k if need_k else None, of_v if need_v else None,
-            of_w_v if need_w_v else None, None, of_bias,
-        )  # fmt: skip
+        found = (None, of_q, of_k, of_v, of_w_v, None, of_bias, *(of_terms or (None, None)))
+        return tuple(grad if need else None for grad, need in zip(found, ctx.needs_input_grad))
 
 
 def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:
     lens, causal, left, right, scale, dropout, seed, empty_rows, *_ = ctx.call
     drop = mathematics.core_dropout(dropout, seed)
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any) -> Any:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any, relative_bias: Any, sinks: Any
+    ) -> Any:
         return mathematics.attention(
-            q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop
+            q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop, relative_bias,
+            ctx.call.softcap, sinks,
         )  # fmt: skip
 
-    return (None, *mathematics.gradients(attention, tensors[:6], ctx.needs_input_grad[1:], grads))
+    return (None, *mathematics.gradients(attention, tensors[:8], ctx.needs_input_grad[1:], grads))

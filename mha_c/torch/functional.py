@@ -54,6 +54,9 @@ class TensorOptions(TypedDict, total=False):
     causal: Causal
     window: Window
     scale: Optional[float]
+    softcap: Optional[float]
+    relative_bias: Optional[Tensor]
+    sinks: Optional[Tensor]
     dropout: float
     rng: Rng
     empty_rows: EmptyRows
@@ -87,12 +90,14 @@ def dot_product_attention(
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None,
     bias: Optional[Tensor] = None, causal: Causal = False, window: Window = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
     dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
 
-    Gradients reach q, k, v and bias; weights and lse, which follow the output if asked for, carry none.
+    Gradients reach q, k, v, bias, relative_bias and sinks, from the output and from weights and lse, which follow it if
+    asked for.
     rng     None: torch's generator, so that torch.manual_seed reproduces a run; a torch.Generator; or a whole number
 
     >>> import torch, mha_c.torch
@@ -104,7 +109,7 @@ def dot_product_attention(
     is_causal=True is causal="top_left".  A row without visible keys is 0 here and has gradient 0.
     """
     return _attention(q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-                      return_weights, return_lse)  # fmt: skip
+                      return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
 
 
 @overload
@@ -140,8 +145,10 @@ def additive_attention(
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
     valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None,
-    causal: Causal = False, window: Window = None, scale: Optional[float] = None, dropout: float = 0.0,
-    rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False, return_lse: bool = False,
+    causal: Causal = False, window: Window = None, scale: Optional[float] = None,
+    softcap: Optional[float] = None, relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
+    dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention; see mha_c.functional.
 
@@ -159,7 +166,7 @@ def additive_attention(
     q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
     k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
     return _attention(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-                      return_weights, return_lse)  # fmt: skip
+                      return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,16 +201,20 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], valid_lens: Any, keep_mask: Any, bias: Optional[Tensor],
     causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
-    return_lse: bool,
+    return_lse: bool, softcap: Optional[float], relative_bias: Optional[Tensor], sinks: Optional[Tensor],
 ) -> Any:  # fmt: skip
-    check_inputs(q=q, k=k, v=v, bias=bias)
+    check_inputs(q=q, k=k, v=v, bias=bias, relative_bias=relative_bias, sinks=sinks)
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
-    tensors, dtype = (q, k, v, w_v, bias), q.dtype
+    cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
+    tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = _converted(tensors, common)
-    q, k, v, w_v, bias = tensors
+    q, k, v, w_v, bias, relative_bias, sinks = tensors
+    has_terms = bool(cap) or relative_bias is not None or sinks is not None
+    if has_terms:
+        check_terms(q, relative_bias, sinks)
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
@@ -212,9 +223,10 @@ def _attention(
         fixed = rng is not None or not dropout
         drop = mathematics.core_dropout(dropout, _seed(rng, dropout)) if fixed else mathematics.drawn_dropout(dropout)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-        return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop)
+        return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
+                                     relative_bias, cap, sinks)  # fmt: skip
 
-    if beyond_core():
+    if beyond_core() or (has_terms and traced(*tensors)):
         found = by_mathematics()
     elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
@@ -222,10 +234,12 @@ def _attention(
                              seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
     else:
         call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout), empty_rows,
-                             return_weights, return_lse)  # fmt: skip
+                             return_weights, return_lse, cap)  # fmt: skip
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         try:
-            found = (AttentionFunction.apply if wants_grad else run_attention)(call, q, k, v, w_v, keep_mask, bias)
+            found = (AttentionFunction.apply if wants_grad else run_attention)(
+                call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
+            )
         except BufferError:
             refuse_half_meta(q=q, k=k, v=v, w_v=w_v, bias=bias)
             found = by_mathematics()
@@ -235,11 +249,22 @@ def _attention(
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 
+def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:
+    """What the core says of them, for the ways that do not lead there."""
+    heads = q.shape[1] if q.dim() == 4 else 1
+    if relative_bias is not None:
+        shape = tuple(relative_bias.shape)
+        if len(shape) != 2 or shape[0] != heads or shape[1] % 2 == 0:
+            raise ShapeError(f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {shape}")
+    if sinks is not None and tuple(sinks.shape) != (heads,):
+        raise ShapeError(f"sinks must have shape (H,) = ({heads},), got {tuple(sinks.shape)}")
+
+
 def _converted(tensors: Any, common: torch.dtype) -> Any:
     """16-bit floats as float32, also beside float32 (as under autocast); other mixtures are mistakes."""
     types = {x.dtype for x in tensors if x is not None}
     if common is torch.float64 or not types <= {torch.float32, *HALVES}:
-        refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias"), tensors)))
+        refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias", "relative_bias", "sinks"), tensors)))
     return tuple(None if x is None else x.to(common) for x in tensors)
 
 

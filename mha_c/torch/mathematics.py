@@ -59,9 +59,29 @@ def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = 
     return scores if scale is None else scores * scale
 
 
-def softmax(scores: Tensor, visible: Optional[Tensor], empty_rows: str) -> tuple[Tensor, Tensor]:
-    """(weights, lse) over the visible keys; a row without any is constant."""
+def with_score_terms(
+    scores: Tensor, softcap: float, relative_bias: Optional[Tensor], causal: Any, n_queries: int, n_keys: int
+) -> Tensor:
+    """Scores (..., Q, K) capped, and with their biases by distance."""
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if relative_bias is not None:
+        reach = relative_bias.shape[1] // 2
+        place = torch.arange(n_queries) + (n_keys - n_queries if causal == "bottom_right" else 0)
+        away = (torch.arange(n_keys) - place[:, None]).clamp(-reach, reach) + reach
+        scores = scores + relative_bias[:, away.to(scores.device)]
+    return scores
+
+
+def softmax(
+    scores: Tensor, visible: Optional[Tensor], empty_rows: str, sinks: Optional[Tensor] = None
+) -> tuple[Tensor, Tensor]:
+    """(weights, lse) over the visible keys (and a sink for each head); a row without any is constant."""
     seen = scores > -torch.inf if visible is None else visible & (scores > -torch.inf)
+    if sinks is not None:
+        column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+        joined = torch.cat([torch.where(seen, scores, -torch.inf), column], -1)
+        return torch.softmax(joined, -1)[..., :-1], torch.logsumexp(joined, -1)
     empty = ~seen.any(-1, keepdim=True)
     # An empty row takes part with equal scores, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
@@ -74,6 +94,7 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None,
     keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
     right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
+    relative_bias: Optional[Tensor] = None, softcap: float = 0.0, sinks: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes."""
     rank = q.dim()
@@ -87,7 +108,8 @@ def attention(
     if visible is not None:  # what no query sees may hold NaN
         k, v = _without_unseen(k, visible, None), _without_unseen(v, visible, empty_rows)
     scores = dot_product_scores(q, k, scale) if w_v is None else additive_scores(q, k, w_v, scale)
-    weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows)
+    scores = with_score_terms(scores, softcap, relative_bias, causal, q.shape[-2], k.shape[-2])
+    weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows, sinks)
     out = (weights if drop is None else drop(weights)) @ v
     return (out, weights, lse) if rank == 4 else (out[:, 0], weights[:, 0], lse[:, 0])
 

@@ -39,7 +39,7 @@ class KernelAttention(nn.Module):
         super().__init__()
         self.kernel = plain.checked_kernel(kernel)
         self.empty_rows = _arguments.empty_rows(empty_rows)
-        self.width = nn.Parameter(torch.tensor(plain.checked_width(width)))
+        self.width = nn.Parameter(torch.tensor(_arguments.positive(width, "width")))
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
