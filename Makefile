@@ -29,7 +29,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core scaling chart lint typecheck coverage sanitize valgrind fuzz mutants guards nightly \
-	oldest free-threaded dev wheel wheels test-wheels clean help
+	oldest free-threaded dev docs wheel wheels test-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -164,6 +164,10 @@ dev: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 
 wheel: $(STAMPS)/wheel
 
+# The site: build/docs/html/index.html.  Notebooks are executed; warnings, dead links and loads from elsewhere are errors.
+docs: $(STAMPS)/installed $(STAMPS)/docs-tools
+	cd build && $(BIN)/python ../tools/site.py $(ARGS)
+
 # Every platform's wheel into dist/, from this machine (Linux, Python 3.11 or later): tools/wheels/build.py.
 wheels: build/wheel-tools/installed
 	build/wheel-tools/bin/python tools/wheels/build.py $(ARGS)
@@ -185,6 +189,7 @@ help:
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
+	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
 	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows"'

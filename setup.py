@@ -35,7 +35,7 @@ LINK = {"linux": ["-Wl,-z,nodelete"], "win32": ["-lsynchronization"]}  # the lat
 OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
 LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 # Windows' pyconfig.h tells the sizes only to those who say so themselves, unless they are MSVC.
-WINDOWS = [("MS_WINDOWS", None), ("MS_WIN32", None), ("MS_WIN64", None)] if sys.platform == "win32" else []
+WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platform == "win32" else []
 REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 

@@ -32,7 +32,7 @@ LINK = {
     "macos": ["-shared", "-Wl,-undefined,dynamic_lookup"],
     "windows": ["-shared", "-lapi-ms-win-core-synch-l1-2-0"],  # WaitOnAddress
 }
-WINDOWS = ["-DMS_WINDOWS", "-DMS_WIN32", "-DMS_WIN64"]  # pyconfig.h knows only MSVC; without them sizes are wrong
+WINDOWS = ["-DMS_WINDOWS=", "-DMS_WIN32=", "-DMS_WIN64="]  # pyconfig.h knows only MSVC; without them sizes are wrong
 
 
 def run(*command, **options):
@@ -180,7 +180,8 @@ def main():
         for platform in chosen:
             compiler = Compiler(source, extension, platform)
             core = dict(compiler.core_jobs())
-            bindings = {interface: dict(compiler.binding_jobs(interface)) for interface in INTERFACES}
+            interfaces = [interface for interface in INTERFACES if interface.exists_on(platform)]
+            bindings = {interface: dict(compiler.binding_jobs(interface)) for interface in interfaces}
             jobs = [job for group in (core, *bindings.values()) for job in group.values()]
             list(pool.map(lambda job: job(), jobs))
             for interface, binding in bindings.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import lief
 
+lief.logging.disable()  # it doubts an empty table of zig's linker
 LARGEST = 1_000_000  # bytes of a wheel
 HERE = Path(__file__).resolve().parent
 SYSTEM_LIBRARIES = {

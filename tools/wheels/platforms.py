@@ -43,6 +43,10 @@ class Interface:
     def free_threaded(self):
         return self.abi.endswith("t")
 
+    def exists_on(self, platform):
+        """Without the global lock Python's headers ask 64-bit ARM Windows for a register by a word of MSVC."""
+        return not (self.free_threaded and platform.tag == "win_arm64")
+
     def module(self, platform):
         """File name of the extension module."""
         if not self.free_threaded:

@@ -1,0 +1,73 @@
+"""The site, built by `make docs` with Sphinx: pages, notebooks, and the API from docstrings and mha.h.
+
+tools/site.py lays out what is built; this file says how it looks.  Nothing of the site comes from the network.
+"""
+
+import re
+
+import mha_c
+
+project, author, copyright = "mha_c", "mha_c developers", "mha_c developers"
+release = version = mha_c.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600
+nb_ipywidgets_js = {}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"mha_c {release}"
+html_show_sourcelink = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+nitpicky = True
+suppress_warnings = ["myst.xref_missing_text"]
+
+
+PLAIN = re.compile(r"[*_|\\`]")
+
+
+def as_text(app, what, name, obj, options, lines):
+    """Our docstrings are plain text with aligned tables: paragraphs stay paragraphs, the rest stays as it is."""
+    blocks = "\n".join(lines).strip("\n").split("\n\n")
+    lines[:] = []
+    for block in blocks:
+        named = entries(block)
+        aligned = any(line.startswith("  ") or "   " in line for line in block.splitlines())
+        if block.lstrip().startswith(">>>"):
+            lines += [".. code-block:: pycon", "", *(f"   {line}" for line in block.splitlines()), ""]
+        elif named:
+            for name, text in named:
+                lines += [f"``{name}``", f"   {marked(text)}", ""]
+        elif aligned:
+            lines += [".. code-block:: text", "", *(f"   {line}" for line in block.splitlines()), ""]
+        else:
+            lines += [*map(marked, block.splitlines()), ""]
+
+
+def entries(block):
+    """[(name, text)] of a table: lines of a name, spaces, and a text that goes on in indented lines; else None."""
+    found = []
+    for line in block.splitlines():
+        entry = re.match(r"(\S+(?: \S+)*) {2,}(\S.*)", line)
+        if entry:
+            found.append(list(entry.groups()))
+        elif found and line.startswith("  "):
+            found[-1][1] += f" {line.strip()}"
+        else:
+            return None
+    return found
+
+
+def marked(line):
+    """`word` in reStructuredText's own marks for code, other marks of it as plain characters."""
+    parts = line.split("`")
+    if len(parts) % 2 == 0:  # a pair that spans lines
+        return PLAIN.sub(r"\\\g<0>", line)
+    return "".join(f"``{part}``" if i % 2 else PLAIN.sub(r"\\\g<0>", part) for i, part in enumerate(parts))
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", as_text)

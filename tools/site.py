@@ -1,0 +1,183 @@
+"""make docs: lays out build/docs/source, builds the site into build/docs/html with warnings as errors, and checks it.
+
+The repository's own layout is kept, so that relative links between its pages hold on the site as well.  Notebooks are
+made from their text and executed.  Checks: every link inside leads somewhere, and nothing comes from the network.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import jupytext
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE, SITE = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
+NOTEBOOKS = ["scoring", "multihead", "bahdanau", "self_attention", "long_sequences"]
+PAGES = {
+    "Use": ["docs/porting-from-d2l", "docs/seeing", "docs/promises", "docs/accuracy", "benchmarks/README", "CHANGELOG"],
+    "Notebooks": [f"examples/notebooks/{name}" for name in NOTEBOOKS],
+    "Reference": ["api/layers", "api/functional", "api/torch", "api/teaching", "api/system", "api/c"],
+    "Inside": ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"],
+}
+CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
+LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention KernelAttention PositionalEncoding ProjectedKeys"
+REFERENCE = {  # page: title, and for each module its names; None: its __all__
+    "layers": ("Layers", {
+        "mha_c": f"{LAYERS} ProjectedKeyValues KeyValueCache {CALLS}",
+        "mha_c.variants": None,
+    }),
+    "functional": ("Functions of arrays", {"mha_c.functional": None}),
+    "torch": ("Inside torch", {"mha_c.torch": None, "mha_c.torch.functional": None, "mha_c.d2l": None}),
+    "teaching": ("Seeing and teaching", {
+        "mha_c.viz": None, "mha_c.teach": None, "mha_c.heads": None, "mha_c": "cost explain",
+    }),
+    "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
+}  # fmt: skip
+NOTEBOOK = re.compile(r"((?:^|notebooks/)(?:" + "|".join(NOTEBOOKS) + r"))\.md$")
+MODULES = {"functional", "variants", "METHODS"}  # names in an __all__ that are no functions and no classes
+
+
+def names_of(module, names):
+    """The public names of a module to document: those given, or its __all__."""
+    if names is not None:
+        return names.split()
+    code = f"import {module} as m; print(*m.__all__)"
+    listed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    return [name for name in listed if name not in MODULES]
+
+
+def python_reference():
+    for page, (title, modules) in REFERENCE.items():
+        lines = [f"# {title}", ""]
+        for module, names in modules.items():
+            lines += [f"## `{module}`", ""]
+            for name in names_of(module, names):
+                kind = "autoclass" if name[0].isupper() else "autofunction"
+                kind = "autoexception" if name == "ShapeError" else kind
+                options = ["   :members:"] if kind == "autoclass" else []
+                lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", *options, "```", ""]
+        (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines))
+
+
+def c_reference():
+    """mha.h, its sections as headings, its functions as entries of the index."""
+    header = (ROOT / "csrc" / "mha.h").read_text()
+    intro, *sections = re.split(r"^/\* --- (.*?) -+ \*/\n", header, flags=re.MULTILINE)
+    lines = ["# C API", "", "`cc -Icsrc csrc/{attention,kernels,layer,runtime}/*.c` is the core without Python.", ""]
+    lines += ["```c", intro.strip(), "```", ""]
+    for title, text in zip(sections[::2], sections[1::2]):
+        functions = re.findall(r"^[\w ]+[ *](mha_\w+)\(", text, flags=re.MULTILINE)
+        entries = "; ".join(dict.fromkeys(functions))
+        index = ["```{index} " + entries, "```"] if entries else []
+        lines += [*index, f"## {title}", "", "```c", text.replace("#endif /* MHA_H */", "").strip(), "```", ""]
+    (SOURCE / "api" / "c.md").write_text("\n".join(lines))
+
+
+def site_links(text, folder):
+    """Links to notebooks lead to the executed ones; links to folders, which have no page, are words."""
+
+    def on_site(link):
+        words, target = link.groups()
+        if (folder / target).is_dir():
+            return words
+        executed = NOTEBOOK.sub(r"\1.ipynb", target)
+        return f"[{words}]({executed})"
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\(([^):#]+)\)", on_site, text)
+
+
+def lay_out():
+    for folder in (SOURCE, SITE):
+        shutil.rmtree(folder, ignore_errors=True)
+    (SOURCE / "api").mkdir(parents=True)
+    pages = [page for group in PAGES.values() for page in group if not page.startswith("api/")]
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "conf.py", "index.md", "*.o")
+    for name in ("docs", "examples", "benchmarks", "csrc", "tests", "tools", "mha_c"):
+        shutil.copytree(ROOT / name, SOURCE / name, ignore=ignored)
+    for path in (p for p in ROOT.iterdir() if p.is_file()):
+        shutil.copy(path, SOURCE)
+    for path in SOURCE.rglob("*.md"):
+        if str(path.relative_to(SOURCE).with_suffix("")) not in pages:
+            path.unlink()
+        else:
+            path.write_text(site_links(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
+    for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
+        notebook = jupytext.read(path)
+        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        assert first.source.startswith("%pip install"), path
+        notebook.cells.remove(first)
+        jupytext.write(notebook, path.with_suffix(".ipynb"))
+        path.unlink()
+    tables = []
+    for title, listed in PAGES.items():
+        tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
+    (SOURCE / "index.md").write_text((ROOT / "docs" / "index.md").read_text() + "\n".join([*tables, ""]))
+    python_reference()
+    c_reference()
+
+
+class Links(HTMLParser):
+    """What a page leads to and what it loads, and the places in it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.loaded, self.places = [], [], set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.places.update(value for key, value in attributes if key in ("id", "name") and value)
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.loaded.append(given["src"])
+        elif tag == "link" and given.get("href") and given.get("rel") != "canonical":
+            self.loaded.append(given["href"])
+
+
+def problems():
+    """Links inside that lead nowhere, and what a page would load from elsewhere."""
+    pages = {path: Links(path) for path in SITE.rglob("*.html")}
+    for path, page in pages.items():
+        for link in (*page.links, *page.loaded):
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https", "data", "mailto", "javascript") or parts.netloc:
+                if link in page.loaded and parts.scheme != "data":
+                    yield f"{path.relative_to(SITE)} loads {link}"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                yield f"{path.relative_to(SITE)}: {link} is not there"
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].places:
+                yield f"{path.relative_to(SITE)}: {link} has no such place"
+
+
+def search_finds(word):
+    """Whether the site's own search, in a browser without network, lists pages for a word."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print("no browser: the search was not tried (apt-get install -y chromium)")
+        return True
+    alone = ["--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--virtual-time-budget=20000"]
+    page = f"{(SITE / 'search.html').as_uri()}?q={word}"
+    shown = subprocess.run([browser, *alone, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
+    print(f"search for {word}: {len(re.findall('<li class=.kind-', shown))} pages")
+    return "api/layers.html" in shown
+
+
+def main(options):
+    lay_out()
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(ROOT / "docs")]
+    subprocess.run([*command, "-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)], check=True)
+    found = sorted(set(problems()))
+    found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
+    print("\n".join(found) or f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
