@@ -18,7 +18,6 @@ INT64 = np.dtype(np.int64)
 MOST = 2**63 - 1  # that it holds
 
 
-
 def is_tensor(value: Any) -> bool:
     """Whether `value` is a torch tensor.  A torch that is still being imported has no Tensor yet."""
     torch = sys.modules.get("torch")

@@ -360,6 +360,44 @@ def test_errors_of_a_call():
         mt.functional.dot_product_attention(q, q.to("meta"), q)
 
 
+def test_what_is_missing_is_said():
+    layer, (q, k, v) = sized_layers()["multi-head"], inputs()
+    for arguments, missing in (((), "queries, keys, values"), ((q,), "keys, values"), ((q, k), "values"),
+                               ((None, k, v), "queries"), ((q, None, v), "keys")):  # fmt: skip
+        with pytest.raises(TypeError, match=rf"^MultiHeadAttention is called .*: {missing}$"):
+            layer(*arguments)
+    with pytest.raises(TypeError, match=r"^DotProductAttention is called"):
+        layer.attention(q)
+    with pytest.raises(TypeError, match=r"^k must be a torch tensor, got NoneType"):
+        mt.functional.dot_product_attention(q, None, q)
+    for error in (mha_c.ShapeError, RuntimeError):  # ours, and torch's
+        with pytest.raises(error, match=r"size mismatch for W_q\.weight"):
+            layer.load_state_dict({key: torch.zeros(3, 3) for key in layer.state_dict()})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        layer.load_state_dict({})
+
+
+def test_device_meta_and_fake_tensors():
+    from torch._subclasses import FakeTensorMode
+
+    with torch.device("meta"):
+        layers = [mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5, True), mt.AdditiveAttention(8, 8, 4, 0.5),
+                  mt.MultiHeadAttention(8, 2, 0.1), mt.DotProductAttention(0.1)]  # fmt: skip
+    x, lens = torch.randn(2, 3, 8), torch.tensor([1, 3])
+    meta = x.to("meta")
+    for layer in layers:
+        out = layer(meta, meta, meta, lens)
+        assert out.is_meta and out.shape == (2, 3, 8) and layer.attention_weights.is_meta
+    assert mt.functional.dot_product_attention(meta, meta, meta, lens, dropout=0.5, rng=3).is_meta
+    real = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5, True)
+    layers[0].load_state_dict(real.state_dict(), assign=True)
+    assert torch.equal(layers[0].eval()(x, x, x, lens), real.eval()(x, x, x, lens))
+    with FakeTensorMode():
+        fake = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5, True)
+        y = torch.randn(2, 3, 8)
+        assert fake(y, y, y, torch.tensor([1, 3])).shape == (2, 3, 8) and fake.attention_weights.shape == (2, 2, 3, 3)
+
+
 def test_other_devices_are_refused():
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)

@@ -129,8 +129,11 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     used = [(tensor if weight is not None else x.clone()).detach() for tensor, weight, x in (
         (q, parameters[0], queries), (k, parameters[1], keys),
     )]  # fmt: skip
+    W_q, W_k, _, _, b_q, b_k, *_ = parameters
+    met = None if valid_lens is None else lens
+    source = WeightsSource(met, num_heads, empty_rows, (queries, keys, W_q, W_k, b_q, b_k, w_v), None)
     scorer = None if w_v is None else w_v.detach().clone()
-    return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), None
+    return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), source
 
 
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
@@ -138,12 +141,12 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     kept, dtype, source = last
     if kept[0] == "tensor":
         return split_heads(kept[1].to(dtype), heads)
+    wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     if kept[0] == "operator":
         if traced(*kept[1:3]):
-            weights: Tensor = torch.ops.mha_c.weights(*kept[1:]).to(dtype)
-            return split_heads(weights, heads)
+            weights: Tensor = source.weights(*source.tensors) if wanted else torch.ops.mha_c.weights(*kept[1:])
+            return split_heads(weights.to(dtype), heads)
         kept = ops.recompute(*kept[1:])
-    wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads, source if wanted else None)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import _arguments
 from .._arrays import to_lengths
+from ..errors import ShapeError
 from . import _tensors, decoding
 from ._layer import run_layer, weights_of, without_graph
 from ._tensors import beyond_core, is_compiling
@@ -75,6 +76,10 @@ def is_changed(own: dict[str, Any]) -> bool:
     )
 
 
+class StateShapeError(ShapeError, RuntimeError):
+    """Weights that do not fit a module: torch says RuntimeError, mha_c says ShapeError."""
+
+
 class AttentionModule(nn.Module):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
@@ -132,15 +137,17 @@ class AttentionModule(nn.Module):
         ) -> Tensor: ...  # fmt: skip
 
     def forward(
-        self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Tensor:  # fmt: skip
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if type(keys) is ProjectedKeyValues:
             return decoding.call_projected(self, queries, keys, values, valid_lens, training)
-        if values is None:
-            raise TypeError(f"{type(self).__name__}.forward() missing 1 required positional argument: 'values'")
+        if queries is None or keys is None or values is None:
+            given = {"queries": queries, "keys": keys, "values": values}
+            none = ", ".join(name for name, value in given.items() if value is None)
+            raise TypeError(f"{type(self).__name__} is called with queries, keys and values; missing or None: {none}")
         elsewhere = is_compiling() or _tracing() is not None or beyond_core()
         parts = None if elsewhere else standard_parts(self)
         if parts is None or type(queries) not in _PLAIN or type(keys) not in _PLAIN or type(values) not in _PLAIN:
@@ -187,6 +194,15 @@ class AttentionModule(nn.Module):
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
         return super().__getattr__(name)
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+        """As torch's; weights of a wrong shape are a ShapeError too."""
+        try:
+            return super().load_state_dict(state_dict, *args, **options)
+        except RuntimeError as error:
+            if "size mismatch" not in str(error):
+                raise
+            raise StateShapeError(str(error)) from None
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in ("_frozen", "_memory")}

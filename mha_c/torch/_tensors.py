@@ -123,8 +123,6 @@ except (AttributeError, ValueError):
 def check_inputs(**named: Any) -> None:
     """The errors that the caller should read instead of torch's own: what is no tensor, or not on the CPU."""
     for name, value in named.items():
-        if value is None:
-            continue
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
         if value.device.type not in ("cpu", "meta"):

@@ -123,7 +123,7 @@ class WeightsSource(NamedTuple):
     num_heads: int
     empty_rows: str
     tensors: tuple[Any, ...]  # queries, keys, W_q, W_k, b_q, b_k, w_v
-    versions: list[int]
+    versions: Optional[list[int]]  # a compiler cannot tell
 
     @classmethod
     def of(cls, lens: Any, num_heads: int, empty_rows: str, queries: Tensor, keys: Tensor, parameters: Nine) -> Any:
@@ -140,7 +140,16 @@ class WeightsSource(NamedTuple):
         return (queries, None if keys is queries else keys, *others)
 
     def has_changed(self) -> bool:
-        return _versions(self.tensors) != self.versions
+        return self.versions is not None and _versions(self.tensors) != self.versions
+
+    def weights(
+        self, queries: Tensor, keys: Tensor, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any
+    ) -> Tensor:  # fmt: skip
+        """(B, H, Q, K) by mathematics."""
+        _, weights = mathematics.layer(
+            queries, keys, None, (W_q, W_k), (b_q, b_k), w_v, self.num_heads, self.valid_lens, self.empty_rows
+        )
+        return weights
 
 
 def _versions(tensors: Any) -> list[int]:
@@ -157,23 +166,25 @@ class WeightsFunction(Function):
     def forward(ctx: Any, source: WeightsSource, box: list[Tensor], *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.changed = source, source.has_changed()
+        ctx.numbers = box[0] if source.versions is None else None
         return box[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        if ctx.changed:
-            raise RuntimeError(
-                "a tensor that attention_weights were computed from has been modified by an inplace operation since "
-                "the call: read attention_weights, or compute their gradient, before an optimizer's step"
-            )
         source, tensors, needs = ctx.source, ctx.saved_tensors, ctx.needs_input_grad[2:]
 
-        def weights_of(queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Any:
-            _, weights = mathematics.layer(
-                queries, queries if keys is None else keys, None, (W_q, W_k), (b_q, b_k), w_v, source.num_heads,
-                source.valid_lens, source.empty_rows,
-            )  # fmt: skip
-            return (weights.reshape(grad.shape).to(grad.dtype),)
+        def weights_of(queries: Tensor, keys: Any, *parameters: Any) -> Any:
+            weights = source.weights(queries, queries if keys is None else keys, *parameters).reshape(grad.shape)
+            # Far above rounding, of 16-bit floats too: other numbers than those of the call.
+            changed = ctx.numbers is not None and not torch.allclose(
+                weights.detach(), ctx.numbers.detach().to(weights.dtype), rtol=0, atol=0.01
+            )
+            if ctx.changed or changed:
+                raise RuntimeError(
+                    "a tensor that attention_weights were computed from has been modified by an inplace operation "
+                    "since the call: read attention_weights, or compute their gradient, before an optimizer's step"
+                )
+            return (weights.to(grad.dtype),)
 
         return (None, None, *mathematics.gradients(weights_of, tensors, needs, (grad,)))
 

@@ -50,8 +50,8 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
     >>> output.shape, state[0].shape, len(decoder.attention_weights)
     (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
 
-    Unlike the book's: the keys go through W_k once for all steps of a call, not at each step; the weights are
-    detached.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
+    Unlike the book's: the keys go through W_k once for all steps of a call, not at each step.
+    Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
     """
 
     def __init__(self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0) -> None:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .._types import Causal, EmptyRows, Window
 
 Rng = Union[None, int, torch.Generator]
+WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 __all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -203,7 +204,8 @@ def _attention(
     causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
     return_lse: bool, softcap: Optional[float], relative_bias: Optional[Tensor], sinks: Optional[Tensor],
 ) -> Any:  # fmt: skip
-    check_inputs(q=q, k=k, v=v, bias=bias, relative_bias=relative_bias, sinks=sinks)
+    optional = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
+    check_inputs(q=q, k=k, v=v, **{name: x for name, x in optional.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
     cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
@@ -220,8 +222,11 @@ def _attention(
     corner = None if causal is False else core_corner(causal, q, k)
 
     def by_mathematics() -> Any:
-        fixed = rng is not None or not dropout
-        drop = mathematics.core_dropout(dropout, _seed(rng, dropout)) if fixed else mathematics.drawn_dropout(dropout)
+        if rng is None and not traced(*tensors):
+            drop = mathematics.drawn_dropout(dropout)
+        else:
+            seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
+            drop = mathematics.core_dropout(dropout, seed)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
                                      relative_bias, cap, sinks)  # fmt: skip
@@ -277,15 +282,31 @@ def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *re
 
 
 def _seed(rng: Rng, dropout: float) -> int:
-    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
-        return _arguments.whole(rng, "rng", least=0)
-    if rng is not None and not isinstance(rng, torch.Generator):
+    if rng is None or isinstance(rng, torch.Generator):
+        return draw_seed(rng) if dropout else 0
+    return _given_seed(rng)
+
+
+def _given_seed(rng: Any) -> int:
+    if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer)):
         raise TypeError(f"rng must be None, a whole number or a torch.Generator, got {rng!r}")
-    return draw_seed(rng) if dropout else 0
+    seed = _arguments.whole(rng, "rng", least=0)
+    if seed >= 2**64:
+        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {seed}")
+    return seed
 
 
 def _seed_tensor(rng: Rng) -> Tensor:
-    return torch.tensor(rng) if isinstance(rng, int) else draw_seed_tensor(rng)
+    """The same as a tensor of int64, which `ops` reads as 64 bits without sign."""
+    if rng is None or isinstance(rng, torch.Generator):
+        return draw_seed_tensor(rng)
+    if not isinstance(rng, (int, Tensor)) and hasattr(rng, "dtype"):  # a compiler has made an array of NumPy's number
+        given = torch.as_tensor(rng)
+        if given.dim() or given.dtype not in WHOLE:
+            raise TypeError(f"rng must be None, a whole number or a torch.Generator, got an array of {given.dtype}")
+        return given.view(torch.int64) if given.dtype.itemsize == 8 else given.to(torch.int64)
+    seed = _given_seed(rng)
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
 
 
 def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str, n_out: int) -> Tensor:

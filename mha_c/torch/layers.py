@@ -92,11 +92,12 @@ class MultiHeadAttention(AttentionModule):
     training    True or False: overrides the mode of the dropout for one call
 
     Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
-    dropout, detached, computed when first used.  Dropout draws one seed from torch's generator for each call.
+    dropout, computed when first used; where gradients are recorded, a function of inputs and parameters.  Dropout
+    draws one seed from torch's generator for each call.
 
     Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where types
     differ or tensors are of another kind or device, ValueError where a number or a length is none that is allowed.
-    RuntimeError for second derivatives and torch.func transforms.
+    RuntimeError for the gradient of the output with respect to attention_weights, which it is computed without.
 
     >>> import torch, mha_c.torch
     >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
@@ -154,7 +155,7 @@ class MultiHeadAttention(AttentionModule):
 
     @property
     def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, H, Q, K): before dropout, detached, rows sum to 1."""
+        """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1."""
         if self._sequence is not None:
             self._sequence.refuse_weights()
         inner = self.attention
@@ -260,7 +261,7 @@ class AdditiveAttention(AttentionModule):
 
     @property
     def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, Q, K): before dropout, detached, rows sum to 1."""
+        """Weights of the last call, (B, Q, K): before dropout, rows sum to 1."""
         return self._shown(None)
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:

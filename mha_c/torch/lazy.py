@@ -52,15 +52,21 @@ class Recipe:
 
         source  the tensors of which they are a function, for autograd (`autograd.WeightsSource`)
         """
-        weights = self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
-        return weights if source is None else WeightsFunction.apply(source, [weights], *source.arguments())
+        if source is None:
+            return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
+        result: Tensor = WeightsFunction.apply(source, [self._lazy(heads)], *source.arguments())
+        return result
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
-        q, k, row_max = self._saved[2], self._saved[3], self._saved[5]
-        batch, own_heads, queries = row_max.shape
+        if self._tensor is None:
+            q, k, row_max = self._saved[2], self._saved[3], self._saved[5]
+            sizes, dtype = (*row_max.shape, k.shape[1]), self._dtype or DTYPES[q.dtype.char]
+        else:
+            sizes, dtype = self._tensor.shape, self._tensor.dtype
+        batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
-        shape = (rows, queries, k.shape[1]) if heads is None else (rows // heads, heads, queries, k.shape[1])
-        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=self._dtype or DTYPES[q.dtype.char])
+        shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
+        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=dtype)
         weights._recipe = self
         return weights
 

@@ -9,7 +9,7 @@ q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), scores and weights (B,H,Q,K).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -142,12 +142,17 @@ def layer(
     return project(context.transpose(1, 2).flatten(2), 3), attention_weights
 
 
-def core_dropout(p: float, seed: int) -> Optional[Drop]:
-    """What a call of the core with this seed does to its weights (B, H, Q, K)."""
-    if not p:
+def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
+    """What a call of the core with this seed does to its weights (B, H, Q, K); a compiler has it as a tensor."""
+    if not p or seed is None:
         return None
 
     def drop(weights: Tensor) -> Tensor:
+        if weights.is_meta:
+            return weights
+        if isinstance(seed, Tensor):
+            factors: Tensor = torch.ops.mha_c.dropout_factors(weights.detach(), p, seed)
+            return weights * factors
         like = np.broadcast_to(NUMPY_TYPES[weights.dtype](0), tuple(weights.shape))
         return weights * torch.from_numpy(_core.dropout_factors(like, p, seed))
 

@@ -17,7 +17,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Constructor, parameters, arguments and results are those of nn.MultiheadAttention.  Differences: a query that
     may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on its path); returned
-    weights are those before dropout, and carry no gradient.  add_bias_kv, add_zero_attn and nested tensors are
+    weights are those before dropout.  add_bias_kv, add_zero_attn and nested tensors are
     left to torch.
 
     >>> import torch, mha_c.torch

@@ -15,11 +15,13 @@ from torch import Tensor
 from .._core import (
     attention_backward,
     attention_forward,
+    dropout_factors,
     isa,
     layer_backward,
     layer_forward_training,
 )  # fmt: skip
 from .._saved import saved_weights
+from . import mathematics
 from ._tensors import array, follow_threads, lengths, optional_array
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -41,6 +43,7 @@ SCHEMAS = {
     "attention": f"({_ATTENTION}, bool return_weights, bool return_lse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "attention_backward": f"(Tensor grad_out, Tensor out, Tensor row_max, Tensor row_sum, {_ATTENTION}, bool bias_grad)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "dropout_factors": "(Tensor weights, float dropout, Tensor seed) -> Tensor",
 }
 
 
@@ -53,7 +56,7 @@ def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Te
 
 
 def _seed(seed: Optional[Tensor]) -> int:
-    return 0 if seed is None else int(seed.item())
+    return 0 if seed is None else int(seed.item()) % 2**64
 
 
 def _lens(lens: Tensor) -> Any:
@@ -133,9 +136,25 @@ def _layer_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
     *inputs, seed = ctx.saved_tensors[:14]
     tape = ctx.saved_tensors[14:]
+    if torch.is_grad_enabled():  # create_graph
+        return _layer_gradients(ctx, inputs, seed, grad_out)
     grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
     return (*found[:3], None, *found[3:12], None, None, None, None)
+
+
+def _layer_gradients(ctx: Any, inputs: Any, seed: Optional[Tensor], grad_out: Tensor) -> Any:
+    """The same as functions that have gradients."""
+    num_heads, empty_rows, dropout = ctx.options
+    valid_lens, drop = inputs[3], mathematics.core_dropout(dropout, seed)
+
+    def layer(queries: Tensor, keys: Tensor, values: Tensor, *parameters: Any) -> Any:
+        W, b, w_v = parameters[:4], parameters[4:8], parameters[8]
+        out, _ = mathematics.layer(queries, keys, values, W, b, w_v, num_heads, valid_lens, empty_rows, drop)
+        return (out,)
+
+    grads = mathematics.gradients(layer, [*inputs[:3], *inputs[4:]], ctx.needs, (grad_out,))
+    return (*grads[:3], None, *grads[3:], None, None, None, None)
 
 
 def _weights(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, row_sum: Tensor, lens: Tensor, *rest: Any) -> Tensor:
@@ -203,17 +222,42 @@ def _attention_grads_fake(grad_out: Tensor, out: Tensor, m: Tensor, s: Tensor, *
 def _attention_setup(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*inputs[:7], inputs[12], output[0], output[3], output[4])
     ctx.options = (*inputs[7:12], inputs[13])
+    ctx.set_materialize_grads(False)
     ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:4], inputs[6])]
 
 
-def _attention_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
+def _attention_autograd(ctx: Any, grad_out: Tensor, of_weights: Any, of_lse: Any, *_: Any) -> Any:
     *inputs, seed, out, row_max, row_sum = ctx.saved_tensors
     *options, empty_rows = ctx.options
+    if grad_out is None or of_weights is not None or of_lse is not None or torch.is_grad_enabled():
+        return _attention_gradients(ctx, inputs, seed, (grad_out, of_weights, of_lse))
     grads = torch.ops.mha_c.attention_backward(
         grad_out, out, row_max, row_sum, *inputs, *options, seed, empty_rows, ctx.needs[4]
     )
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
     return (*found[:4], None, None, found[4], *[None] * 9)
+
+
+def _attention_gradients(ctx: Any, inputs: Any, seed: Optional[Tensor], grads_out: Any) -> Any:
+    q, k, v, w_v, valid_lens, keep_mask, bias = inputs
+    causal, left, right, scale, dropout, empty_rows = ctx.options
+    drop = mathematics.core_dropout(dropout, seed)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, bias: Any) -> Any:
+        return mathematics.attention(
+            q, k, v, w_v, valid_lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop
+        )
+
+    grads = mathematics.gradients(attention, (q, k, v, w_v, bias), ctx.needs, grads_out)
+    return (*grads[:4], None, None, grads[4], *[None] * 9)
+
+
+def _dropout(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
+    return torch.from_numpy(dropout_factors(array(weights), dropout, _seed(seed)))
+
+
+def _dropout_fake(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
+    return torch.empty_like(weights)
 
 
 def _register() -> None:
@@ -224,6 +268,7 @@ def _register() -> None:
         "weights": (_weights, _weights_fake),
         "attention": (_attention, _attention_fake),
         "attention_backward": (_attention_grads, _attention_grads_fake),
+        "dropout_factors": (_dropout, _dropout_fake),
     }
     for name, (kernel, fake) in kernels.items():
         library.define(f"mha_c::{name}", SCHEMAS[name])

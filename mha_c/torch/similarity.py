@@ -51,8 +51,11 @@ class KernelAttention(nn.Module):
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
         )
-        self._weights = (weights[0] if numbers else weights).detach()
+        self._weights = weights[0] if numbers else weights
         return out.reshape(-1) if numbers else out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_weights": None if self._weights is None else self._weights.detach()}
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
@@ -78,7 +81,7 @@ class KernelAttention(nn.Module):
 
     @property
     def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, Q, K) or (Q, K): detached, rows sum to 1."""
+        """Weights of the last call, (B, Q, K) or (Q, K); rows sum to 1."""
         if self._weights is None:
             raise AttributeError("KernelAttention has no attention_weights yet: call the layer first, then read them")
         return self._weights

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
 
     query (..., Q, d), key (..., K, d), value (..., K, Dv) -> context (..., Q, Dv), weights (..., Q, K).  Leading
-    axes broadcast.  The weights carry no gradient.
+    axes broadcast.
 
     >>> import torch
     >>> from mha_c.torch import variants
@@ -64,7 +64,7 @@ class MultiHeadedSelfAttention(nn.Module):
     """Multi-head self-attention of one argument, four projections without biases.
 
     MultiHeadedSelfAttention(d_model, num_heads); num_heads divides d_model.  Call: layer(x (B, T, d_model)) gives
-    (B, T, d_model); `attention_weights` is then (B, num_heads, T, T), detached.
+    (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
     >>> import torch
     >>> from mha_c.torch import variants

@@ -1,0 +1,33 @@
+"""The table of torch's features in docs/porting-from-d2l.md is what its command prints, and says nothing silent."""
+
+from pathlib import Path
+
+import pytest
+
+import needs
+
+needs.module("torch")
+
+import torch_features  # noqa: E402  torch must be there
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "porting-from-d2l.md"
+
+
+@pytest.fixture(scope="module")
+def shown():
+    text = PAGE.read_text(encoding="utf-8")
+    lines = text[text.index(torch_features.BEGIN) : text.index(torch_features.END)].splitlines()[1:]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("|")]
+    return dict(cells[2:] if cells[1][0].startswith("-") else cells[1:])
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day
+@pytest.mark.parametrize("name", torch_features.FEATURES)
+def test_a_feature(name, shown):
+    assert torch_features.outcome(name) == shown[name]
+
+
+def test_the_table_has_these_lines(shown):
+    assert list(shown) == list(torch_features.FEATURES)
+    allowed = ("equal", "works; d2l's does not", "neither works", "refused: ")
+    assert all(value.startswith(allowed) for value in shown.values())

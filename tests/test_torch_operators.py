@@ -1,0 +1,111 @@
+"""The operators that compilers see: the same function as the eager calls, in gradients of gradients, weights, seeds."""
+
+import numpy as np
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+nn = torch.nn
+gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
+
+from mha_c import torch as mt  # noqa: E402  torch must be there
+from mha_c.torch import functional, ops  # noqa: E402
+from one_thread import one_thread  # noqa: E402, F401
+
+pytestmark = pytest.mark.skipif(not ops.available(), reason="this torch has no torch.library.register_autograd")
+F64 = torch.float64
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=F64, requires_grad=True)
+
+
+def entropy(weights):
+    return -(weights * (weights + 1e-9).log()).sum()
+
+
+def seeded(function):
+    def call(*arguments):
+        torch.manual_seed(3)
+        return function(*arguments)
+
+    return call
+
+
+class Loss(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.mha, self.additive = mt.MultiHeadAttention(8, 8, 8, 8, 2, p, True), mt.AdditiveAttention(8, 8, 6, 0.0)
+
+    def forward(self, x, lens):
+        y = self.mha(x, x, x, lens)
+        z = self.additive(y, x, x)
+        out, weights, lse = functional.dot_product_attention(z, x, x, lens, return_weights=True, return_lse=True)
+        extra = entropy(self.mha.attention_weights) + self.additive.attention_weights.square().sum()
+        return out.sum() + extra + weights.square().sum() + lse.sum()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_in_a_compiled_loss():
+    torch._dynamo.reset()
+    model, x, lens = Loss(0.3).double(), leaf(2, 5, 8), torch.tensor([3, 5])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = [torch.autograd.grad(seeded(call)(x, lens), [x, *model.parameters()]) for call in (model, compiled)]
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b)
+    layer = model.mha
+    outcomes = []
+    for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):  # read outside the compiled part
+        loss = seeded(call)(x, x, x, lens).sum() + layer.attention_weights.square().sum()
+        outcomes.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
+    for a, b in zip(*outcomes):
+        torch.testing.assert_close(a, b)
+    weights = layer.attention_weights
+    with torch.no_grad():
+        layer.W_q.weight.mul_(-3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        weights.sum().backward()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_second_derivatives_of_the_operators(dropout):
+    torch.manual_seed(0)
+    q, k, v, lens, seed = leaf(2, 2, 4), leaf(2, 3, 4), leaf(2, 3, 4), torch.tensor([2, 3]), torch.tensor(-5)
+    W, b = [leaf(4, 4) for _ in range(4)], leaf(4)
+    seed = seed if dropout else None
+
+    def layer(q, k, v, *parameters):
+        *W, b = parameters
+        return torch.ops.mha_c.layer(q, k, v, lens, *W, b, None, None, b, None, 2, "uniform", dropout, seed)[0]
+
+    def attention(q, k, v):
+        options = None, lens, None, None, "bottom_right", -1, -1, None, dropout, seed, "zero", True, False
+        return torch.ops.mha_c.attention(q, k, v, *options)[:2]
+
+    for call, tensors in ((layer, (q, k, v, *W, b)), (attention, (q, k, v))):
+        assert gradcheck(call, tensors, atol=1e-5, rtol=1e-4, fast_mode=True)
+        assert gradgradcheck(call, tensors, atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+# --- Seeds -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rng", [3, np.int64(3), 2**63 + 5, 2**64 - 1, True, 2**64, -1, 3.0])
+def test_seeds_compiled_and_not(rng):
+    x, outcomes = torch.randn(1, 3, 4), []
+
+    def call():
+        return functional.dot_product_attention(x, x, x, dropout=0.5, rng=rng)
+
+    torch._dynamo.reset()
+    for run in (call, torch.compile(call, backend="eager")):
+        try:
+            outcomes.append(run())
+        except (TypeError, ValueError) as error:
+            outcomes.append((type(error), str(error)))
+    if isinstance(rng, (int, np.integer)) and rng is not True and 0 <= rng < 2**64:
+        assert torch.equal(*outcomes)
+    else:
+        assert outcomes[0] == outcomes[1] and "rng must" in outcomes[0][1]
