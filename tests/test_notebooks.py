@@ -18,6 +18,19 @@ SECONDS = 120  # for one notebook on two cores
 # For each notebook: what it installs, how many pictures and pages it shows, and what its printed text must match.
 SHOWN = {
     "bahdanau": ("torch,viz", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"kept back: bleu (0\.[5-9]|1\.)"]),
+    "decoding": (
+        "viz",
+        2,
+        0,
+        [
+            r"(?s)(to the bit the same: True.*){3}",
+            r"rows in all: 40200 again, 400 with a cache",
+            r"all steps: ([3-9]|\d\d)[\d.]+ times faster.*the last ten: ([5-9]|\d\d)",
+            r"item 1 as if it were alone: True",
+            r"\[6 6 4\]",
+            r"full: it has room for 8 steps",
+        ],
+    ),
     "long_sequences": (
         "viz",
         1,
@@ -40,6 +53,12 @@ SHOWN = {
         6,
         1,
         [r"\[\[\[ 2\.  3\.  4\.  5\.\]\]\n\n \[\[10\. 11\. 12\. 13\.\]\]\]", r"same weights: True"],
+    ),
+    "similarity": (
+        "viz",
+        5,
+        0,
+        [r"(?s)(the same: True.*){2}", r"at 100: nan", r"the nearest, True", r"best width 0\.\d"],
     ),
     "self_attention": ("viz", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
 }

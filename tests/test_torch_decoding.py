@@ -324,3 +324,40 @@ def test_forward_mode_is_refused():
     x = torch.ones(1, 1, 24)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode AD"):
         module(x, x, x, cache=module.new_cache(1, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen(kind, monkeypatch, rng):
+    """The same bits; the weights of what is kept are looked at once, and again as soon as they are not frozen."""
+    module, _ = module_of(kind)
+    x = torch.from_numpy(rng.standard_normal((2, 6, 24))).float()
+    compared = []
+    from mha_c.torch import decoding
+
+    def counted(parameters):
+        compared.append(1)
+        return weights(parameters)
+
+    weights = decoding.key_value_weights
+    monkeypatch.setattr(decoding, "key_value_weights", counted)
+    with torch.no_grad():
+        whole, cache = module(x, x, x, torch.arange(1, 7).repeat(2, 1)), module.new_cache(2, 9)
+        crossed, kv = module(x, x, x), module.project(x, x)
+        compared.clear()
+        for _ in range(2):
+            cache.clear()
+            with ours.frozen(module):
+                for i, new in enumerate(x.split(1, dim=1)):
+                    assert torch.equal(module(new, new, new, cache=cache)[:, 0], whole[:, i])
+                    assert torch.equal(module(x, kv), crossed)
+            assert len(compared) == 2  # one for the cache, which was empty, one for kv
+            compared.clear()
+        module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
+        assert len(compared) == 1
+        if kind != "dot":
+            module.W_k.weight.data.view(-1)[3] += 1
+            with ours.frozen(module):
+                with pytest.raises(ValueError, match="another W_k or W_v"):
+                    module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
+                with pytest.raises(ValueError, match="another W_k or W_v"):
+                    module(x, kv)

@@ -6,7 +6,7 @@ Weights are read where they lie at each call; what was projected by others is no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from torch import Tensor
 from .. import _cache, _core
 from .._arrays import to_lengths
 from ..errors import ShapeError
-from ._layer import any_needs_grad, attend
+from ._layer import any_needs_grad, attend, run_layer
 from ._tensors import FLOATS, array, check_inputs, optional_array, refuse_transforms
 from .autograd import Nine
 
 if TYPE_CHECKING:
+    from .frozen import Packed
+
     Array = np.ndarray[Any, Any]
 
 NO_GRADIENT = (
@@ -32,7 +34,8 @@ WIDE = {4: np.int32, 8: np.int64}
 class KeyValueCache(_cache.KeyValueCache):
     """The projected keys and values of all steps so far: see mha_c.KeyValueCache; `lengths` is a tensor here."""
 
-    __slots__ = ()
+    __slots__ = ("_packed",)
+    _packed: Optional[Packed]  # the frozen weights that it was filled with last, whose numbers need no look
 
     @property
     def lengths(self) -> Any:
@@ -42,7 +45,8 @@ class KeyValueCache(_cache.KeyValueCache):
 class ProjectedKeyValues(_cache.ProjectedKeyValues):
     """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues."""
 
-    __slots__ = ()
+    __slots__ = ("_packed",)
+    _packed: Optional[Packed]
 
 
 def step(
@@ -61,14 +65,16 @@ def step(
         raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
     parameters = check_module(module, "a cache", queries, keys, values)
     counts = _cache.step_counts(valid_lens, cache.batch, queries.shape[1])
-    weights = key_value_weights(parameters)
-    before, after = cache._lengths, cache.check(weights, counts)
-    rows = [projected(parameters, 1, keys), projected(parameters, 2, values)]
+    packed = frozen_weights(module, parameters, queries)
+    weights, before = known_weights(cache, packed, parameters), cache._lengths
+    after = cache.check(weights, counts)
+    rows = [projected(parameters, 1, keys, packed), projected(parameters, 2, values, packed)]
     all_rows = cache.put(rows[0], rows[1], counts)
     lens = _cache.visible_keys(before, after, queries.shape[1])
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
-    out = attend_projected(module, parameters, queries, *all_rows, lens, "zero")
+    out = attend_projected(module, parameters, queries, *all_rows, lens, "zero", packed)
     cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
+    cache._packed = packed
     return out
 
 
@@ -100,8 +106,10 @@ def call_projected(
     parameters = check_module(module, "projected keys and values", queries, None, None)
     if module._dropout_now(training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    lens = kv.check(key_value_weights(parameters), valid_lens)
-    return attend_projected(module, parameters, queries, kv._keys, kv._values, lens, module.empty_rows)
+    packed = frozen_weights(module, parameters, queries)
+    lens = kv.check(known_weights(kv, packed, parameters), valid_lens)
+    kv._packed = packed
+    return attend_projected(module, parameters, queries, kv._keys, kv._values, lens, module.empty_rows, packed)
 
 
 # --- The module's parts -------------------------------------------------------------------------------
@@ -129,6 +137,20 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
     return parts[0]
 
 
+def frozen_weights(module: Any, parameters: Nine, queries: Tensor) -> Optional[Packed]:
+    """What `frozen` packed, where the call can go by it."""
+    packed: Optional[Packed] = module._frozen
+    if packed is None or queries.dtype not in FLOATS or packed.projections(parameters) is not packed.ready:
+        return None
+    return packed if all(x is None or x.dtype is queries.dtype for x in parameters) else None
+
+
+def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
+    """The weights to hold what is kept against: its own where they are frozen since it met them last."""
+    frozen = packed is not None and getattr(kept, "_packed", None) is packed and kept._weights is not None
+    return kept._weights if frozen else key_value_weights(parameters)
+
+
 def key_value_weights(parameters: Nine) -> Any:
     """The numbers of W_k and W_v as integers, which compare quickly, and NaN equal to itself."""
     return tuple(None if x is None else bits(x) for x in (parameters[i] for i in (1, 5, 2, 6)))
@@ -146,25 +168,43 @@ def copies(weights: Any) -> Any:
     return tuple(None if x is None else x.copy() for x in weights)
 
 
-def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
+def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] = None) -> Array:
     """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
     if parameters[slot] is None:
         return array(x)
+    if packed is not None:
+        ready, b, sizes = packed.ready[slot]
+        return _core.linear(array(x), (ready, optional_array(b), sizes))
     weight, bias = (None if p is None else p.to(x.dtype) for p in (parameters[slot], parameters[slot + 4]))
     return _core.linear(array(x), (array(weight), optional_array(bias)))
 
 
+class _OuterWeights(NamedTuple):
+    """Packed W_q and W_o, in the place of all four."""
+
+    packed: Packed
+
+    def projections(self, _: Any) -> Any:
+        W_q, _, _, W_o = self.packed.ready
+        return W_q, None, None, W_o
+
+
 def attend_projected(
-    module: Any, parameters: Nine, queries: Tensor, keys: Array, values: Array, valid_lens: Any, empty_rows: Any
-) -> Tensor:
+    module: Any, parameters: Nine, queries: Tensor, keys: Array, values: Array, valid_lens: Any, empty_rows: Any,
+    packed: Optional[Packed] = None,
+) -> Tensor:  # fmt: skip
     """The call without W_k and W_v, whose work is done."""
     W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
     lens = None if valid_lens is None else torch.from_numpy(np.asarray(valid_lens))
-    out, last = attend(
-        queries, torch.from_numpy(keys), torch.from_numpy(values), lens,
-        (W_q, None, None, W_o, b_q, None, None, b_o, w_v), module.num_heads, empty_rows, 0.0,
-    )  # fmt: skip
+    k, v = torch.from_numpy(keys), torch.from_numpy(values)
+    outer = (W_q, None, None, W_o, b_q, None, None, b_o, w_v)
+    if packed is None:
+        out, last = attend(queries, k, v, lens, outer, module.num_heads, empty_rows, 0.0)
+    else:
+        options = valid_lens, module.num_heads, empty_rows, 0.0
+        out, saved, source = run_layer((queries, k, v), outer, options, _OuterWeights(packed))
+        last = saved, queries.dtype, source
     module._inner().__dict__["_last"] = last
     return out
