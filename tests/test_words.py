@@ -65,6 +65,8 @@ def test_a_scale_beyond_the_type(largest):
     """1e39 is a number in float64 and infinite in float32: NaN would come of it."""
     q = np.zeros((1, 2, 4))
     assert not F.dot_product_attention(q, q, q, scale=largest).any()
+    for dtype in (np.float32, np.float64):  # the largest numbers themselves are fine
+        assert not F.dot_product_attention(*[q.astype(dtype)] * 3, scale=float(np.finfo(dtype).max)).any()
     with pytest.raises(ValueError, match="scale must be finite in float32"):
         F.dot_product_attention(*[q.astype(np.float32)] * 3, scale=largest)
     torch = needs.module("torch")
