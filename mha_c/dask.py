@@ -19,6 +19,7 @@ from ._attention import AttentionLayer
 from .errors import ShapeError
 
 __all__ = ["apply"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 _ELSEWHERE = (
     "attention_weights are not kept by mha_c.dask.apply: the calls are made by other processes, and the weights are "
