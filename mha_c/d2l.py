@@ -10,8 +10,11 @@ d2l is never imported here: it is found where the user has imported it.  Either 
 
 from __future__ import annotations
 
+import builtins
+import copyreg
+import importlib
 import sys
-from types import ModuleType, TracebackType
+from types import FunctionType, ModuleType, TracebackType
 from typing import Any, Optional
 
 NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
@@ -46,7 +49,8 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
     Every model that is built afterwards by d2l's own code, and by code that says `d2l.MultiHeadAttention`, uses
     ours, and goes on working after `unpatch`.  Names that a program has taken out of d2l before (`from d2l.torch
-    import MultiHeadAttention`) and models that exist already are not touched; for these: mha_c.torch.convert.
+    import MultiHeadAttention`), subclasses of d2l's classes and models that exist already stay d2l's and go on working;
+    for models: mha_c.torch.convert.  A model saved whole is, when loaded, of the classes that d2l has then.
     `with mha_c.d2l.patch(): ...` undoes it at the end.  Patching twice does nothing.
     """
     from . import torch as ours
@@ -59,6 +63,8 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
             raise RuntimeError(f"{each.__name__} has no {', '.join(missing)}: is it d2l.torch?")
     for each in fresh:
         _originals[each] = {name: getattr(each, name) for name in NAMES}
+        for original in _originals[each].values():
+            _keep_working(original)
         for name in NAMES:
             setattr(each, name, getattr(ours, name))
         print(f"mha_c replaces {', '.join(NAMES)} in {each.__name__}")
@@ -100,3 +106,55 @@ def _restore(modules: list[ModuleType]) -> None:
     for module in modules:
         for name, original in _originals.pop(module, {}).items():
             setattr(module, name, original)
+            copyreg.dispatch_table.pop(original, None)
+
+
+# --- d2l's own classes while ours stand in their place ------------------------------------------------------
+
+
+class _Namespace(dict[str, Any]):
+    """The globals of a module, with one name that means what it meant when the module was imported."""
+
+    def __init__(self, module: dict[str, Any], name: str, value: Any) -> None:
+        super().__init__({name: value})
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._module:
+            return self._module[name]
+        return vars(builtins)[name]
+
+
+class _Reference:
+    """A class as a pickle shall name it: by its module and name, whatever stands there now."""
+
+    def __init__(self, kind: type, attribute: bool = True) -> None:
+        self._kind, self._attribute = kind, attribute
+
+    def __reduce__(self) -> Any:
+        if not self._attribute:
+            return importlib.import_module, (self._kind.__module__,)
+        return getattr, (_Reference(self._kind, attribute=False), self._kind.__name__)
+
+    def __deepcopy__(self, memo: Any) -> type:
+        return self._kind
+
+
+def _keep_working(kind: type) -> None:
+    """Constructing and pickling a class of d2l that a program has from before, or has built upon.
+
+    Its __init__ looks its own name up in the module, for super(), and would find ours; pickle too.
+    """
+    init = kind.__dict__["__init__"]
+    if not isinstance(init.__globals__, _Namespace):
+        names = _Namespace(init.__globals__, kind.__name__, kind)
+        own = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
+        own.__kwdefaults__ = init.__kwdefaults__
+        own.__doc__, own.__qualname__, own.__module__ = init.__doc__, init.__qualname__, init.__module__
+        kind.__init__ = own  # type: ignore[misc]
+    copyreg.pickle(kind, _reduced)
+
+
+def _reduced(module: Any) -> Any:
+    state = module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__
+    return object.__new__, (_Reference(type(module)),), state

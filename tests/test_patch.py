@@ -1,6 +1,8 @@
 """mha_c.d2l: patching the real d2l of both generations, its own training loops on our classes, compare."""
 
 import copy
+import io
+import pickle
 import sys
 
 import pytest
@@ -186,3 +188,68 @@ def test_convert(d2l):
     X = torch.ones(2, 3, 8)
     lazy(X, X, X).sum().backward()
     assert type(lazy.W_q) is torch.nn.Linear and repr(lazy).startswith("MultiHeadAttention(\n  (attention)")
+
+
+# --- d2l's own classes while ours stand in their place -------------------------------------------------------------
+
+
+def own_classes(d2l):
+    """Each of d2l's classes, a subclass of one, and arguments."""
+
+    class Doubled(d2l.MultiHeadAttention):
+        def forward(self, *arguments):
+            return 2 * super().forward(*arguments)
+
+    sizes = (8, 8, 8) if book_models.is_eager(d2l) else ()
+    return [
+        (d2l.MultiHeadAttention, (*sizes, 8, 2, 0.0)), (d2l.AdditiveAttention, (*sizes[:2], 6, 0.0)),
+        (d2l.DotProductAttention, (0.0,)), (Doubled, (*sizes, 8, 2, 0.0)),
+    ]  # fmt: skip
+
+
+def test_names_taken_before_and_subclasses(d2l):
+    classes, x, lens = own_classes(d2l), torch.randn(2, 3, 8), torch.tensor([2, 3])
+    outcomes = []
+    for patched in (False, True, False):
+        with mha_c.d2l.patch(d2l) if patched else mha_c.d2l.Patched([]):
+            for kind, arguments in classes:
+                torch.manual_seed(0)
+                module = kind(*arguments)
+                assert type(module) is kind
+                outcomes.append(module(x, x, x, lens))
+                module.attention = module.attention_weights = None
+                assert type(copy.deepcopy(module)) is kind
+    third = len(outcomes) // 3
+    for plain, while_patched, after in zip(*(outcomes[i * third : (i + 1) * third] for i in range(3))):
+        torch.testing.assert_close(while_patched, plain)
+        assert torch.equal(after, plain)
+
+
+def test_models_saved_whole(d2l):
+    """A file names a class; loading it makes what d2l has under that name then."""
+    x, lens = torch.randn(2, 3, 8), torch.tensor([2, 3])
+    for kind, arguments in own_classes(d2l)[:3]:
+        theirs, name = kind(*arguments), kind.__name__
+        expected = theirs(x, x, x, lens)
+        for part in theirs.modules():  # d2l's own weights hold the graph, which no file can
+            if hasattr(part, "attention_weights"):
+                part.attention_weights = None
+        before = pickle.dumps(theirs)
+        with mha_c.d2l.patch(d2l):
+            files = [before, pickle.dumps(theirs), pickle.dumps(theirs, protocol=2)]  # torch.save has protocol 2
+            inside = [pickle.loads(file) for file in files]
+            file = io.BytesIO()
+            torch.save(theirs, file)
+        after = [pickle.loads(file) for file in files] + [torch.load(io.BytesIO(file.getvalue()), weights_only=False)]
+        assert all(type(module) is getattr(mt, name) for module in inside)
+        assert all(type(module) is kind for module in after)
+        for module in inside + after:
+            torch.testing.assert_close(module(x, x, x, lens), expected)
+        ours = pickle.dumps(inside[0])
+        torch.testing.assert_close(pickle.loads(ours)(x, x, x, lens), expected)
+
+
+def test_a_file_of_a_patched_program_needs_no_mha_c(d2l):
+    theirs = d2l.DotProductAttention(0.0)
+    with mha_c.d2l.patch(d2l):
+        assert b"mha_c" not in pickle.dumps(theirs)
