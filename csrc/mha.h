@@ -221,12 +221,6 @@ MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args,
 MHA_MUST_CHECK mha_status mha_dropout_factors(mha_dtype dtype, size_t batch, size_t heads, size_t queries,
                                               size_t keys, double dropout, uint64_t seed, void *factors);
 
-/*
- * The same mathematics in textbook loops with double accumulation: oracle and teaching text (reference.c).
- * Without dropout: MHA_ERR_ARG for args->dropout != 0.
- */
-MHA_MUST_CHECK mha_status mha_reference_attention(const mha_attention_args *args);
-
 /* --- Linear projections --------------------------------------------------------------------- */
 
 /* How the numbers of a weight lie: packed for the active ISA by mha_linear_pack, or in rows as they come. */

@@ -54,7 +54,6 @@ def attention_forward(
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
-    reference: bool = False,  # the textbook loops of reference.c instead of the kernels; no dropout
     return_stats: Literal[False] = False,
     origin: _Origin = None,
     score_terms: _Terms = None,
@@ -80,7 +79,6 @@ def attention_forward(
     empty_rows: _EmptyRows,
     return_weights: bool,
     return_lse: bool,
-    reference: bool,
     return_stats: Literal[True],
     origin: _Origin = None,
     score_terms: _Terms = None,

@@ -150,11 +150,9 @@ def _gradients(
     grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options, terms: Terms
 ) -> tuple[Any, ...]:
     """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
-    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, False, True, None, terms)
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, True, None, terms)
     has_bias = options[2] is not None
-    found: tuple[Any, ...] = attention_backward(
-        grad_out, out, row_stats, q, k, v, w_v, *options, has_bias, None, terms
-    )
+    found: tuple[Any, ...] = attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias, None, terms)
     return found
 
 

@@ -275,9 +275,7 @@ def _attention(
     if terms is None:
         out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
     else:
-        out, weights, lse = attention_forward(
-            q, k, v, w_v, *options, return_weights, return_lse, False, False, None, terms
-        )
+        out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse, False, None, terms)
     if not (return_weights or return_lse):
         return like_input(out, True) if as_tensor else out
     return tuple(like_input(array, as_tensor) for array in (out, weights, lse) if array is not None)

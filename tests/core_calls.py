@@ -1,6 +1,6 @@
 """The functions of `mha_c._core` by keyword, for tests: it takes positions only, and lengths as int64.
 
-    from core_calls import core as _core
+from core_calls import core as _core
 """
 
 import ast

@@ -36,7 +36,6 @@ def ring(rank, n, arrays, grad=None, layout="contiguous", options=None, message_
 def _delay(rng):
     """Every computation of this rank takes a while that nobody foresees."""
     for name in ("attention_forward", "attention_backward"):
-
         setattr(_ring, name, _late(getattr(_ring, name), rng))
 
 
@@ -144,4 +143,3 @@ def bfloat16(rank, n, arrays):
     out = D.ring_attention(*mine)
     assert out.dtype is torch.bfloat16
     return out.float().numpy()
-

@@ -44,8 +44,9 @@ class Block(nn.Module):
 def batches(steps, size, seed=1):
     rng = np.random.default_rng(seed)
     for _ in range(steps):
-        yield torch.from_numpy(rng.standard_normal((size, ROWS, FEATURES))), torch.from_numpy(
-            rng.integers(1, ROWS + 1, size)
+        yield (
+            torch.from_numpy(rng.standard_normal((size, ROWS, FEATURES))),
+            torch.from_numpy(rng.integers(1, ROWS + 1, size)),
         )
 
 

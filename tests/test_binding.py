@@ -253,7 +253,6 @@ VALUES = {
         f"threads {n!r}": (lambda n=n: _core.set_num_threads(n), ValueError, "the number of threads")
         for n in (0, -1, -(2**70), 2**70, "2", 2.0, float("nan"), None, True)
     },
-    "reference": (lambda: attention(reference=True, dropout=0.5), ValueError, "reference=True has no dropout"),
 }
 
 
@@ -390,7 +389,7 @@ GOOD = [
     *(lambda call=call, good=good: call(good) for call, good in ARRAYS.values()),
     lambda: attention(k=SWAPPED, valid_lens=[3, 2], return_weights=True, return_lse=True, seed=2**63, dropout=0.5),
     lambda: attention(keep_mask=ones(Q, K), bias=numbers(1, Q, 1), causal="top_left", window_left=2, scale=0.5),
-    lambda: attention(v=numbers(B, 2 * K, DV)[:, ::2], reference=True),
+    lambda: attention(v=numbers(B, 2 * K, DV)[:, ::2]),
     lambda: layer(valid_lens=np.array([[1, 2, 3, 4]] * 2, "u1")),
     lambda: layer(valid_lens=(1.5, 2.5)),
     lambda: plain_layer(queries=numbers(B, 30, 5), keys=numbers(B, 40, 5), values=numbers(B, 40, 5), w_v=numbers(5)),

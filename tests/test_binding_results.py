@@ -29,6 +29,7 @@ from binding_calls import (
     softmax,
 )
 from core_calls import core as _core
+from mha_c import _reference
 
 # --- Array arguments: layout ----------------------------------------------------------------------------
 
@@ -121,11 +122,10 @@ def test_packed_weights_are_aligned_and_read_only(dtype):
 
 
 @pytest.mark.parametrize("zero", [*"bqkdvh", "bqkdvh", "kd"])
-@pytest.mark.parametrize("reference", [False, True])
-def test_zero_sizes(zero, dtype, reference):
+def test_zero_sizes(zero, dtype):
     b, h, q, k, d, v = (0 if name in zero else size for name, size in zip("bhqkdv", (2, 2, 4, 6, 4, 3)))
     arrays = (numbers(b, h, *rest, dtype=dtype) for rest in ((q, d), (k, d), (k, v)))
-    out, weights, lse = _core.attention_forward(*arrays, return_weights=True, return_lse=True, reference=reference)
+    out, weights, lse = _core.attention_forward(*arrays, return_weights=True, return_lse=True)
     assert (out.shape, weights.shape, lse.shape) == ((b, h, q, v), (b, h, q, k), (b, h, q))
     assert np.all(lse == -np.inf) if k == 0 else np.all(np.isfinite(lse))
     assert np.all(weights == 1 / 6) or d or not k
@@ -312,8 +312,8 @@ def test_masks_broadcast_as_numpy_does(shape, kind, dtype, rng):
     for same in mask, np.asfortranarray(mask), np.broadcast_to(mask, (B, 4, Q, K)), reversed_axes(mask):
         result = _core.attention_forward(q, k, v, **{kind: same}, return_weights=True)
         assert np.array_equal(result[0], expected[0]) and np.array_equal(result[1], expected[1])
-    textbook = _core.attention_forward(q, k, v, **{kind: mask}, reference=True)[0]
-    np.testing.assert_allclose(expected[0], textbook, rtol=1e-4, atol=1e-5)
+    exact = _reference.dot_product_attention(q, k, v, **{kind: mask})
+    np.testing.assert_allclose(expected[0], exact, rtol=1e-4, atol=1e-5)
 
 
 def test_a_rank_three_mask_is_per_batch_item():
@@ -334,12 +334,18 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_options_reach_the_core(options):
-    """Compared with the textbook loops, which get the same struct; that neither ignores an option is checked last."""
-    fast = attention(**options, return_weights=True, return_lse=True)
-    slow = attention(**options, return_weights=True, return_lse=True, reference=True)
-    for a, b in zip(fast, slow):
+    options = dict(options)
+    found = attention(**options, return_weights=True, return_lse=True)
+    left, right, w_v = (
+        options.pop(name, default) for name, default in (("window_left", -1), ("window_right", -1), ("w_v", None))
+    )
+    options["window"] = tuple(None if side < 0 else side for side in (left, right))
+    operands = numbers(B, Q, D), numbers(B, K, D), numbers(B, K, DV)
+    function = _reference.dot_product_attention if w_v is None else _reference.additive_attention
+    exact = function(*operands, *([] if w_v is None else [w_v]), **options, return_weights=True, return_lse=True)
+    for a, b in zip(found, exact):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert not np.array_equal(fast[0], attention()[0])
+    assert not np.array_equal(found[0], attention()[0])
 
 
 def test_seed_and_dropout_reach_the_core():

@@ -46,9 +46,13 @@ def client():
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = path
     try:
-        with dask.config.set(settings), distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
-        ) as cluster, distributed.Client(cluster) as client:
+        with (
+            dask.config.set(settings),
+            distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+            ) as cluster,
+            distributed.Client(cluster) as client,
+        ):
             yield client
     finally:
         os.environ.pop("PYTHONPATH")

@@ -186,7 +186,7 @@ _core.set_isa({isa!r})
 rng = np.random.default_rng(5)
 q, k, v, g = rng.standard_normal((4, 2, 2, 40, 64)).astype({dtype!r})
 out, weights, lse, stats = _core.attention_forward(
-    q, k, v, None, np.array([40, 3]), None, None, None, -1, -1, None, 0.0, 0, "zero", True, True, False, True
+    q, k, v, None, np.array([40, 3]), None, None, None, -1, -1, None, 0.0, 0, "zero", True, True, True
 )
 grads = _core.attention_backward(g, out, stats, q, k, v, None, np.array([40, 3]))[:3]
 print(hashlib.sha256(b"".join(a.tobytes() for a in (out, weights, lse, *stats, *grads))).hexdigest())

@@ -43,7 +43,6 @@ C_RULES = [
     (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
     (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', MATHS, VECTORS]),
     (r"kernels/dispatch\.[ch]", [OWN, r'"runtime/cpu\.h"', MATHS]),
-    (r"attention/reference\.c", [OWN, r'"runtime/common\.h"', MATHS]),  # the oracle shares no kernel
     (r"attention/\w+\.[ch]", [OWN, RUNTIME, KERNELS, MATHS]),
     (r"layer/\w+\.[ch]", [OWN, RUNTIME, KERNELS, r'"attention/\w+\.h"', MATHS]),
 ]

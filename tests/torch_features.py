@@ -298,7 +298,7 @@ def run(function, layer):
 
 
 def outcome(name):
-    """"equal", our words of refusal, or an AssertionError."""
+    """ "equal", our words of refusal, or an AssertionError."""
     words = set()
     for ours, theirs in pairs():
         expected = error = None

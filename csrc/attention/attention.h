@@ -1,6 +1,6 @@
 /*
  * attention.h: what the drivers of attention share: the plan of one call, its scratch memory, and
- * one tile of scores.  For the files attention_*.c, layer*.c and reference.c.
+ * one tile of scores.  For this folder and csrc/layer.
  *
  * Shape of the work: a task is some queries of all heads that share one key head.  It walks over
  * key blocks (packed once per task), and in each over tiles of query rows.

@@ -8,12 +8,12 @@
  */
 #include "args.h"
 
-enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, REFERENCE, STATS, ORIGIN, TERMS, N_ARGS };
+enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, STATS, ORIGIN, TERMS, N_ARGS };
 
 typedef struct {
     mha_py_attention attention;
     PyArrayObject *out, *weights, *lse, *row_max, *row_sum;
-    int want_weights, want_lse, want_stats, use_reference;
+    int want_weights, want_lse, want_stats;
 } attention_call;
 
 static void
@@ -31,7 +31,6 @@ static int
 take_wishes(attention_call *call, PyObject *const *values)
 {
     return mha_py_flag(values[WEIGHTS], &call->want_weights) < 0 || mha_py_flag(values[LSE], &call->want_lse) < 0 ||
-                   mha_py_flag(values[REFERENCE], &call->use_reference) < 0 ||
                    mha_py_flag(values[STATS], &call->want_stats) < 0 ||
                    mha_py_take_origin(values[ORIGIN], &call->attention.args) < 0
                ? -1
@@ -92,12 +91,8 @@ run(attention_call *call)
     if (args->heads == 0) {
         return 0; /* nothing to fill in; the core wants at least one head */
     }
-    if (call->use_reference && args->dropout != 0) {
-        PyErr_SetString(PyExc_ValueError, "reference=True has no dropout");
-        return -1;
-    }
     saved = mha_py_detach(mha_py_attention_work(&call->attention));
-    status = call->use_reference ? mha_reference_attention(args) : mha_attention_forward(args);
+    status = mha_attention_forward(args);
     mha_py_attach(saved);
     return mha_py_check(status, "attention_forward");
 }

@@ -219,9 +219,7 @@ def run_attention(
     follow_threads()
     terms = call.score_terms(relative_bias, sinks)
     options = call[1:10]
-    found: tuple[Any, ...] = attention_forward(
-        q, k, v, w_v, call[0], keep_mask, bias, *options, False, True, None, terms
-    )
+    found: tuple[Any, ...] = attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *options, True, None, terms)
     return found
 
 

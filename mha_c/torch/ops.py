@@ -187,7 +187,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...
     out, weights, lse, (row_max, row_sum) = attention_forward(
         array(q), array(k), array(v), optional_array(w_v), lengths(valid_lens), optional_array(keep_mask),
         optional_array(bias), causal, left, right, scale, dropout, _seed(seed), empty_rows, want_weights, want_lse,
-        False, True,
+        True,
     )  # fmt: skip
     return (torch.from_numpy(out), *[_tensor(x, q) for x in (weights, lse, row_max, row_sum)])
 

@@ -120,7 +120,7 @@ hide_keys(mha_visibility *visible, size_t queries, size_t K)
         *visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     } else { /* the first query is query 0 of 2K keys counted from the lower right: it sees K - queries back */
         const int64_t left = (int64_t)K - (int64_t)queries;
-        *visible = (mha_visibility){NULL, 0, MHA_CAUSAL_BOTTOM_RIGHT, left, MHA_NO_LIMIT};
+        *visible = (mha_visibility){NULL, 0, MHA_CAUSAL_BOTTOM_RIGHT, left, MHA_NO_LIMIT, 0, 0};
     }
 }
 
@@ -194,7 +194,7 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
         .value_rows = {rows_before(v, hidden * value_size), (ptrdiff_t)(K * value_size), 0, (ptrdiff_t)value_size},
         .W_q = projection(hiddens, D, &c.grads.weight[0]),
         .W_k = projection(hiddens, key_size, &c.grads.weight[1]),
-        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
+        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0},
     };
     if (is_additive) {
         c.args.additive_weights = numbers(dtype, hiddens);

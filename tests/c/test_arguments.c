@@ -102,32 +102,6 @@ check_attention_sizes(void)
     REFUSED(MHA_ERR_SIZE, a->batch = 0; a->queries = HALF / 64 + 2);
 }
 
-static void
-check_reference(void)
-{
-    attention_case c = good_attention();
-    mha_attention_args a = c.args;
-
-    a.dropout = 0;
-    CHECK(mha_reference_attention(&a) == MHA_OK, "reference");
-    const uint64_t before = hash_operands();
-    a.dropout = 0.5;
-    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: dropout");
-    a.dropout = 0;
-    a.dtype = NO_DTYPE;
-    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: type");
-    a.dtype = dtype;
-    a.heads = 3;
-    a.kv_heads = 2;
-    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: heads");
-    a.kv_heads = 0;
-    CHECK(mha_reference_attention(&a) == MHA_ERR_ARG, "reference: no heads");
-    a.kv_heads = 3;
-    a.keys = HALF / 4;
-    CHECK(mha_reference_attention(&a) == MHA_ERR_SIZE, "reference: sizes");
-    CHECK(hash_operands() == before, "reference: something was written");
-}
-
 /* --- Projections -------------------------------------------------------------------------------------- */
 
 static void
@@ -339,7 +313,6 @@ main(void)
         snprintf(guard.doing, sizeof guard.doing, "arguments, type %d", i);
         check_attention_arguments();
         check_attention_sizes();
-        check_reference();
         check_linear_forward();
         check_linear_backward();
         check_layer_arguments();

@@ -11,6 +11,7 @@
  */
 #include "drawn.h"
 #include "flags.h"
+#include "textbook.h"
 
 #define CHECK_NO_SUBNORMALS(what, draw)                                                                                \
     CHECK(subnormals_met() == NULL, "%s %s %s, draw %zu: %s", mha_isa_name(mha_isa_active()),                          \
@@ -27,7 +28,7 @@ test_draw(mha_dtype dtype, size_t draw, size_t most)
     const int with_weights = (int)below(2);
 
     call.args.weights = call.weights;
-    CHECK(mha_reference_attention(&call.args) == MHA_OK, "reference, draw %zu", draw);
+    CHECK(textbook_attention(&call.args) == MHA_OK, "reference, draw %zu", draw);
     void *exact = copy_of(call.out, call.n_out * item), *exact_lse = copy_of(call.lse, call.n_rows * item);
     void *exact_weights = copy_of(call.weights, call.n_weights * item);
 
@@ -100,7 +101,7 @@ test_many_keys(mha_dtype dtype, size_t draw)
                                            MHA_NO_LIMIT}};
     const double tolerance = 16 * (dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON) * (2 + 0.5 * (double)D);
 
-    CHECK(mha_reference_attention(&args) == MHA_OK, "many keys, reference");
+    CHECK(textbook_attention(&args) == MHA_OK, "many keys, reference");
     void *exact = copy_of(out, Q * Dv * item), *exact_lse = copy_of(lse, Q * item);
     mha_threads_set(1);
     forget_subnormals();

@@ -68,15 +68,6 @@ backward(void)
 }
 
 static mha_status
-reference(void)
-{
-    mha_attention_args args = now.attention.args;
-
-    args.dropout = 0;
-    return mha_reference_attention(&args);
-}
-
-static mha_status
 layer(void)
 {
     return mha_layer_forward(&now.layer.args);
@@ -112,7 +103,7 @@ static const struct {
     mha_status (*run)(void), (*before)(void);
 } operations[] = {
     {"forward", forward, NULL},       {"weights", weights, forward}, {"backward", backward, forward},
-    {"reference", reference, NULL},   {"layer", layer, NULL},        {"layer backward", layer_backward, layer},
+    {"layer", layer, NULL},           {"layer backward", layer_backward, layer},
     {"explain", explain, NULL},       {"explain layer", explain_layer, NULL},
 };
 enum { N_OPERATIONS = sizeof operations / sizeof *operations };

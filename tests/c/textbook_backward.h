@@ -1,6 +1,6 @@
 /*
  * textbook_backward.h: gradients of attention as the textbook has them, one query at a time, every sum in double; from
- * the weights that mha_reference_attention gives.  Dropout has no part here.  For test_backward.c and the fuzz targets.
+ * the weights of textbook.h.  Dropout has no part here.  For test_backward.c and the fuzz targets.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef TEXTBOOK_BACKWARD_H
@@ -8,6 +8,7 @@
 
 #include "drawn.h"
 #include "flags.h"
+#include "textbook.h"
 
 /* A drawn call with what its backward reads and writes. */
 typedef struct {
@@ -146,7 +147,7 @@ static mha_status
 run_both(backward_call *b)
 {
     const mha_attention_args *a = &b->call.args;
-    mha_status status = mha_reference_attention(a);
+    mha_status status = textbook_attention(a);
 
     for (size_t row = 0; status == MHA_OK && row < b->call.n_rows; row++) {
         textbook_row(b, row / a->queries / a->heads, row / a->queries % a->heads, row % a->queries);

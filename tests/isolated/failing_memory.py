@@ -47,7 +47,6 @@ def seen(layer):
 CALLS = {
     "attention": lambda: b.attention(valid_lens=[2.5, 1], return_weights=True, return_lse=True, dropout=0.5),
     "attention, copied": lambda: b.attention(k=b.SWAPPED, keep_mask=b.ones(b.Q, b.K), bias=b.numbers(b.Q, b.K)),
-    "attention, reference": lambda: b.attention(reference=True),
     "attention backward": backward,
     "layer": lambda: b.layer(valid_lens=[3, 2]),
     "layer, trained": trained,

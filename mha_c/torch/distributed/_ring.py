@@ -195,9 +195,7 @@ class Stream:
         self.here = self._next
 
 
-def streams(
-    call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post, room: Room
-) -> list[Stream]:
+def streams(call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post, room: Room) -> list[Stream]:
     found = [Stream(call, direction, shape, post, room) for direction in (FORWARD, BACKWARD)]
     for stream in found:
         stream.load(k, v)
@@ -254,7 +252,7 @@ def _forward_group(call: Call, group: Group, operands: Any, results: Any, room: 
             if call.plan.mask.sees(part, keys):
                 lens, *rest = call.options(part)
                 found, _, _, statistics = attention_forward(
-                    q[:, :, part.rows], part_k, part_v, None, _items(lens, group), *rest, False, False, False, True,
+                    q[:, :, part.rows], part_k, part_v, None, _items(lens, group), *rest, False, False, True,
                     (group.items.start, call.first_head + group.query_heads.start, part.start, keys.start),
                 )  # fmt: skip
                 joined[part].add(found, *statistics)

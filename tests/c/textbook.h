@@ -1,22 +1,44 @@
 /*
- * reference.c: attention in textbook loops, one query at a time, every sum in double.
+ * textbook.h: attention in textbook loops, one query at a time, every sum in double.
  *
- * Two uses: the oracle that tests and the self-test hold the kernels against, and the text to read
- * first if you want to know what the fast code computes.  Same arguments as mha_attention_forward;
- * four passes per query: scores, largest score, exponentials and their sum, weighted values.
- * Dropout and thread counts have no part here.
+ * The text to read first if you want to know what the fast code computes, and what the C tests hold it against.  Same
+ * arguments as mha_attention_forward; four passes per query: scores, largest score, exponentials and their sum,
+ * weighted values.  Dropout and thread counts have no part here.
+ * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "attention.h"
-
-#include "runtime/common.h"
+#ifndef TEXTBOOK_H
+#define TEXTBOOK_H
 
 #include <math.h>
+#include <stdlib.h>
 
-/* Number (item, head, row, column) of an operand, as a double. */
+#include "attention/visible.h"
+#include "mha.h"
+
+/* Number i of an array of the call's type, as a double. */
 static double
-element(const mha_kernels *k, const mha_operand *x, size_t item, size_t head, size_t row, size_t column)
+read_number(const mha_attention_args *a, const void *numbers, ptrdiff_t i)
 {
-    return mha_read(k, mha_operand_at(k, x, item, head, row), column);
+    return a->dtype == MHA_F64 ? ((const double *)numbers)[i] : (double)((const float *)numbers)[i];
+}
+
+static void
+write_number(const mha_attention_args *a, void *numbers, ptrdiff_t i, double value)
+{
+    if (a->dtype == MHA_F64) {
+        ((double *)numbers)[i] = value;
+    } else {
+        ((float *)numbers)[i] = (float)value;
+    }
+}
+
+/* Number (item, head, row, column) of an operand. */
+static double
+element(const mha_attention_args *a, const mha_operand *x, size_t item, size_t head, size_t row, size_t column)
+{
+    const ptrdiff_t at = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
+                         (ptrdiff_t)row * x->row_stride + (ptrdiff_t)column;
+    return read_number(a, x->data, at);
 }
 
 static ptrdiff_t
@@ -26,19 +48,9 @@ mask_index(const mha_mask *mask, size_t item, size_t head, size_t query, size_t 
            (ptrdiff_t)query * mask->query_stride + (ptrdiff_t)key * mask->key_stride;
 }
 
-static void
-write_number(const mha_kernels *k, void *numbers, size_t i, double value)
-{
-    if (k->itemsize == sizeof(double)) {
-        ((double *)numbers)[i] = value;
-    } else {
-        ((float *)numbers)[i] = (float)value;
-    }
-}
-
 /* Pass 1: how well key j fits query i.  -inf where the query may not see the key. */
 static double
-score(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, size_t i, size_t j)
+score(const mha_attention_args *a, size_t b, size_t h, size_t i, size_t j)
 {
     const size_t key_head = h / (a->heads / a->kv_heads);
     const mha_interval seen = mha_visible_keys(&a->visible, a->queries, a->keys, b, i);
@@ -51,8 +63,8 @@ score(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, siz
         return -HUGE_VAL;
     }
     for (size_t d = 0; d < a->head_dim; d++) {
-        const double q = element(k, &a->q, b, h, i, d), key = element(k, &a->k, b, key_head, j, d);
-        sum += a->additive_weights == NULL ? q * key : mha_read(k, a->additive_weights, d) * tanh(q + key);
+        const double q = element(a, &a->q, b, h, i, d), key = element(a, &a->k, b, key_head, j, d);
+        sum += a->additive_weights == NULL ? q * key : read_number(a, a->additive_weights, (ptrdiff_t)d) * tanh(q + key);
     }
     sum *= a->scale;
     if (a->softcap > 0) {
@@ -62,11 +74,10 @@ score(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, siz
         const int64_t reach = (int64_t)a->relative_reach;
         const int64_t distance = (int64_t)j - mha_diagonal(&a->visible, a->queries, a->keys, i);
         const int64_t clipped = distance < -reach ? -reach : distance > reach ? reach : distance;
-        sum += mha_read(k, a->relative_bias, h * (size_t)(2 * reach + 1) + (size_t)(clipped + reach));
+        sum += read_number(a, a->relative_bias, (ptrdiff_t)(h * (size_t)(2 * reach + 1) + (size_t)(clipped + reach)));
     }
     if (a->bias.data != NULL) {
-        const ptrdiff_t at = mask_index(&a->bias, b, h, i, j) * (ptrdiff_t)k->itemsize;
-        sum += mha_read(k, (const char *)a->bias.data + at, 0);
+        sum += read_number(a, a->bias.data, mask_index(&a->bias, b, h, i, j));
     }
     return sum;
 }
@@ -92,31 +103,28 @@ exponentials(double *weights, size_t keys, double sink, double *max_ret)
 
 /* Pass 4: the values, averaged with the weights; hidden ones are left out, not multiplied by 0. */
 static void
-average_values(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, size_t i,
-               const double *weights, const double *scores)
+average_values(const mha_attention_args *a, size_t b, size_t h, size_t i, const double *weights, const double *scores)
 {
     const size_t key_head = h / (a->heads / a->kv_heads);
     const ptrdiff_t at = (ptrdiff_t)b * a->out.batch_stride + (ptrdiff_t)h * a->out.head_stride +
                          (ptrdiff_t)i * a->out.row_stride;
-    char *out = (char *)a->out.data + at * (ptrdiff_t)k->itemsize;
 
     for (size_t c = 0; c < a->value_dim; c++) {
         double sum = 0;
         for (size_t j = 0; j < a->keys; j++) {
             if (scores[j] != -HUGE_VAL) {
-                sum += weights[j] * element(k, &a->v, b, key_head, j, c);
+                sum += weights[j] * element(a, &a->v, b, key_head, j, c);
             }
         }
-        write_number(k, out, c, sum);
+        write_number(a, a->out.data, at + (ptrdiff_t)c, sum);
     }
 }
 
 /* One query: `scores` and `weights` are room for K doubles each. */
 static void
-attend_query(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t h, size_t i, double *scores,
-             double *weights)
+attend_query(const mha_attention_args *a, size_t b, size_t h, size_t i, double *scores, double *weights)
 {
-    const size_t row = (b * a->heads + h) * a->queries + i;
+    const ptrdiff_t row = (ptrdiff_t)((b * a->heads + h) * a->queries + i);
     const mha_interval seen = mha_visible_keys(&a->visible, a->queries, a->keys, b, i);
     /* Visible keys whose scores overflowed to -inf are shared alone; a row that sees none gets all. */
     const int overflowed = seen.first < seen.last && a->keep_mask.data == NULL && a->bias.data == NULL &&
@@ -125,9 +133,9 @@ attend_query(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t
     double max = 0, sum;
 
     for (size_t j = 0; j < a->keys; j++) {
-        scores[j] = weights[j] = score(a, k, b, h, i, j);
+        scores[j] = weights[j] = score(a, b, h, i, j);
     }
-    sum = exponentials(weights, a->keys, a->sinks == NULL ? -HUGE_VAL : mha_read(k, a->sinks, h), &max);
+    sum = exponentials(weights, a->keys, a->sinks == NULL ? -HUGE_VAL : read_number(a, a->sinks, (ptrdiff_t)h), &max);
     for (size_t j = 0; j < a->keys; j++) {
         if (sum != 0) { /* a NaN among the visible keys makes their weights NaN, and no others */
             weights[j] = j >= seen.first && j < seen.last && weights[j] != 0 ? weights[j] / sum : 0;
@@ -136,43 +144,37 @@ attend_query(const mha_attention_args *a, const mha_kernels *k, size_t b, size_t
             scores[j] = 0; /* d2l: every key counts, also the hidden ones */
         }
         if (a->weights != NULL) {
-            write_number(k, a->weights, row * a->keys + j, weights[j]);
+            write_number(a, a->weights, row * (ptrdiff_t)a->keys + (ptrdiff_t)j, weights[j]);
         }
     }
-    average_values(a, k, b, h, i, weights, scores);
+    average_values(a, b, h, i, weights, scores);
     if (a->lse != NULL) {
-        write_number(k, a->lse, row, max + log(sum));
+        write_number(a, a->lse, row, max + log(sum));
     }
     if (a->row_max != NULL) {
-        write_number(k, a->row_max, row, max);
-        write_number(k, a->row_sum, row, sum);
+        write_number(a, a->row_max, row, max);
+        write_number(a, a->row_sum, row, sum);
     }
 }
 
-mha_status
-mha_reference_attention(const mha_attention_args *args)
+/* The whole call; MHA_ERR_NOMEM or MHA_OK. */
+static mha_status
+textbook_attention(const mha_attention_args *args)
 {
-    const mha_kernels *k = mha_kernels_for(args->dtype); /* only for the size of a number */
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    const size_t scores_at = mha_scratch_add(&scratch, args->keys, sizeof(double));
-    const size_t weights_at = mha_scratch_add(&scratch, args->keys, sizeof(double));
-    mha_status status;
+    double *scores = malloc((2 * args->keys + 1) * sizeof *scores);
 
-    if (k == NULL || args->kv_heads == 0 || args->heads % args->kv_heads != 0 || args->dropout != 0) {
-        return MHA_ERR_ARG;
-    }
-    status = mha_scratch_open(&scratch);
-    if (status != MHA_OK) {
-        return status;
+    if (scores == NULL) {
+        return MHA_ERR_NOMEM;
     }
     for (size_t b = 0; b < args->batch; b++) {
         for (size_t h = 0; h < args->heads; h++) {
             for (size_t i = 0; i < args->queries; i++) {
-                attend_query(args, k, b, h, i, (double *)(void *)(scratch.base + scores_at),
-                             (double *)(void *)(scratch.base + weights_at));
+                attend_query(args, b, h, i, scores, scores + args->keys);
             }
         }
     }
-    mha_scratch_close(&scratch);
+    free(scores);
     return MHA_OK;
 }
+
+#endif
