@@ -120,6 +120,12 @@ def on_arm64():
     print(f"arm64 Python 3.11 in qemu: {run(*python, *suite(EMULATED), **where)}", flush=True)
 
 
+def here():
+    """The wheel that is installed for this very Python, wherever that is: what continuous integration runs."""
+    for words in (["-m", "mha_c"], ["-m", "mha_c", "demo"], ["-m", "mha_c.selftest"], suite(SUITE)):
+        print(run(sys.executable, *words), flush=True)
+
+
 PARTS = {
     "x86": on_x86,
     "arm64": on_arm64,
@@ -130,11 +136,11 @@ PARTS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all of them if none is named")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, "here", []], help="all of them if none is named")
     chosen = parser.parse_args().parts or list(PARTS)
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ROOT / "build" / "wheels" / "zig"))
     for part in chosen:
-        PARTS[part]()
+        here() if part == "here" else PARTS[part]()
     if list(PARTS) == chosen:
         print("not run: macOS and 64-bit ARM Windows, for which there is no emulator; Windows' and musl's Python")
 
