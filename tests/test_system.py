@@ -209,7 +209,7 @@ def test_dir_shows_public_names_only():
 
 ERRORS = re.compile(r"\b([A-Z]\w*Error)\b(?: \(a ValueError\))?(.{0,9})", re.DOTALL)
 # How a sentence goes on that says when: "TypeError where types differ".
-WHEN = re.compile(r"\s+(where|for|if|before|while|with|without|once|lists|every|also)\b")
+WHEN = re.compile(r"\s+(where|for|if|before|while|with|without|once|lists|names|every|also)\b")
 
 
 def documented():
