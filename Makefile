@@ -181,7 +181,7 @@ help:
 	@echo 'demo        install the wheel, run the book'"'"'s examples'
 	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
 	@echo 'bench       our layers beside d2l and torch           ARGS="--quick --filter M1"'
-	@echo 'bench-core  products, exp and tanh in plain C'
+	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
 	@echo 'scaling     two threads, many keys, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'
 	@echo 'lint        ruff and tools/check_style.py             typecheck   mypy and stubtest'

@@ -34,6 +34,7 @@ typedef struct {
     void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;
+    size_t c_column;   /* with c_rows: of the first column */
     int accumulate;
     const void *scale; /* scale_i = scale[i * scale_step] */
     size_t scale_step; /* 0 or 1 */
@@ -135,6 +136,8 @@ typedef struct {
 #define MHA_KERNELS(X) \
     /* Rows first..end-1 of src, transposed into panels dst[panel][p][panel_width]; rows before `first` count as 0. */ \
     X(void, pack_panels, (const void *src, ptrdiff_t src_row, size_t first, size_t end, size_t depth, void *dst)) \
+    /* Rows of cols numbers into rows dst_row apart; whole vectors are written, 0 behind the last number. */ \
+    X(void, copy_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
     /* The same for b in rows: column j dense from b + j*b_row on, where depth is cut by depth_block alone (phase 0, part 0). */ \
     X(void, product_rows, (const mha_product *product)) \

@@ -34,7 +34,7 @@ describe_inputs(mha_layer_job *job)
         in->rows = n_rows[i];
         in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
         in->projected = kept[i];
-        in->task_rows = mha_linear_task_rows(job->kernels, linear[i]);
+        in->task_rows = mha_linear_block(job->kernels, features[i]);
         if (linear[i]->weight != NULL) {
             in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }

@@ -20,9 +20,32 @@ typedef struct {
     const mha_layer_grads *grads;
     size_t context_at;                /* gradient of what W_o is applied to */
     size_t projected_at[MHA_N_INPUTS]; /* gradients of the projected inputs */
+    size_t room_at;
+    mha_linear_room room; /* for the gradients of projections */
     size_t rows_at, grads_at, pointers_at; /* needed rows side by side: inputs, gradients, destinations */
     char *memory;
 } backward_job;
+
+static mha_linear_grads
+linear_grads(const backward_job *job, int which, size_t rows, const void *x, ptrdiff_t x_row, const void *grad_y)
+{
+    const mha_layer_args *a = job->layer.args;
+    const mha_linear *linear[MHA_N_INPUTS + 1] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+    const mha_linear_grads grads = {
+        .dtype = a->dtype,
+        .rows = rows,
+        .out_features = linear[which]->out_features,
+        .in_features = linear[which]->in_features,
+        .x = x,
+        .weight = job->grads->weight[which],
+        .grad_y = grad_y,
+        .x_row_stride = x_row,
+        .grad_y_row_stride = (ptrdiff_t)linear[which]->out_features,
+        .grad_weight = job->grads->grad_weight[which],
+        .grad_bias = job->grads->grad_bias[which],
+    };
+    return grads;
+}
 
 static void
 plan_memory(backward_job *job, mha_scratch *scratch)
@@ -47,27 +70,14 @@ plan_memory(backward_job *job, mha_scratch *scratch)
     job->rows_at = mha_scratch_add(scratch, n_rows, widest * itemsize);
     job->grads_at = mha_scratch_add(scratch, n_rows, widest_projected * itemsize);
     job->pointers_at = mha_scratch_add(scratch, n_rows, sizeof(void *));
-}
+    for (int i = 0; i <= MHA_N_INPUTS; i++) {
+        const size_t rows = a->batch * (i == MHA_KEYS || i == MHA_VALUES ? a->keys : a->queries);
+        mha_linear_grads grads = linear_grads(job, i, rows, NULL, 0, NULL);
 
-static mha_linear_grads
-linear_grads(const backward_job *job, int which, size_t rows, const void *x, ptrdiff_t x_row, const void *grad_y)
-{
-    const mha_layer_args *a = job->layer.args;
-    const mha_linear *linear[MHA_N_INPUTS + 1] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
-    const mha_linear_grads grads = {
-        .dtype = a->dtype,
-        .rows = rows,
-        .out_features = linear[which]->out_features,
-        .in_features = linear[which]->in_features,
-        .x = x,
-        .weight = job->grads->weight[which],
-        .grad_y = grad_y,
-        .x_row_stride = x_row,
-        .grad_y_row_stride = (ptrdiff_t)linear[which]->out_features,
-        .grad_weight = job->grads->grad_weight[which],
-        .grad_bias = job->grads->grad_bias[which],
-    };
-    return grads;
+        grads.grad_x = scratch; /* any address: it is asked for */
+        mha_linear_grads_plan(job->layer.kernels, &grads, &job->room);
+    }
+    job->room_at = mha_scratch_add(scratch, job->room.n_workers, job->room.bytes);
 }
 
 /* Back through W_o: returns the gradient of the attention output. */
@@ -82,7 +92,7 @@ output_projection(const backward_job *job)
     mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
                                           job->grads->grad_out);
     grads.grad_x = job->memory + job->context_at;
-    mha_linear_grads_run(&grads, NULL);
+    mha_linear_grads_run(&grads, NULL, &job->room);
     return grads.grad_x;
 }
 
@@ -200,7 +210,7 @@ project_all(const backward_job *job, int i)
 
     grads.grad_x = job->grads->grad_inputs[i].data;
     grads.add_to_grad_x = is_written_before(job, i);
-    mha_linear_grads_run(&grads, NULL);
+    mha_linear_grads_run(&grads, NULL, &job->room);
 }
 
 /* The same with the needed rows, and their gradients, copied side by side. */
@@ -233,7 +243,7 @@ project_needed(const backward_job *job, int i)
     mha_linear_grads grads = linear_grads(job, i, n, x, (ptrdiff_t)in->linear->in_features, grad_y);
     grads.grad_x = grad_x->data;
     grads.add_to_grad_x = add;
-    mha_linear_grads_run(&grads, grad_rows);
+    mha_linear_grads_run(&grads, grad_rows, &job->room);
 }
 
 static void
@@ -291,6 +301,7 @@ mha_layer_backward(const mha_layer_grads *grads)
         return status;
     }
     job.memory = scratch.base;
+    job.room.memory = scratch.base + job.room_at;
     mha_layer_find_needed(layer, (mha_interval *)(void *)(scratch.base + layer->needed_at));
     layer->attention.q = mha_layer_by_heads(layer, &layer->inputs[MHA_QUERIES]);
     layer->attention.k = mha_layer_by_heads(layer, &layer->inputs[MHA_KEYS]);

@@ -21,26 +21,16 @@
 size_t
 mha_linear_block(const mha_kernels *kernels, size_t in_features)
 {
-    /* Two divisions: the product of a size that is yet to be refused may be 0. */
-    const size_t fit = BLOCK_BYTES / kernels->itemsize / mha_max(in_features, 1);
+    const size_t fit = BLOCK_BYTES / kernels->itemsize / mha_max(mha_min(in_features, DEPTH_BLOCK), 1);
     const size_t rows = mha_min(fit, BLOCK_MOST) / kernels->tile_rows * kernels->tile_rows;
 
     return mha_max(rows, kernels->tile_rows);
 }
 
 size_t
-mha_linear_task_rows(const mha_kernels *kernels, const mha_linear *linear)
-{
-    /* A block of the depth is all of x that a weight in rows meets before its next panel. */
-    const size_t steps = mha_linear_in_rows(linear) ? mha_min(linear->in_features, DEPTH_BLOCK) : linear->in_features;
-
-    return mha_linear_block(kernels, steps);
-}
-
-size_t
 mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
 {
-    return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * mha_linear_task_rows(kernels, linear) : SIZE_MAX;
+    return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * mha_linear_block(kernels, linear->in_features) : SIZE_MAX;
 }
 
 void
@@ -75,9 +65,9 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
 size_t
 mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
 {
-    const size_t steps = mha_min(linear->in_features, DEPTH_BLOCK);
+    const size_t bytes = kernels->panel_width * mha_min(linear->in_features, DEPTH_BLOCK) * kernels->itemsize;
 
-    return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(kernels->panel_width * steps * kernels->itemsize, MHA_ALIGN) : 0;
+    return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(bytes, MHA_ALIGN) : 0;
 }
 
 /* Evenly spaced rows, split over threads by blocks of them. */
@@ -105,7 +95,7 @@ run_block(void *context, size_t task, unsigned worker)
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    const size_t block = mha_linear_task_rows(kernels, linear);
+    const size_t block = mha_linear_block(kernels, linear->in_features);
     const mha_linear_plan plan = {
         .block = block,
         .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */

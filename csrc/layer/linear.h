@@ -41,9 +41,6 @@ mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear
 /* Rows per unit of work, of so many numbers: enough to use a packed panel many times while they stay in cache. */
 size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
 
-/* The same for this weight. */
-size_t mha_linear_task_rows(const mha_kernels *kernels, const mha_linear *linear);
-
 /* A weight in rows is read by each task, if there are up to so many; for more rows of x the call packs it first. */
 #define MHA_LINEAR_READS ((size_t)3)
 size_t mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear);
@@ -65,10 +62,20 @@ void mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear);
 void mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch);
 void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
 
+/* Memory in which products of gradients pack what they would walk with long strides: a part for each worker. */
+typedef struct {
+    size_t bytes; /* of one part */
+    unsigned n_workers;
+    char *memory;
+} mha_linear_room;
+
+/* Makes room for these gradients too. */
+void mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room);
+
 /*
  * mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads.
  * grad_x_rows[r], if given, says where row r of grad_x goes.
  */
-void mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows);
+void mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows, const mha_linear_room *room);
 
 #endif

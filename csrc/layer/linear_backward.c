@@ -1,81 +1,143 @@
 /*
  * linear_backward.c: gradients of y = x W^T + bias: grad_x = G W, grad_W = G^T x, grad_bias = column sums
- * of G, where G is the gradient of y.  Both products read their right side as it lies in memory.
+ * of G, where G is the gradient of y.
+ *
+ * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
+ * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
+ * copied side by side first, and likewise the columns of G; small operands are read where they are.
  */
 #include "runtime/common.h"
 #include "linear.h"
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-#define DEPTH_BLOCK ((size_t)256)   /* as in linear.c */
-#define WEIGHT_ROWS ((size_t)96)    /* rows of grad_W per task */
+#define DEPTH_BLOCK ((size_t)256)          /* as in linear.c */
+#define TASK_ROWS ((size_t)192)            /* rows of a result per task: what a copied panel is used for */
+#define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
+#define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
+#define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
 
 typedef struct {
     const mha_linear_grads *grads;
     const mha_kernels *kernels;
     void *const *grad_x_rows;
-    size_t block;                   /* rows of grad_x per task */
+    const mha_linear_room *room;
     size_t n_input_tasks;
     mha_scalar one;
 } grads_job;
 
-static mha_product
-plain_product(const grads_job *job)
+/* Whether a product of so many rows copies its right side of depth x cols numbers. */
+static int
+copies(const mha_kernels *k, size_t rows, size_t depth, size_t cols)
 {
-    return (mha_product){.depth_block = DEPTH_BLOCK,
-                         .b_group = (ptrdiff_t)job->kernels->panel_width,
-                         .scale = &job->one};
+    return rows >= FEW_ROWS && cols * k->itemsize >= LONG_STRIDE && depth > SMALL_BYTES / (cols * k->itemsize);
+}
+
+static size_t
+panel_bytes(const mha_kernels *k)
+{
+    return DEPTH_BLOCK * k->panel_width * k->itemsize;
+}
+
+/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if it lies in columns. */
+static void
+product_of_copies(const grads_job *job, mha_product product, char *memory)
+{
+    const mha_kernels *k = job->kernels;
+    const mha_product whole = product;
+    const ptrdiff_t itemsize = (ptrdiff_t)k->itemsize, width = (ptrdiff_t)k->panel_width;
+    const ptrdiff_t a_width = (ptrdiff_t)mha_round_up(whole.rows, k->lanes);
+    char *a_copy = memory + panel_bytes(k);
+    size_t p = 0;
+
+    product.b = memory;
+    product.b_step = width;
+    product.b_padded = 1;
+    do { /* once even for depth 0, which gives zeros */
+        const ptrdiff_t at = (ptrdiff_t)p;
+        product.depth = mha_min(DEPTH_BLOCK, whole.depth - p);
+        product.accumulate = p > 0 || whole.accumulate;
+        product.a = (const char *)whole.a + at * whole.a_step * itemsize;
+        if (whole.a_row == 1) {
+            k->copy_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, a_width);
+            product.a = a_copy;
+            product.a_step = a_width;
+        }
+        for (size_t column = 0; column < whole.cols; column += k->panel_width) {
+            const char *b = (const char *)whole.b + (at * whole.b_step + (ptrdiff_t)column) * itemsize;
+
+            product.cols = mha_min(k->panel_width, whole.cols - column);
+            product.c = whole.c == NULL ? NULL : (char *)whole.c + (ptrdiff_t)column * itemsize;
+            product.c_column = column;
+            k->copy_rows(product.depth, product.cols, b, whole.b_step, memory, width);
+            k->product(&product);
+        }
+        p += product.depth;
+    } while (p < whole.depth);
+}
+
+static void
+run_product(const grads_job *job, mha_product product, unsigned worker)
+{
+    product.depth_block = DEPTH_BLOCK;
+    product.b_group = (ptrdiff_t)job->kernels->panel_width;
+    product.scale = &job->one;
+    if (copies(job->kernels, product.rows, product.depth, product.cols)) {
+        product_of_copies(job, product, job->room->memory + worker * job->room->bytes);
+    } else {
+        job->kernels->product(&product);
+    }
 }
 
 /* Rows of grad_x = G W. */
 static void
-input_grads(const grads_job *job, size_t first, size_t rows)
+input_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
 {
     const mha_linear_grads *g = job->grads;
     const ptrdiff_t itemsize = (ptrdiff_t)job->kernels->itemsize;
-    mha_product product = plain_product(job);
-
-    product.rows = rows;
-    product.cols = g->in_features;
-    product.depth = g->out_features;
-    product.a = (const char *)g->grad_y + (ptrdiff_t)first * g->grad_y_row_stride * itemsize;
-    product.a_row = g->grad_y_row_stride;
-    product.a_step = 1;
-    product.b = g->weight;
-    product.b_step = (ptrdiff_t)g->in_features;
-    product.c = job->grad_x_rows != NULL ? NULL : (char *)g->grad_x + first * g->in_features * (size_t)itemsize;
-    product.c_row = (ptrdiff_t)g->in_features;
-    product.c_rows = job->grad_x_rows != NULL ? job->grad_x_rows + first : NULL;
-    product.accumulate = g->add_to_grad_x;
-    job->kernels->product(&product);
+    const mha_product product = {
+        .rows = rows,
+        .cols = g->in_features,
+        .depth = g->out_features,
+        .a = (const char *)g->grad_y + (ptrdiff_t)first * g->grad_y_row_stride * itemsize,
+        .a_row = g->grad_y_row_stride,
+        .a_step = 1,
+        .b = g->weight,
+        .b_step = (ptrdiff_t)g->in_features,
+        .c = job->grad_x_rows != NULL ? NULL : (char *)g->grad_x + first * g->in_features * (size_t)itemsize,
+        .c_row = (ptrdiff_t)g->in_features,
+        .c_rows = job->grad_x_rows != NULL ? job->grad_x_rows + first : NULL,
+        .accumulate = g->add_to_grad_x,
+    };
+    run_product(job, product, worker);
 }
 
 /* Rows of grad_W = G^T x, and the elements of grad_bias that belong to them. */
 static void
-weight_grads(const grads_job *job, size_t first, size_t rows)
+weight_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
 {
     const mha_linear_grads *g = job->grads;
     const size_t itemsize = job->kernels->itemsize;
     const char *grad_y = (const char *)g->grad_y + first * itemsize;
-    mha_product product = plain_product(job);
+    const mha_product product = {
+        .rows = rows,
+        .cols = g->in_features,
+        .depth = g->rows,
+        .a = grad_y,
+        .a_row = 1,
+        .a_step = g->grad_y_row_stride,
+        .b = g->x,
+        .b_step = g->x_row_stride,
+        .c = g->grad_weight == NULL ? NULL : (char *)g->grad_weight + first * g->in_features * itemsize,
+        .c_row = (ptrdiff_t)g->in_features,
+    };
 
     if (g->grad_bias != NULL) {
         job->kernels->column_sums(g->rows, rows, grad_y, g->grad_y_row_stride, (char *)g->grad_bias + first * itemsize);
     }
-    if (g->grad_weight == NULL) {
-        return;
+    if (g->grad_weight != NULL) {
+        run_product(job, product, worker);
     }
-    product.rows = rows;
-    product.cols = g->in_features;
-    product.depth = g->rows;
-    product.a = grad_y;
-    product.a_row = 1;
-    product.a_step = g->grad_y_row_stride;
-    product.b = g->x;
-    product.b_step = g->x_row_stride;
-    product.c = (char *)g->grad_weight + first * g->in_features * itemsize;
-    product.c_row = (ptrdiff_t)g->in_features;
-    job->kernels->product(&product);
 }
 
 static void
@@ -84,39 +146,75 @@ run_task(void *context, size_t task, unsigned worker)
     const grads_job *job = context;
     const mha_linear_grads *g = job->grads;
 
-    (void)worker;
     if (task < job->n_input_tasks) {
-        const size_t first = task * job->block;
-        input_grads(job, first, mha_min(job->block, g->rows - first));
+        const size_t first = task * TASK_ROWS;
+        input_grads(job, first, mha_min(TASK_ROWS, g->rows - first), worker);
     } else {
-        const size_t first = (task - job->n_input_tasks) * WEIGHT_ROWS;
-        weight_grads(job, first, mha_min(WEIGHT_ROWS, g->out_features - first));
+        const size_t first = (task - job->n_input_tasks) * TASK_ROWS;
+        weight_grads(job, first, mha_min(TASK_ROWS, g->out_features - first), worker);
     }
 }
 
-void
-mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows)
+/* Tasks of grad_x, and then those of the weight. */
+static size_t
+count_tasks(const mha_linear_grads *grads, size_t *n_input_ret)
 {
-    grads_job job = {.grads = grads, .kernels = mha_kernels_for(grads->dtype), .grad_x_rows = grad_x_rows};
-    const double work = (double)grads->rows * (double)grads->in_features * (double)grads->out_features;
     const int wants_weight = grads->grad_weight != NULL || grads->grad_bias != NULL;
-    size_t n_tasks;
 
-    job.one = mha_scalar_from(job.kernels, 1);
-    job.block = mha_linear_block(job.kernels, grads->out_features);
-    if (grads->grad_x != NULL && grads->in_features > 0) {
-        job.n_input_tasks = mha_ceil_div(grads->rows, job.block);
+    *n_input_ret = grads->grad_x != NULL && grads->in_features > 0 ? mha_ceil_div(grads->rows, TASK_ROWS) : 0;
+    return *n_input_ret + (wants_weight ? mha_ceil_div(grads->out_features, TASK_ROWS) : 0);
+}
+
+static unsigned
+workers_for(const mha_linear_grads *grads, size_t n_tasks)
+{
+    return mha_threads_for(n_tasks, 2 * (double)grads->rows * (double)grads->in_features * (double)grads->out_features);
+}
+
+void
+mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room)
+{
+    const size_t most = mha_min(TASK_ROWS, mha_max(grads->rows, grads->out_features)), in = grads->in_features;
+    size_t n_input;
+    const unsigned n_workers = workers_for(grads, count_tasks(grads, &n_input));
+
+    if (copies(kernels, most, grads->out_features, in) || copies(kernels, most, grads->rows, in)) {
+        room->bytes = panel_bytes(kernels) + DEPTH_BLOCK * TASK_ROWS * kernels->itemsize;
     }
-    n_tasks = job.n_input_tasks + (wants_weight ? mha_ceil_div(grads->out_features, WEIGHT_ROWS) : 0);
-    mha_parallel_for(n_tasks, mha_threads_for(n_tasks, 2 * work), run_task, &job);
+    room->n_workers = n_workers > room->n_workers ? n_workers : room->n_workers;
+}
+
+void
+mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows, const mha_linear_room *room)
+{
+    const mha_kernels *k = mha_kernels_for(grads->dtype);
+    grads_job job = {.grads = grads, .kernels = k, .grad_x_rows = grad_x_rows, .room = room};
+    const size_t n_tasks = count_tasks(grads, &job.n_input_tasks);
+    const unsigned n_workers = workers_for(grads, n_tasks);
+
+    job.one = mha_scalar_from(k, 1);
+    mha_parallel_for(n_tasks, n_workers < room->n_workers ? n_workers : room->n_workers, run_task, &job);
 }
 
 mha_status
 mha_linear_backward(const mha_linear_grads *grads)
 {
-    if (mha_kernels_for(grads->dtype) == NULL || grads->grad_y == NULL || grads->x == NULL || grads->weight == NULL) {
+    const mha_kernels *kernels = mha_kernels_for(grads->dtype);
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_linear_room room = {.bytes = 0};
+    mha_status status;
+
+    if (kernels == NULL || grads->grad_y == NULL || grads->x == NULL || grads->weight == NULL) {
         return MHA_ERR_ARG;
     }
-    mha_linear_grads_run(grads, NULL);
-    return mha_interrupt_status();
+    mha_linear_grads_plan(kernels, grads, &room);
+    (void)mha_scratch_add(&scratch, room.n_workers, room.bytes);
+    status = mha_scratch_open(&scratch);
+    if (status == MHA_OK) {
+        room.memory = scratch.base;
+        mha_linear_grads_run(grads, NULL, &room);
+        mha_scratch_close(&scratch);
+        status = mha_interrupt_status();
+    }
+    return status;
 }

@@ -164,7 +164,8 @@ void mha_py_drop_views(mha_py_views *views);
 
 /* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
 PyObject *mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views);
-PyObject *mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views); /* a tuple */
+/* Several of them, as a tuple. */
+PyObject *mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views);
 
 /* --- Masks and lengths: args_masks.c, args_lengths.c ---------------------------------- */
 

@@ -154,8 +154,9 @@ take_visibility(PyObject *module, mha_py_attention *attention, PyObject *const *
 {
     mha_visibility *visible = &attention->args.visible;
 
-    if (mha_py_take_lengths(module, values[LENS], attention->q.shape[0], attention->q.shape[attention->q.rank - 2], &attention->lengths) <
-        0) {
+    const mha_py_array *q = &attention->q;
+
+    if (mha_py_take_lengths(module, values[LENS], q->shape[0], q->shape[q->rank - 2], &attention->lengths) < 0) {
         return -1;
     }
     *visible = mha_py_visibility(&attention->lengths);
@@ -169,11 +170,11 @@ take_visibility(PyObject *module, mha_py_attention *attention, PyObject *const *
         return -1;
     }
     if (attention->keep_mask.array != NULL &&
-        mha_py_broadcast(module, &attention->keep_mask, attention->q.rank, attention->scores, &attention->args.keep_mask) < 0) {
+        mha_py_broadcast(module, &attention->keep_mask, q->rank, attention->scores, &attention->args.keep_mask) < 0) {
         return -1;
     }
     if (attention->bias.array != NULL &&
-        mha_py_broadcast(module, &attention->bias, attention->q.rank, attention->scores, &attention->args.bias) < 0) {
+        mha_py_broadcast(module, &attention->bias, q->rank, attention->scores, &attention->args.bias) < 0) {
         return -1;
     }
     return 0;
@@ -218,7 +219,8 @@ mha_py_take_origin(PyObject *value, mha_attention_args *args)
         return mha_py_type_error(value, "origin", "None or a tuple (item, head, query, key)");
     }
     if (args->visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
-        PyErr_SetString(PyExc_ValueError, "causal='bottom_right' needs the sizes of the whole call: it takes no origin");
+        PyErr_SetString(PyExc_ValueError,
+                        "causal='bottom_right' needs the sizes of the whole call: it takes no origin");
         return -1;
     }
     for (int i = 0; i < 4; i++) {

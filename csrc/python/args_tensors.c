@@ -135,7 +135,8 @@ view(const mha_py_state *state, PyObject *tensor)
         t.lanes = 0;
     }
     type = array_type(&t);
-    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK || (t.type == DL_FLOAT && is_negated(state, tensor) != 0)) {
+    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK ||
+        (t.type == DL_FLOAT && is_negated(state, tensor) != 0)) {
         PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
         return NULL;
     }
@@ -148,8 +149,8 @@ view(const mha_py_state *state, PyObject *tensor)
         PyErr_SetString(PyExc_BufferError, "the tensor has no memory");
         return NULL;
     }
-    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride, t.data == NULL ? NULL : (char *)t.data + t.byte_offset,
-                        0, NPY_ARRAY_WRITEABLE, NULL);
+    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride,
+                        t.data == NULL ? NULL : (char *)t.data + t.byte_offset, 0, NPY_ARRAY_WRITEABLE, NULL);
     if (array == NULL) {
         return NULL;
     }

@@ -170,10 +170,11 @@ static int
 rebuild(weights_call *call)
 {
     mha_attention_args *args = &call->attention.args;
+    const mha_py_array *q = &call->attention.q;
     PyThreadState *saved;
     mha_status status;
 
-    call->weights = mha_py_new("attention_weights", call->attention.q.rank, call->attention.scores, call->attention.q.type);
+    call->weights = mha_py_new("attention_weights", q->rank, call->attention.scores, q->type);
     if (call->weights == NULL || args->heads == 0) {
         return call->weights == NULL ? -1 : 0;
     }
@@ -195,7 +196,8 @@ py_attention_weights(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     if (mha_py_arguments("attention_weights", args, n_args, N, N, v) < 0) {
         return NULL;
     }
-    PyObject *const values[MHA_PY_N_ATTENTION] = {v[Q], v[K], v[K], v[W_V], v[LENS], [MHA_PY_N_ATTENTION - 1] = v[EMPTY]};
+    PyObject *const values[MHA_PY_N_ATTENTION] = {v[Q], v[K], v[K], v[W_V], v[LENS],
+                                                  [MHA_PY_N_ATTENTION - 1] = v[EMPTY]};
     if (mha_py_take_attention(module, values, &call.attention) == 0 &&
         take_statistics(module, &call, v[ROW_MAX], v[ROW_SUM]) == 0 && rebuild(&call) == 0) {
         result = (PyObject *)call.weights;

@@ -108,7 +108,8 @@ static double
 kept_bytes(const mha_py_layer *layer, const mha_py_kept *kept, int training)
 {
     const mha_layer_args *args = &layer->args;
-    const double q_rows = (double)args->batch * (double)args->queries, k_rows = (double)args->batch * (double)args->keys;
+    const double q_rows = (double)args->batch * (double)args->queries;
+    const double k_rows = (double)args->batch * (double)args->keys;
     const double heads = (double)layer->heads, features = (double)layer->qk_features;
     double numbers = kept->weights ? heads * q_rows * (double)args->keys : 0;
 
@@ -143,7 +144,8 @@ layer_dict(const mha_py_layer *layer, const mha_py_kept *kept, double n_bytes, c
     for (int i = 0; i < MHA_PY_N_PROJECTIONS && projections != NULL; i++) {
         PyObject *dict = linears[i]->weight == NULL ? NULL : linear_dict(&facts->projections[i]);
 
-        if (PyErr_Occurred() || (dict != NULL && PyDict_SetItemString(projections, mha_py_projection_names[i], dict) < 0)) {
+        if (PyErr_Occurred() ||
+            (dict != NULL && PyDict_SetItemString(projections, mha_py_projection_names[i], dict) < 0)) {
             Py_DECREF(projections);
             projections = NULL;
         }

@@ -58,7 +58,8 @@ weights_are_smaller(const mha_py_layer *layer)
 mha_py_kept
 mha_py_what_is_kept(const mha_py_layer *layer, int training)
 {
-    const int has_W_q = layer->W[MHA_PY_W_Q].linear.weight != NULL, has_W_k = layer->W[MHA_PY_W_K].linear.weight != NULL;
+    const int has_W_q = layer->W[MHA_PY_W_Q].linear.weight != NULL;
+    const int has_W_k = layer->W[MHA_PY_W_K].linear.weight != NULL;
     const int rebuild = (training && has_W_q && has_W_k) || !weights_are_smaller(layer);
     const mha_py_kept kept = {
         .weights = !rebuild,

@@ -89,8 +89,8 @@ done:
 static int
 say_projection(const char *name)
 {
-    PyErr_Format(PyExc_TypeError, "%s must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))",
-                 name);
+    PyErr_Format(PyExc_TypeError,
+                 "%s must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))", name);
     return -1;
 }
 
