@@ -4,9 +4,11 @@
     python benchmarks/distributed.py --tokens 131072 --processes 4 --once    # memory of a long sequence, minutes
     python benchmarks/distributed.py --model docs/scale-out.svg              # the time of a step, drawn to 64 ranks
 
-Every process has one thread.  Processes share the machine's cores, so time is counted in CPU seconds of all of them;
-efficiency is one process's over that.  Bytes are those that the loopback interface has counted; memory is how far the
-resident memory of a rank rises above what it was before its first input, each counted in MiB.
+Every process has one thread.  Processes share the machine's cores, so time is counted in CPU seconds of all of them.
+Efficiency is one process's over that; "apart" is what as many processes take side by side that share out the heads
+and do not talk, for neighbors in a cache cost each other time too, and "net" is that over the ring's.  Bytes are those
+that the loopback interface has counted; memory is how far the resident memory of a rank rises above what it was before
+its first input.
 """
 
 import argparse
@@ -65,26 +67,33 @@ def work(rank, n, store, options, pipe):
     out = attention(*small)
     out.backward(torch.ones_like(out))  # everything is loaded
     del out
+    def timed(attention, heads, rows):
+        """CPU seconds forward and backward, and what the loopback interface sent in each."""
+        inputs = [torch.randn(1, heads, rows, DIM, requires_grad=True) for _ in range(3)]
+        grad = torch.randn(1, heads, rows, DIM)
+        seconds, sent = [], []
+        for step in (lambda: outputs.append(attention(*inputs)), lambda: outputs.pop().backward(grad)):
+            dist.barrier()
+            before, start = loopback_bytes(), cpu_seconds()
+            step()
+            seconds.append(cpu_seconds() - start)
+            dist.barrier()
+            sent.append(loopback_bytes() - before)
+        return seconds, sent
+
+    outputs = []
     rows = split_sequence(torch.empty(options.tokens), rank, n, layout=layout, dim=0).numel()
     found = []
     for _ in range(options.repeat):
         reset_peak()
         before = status("VmRSS")
         torch.manual_seed(rank)
-        inputs = [torch.randn(1, HEADS, rows, DIM, requires_grad=True) for _ in range(3)]
-        grad = torch.randn(1, HEADS, rows, DIM)
-        dist.barrier()
-        sent, start = loopback_bytes(), cpu_seconds()
-        out = attention(*inputs)
-        forward = cpu_seconds() - start
-        dist.barrier()
-        between, start = loopback_bytes(), cpu_seconds()
-        out.backward(grad)
-        backward = cpu_seconds() - start
-        dist.barrier()
-        found.append({"forward": forward, "backward": backward, "sent forward": between - sent,
-                      "sent backward": loopback_bytes() - between, "memory": status("VmHWM") - before})  # fmt: skip
-        del inputs, grad, out
+        (forward, backward), sent = timed(attention, HEADS, rows)
+        memory, apart = status("VmHWM") - before, [forward, backward]
+        if n > 1 and options.apart:
+            apart, _ = timed(lambda *x: dot_product_attention(*x, causal=options.causal), HEADS // n, options.tokens)
+        found.append({"forward": forward, "backward": backward, "apart forward": apart[0], "apart backward": apart[1],
+                      "sent forward": sent[0], "sent backward": sent[1], "memory": memory})  # fmt: skip
     pipe.send(found)
     dist.barrier()
 
@@ -124,25 +133,28 @@ def report(options):
     print(f"{processor()[0]}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     causal = ", causal, zigzag" if options.causal else ""
     print(f"ring attention on (1, {HEADS}, {options.tokens}, {DIM}), float32{causal}; CPU seconds and MB of all ranks")
-    head = ("ranks", "forward", "eff.", "backward", "eff.", "MB sent", "formula", "MB back", "formula", "MiB a rank")
-    print("{:>5}{:>10}{:>7}{:>10}{:>7}{:>10}{:>9}{:>10}{:>9}{:>12}".format(*head))
+    head = ("ranks", *("forward", "eff.", "apart", "net", "back", "eff.", "apart", "net"),
+            *("MB sent", "formula", "MB back", "formula", "MiB a rank"))  # fmt: skip
+    print("{:>5}{:>9}{:>6}{:>7}{:>6}{:>9}{:>6}{:>7}{:>6}{:>9}{:>9}{:>9}{:>9}{:>12}".format(*head))
     first, table = None, []
     for n in options.processes:
         measured = run(n, options)
         forward, backward = best(measured, "forward"), best(measured, "backward")
+        apart = best(measured, "apart forward"), best(measured, "apart backward")
         first = first or (forward, backward)
         memory = max(rank[0]["memory"] for rank in measured)
         sent = [measured[0][0][f"sent {way}"] / 1e6 for way in ("forward", "backward")]
         expected = formula(n, options) / 1e6
         table.append({"ranks": n, "forward": forward, "backward": backward, "memory": memory, "sent": sent,
-                      "formula": [expected, 2 * expected]})  # fmt: skip
+                      "apart": apart, "formula": [expected, 2 * expected]})  # fmt: skip
         print(
-            f"{n:>5}{forward:>10.2f}{first[0] / forward:>7.1%}{backward:>10.2f}{first[1] / backward:>7.1%}"
-            f"{sent[0]:>10.1f}{expected:>9.1f}{sent[1]:>10.1f}{2 * expected:>9.1f}{memory:>12.0f}",
+            f"{n:>5}{forward:>9.2f}{first[0] / forward:>6.0%}{apart[0]:>7.2f}{apart[0] / forward:>6.0%}"
+            f"{backward:>9.2f}{first[1] / backward:>6.0%}{apart[1]:>7.2f}{apart[1] / backward:>6.0%}"
+            f"{sent[0]:>9.1f}{expected:>9.1f}{sent[1]:>9.1f}{2 * expected:>9.1f}{memory:>12.0f}",
             flush=True,
         )
     if options.json:
-        options.json.write_text(json.dumps(table, indent=1))
+        options.json.write_text(json.dumps({"tokens": options.tokens, "rows": table}, indent=1))
     return table
 
 
@@ -154,6 +166,7 @@ def main():
     parser.add_argument("--once", dest="repeat", action="store_const", const=1)
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--ring", action="store_true", help="one process goes by ring_attention too")
+    parser.add_argument("--no-apart", dest="apart", action="store_false", help="not the processes that do not talk")
     parser.add_argument("--json", type=Path)
     report(parser.parse_args())
 

@@ -1,5 +1,6 @@
 """examples/distributed.py under torchrun: killed in the middle, it goes on, and comes to the same losses."""
 
+import contextlib
 import os
 import re
 import signal
@@ -39,8 +40,17 @@ def start(tmp_path, checkpoints, n=2):
 
 
 def children(pid):
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    return [int(child) for child, parent in map(str.split, listed.splitlines()) if int(parent) == pid]
+    if sys.platform == "linux":
+        return sorted(child for child, parent in processes() if parent == pid)
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    return [int(child) for child, parent in map(str.split, listed.stdout.splitlines()) if int(parent) == pid]
+
+
+def processes():
+    """Each process and its parent, as Linux lists them; without those that end meanwhile."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            yield int(file.parent.name), int(file.read_text().rpartition(")")[2].split()[1])
 
 
 def losses(text):

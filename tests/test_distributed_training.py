@@ -13,10 +13,19 @@ import distributed_training as training  # noqa: E402
 from worlds import World  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids="{} processes".format)
-def world(request):
-    with World(request.param) as world:
+@pytest.fixture(scope="module")
+def two():
+    with World(2) as world:
         yield world
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids="{} processes".format)
+def world(request, two):
+    if request.param == 2:
+        yield two
+    else:
+        with World(request.param) as world:
+            yield world
 
 
 def agrees(results, known):
@@ -30,20 +39,26 @@ def agrees(results, known):
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["sizes", "lazy"])
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"recompute": True}, {"unused": True}], ids=str)
-def test_data_parallel(world, lazy, options):
-    agrees(world.run(training.data_parallel, lazy, **options), training.alone(0, 1, lazy, unused="unused" in options))
+@pytest.mark.parametrize("way", ["data_parallel", "fully_sharded"])
+def test_plain(world, way, lazy):
+    agrees(world.run(getattr(training, way), lazy), training.alone(0, 1, lazy))
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["sizes", "lazy"])
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"recompute": True}], ids=str)
-def test_fully_shard(world, lazy, options):
-    agrees(world.run(training.fully_sharded, lazy, **options), training.alone(0, 1, lazy))
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"recompute": True}, {"unused": True}], ids=str)
+def test_data_parallel(two, lazy, options):
+    agrees(two.run(training.data_parallel, lazy, **options), training.alone(0, 1, lazy, unused="unused" in options))
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["sizes", "lazy"])
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"recompute": True}], ids=str)
+def test_fully_shard(two, lazy, options):
+    agrees(two.run(training.fully_sharded, lazy, **options), training.alone(0, 1, lazy))
 
 
 @pytest.mark.parametrize("by", ["ddp", "fsdp"])
-def test_checkpoints_of_many_for_many(world, tmp_path, by):
-    agrees(world.run(training.saved_and_loaded, str(tmp_path / "saved"), by), training.alone(0, 1))
+def test_checkpoints_of_many_for_many(two, tmp_path, by):
+    agrees(two.run(training.saved_and_loaded, str(tmp_path / "saved"), by), training.alone(0, 1))
 
 
 def test_saved_by_one_and_loaded_by_many(world, tmp_path):

@@ -26,6 +26,10 @@ package, module = types.ModuleType("d2l"), real_d2l.load("1.0.3")
 package.torch = module
 sys.modules.update({"d2l": package, "d2l.torch": module})
 """,
+    "docs/scale-out.md": """
+import os
+os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+""",
     "SECURITY.md": """
 import numpy as np, mha_c, torch
 layer = mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.1)
@@ -48,7 +52,7 @@ def blocks(path):
 def needed(path):
     """Skips where a page needs more than there is."""
     code = "".join(text for language, text in blocks(path) if language == "python") + GIVEN.get(label(path), "")
-    for name in ("torch", "matplotlib"):
+    for name in ("torch", "matplotlib", "dask"):
         if name in code or (name == "matplotlib" and "show_heatmaps" in code):
             needs.module(name)
     if "real_d2l" in code:
@@ -132,6 +136,8 @@ def test_examples_of_docstrings(name):
         needs.module("torch")
     if ".viz" in name:
         needs.module("matplotlib")
+    if name == "mha_c.dask":
+        needs.module("dask.array")
     with mha_c.set_num_threads(mha_c.get_num_threads()):
         found = doctest.testmod(importlib.import_module(name))
     assert found.attempted and not found.failed
