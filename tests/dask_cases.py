@@ -6,6 +6,10 @@ from pathlib import Path
 import mha_c
 
 
+def set_threads(n):
+    mha_c.set_num_threads(n)
+
+
 def write_notes(file):
     os.environ["MHA_C_NOTES"] = file
 

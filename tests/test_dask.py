@@ -161,6 +161,7 @@ def test_mha_c_does_not_import_dask():
 def test_two_processes(client, rng):
     arrays, lazy = operands(rng, chunks=1)
     layer, lens = layers()["multi-head"], np.arange(BATCH) % KEYS + 1
+    client.run(dask_cases.set_threads, 3)
     out = mha_c.dask.apply(layer, *lazy, lens)
     same(out.compute(), layer(*arrays, lens))
     threads = client.run(mha_c.get_num_threads)
