@@ -165,3 +165,14 @@ def test_additive_attention_inside_multi_head():
     expected = layer.W_o(layer.transpose_output(layer.attention(q, k, v, lens)))
     torch.testing.assert_close(layer(*tensors, torch.tensor([3, 2])), expected)
     assert layer.attention_weights.shape == (2, 5, 4, 6)
+
+
+def test_a_profiler_finds_the_calls():
+    layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
+    with torch.profiler.profile() as profile:
+        with torch.no_grad():
+            plain = layer(*tensors)
+        layer(*tensors).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"mha_c::layer_forward", "LayerFunction", "LayerFunctionBackward"} <= names
+    assert torch.equal(plain, layer(*tensors))

@@ -270,6 +270,28 @@ def _(layer, x, lens):
     return [exported(2 * x, x, x, None)]
 
 
+@feature("`FlopCounterMode`")
+def _(layer, x, lens):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        layer(x, x, x, None).sum().backward()
+    return [counter.get_total_flops()]
+
+
+@feature("`torch.fx.symbolic_trace` of a model around it")
+def _(layer, x, lens):
+    class Call(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, q, k, v, lens):
+            return self.layer(q, k, v, lens)
+
+    return [torch.fx.symbolic_trace(Call())(x, 2 * x, x, lens)]
+
+
 @feature("device `meta`")
 def _(layer, x, lens):
     layer, x = copy.deepcopy(layer).to("meta"), x.detach().to("meta")

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler as _profiler
 
 from . import mathematics, ops
 from ._tensors import (
@@ -50,11 +51,19 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
         )
         saved, lens = keep
         return out, saved, WeightsSource.of(lens, num_heads, empty_rows, queries, keys, parameters)
+    if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
+        with _profiler.record_function("mha_c::layer_forward"):
+            return _without_gradient(inputs, parameters, options, seed, packed)
+    return _without_gradient(inputs, parameters, options, seed, packed)
+
+
+def _without_gradient(
+    inputs: Any, parameters: Nine, options: Options, seed: int, packed: Any
+) -> tuple[Tensor, Any, Any]:
+    valid_lens, num_heads, empty_rows, dropout = options
     follow_threads()
     projections = projections_of(parameters) if packed is None else packed.projections(parameters)
-    out, saved = layer_forward(
-        queries, keys, values, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed
-    )
+    out, saved = layer_forward(*inputs, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed)
     return out, saved, None
 
 

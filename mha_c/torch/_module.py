@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .. import _arguments
 from .._arrays import to_lengths
@@ -74,6 +75,12 @@ def is_changed(own: dict[str, Any]) -> bool:
         or own["_backward_pre_hooks"]
         or "forward" in own
     )
+
+
+def leaf_of_a_graph(tracer: Any, module: nn.Module, inputs: Any, options: Any) -> Any:
+    """One node that calls the module, whose `forward` torch.fx wants to trace."""
+    given = {name: value for name, value in options.items() if value is not None}
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, given)
 
 
 class StateShapeError(ShapeError, RuntimeError):
@@ -151,6 +158,9 @@ class AttentionModule(nn.Module):
         elsewhere = is_compiling() or _tracing() is not None or beyond_core()
         parts = None if elsewhere else standard_parts(self)
         if parts is None or type(queries) not in _PLAIN or type(keys) not in _PLAIN or type(values) not in _PLAIN:
+            if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
+                node = queries.tracer, self, (queries, keys, values, valid_lens), {"training": training}
+                return leaf_of_a_graph(*node)
             return self._slowly(queries, keys, values, valid_lens, training)
         parameters, shown, dropout = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is torch.int64):
