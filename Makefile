@@ -66,6 +66,11 @@ bench-distributed: $(STAMPS)/installed $(STAMPS)/test-tools
 	$(BIN)/python benchmarks/distributed.py --json build/distributed.json $(ARGS)
 	$(BIN)/python benchmarks/scale_out.py build/distributed.json docs/scale-out.svg
 
+# The same inner loops on processors that are not at hand, by llvm-mca's models: cycles, registers spilled.
+.PHONY: model
+model:
+	$(PYTHON) tools/machine_model.py $(ARGS)
+
 lint: $(STAMPS)/lint-tools
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_style.py

@@ -26,9 +26,9 @@ typedef float32x4_t vf;
 typedef uint32x4_t vf_mask;
 #endif
 
-/* 8 x 2 sums leave 16 of 32 registers for panels and broadcasts. */
-#define VF_TILE_ROWS 8
-#define VF_TILE_VECTORS 2
+/* 4 x 4 sums: 2 multiply-adds a load, which the two load units of Apple's cores ask for; 6 x 4 would spill. */
+#define VF_TILE_ROWS 4
+#define VF_TILE_VECTORS 4
 #define VF_ACCUMULATORS 16
 
 #define VF_FUSED 1
@@ -74,6 +74,9 @@ vf_first_lanes(size_t n)
 MHA_INLINE vf
 vf_load_first(const real *p, size_t n)
 {
+    if (n >= VF_LANES) {
+        return vf_load(p);
+    }
     real lanes[VF_LANES] = {0};
     for (size_t i = 0; i < n && i < VF_LANES; i++) {
         lanes[i] = p[i];
@@ -84,6 +87,10 @@ vf_load_first(const real *p, size_t n)
 MHA_INLINE void
 vf_store_first(real *p, vf v, size_t n)
 {
+    if (n >= VF_LANES) {
+        vf_store(p, v);
+        return;
+    }
     real lanes[VF_LANES];
     vf_store(lanes, v);
     for (size_t i = 0; i < n && i < VF_LANES; i++) {
