@@ -53,9 +53,9 @@ def ring_traffic(rank, n, arrays, grad, layout, options):
     send, forward, backward = dist.isend, _ring.attention_forward, _ring.attention_backward
     way = 0
 
-    def counted_send(flat, **named):
+    def counted_send(flat, *args, **named):
         sent[way] += flat.numel()
-        return send(flat, **named)
+        return send(flat, *args, **named)
 
     def counted(function):
         def call(*args):

@@ -65,7 +65,7 @@ def talking(ranks: Ranks, caller: str, peer: Optional[int] = None) -> Iterator[N
     """Around what waits for others: its errors name who, and end the use of the group."""
     try:
         yield
-    except (RuntimeError, dist.DistError) as error:
+    except RuntimeError as error:
         whom = "the other ranks" if peer is None else f"rank {peer}"
         _broken[ranks.group] = f"rank {ranks.rank} lost {whom} in an earlier call of {caller}"
         raise RuntimeError(

@@ -115,16 +115,17 @@ class Post:
         self._ranks, self._name = ranks, name
 
     def send(self, cargo: Cargo, peer: int, tag: int) -> list[Any]:
-        return self._start(dist.isend, cargo, peer, tag, "group_dst")
+        return self._start(dist.isend, cargo, peer, tag)
 
     def receive(self, cargo: Cargo, peer: int, tag: int) -> list[Any]:
-        return self._start(dist.irecv, cargo, peer, tag, "group_src")
+        return self._start(dist.irecv, cargo, peer, tag)
 
-    def _start(self, function: Any, cargo: Cargo, peer: int, tag: int, where: str) -> list[Any]:
+    def _start(self, function: Any, cargo: Cargo, peer: int, tag: int) -> list[Any]:
         if not cargo.flat.numel():
             return []
         with talking(self._ranks, self._name, peer):
-            return [(function(cargo.flat, group=self._ranks.group, tag=tag, **{where: peer}), peer)]
+            number = dist.get_global_rank(self._ranks.group, peer)
+            return [(function(cargo.flat, number, group=self._ranks.group, tag=tag), peer)]
 
     def wait(self, works: list[Any]) -> None:
         for work, peer in works:

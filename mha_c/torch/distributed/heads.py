@@ -278,7 +278,7 @@ def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any
             weight = state[f"{prefix}{role}.weight"]
             bias = weight.new_empty(weight.shape[0]) if bias is None else bias.detach().clone()
             with talking(ranks, _CALLER):
-                dist.broadcast(bias, group=ranks.group, group_src=0)
+                dist.broadcast(bias, dist.get_global_rank(ranks.group, 0), group=ranks.group)
             state[f"{prefix}{role}.bias"] = bias
         elif bias is not None:
             state[f"{prefix}{role}.bias"] = _gathered(ranks, bias, 0)
