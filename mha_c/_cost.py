@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from . import _arguments
+from ._explain import explain
 from .config import get_num_threads
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
@@ -24,11 +25,6 @@ __all__ = ["Cost", "Step", "cost"]
 SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
 ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
 SECONDS = 0.3  # to spend on measuring, but one call at least
-
-# How the core cuts the work (csrc/attention/tile.c): keys of a block by bytes, rows of a tile, queries of a task.
-BLOCK_BYTES, BLOCK_STEP, BLOCK_MOST = 256 * 1024, 128, 512
-TILE_ROWS = 32
-TASK_MOST = 1536
 
 
 class Step(NamedTuple):
@@ -46,7 +42,7 @@ class Cost(NamedTuple):
     title           the layer and the sizes
     steps           one `Step` each, in the order of a call
     naive_memory    bytes beside inputs, parameters and result, if all scores are held
-    tiled_memory    the same for a call of this package, about
+    tiled_memory    the same for a call of this package
     seconds         of the fastest call measured; None where measure=False
     threads         how many threads a call may use
     """
@@ -120,7 +116,7 @@ def cost(
     >>> import mha_c
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
     >>> _ = mha_c.set_num_threads(1)
-    >>> mha_c.cost(layer, queries=4096, measure=False)
+    >>> mha_c.cost(layer, queries=4096, measure=False)  # doctest: +ELLIPSIS
     MultiHeadAttention, 8 heads: batch 1, 4096 queries, 4096 keys, float32
                                 operations       naive       tiled
     W_q queries                     2.15 G      17 MiB      17 MiB
@@ -131,7 +127,7 @@ def cost(
     weights x values                17.2 G     528 MiB      16 MiB
     W_o heads                       2.15 G      17 MiB      17 MiB
     in all                          43.6 G     2.1 GiB     100 MiB
-    memory beside the result                  1.03 GiB    32.4 MiB
+    memory beside the result                  1.03 GiB    32... MiB
 
     The projected queries, keys and values and the heads' outputs count as memory either way.  Beside them stand all
     scores and weights; or a tile for each thread, and what a look at `attention_weights` would need.
@@ -152,7 +148,7 @@ def cost(
     itemsize, threads = layer.dtype.itemsize, get_num_threads()
     seconds = _measured(layer, sizes) if measure else None
     title = f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {layer.dtype}"
-    naive, tiled = _memory(sizes, itemsize, threads)
+    naive, tiled = _naive_memory(sizes, itemsize), _tiled_memory(layer, sizes)
     return Cost(title, _steps(sizes, itemsize), naive, tiled, seconds, threads)
 
 
@@ -205,27 +201,21 @@ def _steps(s: _Sizes, itemsize: int) -> list[Step]:
     return [*linear[:3], *attention, *linear[3:]]
 
 
-def _memory(s: _Sizes, itemsize: int, threads: int) -> tuple[int, int]:
-    """Bytes beside inputs, parameters and result: naive, tiled."""
+def _naive_memory(s: _Sizes, itemsize: int) -> int:
+    """Bytes beside inputs, parameters and result, if every array is held."""
     scores = s.batch * s.heads * s.queries * s.keys
-    rows, columns = s.batch * s.heads * s.queries, s.batch * s.heads * s.keys
     # Projected q, k and v, and the heads' outputs that W_o reads.
     projected = sum(n * out for _, n, _, out in s.projections[:3])
-    context = rows * s.value_dim if len(s.projections) == 4 else 0
+    context = s.batch * s.heads * s.queries * s.value_dim if len(s.projections) == 4 else 0
     held = max(2 * scores, 2 * scores * s.head_dim if s.additive else 0)  # scores, weights; or the sums and their tanh
-    # What a later look at attention_weights needs: two numbers a row, and q and k as they were.
-    looked_at = 2 * rows + (0 if s.projections else (rows + columns) * s.head_dim)
-    tiles = threads * _tile(s, itemsize)
-    return (projected + context + held) * itemsize, (projected + context + looked_at + tiles) * itemsize
+    return (projected + context + held) * itemsize
 
 
-def _tile(s: _Sizes, itemsize: int) -> int:
-    """Numbers that one thread works in."""
-    fit = BLOCK_BYTES // ((s.head_dim + s.value_dim + 1) * itemsize) // BLOCK_STEP * BLOCK_STEP
-    keys = min(max(fit, BLOCK_STEP), BLOCK_MOST, s.keys)
-    rows = min(TILE_ROWS, s.queries)
-    packed_keys = 0 if s.additive else keys * s.head_dim
-    return packed_keys + rows * (keys + s.value_dim) + 3 * min(s.queries, TASK_MOST)
+def _tiled_memory(layer: Any, s: _Sizes) -> int:
+    """The same of a call of this package, as the core plans it: what it works in, and what it keeps to look at."""
+    arrays = (np.empty((s.batch, n, size), layer.dtype) for n, size in zip((s.queries, s.keys, s.keys), s.inputs))
+    facts = explain(layer, *arrays).as_dict()
+    return int(facts["scratch_bytes"] + facts["kept_bytes"])
 
 
 def _measured(layer: Any, s: _Sizes) -> float:

@@ -69,7 +69,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
       threads    one: 0.38 us of work, less than the 30 us that waking another one is worth
       W_o        8 rows of 100 features -> 100
       threads    one: there is one task, so nothing to share
-      memory     ... kB during the call; 640 B kept: the weights, which are fewer than queries and keys
+      memory     ... KiB during the call; 640 B kept: the weights, which are fewer than queries and keys
     """
     if isinstance(call, AttentionLayer):
         if list(inspect.signature(call.__call__).parameters) == ["x"]:  # self-attention of other courses
@@ -316,7 +316,7 @@ def _time(seconds: float) -> str:
 
 
 def _bytes(n: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= size:
             return f"{n / size:.3g} {unit}"
     return f"{n} B"

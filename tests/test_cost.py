@@ -117,3 +117,17 @@ def test_bad_calls():
 def test_the_example():
     found = doctest.testmod(_cost)
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("draw", range(12))
+def test_memory_is_what_the_core_plans(draw):
+    """cost and explain read one plan: drawn sizes, every kind of layer."""
+    rng = np.random.default_rng(draw)
+    batch, queries, keys = (int(rng.integers(1, most)) for most in (5, 700, 2000))
+    mha_c.set_num_threads(int(rng.integers(1, 4)))
+    layer = [mha_c.MultiHeadAttention(48, 3, 0), mha_c.AdditiveAttention(24, 0), mha_c.DotProductAttention(0)][draw % 3]
+    size = {0: 48, 1: 24, 2: 64}[draw % 3]
+    x, y = np.zeros((batch, queries, size), np.float32), np.zeros((batch, keys, size), np.float32)
+    facts = mha_c.explain(layer, x, y, y).as_dict()
+    found = mha_c.cost(layer, queries, keys, batch=batch, features=size, measure=False)
+    assert found.tiled_memory == facts["scratch_bytes"] + facts["kept_bytes"]
