@@ -116,7 +116,8 @@ class Compiler:
     def link(self, objects, interface):
         module = self.folder / interface.abi / interface.module(self.platform)
         libraries = [self.import_library(interface)] if self.platform.system == "windows" else []
-        self.zig("-s", *objects, *libraries, *LINK[self.platform.system], "-o", module)
+        name = [f"-Wl,-install_name,@rpath/{module.name}"] if self.platform.system == "macos" else []  # else its path
+        self.zig("-s", *objects, *libraries, *LINK[self.platform.system], *name, "-o", module)
         return module
 
     def import_library(self, interface):

@@ -3,7 +3,7 @@
     python tools/wheels/c_programs.py windows | musl | browser [program ...]
 
 windows: under wine, with Windows threads.  musl: static programs of that C library.  browser: WebAssembly in node,
-without threads, with and without SIMD128.  A program whose head says ` * POSIX only: why` is left out.
+without threads, scalar kernels.  A program whose head says ` * POSIX only: why` is left out.
 """
 
 import os
@@ -18,11 +18,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-std=c11 -O2 -g0 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra".split()
 ZIG = [sys.executable, "-m", "ziglang", "cc", "-target"]
-EMCC = ["emcc", "-DMHA_NO_THREADS", "-sALLOW_MEMORY_GROWTH=1", "-sSTACK_SIZE=1048576"]
+EMCC = ["emcc", "-DMHA_NO_THREADS", "-sALLOW_MEMORY_GROWTH=1"]
 SYSTEMS = {  # compiler, words for the link, runner, suffix
     "windows": ([*ZIG, "x86_64-windows-gnu"], ["-lapi-ms-win-core-synch-l1-2-0"], ["wine"], ".exe"),
     "musl": ([*ZIG, "x86_64-linux-musl", "-pthread"], ["-static", "-lm"], [], ""),
-    "browser": (EMCC, ["-sINITIAL_MEMORY=268435456"], ["node"], ".js"),
+    "browser": (EMCC, ["-O1", "-sSINGLE_FILE=1", "-sINITIAL_MEMORY=268435456"], ["node"], ".js"),
 }
 
 
