@@ -75,7 +75,7 @@ unsigned mha_threads_available(void);
 
 typedef enum { MHA_F32, MHA_F64 } mha_dtype;
 
-/* A read-only (B, H, rows, columns) operand: element (b, h, r, c) is data[b*batch_stride + h*head_stride + r*row_stride + c]. */
+/* A read-only (B, H, rows, columns) operand: (b, h, r, c) is at b*batch_stride + h*head_stride + r*row_stride + c. */
 typedef struct {
     const void *data;
     ptrdiff_t batch_stride, head_stride, row_stride;

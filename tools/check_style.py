@@ -3,7 +3,8 @@
     python tools/check_style.py
 
 Limits (CONTRIBUTING.md says why): 500 lines a file, 140 for setup.py and README.md; 60 lines a function, 120 for
-one of C whose comment or first line says `long: <reason>`.  Lines are ruff's and clang-format's matter.
+one of C whose comment or first line says `long: <reason>`.  A line of csrc has at most 120 characters;
+those of Python are ruff's matter.
 """
 
 import ast
@@ -65,6 +66,9 @@ def breaches(path):
             most = 120 if long else 60
             if end - start + 1 > most:
                 yield f"{name}:{start}: {function} has {end - start + 1} lines, at most {most}"
+    if name.startswith("csrc/") and path.suffix != ".md":
+        yield from (f"{name}:{i}: {len(line)} characters, at most 120" for i, line in enumerate(lines, 1)
+                    if len(line) > 120)  # fmt: skip
 
 
 def main():

@@ -1,6 +1,6 @@
 /*
- * backward_heads.c: the gradients of what each head has of its own: its table of relative biases, dS summed by distance,
- * and its sink, whose share of a row's weight takes from all others.
+ * backward_heads.c: the gradients of what each head has of its own: its table of relative biases, dS summed by
+ * distance, and its sink, whose share of a row's weight takes from all others.
  *
  * A task is one head, of all items: whoever adds to a number is in it, in a fixed order.  Sums are double.  The table
  * costs a second computation of dS, paid only by those who ask for this gradient.

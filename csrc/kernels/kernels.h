@@ -139,7 +139,7 @@ typedef struct {
     /* Rows of cols numbers into rows dst_row apart; whole vectors are written, 0 behind the last number. */ \
     X(void, copy_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
-    /* The same for b in rows: column j dense from b + j*b_row on, where depth is cut by depth_block alone (phase 0, part 0). */ \
+    /* The same for b in rows: column j dense from b + j*b_row on; depth cut by depth_block alone (phase, part 0). */ \
     X(void, product_rows, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
     /* scores outside [first, last) of the row become -inf. */ \

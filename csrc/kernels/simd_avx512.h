@@ -278,7 +278,8 @@ MHA_INLINE void
 vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
 {
     const size_t step = VF_LANES / 4;
-    const real *rows[4] = {p, p + (ptrdiff_t)step * row, p + (ptrdiff_t)(2 * step) * row, p + (ptrdiff_t)(3 * step) * row};
+    const ptrdiff_t quarter = (ptrdiff_t)step * row;
+    const real *rows[4] = {p, p + quarter, p + 2 * quarter, p + 3 * quarter};
 
     MHA_UNROLL
     for (size_t i = 0; i < step; i++) { /* four rows at a time, so that few addresses are needed */

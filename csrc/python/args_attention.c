@@ -249,8 +249,8 @@ take_relative_bias(PyObject *module, PyObject *value, mha_py_attention *attentio
         return -1;
     }
     if (table->shape[0] != heads || table->shape[1] % 2 == 0) {
-        return mha_py_shape_error(module, "relative_bias must have shape (H, 2R + 1) with H = %zd, got (%zd, %zd)", heads,
-                                  (Py_ssize_t)table->shape[0], (Py_ssize_t)table->shape[1]);
+        return mha_py_shape_error(module, "relative_bias must have shape (H, 2R + 1) with H = %zd, got (%zd, %zd)",
+                                  heads, (Py_ssize_t)table->shape[0], (Py_ssize_t)table->shape[1]);
     }
     attention->args.relative_bias = table->data;
     attention->args.relative_reach = (size_t)table->shape[1] / 2;
