@@ -20,8 +20,6 @@ import tomllib
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "wheels"
 PINNED = json.loads((HERE / "inputs.json").read_text())
-# The pool forgets a version when Debian moves on; the snapshots keep every file under its hash.
-DEBIAN = ["http://deb.debian.org/debian/pool/main/p/{package}/{file}", "https://snapshot.debian.org/file/{sha1}"]
 # What a module without the global lock calls beside the stable ABI, by way of Py_DECREF.
 FREE_THREADED_FUNCTIONS = ["_Py_DecRefShared", "_Py_MergeZeroLocalRefcount"]
 
@@ -36,14 +34,21 @@ def pinned_file(path, sha256):
     return True
 
 
+def debian_mirrors():
+    """Where this machine's own apt finds Debian's packages."""
+    command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return sorted(uri.rstrip("/") for uri in set(found) if "security" not in uri)
+
+
 def cpython_source(version):
     """The folder with Include, PC, Misc of that version's source."""
     pinned = PINNED["cpython"][version]
     archive = CACHE / pinned["file"]
     if not pinned_file(archive, pinned["sha256"]):
         CACHE.mkdir(parents=True, exist_ok=True)
-        for place in DEBIAN:
-            url = place.format(package=f"python{version}", **pinned)
+        for mirror in debian_mirrors():
+            url = f"{mirror}/pool/main/p/python{version}/{pinned['file']}"
             try:
                 with urllib.request.urlopen(url, timeout=60) as answer:
                     archive.write_bytes(answer.read())
@@ -51,6 +56,7 @@ def cpython_source(version):
             except (urllib.error.URLError, TimeoutError) as error:
                 print(f"{url}: {error}", file=sys.stderr)
         if not pinned_file(archive, pinned["sha256"]):
+            # The pool forgets a version when Debian moves on.
             raise SystemExit(f"{pinned['file']} is nowhere to be had: put another version into inputs.json")
     target = CACHE / f"cpython-{pinned['sha256'][:12]}"
     if not target.exists():

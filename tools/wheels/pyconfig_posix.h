@@ -3,8 +3,7 @@
  *
  * What configure would measure there, the compiler for that system tells: its own macros where it has them, and numbers
  * that csrc/python/sizes.c asserts where it has not.  Beyond sizes, CPython's public headers ask for these few words
- * only.  tools/wheels/check.py compiles the binding with the building Python's own header as well: the objects are
- * equal to the byte.
+ * only.
  */
 #ifndef Py_PYCONFIG_H
 #define Py_PYCONFIG_H

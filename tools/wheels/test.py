@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import c_programs
+from inputs import debian_mirrors
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK, DIST = ROOT / "build" / "test-wheels", ROOT / "dist"
@@ -93,7 +94,7 @@ def arm64_python():
         for folder in ("state/lists/partial", "cache/archives/partial", "root.part"):
             (base / folder).mkdir(parents=True, exist_ok=True)
         (base / "state" / "status").write_text("")
-        (base / "sources.list").write_text("deb http://deb.debian.org/debian bookworm main\n")
+        (base / "sources.list").write_text(f"deb {debian_mirrors()[0]} bookworm main\n")
         (base / "apt.conf").write_text(DEBIAN_ARM64.format(base))
         settings = {"APT_CONFIG": str(base / "apt.conf")}
         run("apt-get", "update", "-qq", **settings)
