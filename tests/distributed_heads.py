@@ -191,6 +191,28 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
     return number(out), number(mine.grad), {name: number(g) for name, g in grads.items()}, text
 
 
+def hooked_sequence(rank, n):
+    """What calls say whose inner modules are hooked or replaced: they would not be called."""
+    module = mha_c.torch.MultiHeadAttention(HIDDEN, HIDDEN, HIDDEN, HIDDEN, HEADS, 0.0, sequence_group=dist.group.WORLD)
+    x, texts = torch.ones(1, 2, HIDDEN), []
+
+    def call():
+        try:
+            texts.append(str(module(x, x, x).shape))
+        except TypeError as error:
+            texts.append(str(error))
+
+    for child, register in ((module.attention.dropout, "register_forward_hook"),
+                            (module.attention, "register_forward_pre_hook")):  # fmt: skip
+        handle = getattr(child, register)(print)
+        call()
+        handle.remove()
+        call()
+    module.attention.dropout.forward = torch.relu
+    call()
+    return texts
+
+
 def sequence_alone(layout, dropout=0.0, lens=None, empty_rows="uniform"):
     torch.manual_seed(0)
     module = mha_c.torch.MultiHeadAttention(HIDDEN, HEADS, dropout, bias=True, empty_rows=empty_rows).double()

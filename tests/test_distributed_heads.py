@@ -94,6 +94,14 @@ def test_refusals(world):
 CAUSAL = torch.arange(1, 20).repeat(2, 1)
 
 
+def test_sequence_group_refuses_modules_that_it_would_not_call(world):
+    for texts in world.run(cases.hooked_sequence):
+        assert "attention.dropout is a Dropout that is replaced or hooked" in texts[0]
+        assert "attention is a DotProductAttention that is replaced or hooked" in texts[2]
+        assert texts[1].startswith("torch.Size") and texts[3].startswith("torch.Size")
+        assert "attention.dropout is a Dropout that is replaced or hooked" in texts[4]
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
 @pytest.mark.parametrize(
     "options",

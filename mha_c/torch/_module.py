@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _tracing = _tensors._tracing
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-_GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
+GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
 _Linear, _Dropout = nn.Linear, nn.Dropout
 FORWARD: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in (_Linear, _Dropout)]  # as they were when made
 
@@ -39,7 +39,7 @@ FORWARD: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in (_Linear, _Dr
 def standard_parts(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
     """The parameters, the state of the module that shows the weights, and the dropout: None where not all children are
     what d2l's constructor makes, so that one call cannot stand for calling each of them."""
-    before, after, backward_before, backward_after = _GLOBAL_HOOKS
+    before, after, backward_before, backward_after = GLOBAL_HOOKS
     if before or after or backward_before or backward_after or module._sequence or not module._has_own_methods():
         return None
     inner: Any = module._inner()

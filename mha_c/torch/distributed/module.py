@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import _arguments
+from .._module import GLOBAL_HOOKS, is_changed
 from ._group import ranks_of
 from ._sequence import LAYOUTS
 from .attention import ring_attention
@@ -25,11 +26,14 @@ class SequenceGroup:
     def attend(self, module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, p: float) -> Tensor:
         """This rank's rows of the layer's output; inputs are its pieces, valid_lens those of the whole sequence."""
         inner = module.attention
-        if type(inner.dropout) is not nn.Dropout:
-            raise TypeError(
-                f"attention.dropout is a {type(inner.dropout).__name__}: with sequence_group the weights, which it "
-                "would be called with, never exist in one place; only torch.nn.Dropout can be served"
-            )
+        for name, child, kind in (
+            ("attention", inner, module._inner_type), ("attention.dropout", inner.dropout, nn.Dropout)
+        ):  # fmt: skip
+            if any(GLOBAL_HOOKS) or type(child) is not kind or is_changed(child.__dict__):
+                raise TypeError(
+                    f"{name} is a {type(child).__name__} that is replaced or hooked: with sequence_group it is never "
+                    f"called, for no rank has all the weights; only a plain {kind.__name__} can be served"
+                )
         q, k, v = (
             linear(x).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
             for linear, x in ((module.W_q, queries), (module.W_k, keys), (module.W_v, values))
