@@ -58,8 +58,14 @@ static call
 call_of(size_t rows)
 {
     const ptrdiff_t all = (ptrdiff_t)(rows * D);
-    call c = {rows, malloc(rows * D * sizeof(float)), malloc(rows * D * sizeof(float)), malloc(rows * sizeof(float)),
-              malloc(rows * sizeof(float)), malloc(3 * rows * D * sizeof(float)), {0}, {{0}, {0}, {0}, {0}, {0}, NULL, {0}}};
+    call c = {
+        .rows = rows,
+        .x = malloc(rows * D * sizeof(float)),
+        .out = malloc(rows * D * sizeof(float)),
+        .max = malloc(rows * sizeof(float)),
+        .sum = malloc(rows * sizeof(float)),
+        .grads = malloc(3 * rows * D * sizeof(float)),
+    };
 
     for (size_t i = 0; i < rows * D; i++) {
         c.x[i] = (float)(i * 7919 % 1009) / 1009.0f - 0.5f;
