@@ -51,7 +51,7 @@ scaling: $(STAMPS)/installed
 	$(BIN)/python benchmarks/scaling.py
 
 chart: $(STAMPS)/test-tools
-	$(BIN)/python benchmarks/chart.py build/bench.json build/training.json docs/benchmark.svg README.md
+	$(BIN)/python benchmarks/chart.py build/bench.json build/training.json
 
 # The kernels alone, in plain C: no Python is involved.
 bench-core:

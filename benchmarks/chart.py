@@ -1,8 +1,10 @@
-"""The README's chart and its tables, from the JSON files of bench.py and training.py.
+"""The README's tables and one chart for each maker of processors, from the JSON files of bench.py and training.py.
 
-    python benchmarks/chart.py build/bench.json build/training.json docs/benchmark.svg README.md
+    python benchmarks/chart.py build/bench.json build/training.json
 
-The tables replace what stands between the two `measured` comments of the README.
+What was measured on a maker's processor stays in measured/<maker>.json and docs/benchmark-<maker>.svg until it is
+measured there again; the tables, which replace what stands between the two `measured` comments of the README, show all
+makers side by side, for one maker's figures do not stand for another's.
 """
 
 import json
@@ -12,6 +14,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
+ROOT = Path(__file__).resolve().parents[1]
+MEASURED = ROOT / "benchmarks" / "measured"
+MAKERS = "AMD", "Intel", "ARM"
 COLOURS = {"M": "#1b6ca8", "A": "#c8553d", "S": "#588157"}
 LEGEND = {
     "M": "MultiHeadAttention, over the faster d2l",
@@ -24,25 +29,48 @@ IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "M12", "A2", "A3", "S512d64c", 
 IN_TRAINING = ("M1", "M5", "M7", "M14", "A2", "A3", "S128", "S128p")
 
 
-def rows(results, cases, heading):
-    yield f"| {heading} | shape | mha_c | d2l or torch SDPA | times faster |"
-    yield "|---|---|---:|---:|---:|"
-    for result in results:
-        if result["case"] in cases:
-            ours = result["times"]["mha_c"]["min_us"]
-            theirs = microseconds(ours * result["ratio_min"])
-            name = f"{result['case']} {result['where']}"
-            yield f"| {name} | {result['shape']} | {microseconds(ours)} | {theirs} | {result['ratio_min']:.1f} |"
+def maker_of(processor):
+    return next((maker for maker in MAKERS if maker.lower() in processor.lower()), "ARM")
+
+
+def summary(report, training):
+    """What the README shows of one run."""
+    machine = report["machine"]
+    said = ", ".join(machine[key] for key in ("processor", "isa", "system"))
+    versions = f"Python {machine['python']}, NumPy {machine['numpy']}, torch {machine['torch']}"
+    found = {"machine": f"{said}; {versions}"}
+    for name, cases, results in (("evaluation", IN_TABLE, report), ("training", IN_TRAINING, training)):
+        found[name] = {
+            result["case"]: {
+                "where": result["where"],
+                "shape": result["shape"],
+                "mha_c_us": result["times"]["mha_c"]["min_us"],
+                "times_faster": round(result["ratio_min"], 2),
+            }
+            for result in results["results"]
+            if result["case"] in cases
+        }
+    return found
+
+
+def rows(known, heading):
+    """A table with two columns for each maker: our time, and how many times faster it is."""
+    makers = [maker for maker in MAKERS if maker in known]
+    yield f"| {heading} | shape |" + "".join(f" {maker}: mha_c | times faster |" for maker in makers)
+    yield "|---|---|" + "---:|---:|" * len(makers)
+    cases = {case: facts for maker in makers for case, facts in known[maker][heading].items()}
+    for case, facts in cases.items():
+        cells = [known[maker][heading].get(case) for maker in makers]
+        shown = (f" {microseconds(x['mha_c_us'])} | {x['times_faster']:.1f} |" if x else " | |" for x in cells)
+        yield f"| {case} {facts['where']} | {facts['shape']} |" + "".join(shown)
     yield ""
 
 
-def tables(report, training):
-    machine = report["machine"]
-    yield from rows(report["results"], IN_TABLE, "evaluation")
-    yield from rows(training["results"], IN_TRAINING, "training")
-    yield f"{machine['processor']}, {machine['isa']}, {machine['system']}, one thread; Python {machine['python']},"
-    yield f"NumPy {machine['numpy']}, torch {machine['torch']}. `make bench` prints all cases,"
-    yield "`make chart` puts them here."
+def tables(known):
+    yield from rows(known, "evaluation")
+    yield from rows(known, "training")
+    yield from (f"{maker}: {known[maker]['machine']}.  " for maker in MAKERS if maker in known)
+    yield "`make bench` prints all cases, `make chart` puts them here."
 
 
 def put_into(readme, lines):
@@ -56,10 +84,16 @@ def microseconds(time):
     return f"{time:.1f} us" if time < 100 else f"{time:.0f} us" if time < 1e4 else f"{time / 1e3:.1f} ms"
 
 
-def main(source, training, target, readme):
+def main(source, training):
     report = json.loads(Path(source).read_text())
     results, machine = report["results"], report["machine"]
-    put_into(Path(readme), tables(report, json.loads(Path(training).read_text())))
+    maker = maker_of(machine["processor"])
+    found = summary(report, json.loads(Path(training).read_text()))
+    MEASURED.mkdir(exist_ok=True)
+    (MEASURED / f"{maker.lower()}.json").write_text(json.dumps(found, indent=1) + "\n")
+    files = {name: MEASURED / f"{name.lower()}.json" for name in MAKERS}
+    put_into(ROOT / "README.md", tables({n: json.loads(f.read_text()) for n, f in files.items() if f.exists()}))
+    target = ROOT / "docs" / f"benchmark-{maker.lower()}.svg"
     matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 8})
     figure = Figure(figsize=(7, 0.19 * len(results) + 1), layout="constrained")
     axes = figure.add_subplot()
@@ -85,7 +119,6 @@ def main(source, training, target, readme):
     )
     figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, metadata={"Date": None})
 
 
