@@ -41,7 +41,7 @@ def layers():
 @pytest.fixture(scope="module")
 def client():
     """Two worker processes of one thread each, which find the modules of tests/."""
-    path = os.pathsep.join(sys.path)
+    path = os.pathsep.join([os.path.dirname(dask_cases.__file__), os.path.dirname(os.path.dirname(mha_c.__file__))])
     settings = {"distributed.admin.large-graph-warning-threshold": "1GB", "distributed.worker.memory.pause": False}
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = path
@@ -49,7 +49,7 @@ def client():
         with (
             dask.config.set(settings),
             distributed.LocalCluster(
-                n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+                n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1"
             ) as cluster,
             distributed.Client(cluster) as client,
         ):
@@ -189,7 +189,7 @@ def test_a_worker_is_killed_in_the_middle(client, rng):
     layer = layers()["multi-head"]
     out = mha_c.dask.apply(layer, *lazy).persist()
     futures = distributed.futures_of(out)
-    distributed.wait(futures[0])
+    distributed.wait(futures[0], timeout=60)
     (address, *_) = next(iter(client.who_has([futures[0]]).values()))
     os.kill(client.run(os.getpid)[address], signal.SIGKILL)  # what it held is lost, and computed again
     same(out.compute(), layer(*arrays))

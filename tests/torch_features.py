@@ -13,9 +13,10 @@ import sys
 import warnings
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
+if __name__ == "__main__":  # behind what is installed: the working tree, built in place
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-import needs  # noqa: E402
+import needs
 
 torch = needs.module("torch")
 
