@@ -86,12 +86,6 @@ def test_forward(call, dtype, isa):
     lse, theirs = lse[there], wanted[2][there]
     assert (np.abs(lse - theirs) <= limit * np.maximum(1, np.abs(theirs) / 20)).all()
     np.testing.assert_array_equal(apply(arrays, lens, options), out)
-    window = options["window"] or (-1, -1)
-    masks = options.get("keep_mask"), options.get("bias"), options["causal"], *window
-    terms = options.get("relative_bias"), options.get("softcap", 0.0), options.get("sinks")
-    more = None, 0.0, 0, options["empty_rows"], False, False, True, False, None, terms  # scale ... reference ...
-    reference = _core.attention_forward(*arrays, lens, *masks, *more)
-    assert np.abs(reference[0] - wanted[0]).max(initial=0) < 5 * limit
 
 
 def loss_gradients(arrays, lens, options, grad_out):

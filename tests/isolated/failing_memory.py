@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+import mha_c
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import public_calls as p
@@ -106,7 +108,7 @@ def fail_each(name, call, count):
 
 
 def main():
-    assert shim.shim_watch(b"_core.cpython") == 1
+    assert shim.shim_watch(Path(mha_c._core.__file__).name.encode()) == 1
     gc.disable()
     for name, call in CALLS.items():
         for _ in range(20):

@@ -59,6 +59,20 @@ def read_weights(layer, *inputs):
     return layer.attention_weights, layer.attention_weights
 
 
+def decode():
+    layer = mha_c.MultiHeadAttention(8, 8, 8, 16, 4, 0.1, rng=0)
+    cache = layer.new_cache(2, 5)
+    for _ in range(2):
+        layer(Q[:, :2], Q[:, :2], Q[:, :2], [1, 2], cache=cache)
+        cache.reorder([1, 0])
+    return copy.deepcopy(cache), layer.attention_weights
+
+
+def decode_too_much():
+    cache = mha.new_cache(2, 3)
+    mha(Q, Q, Q, cache=cache)
+
+
 def assign():
     mha.W_q.weight = mha.W_q.weight * 1
     mha.W_q.bias = mha.W_q.bias + 0
@@ -114,6 +128,21 @@ GOOD = {
     "additive_attention": lambda: F.additive_attention(Q, K, V, W_V, W_Q, W_K, LENS, empty_rows="uniform"),
     "additive_attention_backward": lambda: F.additive_attention_backward(G, Q, K, V, W_V, W_Q, W_K, LENS2),
     "merge": lambda: F.merge(out_a, lse_a, out_a, lse_a),
+    "KernelAttention": lambda: read_weights(mha_c.KernelAttention("boxcar", 2.0), Q, K, V, LENS),
+    "KernelAttention, a function": lambda: mha_c.KernelAttention(lambda distance: 1 / (1 + distance))(Q, K, V),
+    "PositionalEncoding": lambda: mha_c.PositionalEncoding(8, 0.5, rng=0)(Q, start=[3, 4], training=True),
+    "KeyValueCache": decode,
+    "ProjectedKeyValues": lambda: mha(Q, mha.project(K, V, LENS)),
+    "rotary": lambda: F.rotary(Q4, np.arange(24), interleaved=True),
+    "rotary_backward": lambda: F.rotary_backward(Q, np.arange(48).reshape(2, 24)),
+    "alibi_slopes": lambda: F.alibi_slopes(6),
+    "t5_buckets": lambda: F.t5_buckets(np.arange(-40, 40)),
+    "dot_product_attention, terms": lambda: F.dot_product_attention(
+        Q4, K4, V4, softcap=3.0, relative_bias=BIAS[:4, :7], sinks=BIAS[0, :4], causal="bottom_right"
+    ),
+    "dot_product_attention_backward, terms": lambda: F.dot_product_attention_backward(
+        Q4[..., :6], Q4, K4, V4, softcap=3.0, relative_bias=BIAS[:4, :7], sinks=BIAS[0, :4]
+    ),
     "scaled_dot_product_attention": lambda: variants.scaled_dot_product_attention(Q, K, V),
     "MultiHeadedSelfAttention": lambda: (variants.MultiHeadedSelfAttention(8, 2), read_weights(self_attention, Q)),
     "SelfAttentionAISummer": lambda: (variants.SelfAttentionAISummer(8), summer(Q, np.tri(24) == 0)),
@@ -144,6 +173,15 @@ BAD = {
     "additive_attention": (lambda: F.additive_attention(Q, K, V, W_V[:2], W_Q, W_K), ValueError),
     "additive_attention_backward": (lambda: F.additive_attention_backward(G, Q, K, V, W_Q), ValueError),
     "merge": (lambda: F.merge(out_a, lse_a, out_a, lse_a[:1]), ValueError),
+    "KernelAttention": (lambda: mha_c.KernelAttention("boxcar")(Q, K[..., :3], V), ValueError),
+    "PositionalEncoding": (lambda: mha_c.PositionalEncoding(8, 0.5, 20)(Q), ValueError),
+    "KeyValueCache": (decode_too_much, ValueError),
+    "ProjectedKeyValues": (lambda: mha.project(K, V[:1]), ValueError),
+    "rotary": (lambda: F.rotary(Q[..., :7], np.arange(24)), ValueError),
+    "rotary_backward": (lambda: F.rotary_backward(Q, np.arange(23)), ValueError),
+    "alibi_slopes": (lambda: F.alibi_slopes(0), ValueError),
+    "t5_buckets": (lambda: F.t5_buckets(0.5), TypeError),
+    "dot_product_attention, terms": (lambda: F.dot_product_attention(Q4, K4, V4, relative_bias=BIAS), ValueError),
     "scaled_dot_product_attention": (lambda: variants.scaled_dot_product_attention(Q, K[..., :1], V), ValueError),
     "MultiHeadedSelfAttention": (lambda: variants.MultiHeadedSelfAttention(8, 3), ValueError),
     "SelfAttentionAISummer": (lambda: summer(Q, KEEP), ValueError),

@@ -166,7 +166,7 @@ class Stream:
         owner = (self._ranks.rank - self.direction * hop) % self._ranks.size
         return self._plan.cargo(owner, self.direction, hop)
 
-    def load(self, k: Tensor, v: Tensor) -> None:
+    def fill(self, k: Tensor, v: Tensor) -> None:
         """This rank's own parts, as round 0."""
         parts = self._plan.cargo(self._ranks.rank, self.direction, 1)
         own = Cargo(parts, self._shape, self._room.take(("own", self.direction, 0), Cargo.numbers(parts, self._shape)))
@@ -199,7 +199,7 @@ class Stream:
 def streams(call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post, room: Room) -> list[Stream]:
     found = [Stream(call, direction, shape, post, room) for direction in (FORWARD, BACKWARD)]
     for stream in found:
-        stream.load(k, v)
+        stream.fill(k, v)
     return found
 
 
