@@ -291,9 +291,12 @@ def test_a_signal_handler_may_call_during_a_call():
     """And what it calls is not broken off; nor is the call that it came in, unless it raises."""
     printed = python(
         """
-        handled = []
-        q = np.random.default_rng(0).standard_normal((1, 1, 4000, 64), dtype=np.float32)
-        first = F.dot_product_attention(q, q, q).tobytes()
+        handled, n, seconds = [], 1000, 0.0
+        while seconds < 0.25:  # so that the signal comes, and is asked for, during a call
+            n, start = 2 * n, time.perf_counter()
+            q = np.random.default_rng(0).standard_normal((1, 1, n, 64), dtype=np.float32)
+            first = F.dot_product_attention(q, q, q).tobytes()
+            seconds = time.perf_counter() - start
         signal.signal(signal.SIGALRM, lambda *_: handled.append(F.dot_product_attention(q, q, q).tobytes() == first))
         while not handled:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
