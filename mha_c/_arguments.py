@@ -30,6 +30,14 @@ def whole(value: Any, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def seed(value: Any) -> int:
+    """`rng` as a given seed: 64 bits without sign."""
+    number = whole(value, "rng", least=0)
+    if number >= 2**64:
+        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {number}")
+    return number
+
+
 def probability(value: Any, name: str = "dropout") -> float:
     """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):

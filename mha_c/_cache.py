@@ -149,7 +149,7 @@ class ProjectedKeyValues:
         if not same_weights(self._weights, weights):
             raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
-        if self._n_projected < self.shape[1] and longest(np.asarray(lens), self.shape[1]) > self._n_projected:
+        if self._n_projected < self.shape[1] and longest(lens, self.shape[1]) > self._n_projected:
             raise ValueError(f"valid_lens reaches beyond the {self._n_projected} keys that project was told of")
         return lens
 
@@ -175,27 +175,21 @@ def same_weights(first: Weights, second: Weights) -> bool:
 
 
 def longest(valid_lens: Array, n_keys: int) -> int:
-    """How many keys the longest length leaves, where the lengths make sense; the call itself checks them."""
-    if valid_lens.dtype.kind not in "iuf" or valid_lens.size == 0 or not np.isfinite(valid_lens).all():
-        return n_keys
-    return int(np.clip(np.ceil(valid_lens.max()), 0, n_keys))
+    """How many keys the longest of these int64 lengths leaves; all of them where there is no length."""
+    return int(np.clip(valid_lens.max(), 0, n_keys)) if valid_lens.size else n_keys
 
 
 def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Array:
     """(B,) int64: how many of the n new steps of each item count."""
     if valid_lens is None:
         return np.full(batch, n_steps, np.int64)
-    lens = np.asarray(to_lengths(valid_lens))
-    if lens.dtype.kind not in "iuf":
-        raise TypeError(f"valid_lens must hold integers or floats, got {lens.dtype}")
+    lens = to_lengths(valid_lens)
     if lens.shape != (batch,):
         raise ShapeError(
             f"with a cache valid_lens says how many of the {n_steps} new steps of each item count: its shape must be "
             f"(B,) = ({batch},), got {lens.shape}"
         )
-    if not np.isfinite(lens).all():
-        raise ValueError("valid_lens must be finite, got NaN or infinity")
-    counts: Array = np.clip(np.ceil(lens), 0, n_steps).astype(np.int64)
+    counts: Array = np.clip(lens, 0, n_steps)
     return counts
 
 

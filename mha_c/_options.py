@@ -96,9 +96,7 @@ def core_window(window: Any) -> tuple[int, int]:
 def core_seed(rng: RngLike, dropout: Any) -> int:
     """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
     if isinstance(rng, (int, np.integer)):
-        if _arguments.whole(rng, "rng", least=0) >= 2**64:
-            raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {rng}")
-        return int(rng)
+        return _arguments.seed(rng)
     stream = _arguments.generator(rng)
     return _arguments.draw_seed(stream) if dropout else 0
 

@@ -323,7 +323,7 @@ class AdditiveAttention(DecodingLayer):
             valid_lens = keys._valid_lens
         else:
             valid_lens = to_lengths(valid_lens)
-        if keys._n_projected < keys.shape[1] and longest(np.asarray(valid_lens), keys.shape[1]) > keys._n_projected:
+        if keys._n_projected < keys.shape[1] and longest(valid_lens, keys.shape[1]) > keys._n_projected:
             raise ValueError(f"valid_lens reaches beyond the {keys._n_projected} keys that project_keys was told of")
         plan = self._current_plan(queries)
         if plan is None:

@@ -83,8 +83,6 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
         raise TypeError(f"valid_len must hold integers or floats, got {lens.dtype}")
     if lens.shape != array.shape[:1]:
         raise ShapeError(f"valid_len must have shape (B,) = ({array.shape[0]},), got {lens.shape}")
-    if not np.isfinite(lens).all():
-        raise ValueError("valid_len must be finite, got NaN or infinity")
     if is_tensor(value) and value.ndim == 0:
         value = value.item()
     if array.dtype.kind in "biufc":

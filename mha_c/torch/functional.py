@@ -290,10 +290,7 @@ def _seed(rng: Rng, dropout: float) -> int:
 def _given_seed(rng: Any) -> int:
     if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer)):
         raise TypeError(f"rng must be None, a whole number or a torch.Generator, got {rng!r}")
-    seed = _arguments.whole(rng, "rng", least=0)
-    if seed >= 2**64:
-        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {seed}")
-    return seed
+    return _arguments.seed(rng)
 
 
 def _seed_tensor(rng: Rng) -> Tensor:

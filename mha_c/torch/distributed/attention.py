@@ -104,7 +104,7 @@ def ring_traffic(
     """
     _arguments.choice(layout, "layout", LAYOUTS)
     sides = (-1, -1) if window is None else core_window(window)
-    lens = np.asarray(to_lengths(valid_lens)) if valid_lens is not None else None
+    lens = None if valid_lens is None else to_lengths(valid_lens)
     mask = mask_of(None if lens is None else _whole_lengths(lens, len(lens)), _causal(causal), sides)
     size = _arguments.whole(world_size, "world_size")
     plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
@@ -239,14 +239,10 @@ def _causal(causal: Any) -> bool:
 
 
 def _whole_lengths(valid_lens: Any, batch: int) -> Any:
-    lens = np.asarray(to_lengths(valid_lens))
-    if lens.dtype.kind not in "iuf":
-        raise TypeError(f"valid_lens must hold integers or floats, got {lens.dtype}")
+    lens = to_lengths(valid_lens)
     if lens.ndim not in (1, 2) or lens.shape[0] != batch:
         raise ShapeError(f"valid_lens must have shape (B,) = ({batch},) or (B, Nq), got {lens.shape}")
-    if np.isnan(lens).any():
-        raise ValueError("valid_lens has NaN in it")
-    return np.ceil(np.clip(lens, -1, 2**62)).astype(np.int64)
+    return np.clip(lens, -1, 2**62)
 
 
 def _uniform(q: Tensor, mask: Mask, plan: Plan, rank: int, n_keys: int) -> tuple[Tensor, Mask]:
