@@ -9,7 +9,8 @@ import mha_c
 
 project, author, copyright = "mha_c", "mha_c developers", "mha_c developers"
 release = version = mha_c.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
+numpydoc_show_class_members = False
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "force"
@@ -29,11 +30,27 @@ suppress_warnings = ["myst.xref_missing_text"]
 PLAIN = re.compile(r"[*_|\\`]")
 
 
+SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n-+$\n", re.MULTILINE)
+LISTS = {"Parameters", "Attributes", "Returns", "Yields", "Raises", "See Also"}  # of names, each with a text below
+
+
 def as_text(app, what, name, obj, options, lines):
-    """Our docstrings are plain text with aligned tables: paragraphs stay paragraphs, the rest stays as it is."""
-    blocks = "\n".join(lines).strip("\n").split("\n\n")
-    lines[:] = []
-    for block in blocks:
+    """Sections are numpydoc's; the words in them plain text, in which no character is markup but `code`."""
+    opening, *sections = SECTION.split("\n".join(lines))
+    lines[:] = paragraphs(opening)
+    for title, text in zip(sections[::2], sections[1::2]):
+        body = text.splitlines()
+        if title in LISTS:  # an indented line is text; one that is not names something
+            body = [marked(line) if line.startswith(" ") else line.replace("`", "``") for line in body]
+        elif title != "Examples":
+            body = paragraphs(text)
+        lines += ["", title, "-" * len(title), *body, ""]
+
+
+def paragraphs(text):
+    """Paragraphs stay paragraphs, tables of names become lists, and what is aligned otherwise stays as it is."""
+    lines = []
+    for block in text.strip("\n").split("\n\n"):
         named = entries(block)
         aligned = any(line.startswith("  ") or "   " in line for line in block.splitlines())
         if block.lstrip().startswith(">>>"):
@@ -45,6 +62,7 @@ def as_text(app, what, name, obj, options, lines):
             lines += [".. code-block:: text", "", *(f"   {line}" for line in block.splitlines()), ""]
         else:
             lines += [*map(marked, block.splitlines()), ""]
+    return lines
 
 
 def entries(block):
@@ -70,4 +88,4 @@ def marked(line):
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", as_text)
+    app.connect("autodoc-process-docstring", as_text, priority=400)  # before numpydoc looks at them

@@ -241,10 +241,24 @@ class AttentionLayer(Layer):
         return shown
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options.
+        """The weights of the last call as an interactive page.
 
         The last expression of a notebook cell shows it; `.save("page.html")` writes one file that needs no network.
 
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            Those of `mha_c.viz.view`.
+
+        Returns
+        -------
+        Page
+            See `mha_c.viz.Page`.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
         >>> x = np.ones((1, 3, 8))
@@ -262,17 +276,31 @@ class AttentionLayer(Layer):
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
     def backward(self, grad_output: Any) -> Any:
-        """Gradients of a loss: (grad_queries, grad_keys, grad_values), from that with respect to the output.
+        """Gradients of a loss with respect to queries, keys and values, from that with respect to the output.
 
-        grad_output   of the shape and type of what the last call in training mode returned
-        Returns arrays of the inputs' shapes (tensors if tensors went in).  Where one array served as several of
-        the three inputs, its gradient is the sum of theirs.  Gradients of the parameters are added to their
-        `grad` (`parameters()`, or `W_q.weight_grad` and so on); `zero_grad` clears them.
+        The gradients are those of the last call in training mode, with the parameters and the dropout it had; its
+        inputs must still be as they were.  Gradients of the parameters are added to their `grad` (`parameters()`, or
+        `W_q.weight_grad` and so on); `zero_grad` clears them.
 
-        The gradients are those of that call, with the parameters and the dropout it had; its inputs must still be
-        as they were.  Keys and values that no query saw get exactly 0 and give nothing to the parameters.
-        RuntimeError without a call in training mode, and for a second backward of one call.
+        Parameters
+        ----------
+        grad_output : array of the shape and type of what that call returned
+            The gradient with respect to the output.
 
+        Returns
+        -------
+        tuple of three arrays (tensors if tensors went in)
+            Of the inputs' shapes: grad_queries, grad_keys, grad_values.  Where one array served as several of the
+            three inputs, its gradient is the sum of theirs.  Keys and values that no query saw get exactly 0 and give
+            nothing to the parameters.
+
+        Raises
+        ------
+        RuntimeError
+            Without a call in training mode, and for a second backward of one call.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> x = np.ones((2, 3, 4))
         >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)

@@ -79,28 +79,51 @@ class Layer:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64: the type of the parameters.  A result has the type of the inputs."""
+        """The type of the parameters, float32 or float64.  A result has the type of the inputs."""
         return self._parameters.dtype
 
     def train(self: Self, mode: bool = True) -> Self:
-        """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without)."""
+        """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
+
+        Parameters
+        ----------
+        mode : bool
+            False: as `eval`.
+
+        Returns
+        -------
+        layer
+            The layer itself.
+        """
         self.training = _arguments.flag(mode, "mode")
         return self
 
     def eval(self: Self) -> Self:
-        """Drop nothing and keep nothing in the calls to come."""
+        """Drop nothing and keep nothing in the calls to come.
+
+        Returns
+        -------
+        layer
+            The layer itself.
+        """
         return self.train(False)
 
     def initialize(self, rng: RngLike = None, method: str = "xavier_uniform") -> None:
-        """Draws all weights anew; sizes that are still open, at the first call.
-
-        rng     None (the layer's own stream), a whole number, or a numpy.random.Generator
-        method  "xavier_uniform" (as d2l's training functions do it; biases 0), or "torch" (what nn.Linear
-                starts with: weights and biases uniform in +-1/sqrt(in_features))
+        """Draw all weights anew; sizes that are still open, at the first call.
 
         The numbers depend on the stream and the sizes only: float32 and float64 layers get the same ones,
         rounded, and so do layers whose sizes were given and layers whose sizes came with the first call.
 
+        Parameters
+        ----------
+        rng : None, int or numpy.random.Generator
+            None: the layer's own stream.
+        method : {"xavier_uniform", "torch"}
+            As d2l's training functions do it (biases 0); or what nn.Linear starts with: weights and biases uniform in
+            +-1/sqrt(in_features).
+
+        Examples
+        --------
         >>> import mha_c
         >>> mha = mha_c.MultiHeadAttention(100, 5, 0.5, use_bias=False)     # the form of the mxnet edition
         >>> mha.initialize(rng=0)
@@ -140,8 +163,15 @@ class Layer:
     # --- Training ---------------------------------------------------------------------------------
 
     def parameters(self) -> list[Parameter]:
-        """All weights and biases in torch's order, for an optimizer:
+        """All weights and biases in torch's order, for an optimizer.
 
+        Returns
+        -------
+        list of Parameter
+            NumPy arrays with a `grad`.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> attention = mha_c.AdditiveAttention(key_size=4, query_size=4, num_hiddens=8, dropout=0.1, rng=0)
         >>> x = np.ones((2, 3, 4), dtype=np.float32)
@@ -158,11 +188,17 @@ class Layer:
         ]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """The same, each with its name: "W_q.weight" and so on."""
+        """What `parameters` gives, each with its name: "W_q.weight" and so on.
+
+        Returns
+        -------
+        list of (str, Parameter)
+            In torch's order.
+        """
         return [(parameter.name, parameter) for parameter in self.parameters()]
 
     def zero_grad(self) -> None:
-        """Forgets the gradients of all parameters; the next `backward` starts from nothing instead of adding."""
+        """Forget the gradients of all parameters; the next `backward` starts from nothing instead of adding."""
         with self._parameters.lock:
             self._parameters.grads.clear()
 
@@ -171,7 +207,15 @@ class Layer:
     def state_dict(self) -> dict[str, Array]:
         """Copies of all parameters under torch's names and in torch's order, ready for np.savez(**...).
 
-        ValueError while a size is open.
+        Returns
+        -------
+        dict
+            {name: ndarray}.
+
+        Raises
+        ------
+        ValueError
+            While a size is open.
         """
         states = self._parameters.states
         open_ones = [state.name for state in states if state.weight is None]
@@ -181,15 +225,32 @@ class Layer:
         return {name: array.copy() for name, array in entries.items() if array is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Copies all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
+        """Copy all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
 
-        Open sizes are fixed by it.  float32 and float64 are converted into one another.  Nothing is loaded
-        unless everything fits: ValueError lists every missing, unexpected and wrongly shaped entry (ShapeError if
-        there is one of those), TypeError every entry of another type.
+        Open sizes are fixed by it.  float32 and float64 are converted into one another.
 
-        strict  False: what is missing stays as it is, what is unexpected is left out, as in torch.  Returns both
-                lists, as (missing_keys, unexpected_keys).
+        Parameters
+        ----------
+        state_dict : dict
+            {name: array or tensor}.
+        strict : bool
+            False: what is missing stays as it is, what is unexpected is left out, as in torch.
 
+        Returns
+        -------
+        IncompatibleKeys
+            Both lists, as (missing_keys, unexpected_keys).
+
+        Raises
+        ------
+        ValueError
+            Lists every missing, unexpected and wrongly shaped entry (ShapeError if there is one of those).  Nothing is
+            loaded unless everything fits.
+        TypeError
+            Lists every entry of another type.
+
+        Examples
+        --------
         >>> import mha_c
         >>> mha, biased = (mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.1, bias=bias) for bias in (False, True))
         >>> mha.load_state_dict(biased.state_dict(), strict=False).unexpected_keys

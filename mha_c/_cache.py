@@ -27,13 +27,24 @@ OTHER_WEIGHTS = "by another W_k or W_v than the layer has now"
 class KeyValueCache:
     """The projected keys and values of all steps so far, for one layer: what `layer.new_cache(batch, max_len)` makes.
 
-    lengths         (B,) whole numbers: how many steps each item has; a copy
-    batch, max_len  how many items, and how many steps there is room for
-    reorder(index)  item i becomes what item index[i] was, as beam search wants it; index may be shorter or longer than
-                    the batch, whose size it gives
-    clear()         no steps any more; the memory stays
-
     A cache belongs to the weights it was filled with: a call with others is refused.  It can be copied and pickled.
+
+    Parameters
+    ----------
+    batch : int
+        How many items.
+    max_len : int
+        How many steps there is room for.
+
+    Examples
+    --------
+    >>> import numpy as np, mha_c
+    >>> attention = mha_c.DotProductAttention(dropout=0.1)
+    >>> cache, x = attention.new_cache(batch=2, max_len=8), np.ones((2, 3, 4))
+    >>> _ = attention(x, x, x, cache=cache)
+    >>> cache.reorder([1, 1, 0])
+    >>> cache
+    KeyValueCache(batch=3, max_len=8, lengths=[3, 3, 3])
     """
 
     __slots__ = ("_keys", "_lengths", "_max_len", "_values", "_weights")
@@ -47,14 +58,17 @@ class KeyValueCache:
 
     @property
     def batch(self) -> int:
+        """How many items."""
         return len(self._lengths)
 
     @property
     def max_len(self) -> int:
+        """How many steps there is room for."""
         return self._max_len
 
     @property
     def lengths(self) -> Array:
+        """How many steps each item has: (B,) whole numbers, a copy."""
         lengths: Array = self._lengths.copy()
         return lengths
 
@@ -64,10 +78,18 @@ class KeyValueCache:
         return sum(array.nbytes for array in (self._keys, self._values) if array is not None)
 
     def clear(self) -> None:
+        """Forget all steps; the memory stays."""
         self._lengths[:] = 0
         self._weights = None
 
     def reorder(self, index: Any) -> None:
+        """Item i becomes what item index[i] was, as beam search wants it.
+
+        Parameters
+        ----------
+        index : whole numbers
+            May be shorter or longer than the batch, whose size it gives.
+        """
         order = checked_index(index, self.batch)
         longest = int(self._lengths.max(initial=0))
         if self._keys is not None and self._values is not None:
@@ -78,7 +100,25 @@ class KeyValueCache:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self._lengths.tolist()})"
 
     def check(self, weights: Weights, counts: Array) -> Array:
-        """The lengths with `counts` more steps; ValueError where there is no room, or the weights are others."""
+        """The lengths with `counts` more steps.
+
+        Parameters
+        ----------
+        weights : Weights
+            W_k and W_v of the layer that is called.
+        counts : Array (B,)
+            New steps of each item.
+
+        Returns
+        -------
+        Array (B,)
+            The lengths after it.
+
+        Raises
+        ------
+        ValueError
+            Where there is no room, or the weights are others.
+        """
         lengths = self._lengths + counts
         check_room(self._lengths, lengths, self._max_len)
         if self._weights is not None and not same_weights(self._weights, weights):
@@ -86,7 +126,20 @@ class KeyValueCache:
         return lengths
 
     def put(self, keys: Array, values: Array, counts: Array) -> tuple[Array, Array]:
-        """Writes counts[b] new rows behind item b's; returns all rows so far.  They count once `keep` is called."""
+        """Write counts[b] new rows behind item b's.  They count once `keep` is called.
+
+        Parameters
+        ----------
+        keys, values : Array (B, n, .)
+            Projected ones.
+        counts : Array (B,)
+            How many of the n rows count.
+
+        Returns
+        -------
+        tuple of two Arrays
+            All rows so far, of keys and of values.
+        """
         if self._keys is None or self._values is None or self._weights is None:
             room = self.batch, self._max_len
             self._keys = _room(self._keys, (*room, keys.shape[2]), keys.dtype)
@@ -105,6 +158,15 @@ class KeyValueCache:
         return self._keys[:, :longest], self._values[:, :longest]
 
     def keep(self, weights: Weights, lengths: Array) -> None:
+        """Let the rows count that `put` has written.
+
+        Parameters
+        ----------
+        weights : Weights
+            Whose projections they are.
+        lengths : Array (B,)
+            What `check` gave.
+        """
         self._weights, self._lengths = weights, lengths
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,8 +180,7 @@ class KeyValueCache:
 class ProjectedKeyValues:
     """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes.
 
-    shape           (B, K, features of the projected keys)
-    reorder(index)  the same for the items index[0], index[1], ...: for beam search
+    Not made by hand.
     """
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
@@ -132,10 +193,23 @@ class ProjectedKeyValues:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Sizes (B, K, features of the projected keys)."""
         shape: tuple[int, ...] = self._keys.shape
         return shape
 
     def reorder(self, index: Any) -> ProjectedKeyValues:
+        """The same for the items index[0], index[1], ...: for beam search.
+
+        Parameters
+        ----------
+        index : whole numbers
+            May be shorter or longer than the batch.
+
+        Returns
+        -------
+        ProjectedKeyValues
+            Another one.
+        """
         order = checked_index(index, self._keys.shape[0])
         lens = None if self._valid_lens is None else self._valid_lens[order]
         rows = self._keys[order], self._values[order]
@@ -145,7 +219,25 @@ class ProjectedKeyValues:
         return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype})"
 
     def check(self, weights: Weights, valid_lens: Any) -> Any:
-        """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served."""
+        """The lengths of a call that is given `valid_lens`.
+
+        Parameters
+        ----------
+        weights : Weights
+            W_k and W_v of the layer that is called.
+        valid_lens : Any
+            Those of the call, or None.
+
+        Returns
+        -------
+        Any
+            The lengths.
+
+        Raises
+        ------
+        ValueError
+            Where the call cannot be served: other weights, or keys that were not projected.
+        """
         if not same_weights(self._weights, weights):
             raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)

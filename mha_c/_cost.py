@@ -104,15 +104,39 @@ def cost(
 ) -> Cost:
     """The cost of one call of a NumPy layer in evaluation, without a mask, and the time such a call takes here.
 
-    layer     a MultiHeadAttention, DotProductAttention or AdditiveAttention
-    queries, keys, batch   how many; keys = queries unless given
-    features  of the inputs, where the layer leaves them open.  Not given: num_hiddens; 64 for a DotProductAttention
-    measure   False: no call is made
+    Parameters
+    ----------
+    layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
+        Of this package.
+    queries, keys : int
+        How many; keys = queries unless given.
+    batch : int
+        How many items.
+    features : int, optional
+        Of the inputs, where the layer leaves them open.  Not given: num_hiddens; 64 for a DotProductAttention.
+    measure : bool
+        False: no call is made.
 
-    Returns a `Cost`, which prints as a table: operations; bytes moved and memory needed if every array of scores is
-    held (naive), and if they are cut into tiles as here.  TypeError where `layer` or a
-    number is of another kind, ValueError where a number is below 1 or features are given that the layer has not.
+    Returns
+    -------
+    Cost
+        Prints as a table: operations; bytes moved and memory needed if every array of scores is held (naive), and if
+        they are cut into tiles as here.
 
+    Raises
+    ------
+    TypeError
+        Where `layer` or a number is of another kind.
+    ValueError
+        Where a number is below 1 or features are given that the layer has not.
+
+    Notes
+    -----
+    The projected queries, keys and values and the heads' outputs count as memory either way.  Beside them stand all
+    scores and weights; or a tile for each thread, and what a look at `attention_weights` would need.
+
+    Examples
+    --------
     >>> import mha_c
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
     >>> _ = mha_c.set_num_threads(1)
@@ -128,9 +152,6 @@ def cost(
     W_o heads                       2.15 G      17 MiB      17 MiB
     in all                          43.6 G     2.1 GiB     100 MiB
     memory beside the result                  1.03 GiB    32... MiB
-
-    The projected queries, keys and values and the heads' outputs count as memory either way.  Beside them stand all
-    scores and weights; or a tile for each thread, and what a look at `attention_weights` would need.
     """
     n_queries = _arguments.whole(queries, "queries")
     n_keys = n_queries if keys is None else _arguments.whole(keys, "keys")

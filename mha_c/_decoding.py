@@ -41,8 +41,26 @@ class DecodingLayer(AttentionLayer):
         are there, and lets each new step attend to itself and to all before it: what a call on the whole sequence,
         causally masked, gives for these steps, without projecting the earlier ones again.  valid_lens (B,) says how
         many of the n count, for prompts of different lengths; rows behind them mean nothing.  In evaluation only.
-        ValueError if the cache is full, was filled with other weights, or the layer is in training mode.
 
+        Parameters
+        ----------
+        batch : int
+            How many items, at least 1.
+        max_len : int
+            How many steps there is room for.
+
+        Returns
+        -------
+        KeyValueCache
+            An empty one; a call raises ValueError if it is full, was filled with other weights, or the layer is in
+            training mode.
+
+        Notes
+        -----
+        d2l has no such call; its decoder keeps the inputs of earlier steps and projects them again at each step.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> x = np.random.default_rng(0).standard_normal((1, 5, 8))
         >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
@@ -53,19 +71,28 @@ class DecodingLayer(AttentionLayer):
         True
         >>> cache
         KeyValueCache(batch=1, max_len=5, lengths=[5])
-
-        d2l has no such call; its decoder keeps the inputs of earlier steps and projects them again at each step.
         """
         return KeyValueCache(batch, max_len)
 
     def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
         """W_k keys and W_v values, once, for the many calls of a decoder that asks the same encoder at each step.
 
-        keys (B, K, .), values (B, K, .): the result takes the place of both, layer(queries, kv), and gives the same
-        numbers.  valid_lens ((B,) or (B, Q)), if given, holds for the calls that give none of their own, and keys
-        beyond the longest are not read; a call may not look beyond them.  Once W_k or W_v has other numbers, the
-        result is refused (ValueError): project again.  Open sizes of W_k and W_v are fixed by it.
+        Parameters
+        ----------
+        keys, values : array_like (B, K, .)
+            What a call would be given.  Open sizes of W_k and W_v are fixed by them.
+        valid_lens : numbers (B,) or (B, Q), optional
+            Hold for the calls that give none of their own, and keys beyond the longest are not read; a call may not
+            look beyond them.
 
+        Returns
+        -------
+        ProjectedKeyValues
+            Takes the place of both, layer(queries, kv), and gives the same numbers.  Once W_k or W_v has other
+            numbers, it is refused (ValueError): project again.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
         >>> encoder_outputs = np.ones((2, 6, 8))

@@ -46,12 +46,30 @@ class Explanation:
 def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
     """Which kernels, tiles, threads and how much memory a call would use, and why.
 
-    explain(layer, queries, keys, values, valid_lens=None)      a NumPy layer, with the arguments of its call
-    explain(functional.dot_product_attention, q, k, v, ...)     or functional.additive_attention, with all options
+    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.
 
-    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.  Errors are those of the
-    call; TypeError where it is none of these.  Times are the estimates by which the core decides about threads.
+    Parameters
+    ----------
+    call : layer or function
+        A NumPy layer; or functional.dot_product_attention, functional.additive_attention.
+    *args : Any
+        The arguments of its call.
+    **options : Any
+        Its keywords.
 
+    Returns
+    -------
+    Explanation
+        Prints as text; the same facts by name in `facts`.  Times are the estimates by which the core decides about
+        threads.
+
+    Raises
+    ------
+    TypeError
+        Where `call` is none of these; other errors are those of the call.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> _ = mha_c.set_num_threads(1)
     >>> X = np.ones((2, 4, 100), dtype=np.float32)

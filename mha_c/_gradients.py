@@ -48,15 +48,38 @@ def dot_product_attention_backward(
 ) -> Any:
     """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
 
-    grad_out has the shape of `dot_product_attention(q, k, v, ...)`; all other arguments are those of that call.
-    Returns (grad_q, grad_k, grad_v), then grad_bias, grad_relative_bias, grad_sinks for those of bias, relative_bias,
-    sinks that are given, each of its operand's shape: what was broadcast is summed.  Keys and values that no query
-    sees get exactly 0.  With dropout, rng has to be the whole number that the forward call was given: then the same
-    weights are dropped.
-
     The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
-    Errors are those of the call; ValueError also where there is dropout and rng is no whole number.
 
+    Parameters
+    ----------
+    grad_out : array of the shape of `dot_product_attention(q, k, v, ...)`
+        The gradient with respect to the output.
+    q, k, v, valid_lens, keep_mask, bias, causal, window : as in that call
+        Keys and values that no query sees get exactly 0.
+    scale, softcap, relative_bias, sinks, dropout : as in that call
+        All of it has to be as it was.
+    rng : int, optional
+        With dropout, the whole number that the forward call was given: then the same weights are dropped.
+    empty_rows : as in that call
+        What a query without visible keys got.
+
+    Returns
+    -------
+    tuple of arrays
+        The gradients of q, k, v; then of those of bias, relative_bias, sinks that are given, each of its operand's
+        shape: what was broadcast is summed.
+
+    Raises
+    ------
+    ValueError
+        Where there is dropout and rng is no whole number; other errors are those of the call.
+
+    Notes
+    -----
+    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> q, k = np.zeros((1, 1, 4)), np.zeros((1, 2, 4))
@@ -64,8 +87,6 @@ def dot_product_attention_backward(
     >>> grad_q, grad_k, grad_v = functional.dot_product_attention_backward(np.ones((1, 1, 1)), q, k, v)
     >>> grad_v[0, :, 0]
     array([0.5, 0.5])
-
-    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
     rng = _given_seed(rng, dropout)
@@ -110,9 +131,26 @@ def additive_attention_backward(
 ) -> Any:
     """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
 
-    Returns (grad_q, grad_k, grad_v, grad_w_v), then grad_W_q, grad_W_k, grad_bias, grad_relative_bias, grad_sinks
-    for those of W_q, W_k, bias, relative_bias, sinks that are given.  Otherwise as `dot_product_attention_backward`.
+    Parameters
+    ----------
+    grad_out : array of the shape of `additive_attention(q, k, v, ...)`
+        The gradient with respect to the output.
+    q, k, v, w_v, W_q, W_k, valid_lens, keep_mask, bias, causal, window : as in that call
+        Rows of k that no query sees give no gradient to W_k, whatever stands in them.
+    scale, softcap, relative_bias, sinks, dropout : as in that call
+        All of it has to be as it was.
+    rng : int, optional
+        As in `dot_product_attention_backward`, whose errors these are, too.
+    empty_rows : as in that call
+        What a query without visible keys got.
 
+    Returns
+    -------
+    tuple of arrays
+        The gradients of q, k, v, w_v; then of those of W_q, W_k, bias, relative_bias, sinks that are given.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> v = np.array([[[1.0], [3.0]]])
@@ -121,9 +159,6 @@ def additive_attention_backward(
     ... )
     >>> [grad.shape for grad in grads]  # of q, k, v, w_v, W_k
     [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
-
-    Rows of k that no query sees give no gradient to W_k, whatever stands in them.  Errors are those of
-    `dot_product_attention_backward`.
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
     scored_q, scored_k, w_v = scored(q, k, w_v, W_q, W_k)

@@ -25,6 +25,13 @@ _threads_chosen, _threads_reason, _limited_by = 0, "", ""
 def get_num_threads() -> int:
     """How many threads one call may use, the calling one included.
 
+    Returns
+    -------
+    int
+        At least 1.
+
+    Examples
+    --------
     >>> import mha_c
     >>> mha_c.get_num_threads() >= 1
     True
@@ -33,11 +40,27 @@ def get_num_threads() -> int:
 
 
 def set_num_threads(n: int) -> NumThreads:
-    """Lets every call from now on use up to `n` threads, a whole number >= 1; more than the CPUs is allowed.
+    """Let every call from now on use up to `n` threads.
 
     In a `with`, until its end.  Results do not depend on it, to the bit.  Small calls use one thread in any case.
-    ValueError where `n` is anything else, True and 2.0 included.
 
+    Parameters
+    ----------
+    n : int
+        A whole number >= 1; more than the CPUs is allowed.
+
+    Returns
+    -------
+    NumThreads
+        For a `with`, at whose end the number of before is put back.
+
+    Raises
+    ------
+    ValueError
+        Where `n` is anything else, True and 2.0 included.
+
+    Examples
+    --------
     >>> import mha_c
     >>> before = mha_c.get_num_threads()
     >>> with mha_c.set_num_threads(1):
@@ -81,12 +104,29 @@ KERNEL_FACTS = "lanes", "tile_rows", "tile_columns"
 
 
 def show_config() -> dict[str, Any]:
-    """Prints what mha_c computes with, in a few lines for a bug report, and returns it as a dict.
+    """Print what mha_c computes with, in a few lines for a bug report, and return it as a dict.
 
-    Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
-    in a vector, rows and columns of a register tile), threads, threads_from, share_from (seconds of work below
-    which a call stays on one thread), numpy, and torch if it is imported already.  `mha_c.explain` says what this
-    means for one call.
+    Returns
+    -------
+    dict
+        Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
+        in a vector, rows and columns of a register tile), threads, threads_from, share_from (seconds of work below
+        which a call stays on one thread), numpy, and torch if it is imported already.
+
+    See Also
+    --------
+    explain : What this means for one call.
+
+    Examples
+    --------
+    >>> import mha_c
+    >>> config = mha_c.show_config()  # doctest: +ELLIPSIS
+    mha_c ... isa ...
+    kernels ...
+    threads ...
+    numpy ...
+    >>> config["isa"] in config["isas"]
+    True
     """
     offered = [name for name, available in _core.isas() if available]
     kernels = _core.explain_kernels()

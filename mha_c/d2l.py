@@ -43,15 +43,38 @@ class Patched:
 
 
 def patch(module: Optional[ModuleType] = None) -> Patched:
-    """Puts our attention classes in the place of d2l's, prints their names, and is undone by `unpatch`.
-
-    module   the imported d2l.torch; None: the one in sys.modules.  RuntimeError if there is none
+    """Put our attention classes in the place of d2l's, and print their names; `unpatch` undoes it.
 
     Every model that is built afterwards by d2l's own code, and by code that says `d2l.MultiHeadAttention`, uses
     ours, and goes on working after `unpatch`.  Names that a program has taken out of d2l before (`from d2l.torch
     import MultiHeadAttention`), subclasses of d2l's classes and models that exist already stay d2l's and go on working;
     for models: mha_c.torch.convert.  A model saved whole is, when loaded, of the classes that d2l has then.
-    `with mha_c.d2l.patch(): ...` undoes it at the end.  Patching twice does nothing.
+
+    Parameters
+    ----------
+    module : module, optional
+        The imported d2l.torch; None: the one in sys.modules.
+
+    Returns
+    -------
+    Patched
+        For `with mha_c.d2l.patch(): ...`, which undoes it at the end.
+
+    Raises
+    ------
+    RuntimeError
+        If there is no such module.
+
+    Notes
+    -----
+    Patching twice does nothing.
+
+    Examples
+    --------
+    >>> import mha_c.d2l
+    >>> from d2l import torch as d2l  # doctest: +SKIP
+    >>> with mha_c.d2l.patch():  # doctest: +SKIP
+    ...     attention = d2l.MultiHeadAttention(100, 5, 0.5)
     """
     from . import torch as ours
 
@@ -72,22 +95,49 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
 
 def unpatch(module: Optional[ModuleType] = None) -> None:
-    """Puts d2l's own classes back, in `module` or wherever `patch` replaced them; no error where it has not."""
+    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where it has not.
+
+    Parameters
+    ----------
+    module : module, optional
+        The imported d2l.torch; None: all.
+
+    Examples
+    --------
+    >>> import mha_c.d2l
+    >>> mha_c.d2l.unpatch()
+    """
     _restore(list(_originals) if module is None else [module])
 
 
 def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
-    """Runs `module` and a copy of it with our attention side by side; prints speed ratio and largest difference.
+    """Run `module` and a copy of it with our attention side by side; print speed ratio and largest difference.
 
-    module    a d2l attention module, or any model with such (or nn.MultiheadAttention) inside; left as it is
-    inputs    what it is called with
-    seconds   how long to measure
+    Parameters
+    ----------
+    module : torch module
+        A d2l attention module, or any model with such (or nn.MultiheadAttention) inside; left as it is.
+    *inputs : Any
+        What it is called with.
+    seconds : float
+        How long to measure.
+    show : bool
+        False: nothing is printed.
 
-    Returns largest_difference (of the results, without dropout) and, in microseconds of the fastest call,
-    forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us, and the
-    ratios theirs / ours forward_ratio and training_ratio.  ValueError where there is no attention module in it;
-    what the module itself raises passes through.
+    Returns
+    -------
+    dict
+        Keys: largest_difference (of the results, without dropout) and, in microseconds of the fastest call,
+        forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us, and the
+        ratios theirs / ours forward_ratio and training_ratio.
 
+    Raises
+    ------
+    ValueError
+        Where there is no attention module in it; what the module itself raises passes through.
+
+    Examples
+    --------
     >>> mha_c.d2l.compare(d2l.MultiHeadAttention(100, 5, 0.5), X, Y, Y, valid_lens)       # doctest: +SKIP
     """
     from .torch.compare import compare as run

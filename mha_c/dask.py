@@ -28,21 +28,42 @@ _ELSEWHERE = (
 
 
 def apply(layer: AttentionLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
-    """layer(queries, keys, values, valid_lens), lazily, with the items of the batch spread over dask's workers.
+    """What layer(queries, keys, values, valid_lens) gives, lazily, the batch's items spread over dask's workers.
 
-    layer       a NumPy layer of this package, its sizes known, in evaluation mode.  What it is now is what counts:
-                later changes of its parameters have no effect
-    queries (B, Q, .), keys (B, K, .), values (B, K, .)     dask arrays, or anything dask.array.asarray takes
-    valid_lens  None, (B,) or (B, Q): a dask array, an array or a list
+    The layer is one node of the graph, so that each worker gets it once.  On a worker of dask.distributed a call uses
+    that worker's share of the cores of its machine.  If a worker dies, dask computes again what it held.
 
-    Returns a dask array of what the layer returns, chunked along the batch as `queries` is, in the same order; every
-    chunk has all rows and features.  The layer is one node of the graph, so that each worker gets it once.  On a
-    worker of dask.distributed a call uses that worker's share of the cores of its machine.  If a worker dies, dask
-    computes again what it held.
+    Parameters
+    ----------
+    layer : a NumPy layer of this package
+        Its sizes known, in evaluation mode.  What it is now is what counts: later changes of its parameters have no
+        effect.
+    queries, keys, values : dask arrays (B, Q, .), (B, K, .), (B, K, .)
+        Or anything dask.array.asarray takes.
+    valid_lens : None, or numbers (B,) or (B, Q)
+        A dask array, an array or a list.
 
-    Errors: TypeError for what is no such layer; ValueError for one in training mode or with open sizes; ShapeError
-    (a ValueError) for shapes that do not fit.  Reading `attention_weights` of the layer afterwards: RuntimeError.
+    Returns
+    -------
+    dask array
+        Of what the layer returns, chunked along the batch as `queries` is, in the same order; every chunk has all rows
+        and features.
 
+    Raises
+    ------
+    TypeError
+        For what is no such layer.
+    ValueError
+        For one in training mode or with open sizes.
+    ShapeError
+        For shapes that do not fit; a ValueError.
+
+    Notes
+    -----
+    Reading `attention_weights` of the layer afterwards is a RuntimeError: calls are made by other processes.
+
+    Examples
+    --------
     >>> import dask.array as da, mha_c, mha_c.dask
     >>> mha = mha_c.MultiHeadAttention(16, 16, 16, num_hiddens=16, num_heads=2, dropout=0.1, rng=0)
     >>> x = da.random.random((6, 5, 16), chunks=(2, 5, 16)).astype("float32")

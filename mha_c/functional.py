@@ -85,45 +85,81 @@ def dot_product_attention(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """softmax(scale q k^T + bias) v over the keys that each query may see.
+    """Attention: softmax(scale q k^T + bias) v over the keys that each query may see.
 
-    q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv) -> out (B, [H,] Q, Dv); asked-for extras follow it
-    in the order weights, lse.
+    Parameters
+    ----------
+    q : array (B, [H,] Q, D)
+        All float32 or all float64, as all that follow.
+    k : array (B, [Hkv,] K, D)
+        Hkv divides H.
+    v : array (B, [Hkv,] K, Dv)
+        Keys and values that no query sees are never read.
+    valid_lens : numbers (B,) or (B, Q), optional
+        How many keys count: integers, or floats, which are rounded up.
+    keep_mask : bool array, optional
+        True = may attend; (Q, K) or the rank of the scores, broadcasting to them.
+    bias : array, optional
+        Numbers added to the scaled scores, of the same shapes; -inf throughout empties a row.
+    causal : {False, True, "top_left", "bottom_right"}
+        "top_left": query i sees keys up to i; "bottom_right": the last query sees the last key; True where Q = K, for
+        then both are the same.
+    window : tuple (left, right), optional
+        Query i sees key j when i - left <= j <= i + right, counted along the diagonal of `causal`; None on a side: no
+        limit there.
+    scale : float, optional
+        Given no number, 1/sqrt(D).
+    softcap : float, optional
+        Above 0: scaled scores become softcap * tanh(score / softcap), before anything is added to them.
+    relative_bias : array (H, 2R + 1), optional
+        Number R + d is added where the key's distance j - i from the query, counted as for `window` and clipped to
+        -R..R, is d; see `alibi_slopes`, `t5_buckets`.
+    sinks : array (H,), optional
+        One more logit a row, which takes its share of the weight and gives nothing, so that rows of weights sum to less
+        than 1; a query without visible keys gets 0, whatever empty_rows says.
+    dropout : float
+        Each weight is dropped with this probability.
+    rng : None, int or numpy.random.Generator
+        An int gives the same choice again, a Generator is asked for one such number.
+    empty_rows : {"zero", "uniform"}
+        What a query without visible keys gets; "uniform" is the mean of all values.
+    return_weights : bool
+        Also give the weights.
+    return_lse : bool
+        Also give the log-sum-exp.
 
-    valid_lens      how many keys count: (B,) or (B, Q), integers or floats (rounded up)
-    keep_mask       bool, True = may attend; (Q, K) or the rank of the scores, broadcasting to them
-    bias            numbers added to the scaled scores, of the same shapes; -inf throughout empties a row
-    causal          False; "top_left": query i sees keys up to i; "bottom_right": the last query sees the last
-                    key; True where Q = K, for then both are the same
-    window          (left, right): query i sees key j when i - left <= j <= i + right, counted along the
-                    diagonal of `causal`; None on a side: no limit there
-    scale           None: 1/sqrt(D)
-    softcap         above 0: scaled scores become softcap * tanh(score / softcap), before anything is added to them
-    relative_bias   (H, 2R + 1): number R + d is added where the key's distance j - i from the query, counted as for
-                    `window` and clipped to -R..R, is d; see `alibi_slopes`, `t5_buckets`
-    sinks           (H,): one more logit a row, which takes its share of the weight and gives nothing, so that rows of
-                    weights sum to less than 1; a query without visible keys gets 0, whatever empty_rows says
-    dropout, rng    each weight is dropped with this probability; an int as rng gives the same choice again, a
-                    Generator is asked for one such number
-    empty_rows      what a query without visible keys gets: "zero", or "uniform", the mean of all values
-    return_weights  weights (B, [H,] Q, K), before dropout, exactly 0 where a query may not look
-    return_lse      lse (B, [H,] Q): natural log of the sum of exp(score), the sink's too; -inf for a row without either
+    Returns
+    -------
+    out : array (B, [H,] Q, Dv)
+        Alone if nothing else is asked for.
+    weights : array (B, [H,] Q, K)
+        If asked for: before dropout, exactly 0 where a query may not look.
+    lse : array (B, [H,] Q)
+        If asked for: natural log of the sum of exp(score), the sink's too; -inf for a row without either.
 
-    Keys and values that no query sees are never read.
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together; a ValueError.
+    TypeError
+        Where types differ or are others than these.
+    ValueError
+        Where a number, a word or a length is none that is allowed.
 
-    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where
-    types differ or are others than these, ValueError where a number, a word or a length is none that is allowed.
+    Notes
+    -----
+    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one;
+    its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2;
+    softcap as in Gemma 2, sinks as in gpt-oss, relative_bias as in T5 and ALiBi.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> q, k = np.zeros((1, 3, 4)), np.zeros((1, 3, 4))
     >>> v = np.array([[[1.0], [2.0], [6.0]]])
     >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
     array([1. , 1.5, 3. ])
-
-    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one;
-    its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2;
-    softcap as in Gemma 2, sinks as in gpt-oss, relative_bias as in T5 and ALiBi.
     """
     return _attention(
         q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
@@ -183,19 +219,47 @@ def additive_attention(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:
-    """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention.
+    """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v.
 
-    w_v (h,), W_q (h, query_size), W_k (h, key_size); W_q or W_k is None where q or k is projected already and
-    has h features.  scale None: 1.  The other arguments, results and errors are those of
-    `dot_product_attention`.
+    Parameters
+    ----------
+    q : array (B, [H,] Q, query_size)
+        With h features where W_q is None.
+    k : array (B, [Hkv,] K, key_size)
+        With h features where W_k is None.
+    v : array (B, [Hkv,] K, Dv)
+        Keys and values that no query sees are never read.
+    w_v : array (h,)
+        What the features are weighted with.
+    W_q : array (h, query_size), optional
+        None where q is projected already.
+    W_k : array (h, key_size), optional
+        None where k is projected already.
+    valid_lens, keep_mask, bias, causal, window : as in `dot_product_attention`
+        What each query sees.
+    scale : float, optional
+        Given no number, 1.
+    softcap, relative_bias, sinks, dropout, rng, empty_rows : as in `dot_product_attention`
+        How scores become weights.
+    return_weights, return_lse : bool
+        Errors and extra results are those of `dot_product_attention`, too.
 
+    Returns
+    -------
+    array (B, [H,] Q, Dv)
+        Then weights and lse, if asked for.
+
+    Notes
+    -----
+    The (B, Q, K, h) array of features that d2l builds never exists.  Source: Bahdanau, Cho and Bengio 2014.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> v = np.array([[[1.0], [3.0]]])
     >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
     array([[[2.]]])
-
-    The (B, Q, K, h) array of features that d2l builds never exists.  Source: Bahdanau, Cho and Bengio 2014.
     """
     q, k, w_v = scored(q, k, w_v, W_q, W_k)
     return _attention(
@@ -211,13 +275,35 @@ def merge(
 @overload
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ...
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    """Attention over the keys of a and b together, from the attention over each: (out, lse).
+    """Attention over the keys of a and b together, from the attention over each.
 
-    out_a, out_b (B, [H,] Q, Dv) and lse_a, lse_b (B, [H,] Q) are results of calls with return_lse=True (without
-    dropout) for the same queries over disjoint sets of keys; all float32 or all float64.  Where one side saw no
-    key (lse -inf), the other comes back bit for bit; where neither did, out is 0 and lse -inf.  ShapeError where
-    shapes differ, TypeError where types do.
+    Parameters
+    ----------
+    out_a, lse_a : array (B, [H,] Q, Dv), (B, [H,] Q)
+        Results of a call with return_lse=True (without dropout); all float32 or all float64.
+    out_b, lse_b : array (B, [H,] Q, Dv), (B, [H,] Q)
+        Those of a call for the same queries over other keys.
 
+    Returns
+    -------
+    out : array (B, [H,] Q, Dv)
+        Where one side saw no key (lse -inf), the other comes back bit for bit; where neither did, 0.
+    lse : array (B, [H,] Q)
+        Of both together; -inf where neither saw a key.
+
+    Raises
+    ------
+    ShapeError
+        Where shapes differ.
+    TypeError
+        Where types do.
+
+    Notes
+    -----
+    Source: the rule by which FlashAttention and ring attention join blocks; natural logarithms throughout.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> rng = np.random.default_rng(0)
@@ -227,8 +313,6 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     >>> b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], return_lse=True)
     >>> np.allclose(functional.merge(*a, *b)[0], whole)
     True
-
-    Source: the rule by which FlashAttention and ring attention join blocks; natural logarithms throughout.
     """
     named = (out_a, "out_a"), (lse_a, "lse_a"), (out_b, "out_b"), (lse_b, "lse_b")
     arrays, as_tensor = to_arrays(*named)

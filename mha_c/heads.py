@@ -35,12 +35,19 @@ _LESS_IS_MORE = ("entropy",)  # a head that looks everywhere has the highest ent
 
 
 class Importance:
-    """What `importance` measured: `scores`, one array per method over `names`; shows itself as a table.
+    """What `importance` measured; shows itself as a table.
 
-    names     the heads, in order: numbers for a single layer, pairs (layer's name, number) for a model
-    scores    {method: (len(names),) array}
-    baseline  the mean loss with all heads; None where no loss was given
+    Parameters
+    ----------
+    names : list
+        The heads, in order: numbers for a single layer, pairs (layer's name, number) for a model.
+    scores : dict
+        {method: (len(names),) array}.
+    baseline : float, optional
+        The mean loss with all heads; None where no loss was given.
 
+    Examples
+    --------
     >>> found = Importance([0, 1], {"ablation": np.array([0.5, 0.125])}, baseline=1.0)
     >>> found
     head importance, loss with all heads 1
@@ -55,16 +62,35 @@ class Importance:
         self.names, self.scores, self.baseline = list(names), dict(scores), baseline
 
     def ranked(self, method: Optional[str] = None) -> list[Any]:
-        """`names`, the least important head first: what to hand to `prune`, as far as one dares.
+        """The names, the least important head first: what to hand to `prune`, as far as one dares.
 
-        method  one of those measured; the first if not given.  For "entropy" the highest comes first.
+        Parameters
+        ----------
+        method : str, optional
+            One of those measured; the first if not given.  For "entropy" the highest comes first.
+
+        Returns
+        -------
+        list
+            Of `names`.
         """
         scores = self._column(method)
         order = np.argsort(-scores if (method or next(iter(self.scores))) in _LESS_IS_MORE else scores, kind="stable")
         return [self.names[i] for i in order]
 
     def chart(self, **options: Any) -> Figure:
-        """A bar chart, one panel per method, as a matplotlib Figure; `figsize` in inches.  Needs mha_c[viz]."""
+        """A bar chart, one panel per method.  Needs mha_c[viz].
+
+        Parameters
+        ----------
+        **options : Any
+            Those of `mha_c.viz.show_bars`, such as `figsize` in inches.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The chart.
+        """
         from .viz.bars import show_bars
 
         one_layer = len({name[0] for name in self.names if isinstance(name, tuple)}) < 2
@@ -108,29 +134,51 @@ def importance(
 ) -> Importance:
     """How much each head of a layer, or of all layers of a model, matters on some data.
 
-    model   a MultiHeadAttention (mha_c, mha_c.torch, d2l) or variants.MultiHeadedSelfAttention; a torch model that
-            holds such modules; for NumPy any object, dict or list that holds such layers
-    data    one batch, a tuple (or a dict, or an array), or a list of batches or other iterable over them
-    loss    loss(model, batch) gives the loss, a number (torch: a tensor); for "gradient" in NumPy it also goes back,
-            that is it calls `backward` of the layers.  Not given: model(*batch) is called
-    method  one of METHODS, or several of them; "all" for all that `data` and `loss` allow:
-
-      "ablation"    how much the mean loss grows if the head's output is replaced by 0.  Without a loss: how much the
-                    output changes, |without - with| / |with|
-      "gradient"    the mean over the examples of |d loss / d gate|, where the gate is a factor 1 on the head's
-                    output: one backward pass where ablation needs a forward pass per head.  Needs a loss
-      "entropy"     of the head's weights in bits, mean over all queries: 0 = looks at one key
-      "confidence"  the largest weight of a query, mean over all queries
-
-    per_example   for "gradient": every example by itself, as the definition asks (opposite signs must not cancel);
-                  False takes each batch as one example, which is faster
-
     Nothing is dropped meanwhile: torch models are in eval mode, and NumPy layers in training mode without dropout if
     there is a loss.  Parameters, gradients and modes are afterwards what they were.
 
-    Errors: ValueError for a method that needs a loss without one, for layers whose sizes are still open, for data
-    without a batch; TypeError for a model without such layers.
+    Parameters
+    ----------
+    model : layer or model
+        A MultiHeadAttention (mha_c, mha_c.torch, d2l) or variants.MultiHeadedSelfAttention; a torch model that holds
+        such modules; for NumPy any object, dict or list that holds such layers.
+    data : batch, or iterable of batches
+        One batch, a tuple (or a dict, or an array), or a list of batches or other iterable over them.
+    method : str or list of str
+        One of METHODS, or several of them; "all" for all that `data` and `loss` allow.
 
+        "ablation": how much the mean loss grows if the head's output is replaced by 0.  Without a loss: how much the
+        output changes, norm(without - with) / norm(with).
+        "gradient": the mean over the examples of the size of d loss / d gate, where the gate is a factor 1 on the
+        head's output: one backward pass where ablation needs a forward pass per head.  Needs a loss.
+        "entropy": of the head's weights in bits, mean over all queries: 0 = looks at one key.
+        "confidence": the largest weight of a query, mean over all queries.
+    loss : function, optional
+        A call loss(model, batch) gives the loss, a number (torch: a tensor); for "gradient" in NumPy it also goes back,
+        that is it calls `backward` of the layers.  Not given: model(*batch) is called.
+    per_example : bool
+        For "gradient": every example by itself, as the definition asks (opposite signs must not cancel); False takes
+        each batch as one example, which is faster.
+
+    Returns
+    -------
+    Importance
+        One array of scores per method; shows itself as a table.
+
+    Raises
+    ------
+    ValueError
+        For a method that needs a loss without one, for layers whose sizes are still open, for data without a batch.
+    TypeError
+        For a model without such layers.
+
+    Notes
+    -----
+    Source: Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?" (ablation, gradient); Voita et
+    al. 2019, "Analyzing multi-head self-attention" (confidence).
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
     >>> x = np.random.default_rng(0).standard_normal((2, 3, 8))
@@ -142,9 +190,6 @@ def importance(
     ...     return (error**2).mean()
     >>> mha_c.heads.importance(mha, (x, y), "gradient", loss=loss).scores["gradient"].shape
     (2,)
-
-    Source: Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?" (ablation, gradient); Voita et
-    al. 2019, "Analyzing multi-head self-attention" (confidence).
     """
     methods = _methods(method, loss)
     layers = _headed.find(model)
@@ -172,30 +217,46 @@ def importance(
 
 
 def prune(model: Any, heads: Any) -> Any:
-    """Takes heads out of a layer, or out of the layers of a model, and gives it back.  The layer is changed.
-
-    model   as in `importance`
-    heads   for a layer the numbers of the heads to take out; for a model pairs (layer's name, number), or
-            {layer's name: numbers}.  What `Importance.ranked` gives, cut where you want
+    """Take heads out of a layer, or out of the layers of a model, and give it back.  The layer is changed.
 
     W_q, W_k and W_v lose the heads' rows, W_o their columns: fewer parameters, less work, and the same size of the
     result.  The remaining heads' weights and outputs are what they were; the result is that of the whole layer with
     the outputs of the heads taken out replaced by 0.  Keep the whole layer with copy.deepcopy before.
 
+    Parameters
+    ----------
+    model : layer or model
+        As in `importance`.
+    heads : list or dict
+        For a layer the numbers of the heads to take out; for a model pairs (layer's name, number), or
+        {layer's name: numbers}.  What `Importance.ranked` gives, cut where you want.
+
+    Returns
+    -------
+    layer or model
+        The same object.
+
+    Raises
+    ------
+    ValueError
+        For a head that is not there, for taking out all heads of a layer, for open sizes.
+    TypeError
+        For torch.nn.MultiheadAttention, whose heads must fill embed_dim.  Nothing has changed then.
+
+    Notes
+    -----
     Gradients and what `backward` would need are forgotten; an optimizer has to be made anew (torch: the parameters
     are new objects).  A layer that other threads are calling must not be pruned.
+    Source: Michel, Levy and Neubig 2019.
 
-    Errors: ValueError for a head that is not there, for taking out all heads of a layer, for open sizes; TypeError
-    for torch.nn.MultiheadAttention, whose heads must fill embed_dim.  Nothing has changed then.
-
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> mha = mha_c.MultiHeadAttention(8, 8, 8, 8, 4, 0.1, rng=0)
     >>> mha_c.heads.prune(mha, [0, 2]).W_q, mha.W_o
     (Linear(in_features=8, out_features=4, bias=False), Linear(in_features=4, out_features=8, bias=False))
     >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
     ((1, 3, 8), 2)
-
-    Source: Michel, Levy and Neubig 2019.
     """
     layers = _headed.find(model)
     removed = _chosen(heads, layers)

@@ -34,11 +34,22 @@ __dir__ = __all__.copy  # what dir() and completion show
 class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
-    DotProductAttention(dropout), with the keyword-only arguments of `MultiHeadAttention`.
-
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None)
     gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
 
+    Parameters
+    ----------
+    dropout : float
+        Probability in 0..1 with which a weight is dropped, in training mode only.
+    dtype, rng, empty_rows : as in `MultiHeadAttention`
+        Keyword-only.
+
+    Notes
+    -----
+    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> queries, keys = np.ones((2, 1, 2)), np.ones((2, 10, 2))
     >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
@@ -49,8 +60,6 @@ class DotProductAttention(DecodingLayer):
            [[10., 11., 12., 13.]]])
     >>> attention.attention_weights.shape
     (2, 1, 10)
-
-    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class DotProductAttention(DecodingLayer):
 
     @property
     def dropout(self) -> Dropout:
+        """The layer's dropout: its probability `p`."""
         return self._dropout
 
     def _children(self) -> Iterable[tuple[str, Any]]:
@@ -76,13 +86,33 @@ class MultiHeadAttention(DecodingLayer):
         MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
                                                                                 d2l 0.16-0.17, TensorFlow
 
-    num_hiddens, num_heads   features of the result; num_heads divides them
-    dropout      probability in 0..1 with which a weight is dropped, in training mode only
-    bias         whether the four projections add a bias (`use_bias` means the same)
-    dtype        float32 or float64: type of the parameters
-    rng          None, a whole number or a numpy.random.Generator: for the first weights, and for dropout
-    empty_rows   what a query whose length is <= 0 gets: "uniform", the mean over all keys, as in d2l; or "zero"
+    Parameters
+    ----------
+    *sizes : int, int, float
+        Those of one of the forms: key_size, query_size, value_size, features of the inputs (open until the first call
+        in the first form); num_hiddens, features of the result; num_heads, which divides them; dropout, the probability
+        in 0..1 with which a weight is dropped, in training mode only; bias, whether the four projections add one.
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        For the first weights, and for dropout.
+    empty_rows : {"uniform", "zero"}
+        What a query whose length is <= 0 gets: "uniform", the mean over all keys, as in d2l; or "zero".
+    **named : Any
+        The same sizes by name; `use_bias` means `bias`.
 
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together; a ValueError.
+    TypeError
+        Where types differ or are others than these.
+    ValueError
+        Where a number or a length is none that is allowed, as a num_hiddens that num_heads does not divide.  Nothing
+        has changed then.
+
+    Notes
+    -----
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None)
     gives (B, Q, num_hiddens).
 
@@ -98,10 +128,11 @@ class MultiHeadAttention(DecodingLayer):
     `state_dict`, `load_state_dict`; for training `backward`, `parameters`, `zero_grad`.  Several threads may call
     one layer at once.
 
-    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where
-    types differ or are others than these, ValueError where a number or a length is none that is allowed, as a
-    num_hiddens that num_heads does not divide.  Nothing has changed then.
+    Unlike d2l: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> X = np.ones((2, 4, 100), dtype=np.float32)
     >>> Y = np.ones((2, 6, 100), dtype=np.float32)
@@ -110,9 +141,6 @@ class MultiHeadAttention(DecodingLayer):
     (2, 4, 100)
     >>> mha.attention_weights.shape
     (2, 5, 4, 6)
-
-    Unlike d2l: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
-    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
@@ -155,10 +183,12 @@ class MultiHeadAttention(DecodingLayer):
 
     @property
     def num_hiddens(self) -> int:
+        """Features of the result."""
         return self._num_hiddens
 
     @property
     def num_heads(self) -> int:
+        """H, how many heads."""
         return self._num_heads
 
     @property
@@ -171,13 +201,31 @@ class MultiHeadAttention(DecodingLayer):
         """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
 
         Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
-        A tensor if the call's inputs were tensors.  AttributeError before the first call; RuntimeError where
-        the instruction set is another than in the call (a pickle from another kind of CPU).
+        A tensor if the call's inputs were tensors.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call.
+        RuntimeError
+            Where the instruction set is another than in the call (a pickle from another kind of CPU).
         """
         weights: Array = like_input(*self._weights())
         return weights
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
+        """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
+
+        Parameters
+        ----------
+        mode : bool
+            False: as `eval`.
+
+        Returns
+        -------
+        MultiHeadAttention
+            The layer itself.
+        """
         self._attention.train(mode)
         return super().train(mode)
 
@@ -186,9 +234,22 @@ class MultiHeadAttention(DecodingLayer):
     @overload
     def transpose_qkv(self, X: Any) -> Any: ...
     def transpose_qkv(self, X: Any) -> Any:
-        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads.  Not needed by the layer.
+        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).  Not needed by the layer.
 
-        ShapeError where X has another shape.
+        Parameters
+        ----------
+        X : array_like (B, T, num_hiddens)
+            Projected queries, keys or values.
+
+        Returns
+        -------
+        array (B*H, T, num_hiddens/H)
+            Row b*H + h is head h of item b.
+
+        Raises
+        ------
+        ShapeError
+            Where X has another shape.
         """
         return masking.transpose_qkv(X, self._num_heads)
 
@@ -197,7 +258,23 @@ class MultiHeadAttention(DecodingLayer):
     @overload
     def transpose_output(self, X: Any) -> Any: ...
     def transpose_output(self, X: Any) -> Any:
-        """The reverse of `transpose_qkv`; ShapeError where X has another shape."""
+        """The reverse of `transpose_qkv`.
+
+        Parameters
+        ----------
+        X : array_like (B*H, T, num_hiddens/H)
+            The heads.
+
+        Returns
+        -------
+        array (B, T, num_hiddens)
+            All heads' features side by side.
+
+        Raises
+        ------
+        ShapeError
+            Where X has another shape.
+        """
         return masking.transpose_output(X, self._num_heads)
 
     def _children(self) -> Iterable[tuple[str, Any]]:
@@ -205,7 +282,10 @@ class MultiHeadAttention(DecodingLayer):
 
 
 class ProjectedKeys:
-    """Keys that have been through W_k of one AdditiveAttention; see `AdditiveAttention.project_keys`."""
+    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
+
+    Not made by hand.
+    """
 
     __slots__ = ("_array", "_as_tensor", "_n_projected", "_valid_lens", "_weight")
 
@@ -215,7 +295,7 @@ class ProjectedKeys:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(B, K, num_hiddens)"""
+        """Sizes (B, K, num_hiddens)."""
         shape: tuple[int, ...] = self._array.shape
         return shape
 
@@ -235,12 +315,27 @@ class AdditiveAttention(DecodingLayer):
         AdditiveAttention(num_hiddens, dropout)                         d2l 1.0, mxnet
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17, TensorFlow
 
-    with the keyword-only arguments of `MultiHeadAttention` (dtype, rng, empty_rows).
-
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
     *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
-    may also be what `project_keys` gave.  Parameters: `W_k`, `W_q`, `w_v`.
+    may also be what `project_keys` gave.
 
+    Parameters
+    ----------
+    *sizes : int, float
+        Those of one of the forms: key_size, query_size, features of keys and queries (open until the first call in the
+        first form); num_hiddens, features of their sum; dropout.
+    dtype, rng, empty_rows : as in `MultiHeadAttention`
+        Keyword-only.
+    **named : Any
+        The same sizes by name.
+
+    Notes
+    -----
+    Parameters: `W_k`, `W_q`, `w_v`.  Unlike d2l's, it never builds the (B, Q, K, num_hiddens) array of features.
+    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> queries, keys = np.ones((2, 1, 20)), np.ones((2, 10, 2))
     >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
@@ -249,9 +344,6 @@ class AdditiveAttention(DecodingLayer):
     array([[[ 2.,  3.,  4.,  5.]],
     <BLANKLINE>
            [[10., 11., 12., 13.]]])
-
-    Unlike d2l's, it never builds the (B, Q, K, num_hiddens) array of features.
-    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
@@ -279,25 +371,45 @@ class AdditiveAttention(DecodingLayer):
 
     @property
     def dropout(self) -> Dropout:
+        """The layer's dropout: its probability `p`."""
         return self._dropout
 
     def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeys:
         """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
 
-        keys (B, K, key_size).  The result takes the place of `keys` in a call, which then skips W_k and gives
-        the same numbers.  valid_lens ((B,) or (B, Q)), if given, holds for the calls that give none of their
-        own, and keys beyond the longest length are not read; a call may not look beyond them.
-        Once W_k has another weight, a call refuses the result (ValueError): project again.  ShapeError where keys or
-        valid_lens have no such shape, TypeError where they hold no such numbers.
+        Parameters
+        ----------
+        keys : array_like (B, K, key_size)
+            What a call would be given.
+        valid_lens : numbers (B,) or (B, Q), optional
+            Hold for the calls that give none of their own, and keys beyond the longest length are not read; a call may
+            not look beyond them.
 
+        Returns
+        -------
+        ProjectedKeys
+            Takes the place of `keys` in a call, which then skips W_k and gives the same numbers.  Once W_k has another
+            weight, a call refuses it (ValueError): project again.
+
+        Raises
+        ------
+        ShapeError
+            Where keys or valid_lens have no such shape.
+        TypeError
+            Where they hold no such numbers.
+
+        Notes
+        -----
+        d2l has no such call and projects the keys again at each step.
+
+        Examples
+        --------
         >>> import numpy as np, mha_c
         >>> attention = mha_c.AdditiveAttention(num_hiddens=8, dropout=0.1, rng=0)
         >>> encoder_outputs = np.ones((2, 10, 16), dtype=np.float32)
         >>> keys = attention.project_keys(encoder_outputs, valid_lens=[2, 6])
         >>> attention(np.ones((2, 1, 20), dtype=np.float32), keys, encoder_outputs).shape
         (2, 1, 16)
-
-        d2l has no such call and projects the keys again at each step.
         """
         (array,), as_tensor = to_arrays((keys, "keys"))
         if floats(array, "keys").ndim != 3:

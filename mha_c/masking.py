@@ -30,20 +30,40 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ..
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
 
-    X           scores (B, Q, K), float32 or float64; any shape if valid_lens is None
-    valid_lens  None, (B,) or (B, Q), integers or floats (rounded up)
-    empty_rows  a row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0 ("zero")
+    Parameters
+    ----------
+    X : array_like (B, Q, K), float32 or float64
+        Scores; of any shape if valid_lens is None.
+    valid_lens : None, or numbers (B,) or (B, Q)
+        How many elements count: integers, or floats, which are rounded up.
+    empty_rows : {"uniform", "zero"}
+        A row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0.
 
+    Returns
+    -------
+    array of X's shape and type
+        The weights; a tensor if X is one.
+
+    Raises
+    ------
+    ShapeError
+        Where valid_lens has another shape.
+    TypeError
+        Where X or valid_lens hold other types.
+    ValueError
+        Where a length is NaN or infinite or `empty_rows` is another word.
+
+    Notes
+    -----
+    Unlike d2l's, it leaves X alone and never reads what is masked.  Source: d2l 11.3.1.
+
+    Examples
+    --------
     >>> import mha_c
     >>> mha_c.masked_softmax([[[0.0, 0.0, 9.0]], [[0.0, 0.0, 0.0]]], [2, 3]).round(3)
     array([[[0.5  , 0.5  , 0.   ]],
     <BLANKLINE>
            [[0.333, 0.333, 0.333]]])
-
-    ShapeError where valid_lens has another shape, TypeError where X or valid_lens hold other types, ValueError
-    where a length is NaN or infinite or `empty_rows` is another word.
-
-    Unlike d2l's, it leaves X alone and never reads what is masked.  Source: d2l 11.3.1.
     """
     (scores,), as_tensor = to_arrays((X, "X"))
     lens = to_lengths(valid_lens)
@@ -61,19 +81,39 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`.
 
-    X          (B, T) or (B, T, ...), of any type
-    valid_len  (B,), integers or floats (rounded up)
-    value      a real number that X's type can hold
+    Parameters
+    ----------
+    X : array_like (B, T) or (B, T, ...), of any type
+        One sequence a row.
+    valid_len : numbers (B,)
+        How many steps count: integers, or floats, which are rounded up.
+    value : number
+        A real number that X's type can hold.
 
+    Returns
+    -------
+    array of X's shape and type
+        The copy.
+
+    Raises
+    ------
+    ShapeError
+        Where shapes are others.
+    TypeError
+        Where a length or `value` is no number.
+    ValueError
+        Where X cannot hold `value` or a length is NaN or infinite.
+
+    Notes
+    -----
+    Unlike d2l's for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
+
+    Examples
+    --------
     >>> import mha_c
     >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
     array([[1, 0, 0],
            [4, 5, 0]])
-
-    ShapeError where shapes are others, TypeError where a length or `value` is no number, ValueError where X cannot hold
-    `value` or a length is NaN or infinite.
-
-    Unlike d2l's for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
     """
     (array,), as_tensor = to_arrays((X, "X"))
     lens = np.asarray(to_lengths(valid_len))
@@ -98,14 +138,36 @@ def transpose_qkv(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
 @overload
 def transpose_qkv(X: Any, num_heads: int) -> Any: ...
 def transpose_qkv(X: Any, num_heads: int) -> Any:
-    """(B, T, H*d) -> (B*H, T, d): splits the features into H heads; row b*H + h is head h of item b.
+    """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
 
+    Parameters
+    ----------
+    X : array_like (B, T, H*d)
+        Projected queries, keys or values.
+    num_heads : int
+        H, at least 1.
+
+    Returns
+    -------
+    array (B*H, T, d)
+        The heads; the layers do not need it: to them, heads are strides.
+
+    Raises
+    ------
+    ShapeError
+        Where X has another rank or num_heads does not divide its last axis.
+    TypeError, ValueError
+        Where num_heads is no whole number >= 1.
+
+    Notes
+    -----
+    Source: d2l 11.5.2.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> mha_c.transpose_qkv(np.zeros((2, 4, 100)), num_heads=5).shape
     (10, 4, 20)
-
-    ShapeError where X has another rank or num_heads does not divide its last axis; TypeError and ValueError where
-    num_heads is no whole number >= 1.  The layers do not need it: to them, heads are strides.  Source: d2l 11.5.2.
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")
@@ -123,14 +185,36 @@ def transpose_output(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
 @overload
 def transpose_output(X: Any, num_heads: int) -> Any: ...
 def transpose_output(X: Any, num_heads: int) -> Any:
-    """(B*H, T, d) -> (B, T, H*d): the reverse of `transpose_qkv`.
+    """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
 
+    Parameters
+    ----------
+    X : array_like (B*H, T, d)
+        The heads.
+    num_heads : int
+        H, at least 1.
+
+    Returns
+    -------
+    array (B, T, H*d)
+        The features of all heads side by side.
+
+    Raises
+    ------
+    ShapeError
+        Where X has another rank or num_heads does not divide its first axis.
+    TypeError, ValueError
+        Where num_heads is no whole number >= 1.
+
+    Notes
+    -----
+    Source: d2l 11.5.2.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> mha_c.transpose_output(np.zeros((10, 4, 20)), num_heads=5).shape
     (2, 4, 100)
-
-    ShapeError where X has another rank or num_heads does not divide its first axis; TypeError and ValueError where
-    num_heads is no whole number >= 1.  Source: d2l 11.5.2.
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")

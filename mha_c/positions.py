@@ -27,26 +27,50 @@ __dir__ = __all__.copy  # what dir() and completion show
 class PositionalEncoding:
     """X plus sines and cosines of each step's position, then dropout: the book's way to tell steps apart.
 
-    PositionalEncoding(num_hiddens, dropout, max_len=1000), keyword-only rng.  num_hiddens is even.
-
     Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
     `start` is the position of the first step: a whole number, or (B,) of them, such as the lengths of a cache when
     decoding; start + T may not exceed max_len.  In training mode (`train()`) numbers are dropped, and `backward`
     leads the gradient of the last call back to X.
 
-    P   (1, max_len, num_hiddens), float64: P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)), P[0, i, 2j + 1] its cosine
+    Parameters
+    ----------
+    num_hiddens : int
+        Features of X, an even number.
+    dropout : float
+        Probability in 0..1 with which a number of the sum is dropped, in training mode only.
+    max_len : int
+        How many positions there are.
+    rng : None, int or numpy.random.Generator
+        For dropout.
 
+    Attributes
+    ----------
+    P : ndarray (1, max_len, num_hiddens), float64
+        P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)), P[0, i, 2j + 1] its cosine.
+
+    Raises
+    ------
+    ShapeError
+        Where X has another shape.
+    TypeError
+        Where X has another type.
+    ValueError
+        For an odd num_hiddens and for steps beyond max_len.
+
+    Notes
+    -----
+    Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
+    and can begin at a later position, without which a model that decodes step by step gives every token position 0.
+    Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> encoding = mha_c.PositionalEncoding(num_hiddens=4, dropout=0)
     >>> encoding(np.zeros((1, 3, 4))).round(3)[0]
     array([[ 0.   ,  1.   ,  0.   ,  1.   ],
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]])
-
-    Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
-    and can begin at a later position, without which a model that decodes step by step gives every token position 0.
-    ShapeError where X has another shape, TypeError where it has another type, ValueError for an odd num_hiddens and
-    for steps beyond max_len.  Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
     """
 
     training = False
@@ -88,7 +112,18 @@ class PositionalEncoding:
     @overload
     def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
-        """The gradient of X, from that of what the last call in training mode returned."""
+        """The gradient of X, from that of what the last call in training mode returned.
+
+        Parameters
+        ----------
+        grad_output : array of the result's shape and type
+            The gradient of a loss with respect to the result.
+
+        Returns
+        -------
+        array of the same shape
+            The gradient with respect to X.
+        """
         if self._kept is None:
             raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
         (grad,), as_tensor = to_arrays((grad_output, "grad_output"))
@@ -99,12 +134,29 @@ class PositionalEncoding:
         return like_input(grad.copy() if kept is None else grad * kept.astype(grad.dtype), as_tensor)
 
     def train(self, mode: bool = True) -> PositionalEncoding:
-        """In the calls to come, drop numbers and keep what `backward` needs."""
+        """In the calls to come, drop numbers and keep what `backward` needs.
+
+        Parameters
+        ----------
+        mode : bool
+            False: as `eval`.
+
+        Returns
+        -------
+        PositionalEncoding
+            The layer itself.
+        """
         self.training = _arguments.flag(mode, "mode")
         return self
 
     def eval(self) -> PositionalEncoding:
-        """Drop nothing in the calls to come."""
+        """Drop nothing in the calls to come.
+
+        Returns
+        -------
+        PositionalEncoding
+            The layer itself.
+        """
         return self.train(False)
 
     def __repr__(self) -> str:
@@ -139,15 +191,38 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """Queries or keys turned by their positions, so that a dot product of two depends on their distance only.
 
-    x            (B, [H,] T, D), float32 or float64, D even; the result has its shape and type
-    positions    (T,) or (B, T) numbers, whole or not; negative ones turn back
-    base         pair i is turned by the angle position * base**(-2i / D)
-    interleaved  False: feature i is turned together with i + D/2 (halves: GPT-NeoX, Llama); True: 2i with 2i + 1
-                 (neighbours: the paper, GPT-J)
+    Parameters
+    ----------
+    x : array_like (B, [H,] T, D), float32 or float64
+        Queries or keys; D is even.
+    positions : numbers (T,) or (B, T)
+        Whole or not; negative ones turn back.
+    base : float
+        Pair i is turned by the angle position * base**(-2i / D).
+    interleaved : bool
+        False: feature i is turned together with i + D/2 (halves: GPT-NeoX, Llama); True: 2i with 2i + 1 (neighbours:
+        the paper, GPT-J).
 
-    Angles are float64, whatever x is.  ShapeError where shapes are others, TypeError where x or positions hold no such
-    numbers, ValueError where base is not above 0 or a position not finite.
+    Returns
+    -------
+    array of x's shape and type
+        The turned ones; angles are float64, whatever x is.
 
+    Raises
+    ------
+    ShapeError
+        Where shapes are others.
+    TypeError
+        Where x or positions hold no such numbers.
+    ValueError
+        Where base is not above 0 or a position not finite.
+
+    Notes
+    -----
+    Source: Su et al. 2021, RoFormer; ONNX RotaryEmbedding has the same meaning of `interleaved`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> q, k = np.ones((2, 1, 1, 4))
@@ -155,8 +230,6 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     ...     return (functional.rotary(q, [i]) * functional.rotary(k, [j])).sum().round(6)
     >>> bool(score(3, 1) == score(12, 10))
     True
-
-    Source: Su et al. 2021, RoFormer; ONNX RotaryEmbedding has the same meaning of `interleaved`.
     """
     (array,), as_tensor = to_arrays((x, "x"))
     return like_input(_turned(array, "x", _angles(array, "x", positions, base), interleaved), as_tensor)
@@ -171,8 +244,20 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """The gradient of x, from that of `rotary(x, positions, base, interleaved)`: the same turn backwards.
 
-    Errors are those of `rotary`.
+    Parameters
+    ----------
+    grad_out : array of x's shape and type
+        The gradient of a loss with respect to the result of `rotary`.
+    positions, base, interleaved : as in the call of `rotary`
+        Errors are those of `rotary`, too.
 
+    Returns
+    -------
+    array of the same shape and type
+        The gradient of x.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import functional
     >>> x = np.ones((1, 2, 4))
@@ -223,18 +308,37 @@ def _turned(x: Array, name: str, angles: Array, interleaved: Any) -> Array:
 
 
 def alibi_slopes(num_heads: int) -> Array:
-    """The slopes (H,) of ALiBi, float64: head h adds -slope[h] * |j - i| to the score of query i and key j.
+    """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
     For a power of 2 they are 2**(-8/H), 2**(-16/H), ..., 2**-8; otherwise those of the next smaller power, and then
-    every other one of the next larger.  As a table of relative biases (H, 2R + 1):
-    -slopes[:, None] * abs(arange(-R, R + 1)).
+    every other one of the next larger.
 
+    Parameters
+    ----------
+    num_heads : int
+        H, at least 1.
+
+    Returns
+    -------
+    ndarray (H,), float64
+        As a table of relative biases (H, 2R + 1): -slopes[:, None] * abs(arange(-R, R + 1)).
+
+    Raises
+    ------
+    TypeError
+        Where num_heads is no whole number.
+    ValueError
+        Where it is below 1.
+
+    Notes
+    -----
+    Source: Press, Smith and Lewis 2021, "Train short, test long", and the slopes of its published code.
+
+    Examples
+    --------
     >>> from mha_c import functional
     >>> functional.alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
-
-    TypeError where num_heads is no whole number, ValueError where it is below 1.
-    Source: Press, Smith and Lewis 2021, "Train short, test long", and the slopes of its published code.
     """
     heads = _arguments.whole(num_heads, "num_heads")
     power = 2 ** (heads.bit_length() - 1)
@@ -244,19 +348,44 @@ def alibi_slopes(num_heads: int) -> Array:
 
 
 def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Array:
-    """T5's bucket (an int64 number in 0..num_buckets - 1) of each distance j - i of a key j from a query i.
+    """T5's bucket of each distance j - i of a key j from a query i.
 
     Near distances have buckets of their own, farther ones share them in logarithmic steps up to max_distance, and all
-    beyond share the last.  Bidirectional: one half of the buckets for earlier keys, one for later keys; else later
-    keys share bucket 0.  With T5's learned table E (num_buckets, H), a table of relative biases (H, 2R + 1) is
-    E[t5_buckets(arange(-R, R + 1))].T, exact for any length once R >= max_distance.
+    beyond share the last.
 
+    Parameters
+    ----------
+    distances : array_like of whole numbers
+        Of any shape.
+    num_buckets : int
+        How many there are.
+    max_distance : int
+        From here on all share the last bucket.
+    bidirectional : bool
+        True: one half of the buckets for earlier keys, one for later keys; False: later keys share bucket 0.
+
+    Returns
+    -------
+    ndarray of the same shape, int64
+        Numbers in 0..num_buckets - 1.  With T5's learned table E (num_buckets, H), a table of relative biases
+        (H, 2R + 1) is E[t5_buckets(arange(-R, R + 1))].T, exact for any length once R >= max_distance.
+
+    Raises
+    ------
+    TypeError
+        Where distances or one of the numbers are no whole numbers.
+    ValueError
+        Where the numbers leave no buckets.
+
+    Notes
+    -----
+    Source: Raffel et al. 2020, T5, section 2.1, and its published code.
+
+    Examples
+    --------
     >>> from mha_c import functional
     >>> functional.t5_buckets([-200, -20, -3, 0, 3, 20, 200])
     array([15, 10,  3,  0, 19, 26, 31])
-
-    TypeError where distances or one of the numbers are no whole numbers, ValueError where the numbers leave no buckets.
-    Source: Raffel et al. 2020, T5, section 2.1, and its published code.
     """
     at = np.asarray(to_array(distances, "distances"))
     if at.dtype.kind not in "iu":

@@ -34,22 +34,40 @@ RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 class KernelAttention:
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    KernelAttention(kernel="gaussian", width=1.0, *, empty_rows="uniform").  Each weight is
-    kernel(|query - key| / width), divided by the sum of a query's weights:
-
-    "gaussian"      exp(-u**2 / 2)
-    "boxcar"        1 where u < 1, else 0
-    "epanechnikov"  max(0, 1 - u), as in the book ("epanechikov" there); elsewhere that is the triangular kernel,
-                    and Epanechnikov's own is `lambda u: np.maximum(0, 1 - u**2)`
-    "constant"      1
-    a function      of an array of distances / width: numbers >= 0 of the same shape
+    Each weight is kernel(distance of query and key / width), divided by the sum of a query's weights.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with
     queries (Q,), keys (K,), values (K,), as the book has them, gives (Q,).  All float32 or all float64; types and
     valid_lens are those of `MultiHeadAttention`.  Afterwards `attention_weights` is (B, Q, K), or (Q, K).
-    A query without a key of weight above 0 counts as an empty row: "uniform" gives the mean of all its keys' values,
-    "zero" 0.  `width` can be read and assigned.
 
+    Parameters
+    ----------
+    kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
+        Of u = distance / width: exp(-u**2 / 2); 1 where u < 1, else 0; max(0, 1 - u), as in the book ("epanechikov"
+        there; elsewhere that is the triangular kernel, and Epanechnikov's own is
+        `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of them and gives numbers >= 0.
+    width : float
+        The distance that counts as 1, above 0; it can be read and assigned.
+    empty_rows : {"uniform", "zero"}
+        What a query without a key of weight above 0 gets: the mean of all its keys' values, or 0.
+
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together.
+    TypeError
+        Where types are others.
+    ValueError
+        For a width that is not above 0 and for a kernel that is below 0 or NaN.
+
+    Notes
+    -----
+    Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
+    quotient of numbers that have underflowed); weights have queries in rows.  A (B, Q, K) array of distances exists.
+    Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
+
+    Examples
+    --------
     >>> import numpy as np, mha_c
     >>> x, y = np.array([0.0, 1.0, 4.0]), np.array([1.0, 3.0, 5.0])
     >>> attention = mha_c.KernelAttention("boxcar", width=2.0)
@@ -57,12 +75,6 @@ class KernelAttention:
     array([2., 5., 3.])
     >>> attention.attention_weights[0]
     array([0.5, 0.5, 0. ])
-
-    Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
-    quotient of numbers that have underflowed); weights have queries in rows.  A (B, Q, K) array of distances exists.
-    ShapeError where shapes do not fit together, TypeError where types are others, ValueError for a width that is not
-    above 0 and for a kernel that is below 0 or NaN.
-    Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
     """
 
     def __init__(self, kernel: Kernel = "gaussian", width: float = 1.0, *, empty_rows: str = "uniform") -> None:
@@ -73,6 +85,7 @@ class KernelAttention:
 
     @property
     def kernel(self) -> Kernel:
+        """The kernel's name, or the function."""
         return self._kernel
 
     @property

@@ -47,11 +47,28 @@ class _Inputs(NamedTuple):
 class Steps(Page):
     """What `steps` recorded; shows itself as a player.
 
-    scores (Q, K)   q k^T
-    scaled (Q, K)   scores / sqrt(D)
-    masked (Q, K)   scaled, with -1e6 where a key is not to be seen
-    weights (Q, K)  softmax of masked, row by row
-    output (Q, Dv)  weights v
+    Not made by hand.
+
+    Attributes
+    ----------
+    scores : ndarray (Q, K)
+        q k^T.
+    scaled : ndarray (Q, K)
+        Scores / sqrt(D).
+    masked : ndarray (Q, K)
+        Scaled, with -1e6 where a key is not to be seen.
+    weights : ndarray (Q, K)
+        Softmax of masked, row by row.
+    output : ndarray (Q, Dv)
+        Weights times v.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c import teach
+    >>> teach.steps(np.eye(2), np.eye(2), np.eye(2)).weights.round(2)
+    array([[0.67, 0.33],
+           [0.33, 0.67]])
     """
 
     def __init__(self, inputs: _Inputs) -> None:
@@ -72,19 +89,56 @@ class Steps(Page):
         super().__init__("teach", data, "\n".join(lines), data["title"])
 
     def tiles(self, block_size: Optional[int] = None) -> Tiles:
-        """The same attention, one block of keys after another."""
+        """The same attention, one block of keys after another.
+
+        Parameters
+        ----------
+        block_size : int, optional
+            How many keys a tile has.
+
+        Returns
+        -------
+        Tiles
+            What is known after each block.
+        """
         return Tiles(self.inputs, block_size)
 
 
 def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None, example: int = 0) -> Steps:
     """Dot-product attention with every intermediate matrix kept, and a player that shows them.
 
-    q (Q, D), k (K, D), v (K, Dv), or with a batch axis in front, of which `example` is taken; NumPy, torch or lists.
-    valid_lens: None, one length, or one per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
-    tokens: one sentence, or a tuple (query tokens, key tokens).
+    Parameters
+    ----------
+    q, k, v : array_like (Q, D), (K, D), (K, Dv)
+        Or with a batch axis in front, of which `example` is taken; NumPy, torch or lists.
+    valid_lens : optional
+        None, one length, or one per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
+    tokens : optional
+        One sentence, or a tuple (query tokens, key tokens).
+    example : int
+        Which item of a batch.
 
-    ShapeError where shapes do not fit together, TypeError where these are no numbers, ValueError where they are too
-    many to look at, where there is no such example, or where tokens outnumber the rows.
+    Returns
+    -------
+    Steps
+        All matrices; shows itself in a notebook.
+
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together.
+    TypeError
+        Where these are no numbers.
+    ValueError
+        Where they are too many to look at, where there is no such example, or where tokens outnumber the rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c import teach
+    >>> teach.steps(np.eye(2), np.eye(2), np.eye(2), valid_lens=[1, 2]).weights.round(2)
+    array([[1.  , 0.  ],
+           [0.33, 0.67]])
     """
     return Steps(_read(q, k, v, valid_lens, tokens, example))
 
@@ -107,7 +161,10 @@ def softmax(scores: Array) -> Array:
 
 
 class Tile(NamedTuple):
-    """One block of keys, first to last (not included), and what is known after it."""
+    """One block of keys, first to last (not included), and what is known after it.
+
+    Not made by hand.
+    """
 
     first: int
     last: int
@@ -122,7 +179,25 @@ class Tile(NamedTuple):
 
 
 class Tiles(Page):
-    """What `tiles` recorded: `.tiles`, a list of Tile, and `.output` (Q, Dv); shows itself as a player."""
+    """What `tiles` recorded; shows itself as a player.
+
+    Not made by hand.
+
+    Attributes
+    ----------
+    tiles : list of Tile
+        One for each block of keys.
+    output : ndarray (Q, Dv)
+        The result after the last one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c import teach
+    >>> recorded = teach.tiles(np.eye(2), np.eye(4)[:, :2], np.eye(4), block_size=2)
+    >>> [(tile.first, tile.last) for tile in recorded.tiles]
+    [(0, 2), (2, 4)]
+    """
 
     def __init__(self, inputs: _Inputs, block_size: Optional[int] = None) -> None:
         num_queries, num_keys = inputs.q.shape[0], inputs.k.shape[0]
@@ -161,7 +236,27 @@ def tiles(
 ) -> Tiles:
     """Attention over one block of keys after another, keeping only a maximum, a sum and an output per query.
 
-    Arguments and errors as in `steps`; block_size is the number of keys in a tile.
+    Parameters
+    ----------
+    q, k, v, valid_lens : as in `steps`
+        Errors are those of `steps`, too.
+    block_size : int, optional
+        How many keys a tile has.
+    tokens, example : as in `steps`
+        What is shown of it.
+
+    Returns
+    -------
+    Tiles
+        What is known after each block; shows itself in a notebook.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c import teach
+    >>> tiles = teach.tiles(np.eye(2), np.eye(4)[:, :2], np.eye(4), block_size=1)
+    >>> len(tiles.tiles), tiles.output.shape
+    (4, (2, 4))
     """
     return Tiles(_read(q, k, v, valid_lens, tokens, example), block_size)
 

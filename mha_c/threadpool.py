@@ -23,9 +23,19 @@ _registered: list[Any] = []
 
 
 def register() -> None:
-    """Adds mha_c to what `threadpool_limits` and `threadpool_info` work on, in this process; once is enough.
+    """Add mha_c to what `threadpool_limits` and `threadpool_info` work on, in this process; once is enough.
 
-    ImportError if threadpoolctl is not installed (it is no dependency: pip install threadpoolctl).
+    Raises
+    ------
+    ImportError
+        If threadpoolctl is not installed (it is no dependency: pip install threadpoolctl).
+
+    Examples
+    --------
+    >>> import mha_c.threadpool, threadpoolctl
+    >>> mha_c.threadpool.register()
+    >>> "mha_c" in [found["user_api"] for found in threadpoolctl.threadpool_info()]
+    True
     """
     import threadpoolctl
 

@@ -41,18 +41,38 @@ def scaled_dot_product_attention(
 @overload
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]: ...
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
-    """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
+    """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
 
-    query (..., Q, d), key (..., K, d), value (..., K, Dv) -> context (..., Q, Dv), weights (..., Q, K).  Leading
-    axes broadcast.
+    Parameters
+    ----------
+    query : array_like (..., Q, d)
+        All float32 or all float64.
+    key : array_like (..., K, d)
+        Leading axes broadcast.
+    value : array_like (..., K, Dv)
+        One row a key.
 
+    Returns
+    -------
+    context : array (..., Q, Dv)
+        The mean of the values that each query sees.
+    weights : array (..., Q, K)
+        Rows sum to 1.
+
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together.
+    TypeError
+        Where types are others or differ.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import variants
     >>> context, weights = variants.scaled_dot_product_attention(np.ones((5, 3)), np.ones((4, 3)), np.ones((4, 2)))
     >>> context.shape, weights.shape
     ((5, 2), (5, 4))
-
-    ShapeError where shapes do not fit together, TypeError where types are others or differ.
     """
     (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
     for array, name in ((q, "query"), (k, "key"), (v, "value")):
@@ -81,11 +101,26 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
 class MultiHeadedSelfAttention(AttentionLayer):
     """Multi-head self-attention of one argument, four projections without biases.
 
-    MultiHeadedSelfAttention(d_model, num_heads), keyword-only dtype and rng as in MultiHeadAttention; num_heads
-    divides d_model.  Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then
-    (B, num_heads, T, T).  Parameters: `query_projection`, `key_projection`, `value_projection`,
-    `final_linear_layer`.  Errors are those of `MultiHeadAttention`.
+    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
+    Parameters
+    ----------
+    d_model : int
+        Features of x; num_heads divides it.
+    num_heads : int
+        How many heads.
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        For the first weights.
+
+    Notes
+    -----
+    Parameters: `query_projection`, `key_projection`, `value_projection`, `final_linear_layer`.  Errors are those of
+    `MultiHeadAttention`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import variants
     >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(np.ones((1, 3, 8))).shape
@@ -105,6 +140,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
     @property
     def num_heads(self) -> int:
+        """How many heads."""
         return self._num_heads
 
     @overload  # type: ignore[override]
@@ -122,7 +158,18 @@ class MultiHeadedSelfAttention(AttentionLayer):
     @overload
     def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
-        """The gradient of x; everything else as `MultiHeadAttention.backward`."""
+        """The gradient of x; everything else as `MultiHeadAttention.backward`.
+
+        Parameters
+        ----------
+        grad_output : array of the result's shape and type
+            The gradient of a loss with respect to the result.
+
+        Returns
+        -------
+        array of x's shape
+            The gradient with respect to x.
+        """
         grad_queries, grad_keys, grad_values = super().backward(grad_output)
         return grad_queries + grad_keys + grad_values
 
@@ -137,20 +184,37 @@ class MultiHeadedSelfAttention(AttentionLayer):
 class SelfAttentionAISummer(Layer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
-    SelfAttentionAISummer(dim), keyword-only dtype and rng.  Call: layer(x (B, T, dim), mask=None) gives
-    (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary of `keep_mask`; a query that drops
-    everything gets zeros (in the original: NaN).  Scores are scaled by dim**-0.5.
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
+    of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).  Scores are scaled by dim**-0.5.
 
+    Parameters
+    ----------
+    dim : int
+        Features of x.
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        For the first weights.
+
+    Raises
+    ------
+    ShapeError
+        Where x or mask have another shape.
+    TypeError
+        Where they have another type.
+
+    Notes
+    -----
     Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import variants
     >>> causal = np.triu(np.ones((3, 3), dtype=bool), k=1)
     >>> variants.SelfAttentionAISummer(4)(np.ones((2, 3, 4)), mask=causal).shape
     (2, 3, 4)
-
-    ShapeError where x or mask have another shape, TypeError where they have another type.
-    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
     """
 
     to_qvk = Projection()
@@ -174,20 +238,43 @@ class SelfAttentionAISummer(Layer):
 class MultiHeadSelfAttentionAISummer(Layer):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 
-    MultiHeadSelfAttentionAISummer(dim, heads=8, dim_head=None), keyword-only dtype and rng; dim_head is
-    dim // heads unless given.  Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in
-    SelfAttentionAISummer (True = drop).  Scores are scaled by dim_head**-0.5.
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
+    are scaled by dim_head**-0.5.
 
+    Parameters
+    ----------
+    dim : int
+        Features of x.
+    heads : int
+        How many heads.
+    dim_head : int, optional
+        Features of a head; dim // heads unless given.
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        For the first weights.
+
+    Raises
+    ------
+    ShapeError
+        Where x or mask have another shape.
+    TypeError
+        Where they have another type.
+    ValueError
+        Where dim // heads is 0.
+
+    Notes
+    -----
     Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
     query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> from mha_c import variants
     >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(np.ones((2, 3, 16))).shape
     (2, 3, 16)
-
-    Errors are those of SelfAttentionAISummer; ValueError also where dim // heads is 0.
-    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
     """
 
     to_qvk, W_0 = Projection(), Projection()

@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -121,6 +122,15 @@ def test_names_of_the_package_exist(page):
 
 # --- Docstrings ---------------------------------------------------------------------------------------
 
+
+def test_every_public_name_is_documented_as_numpydoc_asks():
+    needs.module("numpydoc"), needs.module("torch"), needs.module("matplotlib"), needs.module("dask.array")
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "tools" / "docstrings.py")
+    docstrings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docstrings)
+    assert list(docstrings.all_complaints()) == []
+
+
 # Those have theirs where they are tested.
 APART = {"mha_c._cost", "mha_c._explain"}
 MODULES = {
@@ -138,6 +148,8 @@ def test_examples_of_docstrings(name):
         needs.module("matplotlib")
     if name == "mha_c.dask":
         needs.module("dask.array")
+    if name == "mha_c.threadpool":
+        needs.module("threadpoolctl")
     with mha_c.set_num_threads(mha_c.get_num_threads()):
         found = doctest.testmod(importlib.import_module(name))
     assert found.attempted and not found.failed

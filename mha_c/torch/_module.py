@@ -118,6 +118,20 @@ class AttentionModule(nn.Module):
         itself and to all before it; valid_lens (B,) says how many of the n count.  In evaluation and without
         gradients: see `new_cache` of the NumPy layers, whose rules and errors these are.
 
+        Parameters
+        ----------
+        batch : int
+            How many items.
+        max_len : int
+            How many steps there is room for.
+
+        Returns
+        -------
+        KeyValueCache
+            An empty one.
+
+        Examples
+        --------
         >>> import torch, mha_c.torch
         >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1).eval()
         >>> cache = mha.new_cache(batch=1, max_len=100)
@@ -133,6 +147,18 @@ class AttentionModule(nn.Module):
         """W_k keys and W_v values, once, for the many calls module(queries, kv) of a decoder on one encoder.
 
         In evaluation and without gradients; otherwise as `project` of the NumPy layers.
+
+        Parameters
+        ----------
+        keys, values : Tensor (B, K, .)
+            What a call would be given.
+        valid_lens : numbers (B,) or (B, Q), optional
+            Hold for the calls that give none of their own.
+
+        Returns
+        -------
+        ProjectedKeyValues
+            Takes the place of both.
         """
         return decoding.project(self, keys, values, valid_lens)
 
@@ -147,6 +173,24 @@ class AttentionModule(nn.Module):
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Tensor:  # fmt: skip
+        """One call of the layer: see the class.
+
+        Parameters
+        ----------
+        queries, keys, values : Tensor (B, Q, .), (B, K, .), (B, K, .)
+            Of the parameters' type.  `keys` may be what `project` gave, and then there are no values.
+        valid_lens : numbers (B,) or (B, Q), optional
+            How many keys count.
+        training : bool, optional
+            Overrides the mode of the dropout for one call.
+        cache : KeyValueCache, optional
+            The steps before: what `new_cache` made.
+
+        Returns
+        -------
+        Tensor
+            (B, Q, .).
+        """
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if type(keys) is ProjectedKeyValues:
@@ -185,7 +229,20 @@ class AttentionModule(nn.Module):
         return float(dropout.p) if (dropout.training if training is None else training) else 0.0
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options."""
+        """The weights of the last call as an interactive page.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            Those of `mha_c.viz.view`.
+
+        Returns
+        -------
+        Page
+            See `mha_c.viz.Page`.
+        """
         from ..viz import view
 
         return view(self, tokens, **options)
@@ -206,7 +263,20 @@ class AttentionModule(nn.Module):
         return super().__getattr__(name)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """As torch's; weights of a wrong shape are a ShapeError too."""
+        """As torch's; weights of a wrong shape are a ShapeError too.
+
+        Parameters
+        ----------
+        state_dict : dict
+            {name: Tensor}.
+        *args, **options : Any
+            As torch's.
+
+        Returns
+        -------
+        NamedTuple
+            As torch's: missing_keys, unexpected_keys.
+        """
         try:
             return super().load_state_dict(state_dict, *args, **options)
         except RuntimeError as error:

@@ -24,13 +24,25 @@ _CALL = ["queries", "keys", "values", "valid_lens"]
 
 
 def convert(module: nn.Module) -> nn.Module:
-    """Replaces the attention modules inside `module`, in place, and returns it (or what stands for it).
+    """Replace the attention modules inside `module`, in place, and return it (or what stands for it).
 
     d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become the classes of
     the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  Parameters stay the very same
     tensors, so optimizers that hold them go on; modes, hooks of the model around them and state_dict keys stay
     too.  Modules with hooks of their own, of unknown subclasses, or with options that we lack, stay as they are.
 
+    Parameters
+    ----------
+    module : nn.Module
+        A model, or an attention module itself.
+
+    Returns
+    -------
+    nn.Module
+        The same model; for an attention module itself, what stands for it.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     >>> type(mha_c.torch.convert(model).self_attn)
@@ -97,8 +109,20 @@ def _has_hooks(module: nn.Module) -> bool:
 def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The state_dict of a d2l or mha_c MultiHeadAttention, renamed for nn.MultiheadAttention.
 
-    Inputs of three equal sizes become `in_proj_weight`; other sizes q_proj_weight and its like (kdim, vdim).
+    Parameters
+    ----------
+    state : dict
+        {name: Tensor}.
+    prefix : str
+        What stands before the names, with its dot.
 
+    Returns
+    -------
+    dict
+        Inputs of three equal sizes become `in_proj_weight`; other sizes q_proj_weight and its like (kdim, vdim).
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> ours = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True)
     >>> theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
@@ -120,8 +144,22 @@ def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tens
 
 
 def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
-    """The reverse: nn.MultiheadAttention's entries under d2l's names.
+    """The reverse of `to_torch_state`: nn.MultiheadAttention's entries under d2l's names.
 
+    Parameters
+    ----------
+    state : dict
+        {name: Tensor}.
+    prefix : str
+        What stands before the names, with its dot.
+
+    Returns
+    -------
+    dict
+        {name: Tensor}, as a MultiHeadAttention loads them.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> theirs = torch.nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
     >>> ours = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0)

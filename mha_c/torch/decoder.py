@@ -14,20 +14,69 @@ if TYPE_CHECKING:
 
 
 class AttentionDecoder(nn.Module):
-    """The book's base class of decoders that show attention weights; abstract.  Source: d2l 11.4 (10.4)."""
+    """The book's base class of decoders that show attention weights; abstract.
+
+    Not made by hand.
+
+    Notes
+    -----
+    Source: d2l 11.4 (10.4).
+    """
 
     def init_state(self, enc_outputs: Any, *args: Any) -> Any:
+        """The state that the first call takes; a subclass says which.
+
+        Parameters
+        ----------
+        enc_outputs : Any
+            What the encoder gave.
+        *args : Any
+            What else a subclass takes.
+
+        Returns
+        -------
+        Any
+            The state.
+        """
         raise NotImplementedError
 
     def forward(self, X: Tensor, state: Any) -> Any:
+        """One call of the decoder; a subclass says how.
+
+        Parameters
+        ----------
+        X : Tensor (B, T)
+            Whole numbers.
+        state : Any
+            What `init_state` or the call before gave.
+
+        Returns
+        -------
+        tuple
+            The scores, and the state for the next call.
+        """
         raise NotImplementedError
 
     @property
     def attention_weights(self) -> Any:
+        """Weights of the last call, a tensor for each step; a subclass has them."""
         raise NotImplementedError
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call, a row for each step: see `mha_c.viz.view` for tokens and options."""
+        """The weights of the last call, a row for each step, as an interactive page.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            Those of `mha_c.viz.view`.
+
+        Returns
+        -------
+        Page
+            See `mha_c.viz.Page`.
+        """
         from ..viz import view
 
         return view(self, tokens, **options)
@@ -36,22 +85,33 @@ class AttentionDecoder(nn.Module):
 class Seq2SeqAttentionDecoder(AttentionDecoder):
     """A GRU over [context ; embedding]; the context is additive attention of its top hidden state on the encoder.
 
-    Seq2SeqAttentionDecoder(vocab_size, embed_size, num_hiddens, num_layers, dropout=0)
+    Parameters
+    ----------
+    vocab_size : int
+        How many words there are.
+    embed_size : int
+        Features of an embedded word.
+    num_hiddens : int
+        Features of a hidden state, as the encoder's.
+    num_layers : int
+        Layers of the GRU.
+    dropout : float
+        Of attention and GRU.
 
-    decoder.init_state((outputs (T, B, num_hiddens), hidden (num_layers, B, num_hiddens)), enc_valid_lens=None)
-    gives the state that the first call takes; forward(X (B, T) whole numbers, state) gives (scores (B, T,
-    vocab_size), the state for the next call).  `attention_weights` is then a list of (B, 1, K), one for each
-    step.  Children: attention, embedding, rnn, dense, as in the book's text.
+    Notes
+    -----
+    `attention_weights` is, after a call, a list of (B, 1, K), one for each step.  Children: attention, embedding, rnn,
+    dense, as in the book's text.  Unlike the book's: the keys go through W_k once for all steps of a call, not at each
+    step.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
 
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> decoder = mha_c.torch.Seq2SeqAttentionDecoder(vocab_size=10, embed_size=8, num_hiddens=16, num_layers=2)
     >>> state = decoder.init_state((torch.zeros(7, 4, 16), torch.zeros(2, 4, 16)), None)
     >>> output, state = decoder(torch.zeros(4, 7, dtype=torch.long), state)
     >>> output.shape, state[0].shape, len(decoder.attention_weights)
     (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
-
-    Unlike the book's: the keys go through W_k once for all steps of a call, not at each step.
-    Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
     """
 
     def __init__(self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0) -> None:
@@ -63,10 +123,42 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         self._attention_weights: list[Tensor] = []
 
     def init_state(self, enc_outputs: Any, enc_valid_lens: Any = None, *args: Any) -> Any:
+        """The state that the first call takes.
+
+        Parameters
+        ----------
+        enc_outputs : tuple
+            Of the encoder: outputs (T, B, num_hiddens), hidden state (num_layers, B, num_hiddens).
+        enc_valid_lens : Tensor (B,), optional
+            How many steps of each sentence count.
+        *args : Any
+            Not used; the book's signature.
+
+        Returns
+        -------
+        tuple
+            The outputs (B, T, num_hiddens), the hidden state, the lengths.
+        """
         outputs, hidden_state = enc_outputs
         return outputs.permute(1, 0, 2), hidden_state, enc_valid_lens
 
     def forward(self, X: Tensor, state: Any) -> Any:
+        """The scores of all words at each step.
+
+        Parameters
+        ----------
+        X : Tensor (B, T)
+            Whole numbers: the words so far.
+        state : tuple
+            What `init_state` or the call before gave.
+
+        Returns
+        -------
+        scores : Tensor (B, T, vocab_size)
+            One row a step.
+        state : tuple
+            For the next call.
+        """
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = enc_outputs if len(embedded) == 1 else self.attention.project_keys(enc_outputs)

@@ -32,18 +32,40 @@ WIDE = {4: np.int32, 8: np.int64}
 
 
 class KeyValueCache(_cache.KeyValueCache):
-    """The projected keys and values of all steps so far: see mha_c.KeyValueCache; `lengths` is a tensor here."""
+    """The projected keys and values of all steps so far: see mha_c.KeyValueCache.
+
+    Parameters
+    ----------
+    batch : int
+        How many items.
+    max_len : int
+        How many steps there is room for.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> mha, x = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.ones(1, 3, 8)
+    >>> cache = mha.new_cache(batch=1, max_len=4)
+    >>> with torch.no_grad():
+    ...     out = mha(x, x, x, cache=cache)
+    >>> cache.lengths
+    tensor([3])
+    """
 
     __slots__ = ("_packed",)
     _packed: Optional[Packed]  # the frozen weights that it was filled with last, whose numbers need no look
 
     @property
     def lengths(self) -> Any:
+        """How many steps each item has: a tensor (B,) of whole numbers, a copy."""
         return torch.from_numpy(self._lengths.copy())
 
 
 class ProjectedKeyValues(_cache.ProjectedKeyValues):
-    """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues."""
+    """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues.
+
+    Not made by hand.
+    """
 
     __slots__ = ("_packed",)
     _packed: Optional[Packed]

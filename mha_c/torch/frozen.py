@@ -51,11 +51,27 @@ def pack(weight: Any) -> Any:
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
     """Inside it, calls of mha_c's attention layers in `model` that record no gradient use weights packed on entering.
 
-    Small batches of large layers save the time of bringing the weights into the kernels' order at each call.  Weights
-    must not change inside: on leaving, each number is compared, and RuntimeError names the weights that did, for then
-    results since the change may have come from the numbers of before.  Outside, every call computes with what the
-    parameters hold at that moment.
+    Small batches of large layers save the time of bringing the weights into the kernels' order at each call.  Outside,
+    every call computes with what the parameters hold at that moment.
 
+    Parameters
+    ----------
+    model : nn.Module
+        With layers of mha_c.torch in it.
+
+    Yields
+    ------
+    nn.Module
+        The same.
+
+    Raises
+    ------
+    RuntimeError
+        On leaving, where a weight has changed inside: each number is compared, and the message names the weights that
+        did, for then results since the change may have come from the numbers of before.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha, x = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.ones(1, 3, 8)
     >>> with torch.no_grad(), mha_c.torch.frozen(mha):

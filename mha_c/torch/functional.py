@@ -95,19 +95,41 @@ def dot_product_attention(
     dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
+    """Attention: softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
 
-    Gradients reach q, k, v, bias, relative_bias and sinks, from the output and from weights and lse, which follow it if
-    asked for.
-    rng     None: torch's generator, so that torch.manual_seed reproduces a run; a torch.Generator; or a whole number
+    Gradients reach q, k, v, bias, relative_bias and sinks, from the output and from weights and lse.
 
+    Parameters
+    ----------
+    q, k, v : Tensor (B, [H,] Q, D), (B, [Hkv,] K, D), (B, [Hkv,] K, Dv)
+        Of one type.
+    valid_lens, keep_mask, bias, causal, window : as in mha_c.functional
+        What each query sees.
+    scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
+        How scores become weights.
+    rng : None, int or torch.Generator
+        None: torch's generator, so that torch.manual_seed reproduces a run.
+    empty_rows : {"zero", "uniform"}
+        What a query without visible keys gets.
+    return_weights, return_lse : bool
+        Also give them.
+
+    Returns
+    -------
+    Tensor (B, [H,] Q, Dv)
+        Then weights and lse, if asked for.
+
+    Notes
+    -----
+    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one; its
+    is_causal=True is causal="top_left".  A row without visible keys is 0 here and has gradient 0.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> q, k, v = torch.randn(3, 1, 4, 5, 8, requires_grad=True)
     >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
     torch.Size([1, 4, 5, 8])
-
-    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one; its
-    is_causal=True is causal="top_left".  A row without visible keys is 0 here and has gradient 0.
     """
     return _attention(q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
                       return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
@@ -151,11 +173,34 @@ def additive_attention(
     dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
     return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """softmax(scale w_v . tanh(W_q q + W_k k) + bias) v: additive (Bahdanau) attention; see mha_c.functional.
+    """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v; see mha_c.functional.
 
-    w_v (h,), W_q (h, query_size), W_k (h, key_size); W_q or W_k is None where q or k is projected already.
     Gradients reach all tensors that require them.
 
+    Parameters
+    ----------
+    q, k, v : Tensor (B, [H,] Q, query_size), (B, [Hkv,] K, key_size), (B, [Hkv,] K, Dv)
+        Of one type.
+    w_v, W_q, W_k : Tensor (h,), (h, query_size), (h, key_size)
+        W_q or W_k is None where q or k is projected already.
+    valid_lens, keep_mask, bias, causal, window : as in mha_c.functional
+        What each query sees.
+    scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
+        How scores become weights.
+    rng : None, int or torch.Generator
+        As in `dot_product_attention`.
+    empty_rows : {"zero", "uniform"}
+        What a query without visible keys gets.
+    return_weights, return_lse : bool
+        Also give them.
+
+    Returns
+    -------
+    Tensor (B, [H,] Q, Dv)
+        Then weights and lse, if asked for.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> q, k, v = torch.zeros(1, 1, 2), torch.zeros(1, 2, 2), torch.tensor([[[1.0], [3.0]]])
     >>> mha_c.torch.functional.additive_attention(q, k, v, w_v=torch.ones(2))
@@ -171,8 +216,24 @@ def additive_attention(
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of a and b together, from the attention over each: (out, lse); see mha_c.functional.
+    """Attention over the keys of a and b together, from the attention over each; see mha_c.functional.
 
+    Parameters
+    ----------
+    out_a, lse_a : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
+        Of a call with return_lse=True.
+    out_b, lse_b : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
+        Of a call for the same queries over other keys.
+
+    Returns
+    -------
+    out : Tensor (B, [H,] Q, Dv)
+        The result over all keys.
+    lse : Tensor (B, [H,] Q)
+        Of both together.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import functional
     >>> q, k, v = torch.randn(3, 1, 6, 4)

@@ -28,18 +28,28 @@ if TYPE_CHECKING:
 class DotProductAttention(AttentionModule):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
-    DotProductAttention(dropout, *, empty_rows="uniform").  Call: attention(queries (B, Q, d), keys (B, K, d),
-    values (B, K, Dv), valid_lens=None, *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those
-    of `MultiHeadAttention`.
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) gives
+    (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
 
+    Parameters
+    ----------
+    dropout : float
+        Probability in 0..1 with which a weight is dropped, in training mode only.
+    empty_rows : {"uniform", "zero"}
+        As in `MultiHeadAttention`.
+
+    Notes
+    -----
+    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> queries, keys = torch.ones(2, 1, 2), torch.ones(2, 10, 2)
     >>> values = torch.arange(40.0).reshape(1, 10, 4).repeat(2, 1, 1)
     >>> attention = mha_c.torch.DotProductAttention(dropout=0.5).eval()
     >>> attention(queries, keys, values, torch.tensor([2, 6])).shape
     torch.Size([2, 1, 4])
-
-    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
     """
 
     def __init__(self, dropout: float, *, empty_rows: EmptyRows = "uniform") -> None:
@@ -74,14 +84,36 @@ class MultiHeadAttention(AttentionModule):
         MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
                                                                                 d2l 0.16-0.17
 
-    and the keyword empty_rows="uniform" (what a query whose length is <= 0 gets: the mean over all keys, as in
-    d2l; or "zero").  `use_bias` means the same as `bias`.  In the first form the projections are nn.LazyLinear
-    until the first call, as in d2l.
+    Parameters
+    ----------
+    *sizes : int, int, float
+        Those of one of the forms: key_size, query_size, value_size, features of the inputs; num_hiddens, features of
+        the result; num_heads, which divides them; dropout; bias.  In the first form the projections are nn.LazyLinear
+        until the first call, as in d2l.
+    empty_rows : {"uniform", "zero"}
+        What a query whose length is <= 0 gets: the mean over all keys, as in d2l; or 0.
+    sequence_group : ProcessGroup, optional
+        Of torch.distributed: each process calls it with its piece of the sequence and gets its piece of the result;
+        valid_lens are those of the whole sequence, and weights are not kept.  Parameters' gradients are those of the
+        piece: add them up.
+    sequence_layout : str
+        How `distributed.split_sequence` has cut the pieces: its `layout`.
+    **named : Any
+        The same sizes by name; `use_bias` means `bias`.
 
-    With sequence_group, a process group of torch.distributed, each process calls it with its piece of the sequence,
-    cut by `distributed.split_sequence` with layout=sequence_layout, and gets its piece of the result; valid_lens are
-    those of the whole sequence, and weights are not kept.  Parameters' gradients are those of the piece: add them up.
+    Raises
+    ------
+    ShapeError
+        Where shapes do not fit together; a ValueError.
+    TypeError
+        Where types differ or tensors are of another kind or device.
+    ValueError
+        Where a number or a length is none that is allowed.
+    RuntimeError
+        For the gradient of the output with respect to attention_weights, which it is computed without.
 
+    Notes
+    -----
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None) gives
     (B, Q, num_hiddens).
 
@@ -95,10 +127,12 @@ class MultiHeadAttention(AttentionModule):
     dropout, computed when first used; where gradients are recorded, a function of inputs and parameters.  Dropout
     draws one seed from torch's generator for each call.
 
-    Errors, each naming the argument: ShapeError (a ValueError) where shapes do not fit together, TypeError where types
-    differ or tensors are of another kind or device, ValueError where a number or a length is none that is allowed.
-    RuntimeError for the gradient of the output with respect to attention_weights, which it is computed without.
+    Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
+    after a training step).  A child replaced by something else, or with hooks, is called as d2l would call it.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
     >>> X, Y = torch.ones(2, 4, 100), torch.ones(2, 6, 100)
@@ -106,10 +140,6 @@ class MultiHeadAttention(AttentionModule):
     torch.Size([2, 4, 100])
     >>> mha.attention_weights.shape
     torch.Size([2, 5, 4, 6])
-
-    Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
-    after a training step).  A child replaced by something else, or with hooks, is called as d2l would call it.
-    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
     """
 
     _slots = tuple(enumerate(("W_q", "W_k", "W_v", "W_o")))
@@ -165,11 +195,33 @@ class MultiHeadAttention(AttentionModule):
         return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
-        """(B, T, num_hiddens) -> (B*H, T, num_hiddens/H): d2l's split into heads."""
+        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
+
+        Parameters
+        ----------
+        X : Tensor (B, T, num_hiddens)
+            Projected queries, keys or values.
+
+        Returns
+        -------
+        Tensor (B*H, T, num_hiddens/H)
+            Row b*H + h is head h of item b.
+        """
         return masking.transpose_qkv(X, self.num_heads)
 
     def transpose_output(self, X: Tensor) -> Tensor:
-        """The reverse of `transpose_qkv`."""
+        """The reverse of `transpose_qkv`.
+
+        Parameters
+        ----------
+        X : Tensor (B*H, T, num_hiddens/H)
+            The heads.
+
+        Returns
+        -------
+        Tensor (B, T, num_hiddens)
+            All heads' features side by side.
+        """
         return masking.transpose_output(X, self.num_heads)
 
     def _inner(self) -> Any:
@@ -203,7 +255,10 @@ class MultiHeadAttention(AttentionModule):
 
 
 class ProjectedKeys:
-    """Keys that have been through W_k of one AdditiveAttention; see `AdditiveAttention.project_keys`."""
+    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
+
+    Not made by hand.
+    """
 
     __slots__ = ("tensor", "valid_lens")
 
@@ -212,7 +267,7 @@ class ProjectedKeys:
 
     @property
     def shape(self) -> torch.Size:
-        """(B, K, num_hiddens)"""
+        """Sizes (B, K, num_hiddens)."""
         return self.tensor.shape
 
     def __repr__(self) -> str:
@@ -227,18 +282,31 @@ class AdditiveAttention(AttentionModule):
         AdditiveAttention(num_hiddens, dropout)                         d2l 1.0
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17
 
-    with the keyword empty_rows of `MultiHeadAttention`.  Call: attention(queries (B, Q, query_size), keys
-    (B, K, key_size), values (B, K, Dv), valid_lens=None, *, training=None) gives (B, Q, Dv).  Arguments, types and
-    errors are those of `MultiHeadAttention`; `keys` may also be what `project_keys` gave.  `attention_weights`
-    is (B, Q, K).  Children in d2l's order: W_k, W_q, w_v, dropout.
+    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
+    training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys` may also be
+    what `project_keys` gave.  `attention_weights` is (B, Q, K).
 
+    Parameters
+    ----------
+    *sizes : int, float
+        Those of one of the forms: key_size, query_size, features of keys and queries; num_hiddens, features of their
+        sum; dropout.
+    empty_rows : {"uniform", "zero"}
+        As in `MultiHeadAttention`.
+    **named : Any
+        The same sizes by name.
+
+    Notes
+    -----
+    Children in d2l's order: W_k, W_q, w_v, dropout.  Unlike d2l's, it never builds the (B, Q, K, num_hiddens) tensor of
+    features, forward or backward.  Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> attention = mha_c.torch.AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1)
     >>> attention(torch.ones(2, 1, 20), torch.ones(2, 10, 2), torch.ones(2, 10, 4), torch.tensor([2, 6])).shape
     torch.Size([2, 1, 4])
-
-    Unlike d2l's, it never builds the (B, Q, K, num_hiddens) tensor of features, forward or backward.
-    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
     """
 
     _slots = (0, "W_q"), (1, "W_k"), (8, "w_v")
@@ -267,9 +335,22 @@ class AdditiveAttention(AttentionModule):
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
         """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
 
-        keys (B, K, key_size).  The result takes the place of `keys` in a call, which then skips W_k; gradients
-        reach keys and W_k through it.  valid_lens, if given, holds for the calls that give none of their own.
-        Project again when W_k has changed.  d2l has no such call and projects the keys at each step.
+        Parameters
+        ----------
+        keys : Tensor (B, K, key_size)
+            What a call would be given.
+        valid_lens : numbers (B,) or (B, Q), optional
+            Hold for the calls that give none of their own.
+
+        Returns
+        -------
+        ProjectedKeys
+            Takes the place of `keys` in a call, which then skips W_k; gradients reach keys and W_k through it.  Project
+            again when W_k has changed.
+
+        Notes
+        -----
+        d2l has no such call and projects the keys at each step.
         """
         (keys,) = plain_inputs(keys)
         materialize((self.W_k, keys))

@@ -20,15 +20,29 @@ if TYPE_CHECKING:
 def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
     """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
 
-    X           scores (B, Q, K); any shape if valid_lens is None
-    valid_lens  None, (B,) or (B, Q), integers or floats (rounded up)
-    empty_rows  a row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0 ("zero")
+    Parameters
+    ----------
+    X : Tensor (B, Q, K)
+        Scores; of any shape if valid_lens is None.
+    valid_lens : numbers (B,) or (B, Q), optional
+        How many elements count: integers, or floats, which are rounded up.
+    empty_rows : {"uniform", "zero"}
+        A row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0.
 
+    Returns
+    -------
+    Tensor of X's shape and type
+        The weights.
+
+    Notes
+    -----
+    Unlike d2l's, it leaves X alone.  Source: d2l 11.3.1.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha_c.torch.masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))
     tensor([[[0.5000, 0.5000, 0.0000, 0.0000]]])
-
-    Unlike d2l's, it leaves X alone.  Source: d2l 11.3.1.
     """
     _arguments.empty_rows(empty_rows)
     if valid_lens is None:
@@ -46,14 +60,32 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
 
 
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
-    """A copy of X (B, T) or (B, T, ...) in which everything at or beyond `valid_len` (B,) along axis 1 is `value`.
+    """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`.
 
+    Parameters
+    ----------
+    X : Tensor (B, T) or (B, T, ...)
+        One sequence a row.
+    valid_len : numbers (B,)
+        How many steps count.
+    value : number
+        What takes the place of the others.
+
+    Returns
+    -------
+    Tensor of X's shape and type
+        The copy.
+
+    Notes
+    -----
+    Unlike d2l's, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha_c.torch.sequence_mask(torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([1, 2]))
     tensor([[1, 0, 0],
             [4, 5, 0]])
-
-    Unlike d2l's, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
     """
     if X.dim() < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
@@ -67,7 +99,30 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
 
 
 def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
-    """(B, T, H*d) -> (B*H, T, d): splits the features into H heads; row b*H + h is head h of item b.  d2l 11.5.2."""
+    """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
+
+    Parameters
+    ----------
+    X : Tensor (B, T, H*d)
+        Projected queries, keys or values.
+    num_heads : int
+        H, at least 1.
+
+    Returns
+    -------
+    Tensor (B*H, T, d)
+        The heads.
+
+    Notes
+    -----
+    Source: d2l 11.5.2.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.transpose_qkv(torch.zeros(2, 4, 100), num_heads=5).shape
+    torch.Size([10, 4, 20])
+    """
     if X.dim() != 3:
         raise ShapeError(f"X must have shape (B, T, num_hiddens), got {tuple(X.shape)}")
     if X.shape[2] % num_heads:
@@ -76,7 +131,30 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
 
 
 def transpose_output(X: Tensor, num_heads: int) -> Tensor:
-    """(B*H, T, d) -> (B, T, H*d): the reverse of `transpose_qkv`.  d2l 11.5.2."""
+    """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
+
+    Parameters
+    ----------
+    X : Tensor (B*H, T, d)
+        The heads.
+    num_heads : int
+        H, at least 1.
+
+    Returns
+    -------
+    Tensor (B, T, H*d)
+        The features of all heads side by side.
+
+    Notes
+    -----
+    Source: d2l 11.5.2.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.transpose_output(torch.zeros(10, 4, 20), num_heads=5).shape
+    torch.Size([2, 4, 100])
+    """
     if X.dim() != 3:
         raise ShapeError(f"X must have shape (B*num_heads, T, d), got {tuple(X.shape)}")
     if X.shape[0] % num_heads:

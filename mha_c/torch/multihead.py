@@ -13,13 +13,21 @@ from .functional import dot_product_attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """torch's own class and parameters (so its files load, and isinstance holds), another way to compute.
+    """The class and parameters of torch (so its files load, and isinstance holds), another way to compute.
 
-    Constructor, parameters, arguments and results are those of nn.MultiheadAttention.  Differences: a query that
-    may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on its path); returned
-    weights are those before dropout.  add_bias_kv, add_zero_attn and nested tensors are
-    left to torch.
+    Parameters
+    ----------
+    embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype : Any
+        Those of nn.MultiheadAttention, as are arguments and results of a call.
 
+    Notes
+    -----
+    Differences: a query that may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on
+    its path); returned weights are those before dropout.  add_bias_kv, add_zero_attn and nested tensors are left to
+    torch.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha = mha_c.torch.MultiheadAttention(8, 2, batch_first=True)
     >>> x = torch.randn(3, 5, 8)
@@ -30,7 +38,18 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     @classmethod
     def adopt(cls, module: nn.MultiheadAttention) -> MultiheadAttention:
-        """The same module, parameters included, as one of ours."""
+        """The same module, parameters included, as one of ours.
+
+        Parameters
+        ----------
+        module : nn.MultiheadAttention
+            Of torch.
+
+        Returns
+        -------
+        MultiheadAttention
+            Another object with the very same parameters.
+        """
         twin = cls.__new__(cls)
         twin.__dict__.update(module.__dict__)
         for name in ("_parameters", "_modules", "_buffers"):
@@ -42,6 +61,30 @@ class MultiheadAttention(nn.MultiheadAttention):
         need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Optional[Tensor]]:  # fmt: skip
+        """As nn.MultiheadAttention's, which explains the arguments.
+
+        Parameters
+        ----------
+        query, key, value : Tensor
+            In torch's layout: see `batch_first`.
+        key_padding_mask : Tensor, optional
+            True = padding; or numbers to add.
+        need_weights : bool
+            Also give the weights.
+        attn_mask : Tensor, optional
+            True = may not attend; or numbers to add.
+        average_attn_weights : bool
+            Weights as their mean over the heads.
+        is_causal : bool
+            A hint that attn_mask is the causal mask.
+
+        Returns
+        -------
+        output : Tensor
+            In the layout of query.
+        weights : Tensor or None
+            If asked for: before dropout.
+        """
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
             found: tuple[Tensor, Optional[Tensor]] = super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal

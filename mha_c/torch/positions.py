@@ -16,15 +16,32 @@ from ._tensors import check_inputs
 class PositionalEncoding(nn.Module):
     """X plus sines and cosines of each step's position, then dropout: see mha_c.PositionalEncoding.
 
-    PositionalEncoding(num_hiddens, dropout, max_len=1000); call: encoding(X (B, T, num_hiddens), *, start=0), where
-    `start` is the position of the first step, a whole number or (B,) of them.  `P` (1, max_len, num_hiddens) is a
-    float32 buffer that no state_dict holds, as d2l's attribute of that name.
+    Call: encoding(X (B, T, num_hiddens), *, start=0), where `start` is the position of the first step, a whole number
+    or (B,) of them.
 
+    Parameters
+    ----------
+    num_hiddens : int
+        Features of X, an even number.
+    dropout : float
+        Probability in 0..1 with which a number of the sum is dropped, in training mode only.
+    max_len : int
+        How many positions there are.
+
+    Attributes
+    ----------
+    P : Tensor (1, max_len, num_hiddens)
+        A float32 buffer that no state_dict holds, as d2l's attribute of that name.
+
+    Notes
+    -----
+    Unlike d2l's: takes float64 too, moves with the module, and can begin at a later position.  Source: d2l 11.6.3.
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> mha_c.torch.PositionalEncoding(num_hiddens=4, dropout=0.1)(torch.zeros(1, 3, 4)).shape
     torch.Size([1, 3, 4])
-
-    Unlike d2l's: takes float64 too, moves with the module, and can begin at a later position.  Source: d2l 11.6.3.
     """
 
     P: Tensor
@@ -38,6 +55,20 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("P", self._table.float(), persistent=False)
 
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
+        """X plus the positions of its steps, then dropout.
+
+        Parameters
+        ----------
+        X : Tensor (B, T, num_hiddens)
+            A float32 or float64 one.
+        start : int or whole numbers (B,)
+            Position of the first step.
+
+        Returns
+        -------
+        Tensor (B, T, num_hiddens)
+            Of X's type.
+        """
         check_inputs(X=X)
         if X.dim() != 3 or X.shape[2] != self.num_hiddens:
             wanted = f"(B, T, num_hiddens) = (B, T, {self.num_hiddens})"
@@ -58,6 +89,22 @@ class PositionalEncoding(nn.Module):
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:
     """Queries or keys turned by their positions: see mha_c.functional.rotary.  Gradients reach x.
 
+    Parameters
+    ----------
+    x : Tensor (B, [H,] T, D)
+        Queries or keys; D is even.
+    positions : numbers (T,) or (B, T)
+        Whole or not; negative ones turn back.
+    base, interleaved : as in mha_c.functional.rotary
+        Errors are the same, too.
+
+    Returns
+    -------
+    Tensor of x's shape and type
+        The turned ones.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import functional
     >>> functional.rotary(torch.ones(2, 4, 3, 8), range(3)).shape

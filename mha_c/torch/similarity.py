@@ -20,19 +20,31 @@ if TYPE_CHECKING:
 class KernelAttention(nn.Module):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    KernelAttention(kernel="gaussian", width=1.0, *, empty_rows="uniform"): kernels, shapes and errors are those of
-    mha_c.KernelAttention; a kernel that is a function is one of tensors.  Call: attention(queries, keys, values,
-    valid_lens=None).  Gradients reach queries, keys, values and `width`, a parameter: learned like the w = 1/width of
-    the book's NWKernelRegression (`attention.width.requires_grad_(False)` keeps it).
+    Call: attention(queries, keys, values, valid_lens=None).  Kernels, shapes and errors are those of
+    mha_c.KernelAttention.  Gradients reach queries, keys, values and `width`, a parameter: learned like the w = 1/width
+    of the book's NWKernelRegression (`attention.width.requires_grad_(False)` keeps it).
 
+    Parameters
+    ----------
+    kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
+        A function is one of tensors.
+    width : float
+        The distance that counts as 1.
+    empty_rows : {"uniform", "zero"}
+        What a query without a key of weight above 0 gets.
+
+    Notes
+    -----
+    Source: d2l 11.2 (10.2 in the first edition).
+
+    Examples
+    --------
     >>> import torch, mha_c.torch
     >>> attention = mha_c.torch.KernelAttention("gaussian", width=0.5)
     >>> x, y = torch.tensor([0.0, 1.0, 4.0]), torch.tensor([1.0, 3.0, 5.0])
     >>> attention(torch.tensor([0.5]), x, y).backward()
     >>> attention.width.grad.shape
     torch.Size([])
-
-    Source: d2l 11.2 (10.2 in the first edition).
     """
 
     def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform") -> None:
@@ -43,6 +55,24 @@ class KernelAttention(nn.Module):
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
+        """The mean of the values for each query.
+
+        Parameters
+        ----------
+        queries : Tensor (B, Q, d) or (Q,)
+            As in mha_c.KernelAttention.
+        keys : Tensor (B, K, d) or (K,)
+            Of the same type.
+        values : Tensor (B, K, Dv) or (K,)
+            Of the same type.
+        valid_lens : numbers (B,) or (B, Q), optional
+            How many keys count.
+
+        Returns
+        -------
+        Tensor (B, Q, Dv) or (Q,)
+            The means.
+        """
         check_inputs(queries=queries, keys=keys, values=values)
         plain.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
@@ -87,6 +117,13 @@ class KernelAttention(nn.Module):
         return self._weights
 
     def extra_repr(self) -> str:
+        """What stands between the brackets of `repr`.
+
+        Returns
+        -------
+        str
+            Kernel and what is not as usual.
+        """
         return f"kernel={self.kernel!r}, width={self.width.item()}"
 
 

@@ -30,11 +30,26 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """softmax(query key^T / sqrt(d)) value with any leading axes: returns (context, weights).
+    """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
 
-    query (..., Q, d), key (..., K, d), value (..., K, Dv) -> context (..., Q, Dv), weights (..., Q, K).  Leading
-    axes broadcast.
+    Parameters
+    ----------
+    query : Tensor (..., Q, d)
+        Of one type with the others.
+    key : Tensor (..., K, d)
+        Leading axes broadcast.
+    value : Tensor (..., K, Dv)
+        One row a key.
 
+    Returns
+    -------
+    context : Tensor (..., Q, Dv)
+        The mean of the values that each query sees.
+    weights : Tensor (..., Q, K)
+        Rows sum to 1.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import variants
     >>> context, weights = variants.scaled_dot_product_attention(torch.ones(5, 3), torch.ones(4, 3), torch.ones(4, 2))
@@ -63,9 +78,17 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
 class MultiHeadedSelfAttention(nn.Module):
     """Multi-head self-attention of one argument, four projections without biases.
 
-    MultiHeadedSelfAttention(d_model, num_heads); num_heads divides d_model.  Call: layer(x (B, T, d_model)) gives
-    (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
+    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
+    Parameters
+    ----------
+    d_model : int
+        Features of x; num_heads divides it.
+    num_heads : int
+        How many heads.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import variants
     >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(torch.ones(1, 3, 8)).shape
@@ -84,6 +107,18 @@ class MultiHeadedSelfAttention(nn.Module):
         self._last: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Attention of x to itself.
+
+        Parameters
+        ----------
+        x : Tensor (B, T, d_model)
+            A float32 or float64 one.
+
+        Returns
+        -------
+        Tensor (B, T, d_model)
+            The result.
+        """
         _need_features(x, self.d_model)
         linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
         weights = [linear.weight for linear in linears]
@@ -102,7 +137,20 @@ class MultiHeadedSelfAttention(nn.Module):
         return weights_of(self._last, self.num_heads)
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page: see `mha_c.viz.view` for tokens and options."""
+        """The weights of the last call as an interactive page.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            Those of `mha_c.viz.view`.
+
+        Returns
+        -------
+        Page
+            See `mha_c.viz.Page`.
+        """
         from ..viz import view
 
         return view(self, tokens, **options)
@@ -111,17 +159,26 @@ class MultiHeadedSelfAttention(nn.Module):
 class SelfAttentionAISummer(nn.Module):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
-    SelfAttentionAISummer(dim).  Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with
-    **True = drop**, the contrary of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).
-    Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
+    of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).
 
+    Parameters
+    ----------
+    dim : int
+        Features of x.
+
+    Notes
+    -----
+    Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
+    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import variants
     >>> causal = torch.ones(3, 3, dtype=torch.bool).triu(1)
     >>> variants.SelfAttentionAISummer(4)(torch.ones(2, 3, 4), mask=causal).shape
     torch.Size([2, 3, 4])
-
-    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
     """
 
     def __init__(self, dim: int) -> None:
@@ -130,6 +187,20 @@ class SelfAttentionAISummer(nn.Module):
         self.to_qvk = nn.Linear(dim, 3 * dim, bias=False)
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attention of x to itself.
+
+        Parameters
+        ----------
+        x : Tensor (B, T, dim)
+            A float32 or float64 one.
+        mask : bool Tensor (T, T), optional
+            True = drop.
+
+        Returns
+        -------
+        Tensor (B, T, dim)
+            The result.
+        """
         _need_features(x, self.dim)
         return _attend(self.to_qvk(x), mask, 1, self.dim)[:, 0]
 
@@ -141,17 +212,28 @@ class SelfAttentionAISummer(nn.Module):
 class MultiHeadSelfAttentionAISummer(nn.Module):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 
-    MultiHeadSelfAttentionAISummer(dim, heads=8, dim_head=None); dim_head is dim // heads unless given.  Call:
-    layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
+
+    Parameters
+    ----------
+    dim : int
+        Features of x.
+    heads : int
+        How many heads.
+    dim_head : int, optional
+        Features of a head; dim // heads unless given.
+
+    Notes
+    -----
     Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
     query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
 
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch import variants
     >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(torch.ones(2, 3, 16)).shape
     torch.Size([2, 3, 16])
-
-    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
     """
 
     def __init__(self, dim: int, heads: int = 8, dim_head: Optional[int] = None) -> None:
@@ -164,6 +246,20 @@ class MultiHeadSelfAttentionAISummer(nn.Module):
         self.W_0 = nn.Linear(self.heads * self.dim_head, dim, bias=False)
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attention of x to itself.
+
+        Parameters
+        ----------
+        x : Tensor (B, T, dim)
+            A float32 or float64 one.
+        mask : bool Tensor (T, T), optional
+            True = drop.
+
+        Returns
+        -------
+        Tensor (B, T, dim)
+            The result.
+        """
         _need_features(x, self.dim)
         out = _attend(self.to_qvk(x), mask, self.heads, self.dim_head)
         return self.W_0(out.transpose(1, 2).flatten(2))

@@ -21,13 +21,33 @@ def show_bars(
     figsize: Optional[tuple[float, float]] = None,
     color: str = "#b2182b",
 ) -> Figure:
-    """One panel of bars for each column, all over the same labels; returns the Figure.
+    """One panel of bars for each column, all over the same labels.
 
-    columns   {title: numbers}, each as long as `labels`
-    figsize   inches of the whole figure; where it is not given, the figure grows with panels and labels
+    Parameters
+    ----------
+    columns : dict
+        {title: numbers}, each as long as `labels`.
+    labels : list of str
+        One for each bar.
+    xlabel : str
+        What the labels are.
+    figsize : tuple of float, optional
+        Inches of the whole figure; where it is not given, the figure grows with panels and labels.
+    color : str
+        Of the bars.
 
-    ImportError with what to install where matplotlib is missing.
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One axes a column.
 
+    Raises
+    ------
+    ImportError
+        With what to install where matplotlib is missing.
+
+    Examples
+    --------
     >>> from mha_c.viz import show_bars
     >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
     1

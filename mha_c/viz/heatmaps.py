@@ -31,19 +31,50 @@ def show_heatmaps(
     *,
     tokens: Any = None,
 ) -> Figure:
-    """Heat maps of one or several matrices, all on one colour scale; returns the Figure.
+    """Heat maps of one or several matrices, all on one colour scale.
 
-    matrices   (queries, keys), (panels, queries, keys) or, as in d2l, (rows, columns, queries, keys); NumPy, torch
-               or lists.  NaN is left blank
-    titles     one per column, as in d2l, or one per panel
-    figsize    inches of the whole figure; where it is not given, the figure grows with the number of panels
-    tokens     labels: one sentence for both axes, or a tuple (query tokens, key tokens); a sentence is a list of
-               strings, or a string split at its blanks
+    Parameters
+    ----------
+    matrices : array_like (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys)
+        The last as in d2l; NumPy, torch or lists.  NaN is left blank.
+    xlabel, ylabel : str
+        What keys and queries are.
+    titles : list of str, optional
+        One per column, as in d2l, or one per panel.
+    figsize : tuple of float, optional
+        Inches of the whole figure; where it is None, the figure grows with the number of panels.
+    cmap : str
+        Matplotlib's name of the colours.
+    tokens : optional
+        Labels: one sentence for both axes, or a tuple (query tokens, key tokens); a sentence is a list of strings, or a
+        string split at its blanks.
 
-    ShapeError where matrices have another rank, TypeError where they are no numbers, ValueError where titles or tokens
-    do not fit them, ImportError where matplotlib is missing.
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One axes a panel, and the colour bar.
 
+    Raises
+    ------
+    ShapeError
+        Where matrices have another rank.
+    TypeError
+        Where they are no numbers.
+    ValueError
+        Where titles or tokens do not fit them.
+    ImportError
+        Where matplotlib is missing.
+
+    Notes
+    -----
     d2l: there each panel has its own colour scale while the one colour bar belongs to the last; here they share it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c.viz import show_heatmaps
+    >>> len(show_heatmaps(np.eye(10).reshape(1, 1, 10, 10), xlabel="Keys", ylabel="Queries").axes)
+    2
     """
     grid, shape = _grid(matrices)
     if figsize is None or figsize is _ONE_PANEL:

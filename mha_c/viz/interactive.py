@@ -46,22 +46,49 @@ def view(
 ) -> Page:
     """An interactive page of attention weights: heads side by side, one large, lines, text; it needs no network.
 
-    weights      an array (queries, keys), (heads, queries, keys), (batch, heads, queries, keys) or (layers, ...) of
-                 them, NumPy, torch or nested lists; a list of arrays, one per layer or decoding step; or a layer or
-                 model that was called and has `attention_weights`, of this package or of d2l
-    tokens       one sentence for queries and keys, a tuple (query tokens, key tokens), or a list with one of either
-                 per example; a sentence is a list of strings, or a string split at its blanks.  What follows the
-                 last token is taken for padding and left out
-    valid_lens   keys from this position on are left out: one number, or one per example
-    num_heads    splits d2l's (batch * heads, queries, keys); layers know it themselves
-    head_names, layer_names, title   what to write instead of "head 0" (heads count from 0, as in mha_c.heads),
-                 "layer 1", the layer's type
-    max_bytes    at most so many bytes of packed weights: beyond, fewer examples, then neighbours summed up
+    Parameters
+    ----------
+    weights : array_like, list, layer or model
+        An array (queries, keys), (heads, queries, keys), (batch, heads, queries, keys) or (layers, ...) of them, NumPy,
+        torch or nested lists; a list of arrays, one per layer or decoding step; or a layer or model that was called and
+        has `attention_weights`, of this package or of d2l.
+    tokens : optional
+        One sentence for queries and keys, a tuple (query tokens, key tokens), or a list with one of either per example;
+        a sentence is a list of strings, or a string split at its blanks.  What follows the last token is taken for
+        padding and left out.
+    valid_lens : optional
+        Keys from this position on are left out: one number, or one per example.
+    num_heads : int, optional
+        Splits d2l's (batch * heads, queries, keys); layers know it themselves.
+    head_names, layer_names : list of str, optional
+        What to write instead of "head 0" (heads count from 0, as in mha_c.heads) and "layer 1".
+    title : str, optional
+        What to write instead of the layer's type.
+    max_bytes : int
+        At most so many bytes of packed weights: beyond, fewer examples, then neighbours summed up.
 
-    The weights in the page are rounded (see mha_c.viz.pack); exact ones stay in the array.
+    Returns
+    -------
+    Page
+        Shows itself in a notebook; `save` writes one file.  The weights in it are rounded (see mha_c.viz.pack); exact
+        ones stay in the array.
 
-    ShapeError where weights or valid_lens have another shape, TypeError where `weights` holds none, ValueError where
-    tokens or names do not fit them.
+    Raises
+    ------
+    ShapeError
+        Where weights or valid_lens have another shape.
+    TypeError
+        Where `weights` holds none.
+    ValueError
+        Where tokens or names do not fit them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c.viz import view
+    >>> page = view(np.full((2, 3, 3), 1 / 3), tokens="the cat sat")
+    >>> "2 heads" in page.text
+    True
     """
     layers = collect(weights, num_heads, layer_names)
     if title is None:

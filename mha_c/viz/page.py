@@ -56,7 +56,28 @@ _PAGE_STYLE = (
 
 
 class Page:
-    """A self-contained page: the last expression of a notebook cell shows it, `save` writes it, `print` its text."""
+    """A self-contained page: the last expression of a notebook cell shows it, `save` writes it, `print` its text.
+
+    Parameters
+    ----------
+    kind : str
+        What the page shows: which script and style it takes.
+    data : dict
+        What the script draws, as JSON has it.
+    text : str
+        The same in words, for where no script runs.
+    title : str
+        Of the document.
+    picture : function, optional
+        Gives a PNG for where no page can be shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c.viz import view
+    >>> print(view(np.eye(2), tokens="good morning").text.splitlines()[0])
+    Attention weights: 1 head, 2 queries x 2 keys
+    """
 
     def __init__(
         self,
@@ -76,7 +97,18 @@ class Page:
         return self.text
 
     def blob(self, number: int) -> str:
-        """The element, its text and its script; `number` tells apart several of the same content in one page."""
+        """The element, its text and its script.
+
+        Parameters
+        ----------
+        number : int
+            Tells apart several of the same content in one page.
+
+        Returns
+        -------
+        str
+            HTML to stand inside a page.
+        """
         return (
             f'<div class="mhac" data-mhac="{self._id(number)}" data-lm-suppress-shortcuts="true">'
             f'<pre class="mhac-text">{html.escape(self.text)}</pre></div>\n'
@@ -84,7 +116,13 @@ class Page:
         )
 
     def html(self) -> str:
-        """The whole document that `save` writes."""
+        """The whole document that `save` writes.
+
+        Returns
+        -------
+        str
+            HTML.
+        """
         digest = base64.b64encode(hashlib.sha256(self._script(0).encode()).digest()).decode()
         policy = (
             f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -95,7 +133,18 @@ class Page:
         )
 
     def save(self, path: Union[str, Path]) -> Path:
-        """Write one HTML file that opens from the disk, without network.  The same page gives the same bytes."""
+        """Write one HTML file that opens from the disk, without network.  The same page gives the same bytes.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where to.
+
+        Returns
+        -------
+        Path
+            The same.
+        """
         path = Path(path)
         path.write_bytes(self.html().encode("utf-8"))
         return path

@@ -86,12 +86,27 @@ def piece_length(length: int, rank: int, world_size: int, layout: str) -> int:
 def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """The piece of a sequence that a rank works on.
 
-    x           a tensor of any type with the sequence along `dim`; the default fits (B, H, N, D) and (B, N, D)
-    rank        0 .. world_size - 1
-    layout      "contiguous": part `rank` of `world_size`; "zigzag": parts `rank` and 2 world_size - 1 - `rank` of
-                2 world_size, one after the other, which balances causal work
     Gradients go back to x.  A length that is no multiple gives pieces whose lengths differ by one a part.
 
+    Parameters
+    ----------
+    x : Tensor
+        Of any type, with the sequence along `dim`.
+    rank, world_size : int
+        Which of how many: 0 .. world_size - 1.
+    layout : {"contiguous", "zigzag"}
+        Part `rank` of `world_size`; or parts `rank` and 2 world_size - 1 - `rank` of 2 world_size, one after the other,
+        which balances causal work.
+    dim : int
+        The default fits (B, H, N, D) and (B, N, D).
+
+    Returns
+    -------
+    Tensor
+        The piece.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch.distributed import split_sequence
     >>> x = torch.arange(8)
@@ -109,8 +124,24 @@ def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "cont
 
 
 def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: int = -2) -> Tensor:
-    """The whole sequence from the pieces of all ranks, in the order of the ranks: `split_sequence` undone.
+    """The whole sequence from the pieces of all ranks: `split_sequence` undone.
 
+    Parameters
+    ----------
+    pieces : list of Tensor
+        In the order of the ranks.
+    layout : {"contiguous", "zigzag"}
+        How they were cut.
+    dim : int
+        Along which the sequence lies.
+
+    Returns
+    -------
+    Tensor
+        The sequence.
+
+    Examples
+    --------
     >>> import torch
     >>> from mha_c.torch.distributed import join_sequence, split_sequence
     >>> x = torch.arange(11)

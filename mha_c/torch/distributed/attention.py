@@ -37,26 +37,52 @@ def ring_attention(
     `functional.dot_product_attention` on the joined sequence.  Keys and values travel around the ring of ranks while
     the piece before them is computed; no rank ever holds more of them than its own and those on their way.
 
-    q (B, H, Nq/n, D), k (B, Hkv, N/n, D), v (B, Hkv, N/n, Dv): CPU tensors of one type; Hkv divides H.  float32 and
-                float64 are computed natively, bfloat16 and float16 in float32 with the result rounded
-    valid_lens  of the whole sequence: None, (B,), or (B, Nq) for a length for each query; integers or floats
-    causal      query i of the whole sequence sees its keys up to i (True, "top_left")
-    window      (left, right): query i sees key j when i - left <= j <= i + right; None on a side: no limit there
-    dropout, rng    as in `functional.dot_product_attention`; all ranks must have the same number: give a whole number,
-                or seed torch's generator alike everywhere.  The weights dropped are those of the one-process call
-    layout      how the pieces were cut: "contiguous", or "zigzag", which shares causal work out evenly
-    group       a process group of torch.distributed (gloo); None: all processes
-    scale       None: 1/sqrt(D)
-    empty_rows  what a query without visible keys gets: "zero", or "uniform", the mean of all values, where its length
-                is <= 0 (not together with causal or window)
+    Parameters
+    ----------
+    q, k, v : Tensor (B, H, Nq/n, D), (B, Hkv, N/n, D), (B, Hkv, N/n, Dv)
+        CPU tensors of one type; Hkv divides H.  float32 and float64 are computed natively, bfloat16 and float16 in
+        float32 with the result rounded.
+    valid_lens : numbers (B,) or (B, Nq), optional
+        Of the whole sequence; integers or floats.
+    causal : {False, True, "top_left"}
+        Query i of the whole sequence sees its keys up to i.
+    window : tuple (left, right), optional
+        Query i sees key j when i - left <= j <= i + right; None on a side: no limit there.
+    dropout : float
+        The weights dropped are those of the one-process call.
+    rng : optional
+        As in `functional.dot_product_attention`; all ranks must have the same number: give a whole number, or seed
+        torch's generator alike everywhere.
+    layout : {"contiguous", "zigzag"}
+        How the pieces were cut; the second shares causal work out evenly.
+    group : ProcessGroup, optional
+        Of torch.distributed (gloo); None: all processes.
+    scale : float, optional
+        Given no number, 1/sqrt(D).
+    empty_rows : {"zero", "uniform"}
+        What a query without visible keys gets; "uniform", the mean of all values, where its length is <= 0 (not
+        together with causal or window).
 
+    Returns
+    -------
+    Tensor (B, H, Nq/n, Dv)
+        This rank's rows; the same bits in every run with so many ranks.
+
+    Raises
+    ------
+    ShapeError, TypeError, ValueError
+        For arguments that do not fit together; as the next one on every rank alike and with the rank that is to blame.
+    RuntimeError
+        If a rank died, hangs beyond the group's timeout or calls something else.  A new group is needed then.
+
+    Notes
+    -----
     A piece that none of a rank's queries sees is not computed there, and not sent where no further rank needs it.
-    Results are the same bits in every run with so many ranks.
+    Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
+    Attention", for the balance of causal work.
 
-    Errors, on every rank alike and with the rank that is to blame: ShapeError, TypeError, ValueError for arguments
-    that do not fit together; RuntimeError if a rank died, hangs beyond the group's timeout or calls something else.
-    After such an error a new group is needed.
-
+    Examples
+    --------
     >>> import torch, torch.distributed as dist
     >>> from mha_c.torch.distributed import join_sequence, ring_attention, split_sequence
     >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torchrun starts more
@@ -64,9 +90,6 @@ def ring_attention(
     >>> ring_attention(q, k, v, causal=True).shape
     torch.Size([1, 2, 12, 8])
     >>> dist.destroy_process_group()
-
-    Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
-    Attention", for the balance of causal work.
     """
     refuse_transforms("ring_attention")
     ranks = ranks_of(group, "ring_attention")
@@ -93,9 +116,25 @@ def ring_traffic(
 ) -> list[int]:  # fmt: skip
     """How many keys each rank sends in a `ring_attention` forward: what to expect of a network, without one.
 
-    The arguments are those of the whole call; n_keys None: as many as queries.  A key sent is its numbers and those of
-    its value, B Hkv (D + Dv) of them; backward the same keys travel again, and their gradients as far.
+    Parameters
+    ----------
+    world_size : int
+        How many ranks.
+    n_queries : int
+        Of the whole sequence.
+    n_keys : int, optional
+        As many as queries unless given.
+    valid_lens, causal, window, layout : as in `ring_attention`
+        Those of the whole call.
 
+    Returns
+    -------
+    list of int
+        For each rank.  A key sent is its numbers and those of its value, B Hkv (D + Dv) of them; backward the same keys
+        travel again, and their gradients as far.
+
+    Examples
+    --------
     >>> from mha_c.torch.distributed import ring_traffic
     >>> ring_traffic(4, 1000)  # every piece goes round: three steps of 250 keys
     [750, 750, 750, 750]

@@ -35,16 +35,35 @@ _ROLES = "W_q", "W_k", "W_v", "W_o"
 def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) -> nn.Module:
     """The module with its heads spread over a group: this rank keeps every n-th part of them, in order.
 
-    module   a mha_c.torch.MultiHeadAttention with its sizes known, or a model that holds some, which are replaced
-    group    a process group of torch.distributed (gloo); None: all processes.  Its size divides num_heads
+    Every rank calls it with the same parameters and later with the same inputs; outputs, and gradients of inputs and of
+    the parameters kept, are those of the whole module on every rank.
 
-    Returns a ShardedMultiHeadAttention, or the model.  Every rank calls it with the same parameters and later with the
-    same inputs; outputs, and gradients of inputs and of the parameters kept, are those of the whole module on every
-    rank.  Parameters are new ones: make the optimizer afterwards.
+    Parameters
+    ----------
+    module : nn.Module
+        A mha_c.torch.MultiHeadAttention with its sizes known, or a model that holds some, which are replaced.
+    group : ProcessGroup, optional
+        Of torch.distributed (gloo); None: all processes.  Its size divides num_heads.
 
-    Errors: ValueError if the group does not divide num_heads or no layer is there; ValueError or ShapeError, naming
-    the rank, if the ranks' parameters or inputs differ; RuntimeError if a rank does not answer.
+    Returns
+    -------
+    ShardedMultiHeadAttention or nn.Module
+        The layer, or the model.  Parameters are new ones: make the optimizer afterwards.
 
+    Raises
+    ------
+    ValueError
+        If the group does not divide num_heads or no layer is there; this or ShapeError, naming the rank, if the ranks'
+        parameters or inputs differ.
+    RuntimeError
+        If a rank does not answer.
+
+    Notes
+    -----
+    Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
+
+    Examples
+    --------
     >>> import torch, torch.distributed as dist, mha_c.torch
     >>> from mha_c.torch.distributed import gather_heads, shard_heads
     >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torchrun starts more
@@ -53,15 +72,33 @@ def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) ->
     >>> torch.allclose(part(x, x, x), whole(x, x, x), atol=1e-6), gather_heads(part).num_heads
     (True, 2)
     >>> dist.destroy_process_group()
-
-    Source: Shoeybi et al. 2019, "Megatron-LM", section 3.
     """
     ranks = ranks_of(group, _CALLER)
     return _replaced(module, lambda layer: ShardedMultiHeadAttention(layer, ranks), MultiHeadAttention, "shard_heads")
 
 
 def gather_heads(module: nn.Module) -> nn.Module:
-    """`shard_heads` undone: every rank gets the whole layer, or the model with whole layers.  All ranks call it."""
+    """What `shard_heads` did, undone: every rank gets the whole layer, or the model with whole layers.
+
+    Parameters
+    ----------
+    module : nn.Module
+        What `shard_heads` gave; all ranks call it.
+
+    Returns
+    -------
+    MultiHeadAttention or nn.Module
+        The whole one.
+
+    Examples
+    --------
+    >>> import torch.distributed as dist, mha_c.torch
+    >>> from mha_c.torch.distributed import gather_heads, shard_heads
+    >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    >>> gather_heads(shard_heads(mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0))).num_heads
+    2
+    >>> dist.destroy_process_group()
+    """
     return _replaced(module, ShardedMultiHeadAttention.gathered, ShardedMultiHeadAttention, "gather_heads")
 
 
@@ -88,6 +125,8 @@ class ShardedMultiHeadAttention(nn.Module):
     Called as the layer itself, by all ranks together and with the same inputs.  `num_heads` counts all heads.
     `state_dict()` is that of the whole layer: all ranks call it together; `load_state_dict` takes such a one.
     `attention_weights` are those of all heads, gathered.  W_o's bias is kept by rank 0.
+
+    Not made by hand.
     """
 
     def __init__(self, layer: MultiHeadAttention, ranks: Ranks) -> None:
@@ -128,6 +167,22 @@ class ShardedMultiHeadAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Tensor:
+        """The call of the layer, by all ranks together.
+
+        Parameters
+        ----------
+        queries, keys, values : Tensor (B, Q, .), (B, K, .), (B, K, .)
+            The same on every rank.
+        valid_lens : numbers (B,) or (B, Q), optional
+            How many keys count.
+        training : bool, optional
+            Overrides the mode of the dropout for one call.
+
+        Returns
+        -------
+        Tensor (B, Q, num_hiddens)
+            The same on every rank.
+        """
         p = self.part._dropout_now(training)
         seed = draw_seed() if p else 0
         self._agree(queries, keys, values, seed if p else 0)
@@ -185,7 +240,13 @@ class ShardedMultiHeadAttention(nn.Module):
         return weights
 
     def gathered(self) -> MultiHeadAttention:
-        """The whole layer, on every rank."""
+        """The whole layer, on every rank.
+
+        Returns
+        -------
+        MultiHeadAttention
+            With parameters of its own.
+        """
         layer = copy.deepcopy(self.part)
         state, trained = self.state_dict(), {name: x.requires_grad for name, x in self.part.named_parameters()}
         for role in _ROLES:
@@ -200,6 +261,13 @@ class ShardedMultiHeadAttention(nn.Module):
         return layer
 
     def extra_repr(self) -> str:
+        """What stands between the brackets of `repr`.
+
+        Returns
+        -------
+        str
+            This rank, and how many heads it has.
+        """
         return f"heads {self.part.num_heads} of {self.num_heads}, rank {self._ranks.rank} of {self._ranks.size}"
 
     def _as_headed(self, name: str) -> ShardedHeads:

@@ -17,6 +17,8 @@ class SequenceGroup:
     """A process group and a layout, held by a module.
 
     Copies of a module share it; it cannot be pickled, for a process group belongs to its process.
+
+    Not made by hand.
     """
 
     def __init__(self, group: Any, layout: Any) -> None:
@@ -24,7 +26,29 @@ class SequenceGroup:
         self.group, self.layout = group, _arguments.choice(layout, "sequence_layout", LAYOUTS)
 
     def attend(self, module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, p: float) -> Tensor:
-        """This rank's rows of the layer's output; inputs are its pieces, valid_lens those of the whole sequence."""
+        """This rank's rows of the layer's output.
+
+        Parameters
+        ----------
+        module : MultiHeadAttention
+            The layer.
+        queries, keys, values : Tensor (B, N/n, .)
+            This rank's pieces.
+        valid_lens : Any
+            Those of the whole sequence.
+        p : float
+            Of the dropout.
+
+        Returns
+        -------
+        Tensor (B, N/n, num_hiddens)
+            The rows.
+
+        Raises
+        ------
+        TypeError
+            Where an inner module is replaced or hooked.
+        """
         inner = module.attention
         for name, child, kind in (
             ("attention", inner, module._inner_type), ("attention.dropout", inner.dropout, nn.Dropout)
@@ -45,6 +69,13 @@ class SequenceGroup:
         return out
 
     def refuse_weights(self) -> None:
+        """Say why there are no attention_weights.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
         raise RuntimeError(
             "attention_weights are not kept with sequence_group: no rank has the keys of the whole sequence.  Use a "
             "layer without it on a sequence that one process can hold"

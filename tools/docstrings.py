@@ -1,0 +1,67 @@
+"""Every public name's docstring, held to numpydoc's rules: parameters, results, errors, an example.
+
+    python tools/docstrings.py        prints what is missing; exit status 1 if anything is
+
+Called by `make docs` and by tests/test_docs.py.  What our style leaves out: verbs in the imperative, a blank line after
+the quotes, "See Also", an extended summary.  A method needs no example of its own.
+"""
+
+import importlib
+import inspect
+import sys
+
+from numpydoc.validate import ERROR_MSGS, validate
+
+MODULES = [
+    "mha_c", "mha_c.dask", "mha_c.functional", "mha_c.heads", "mha_c.teach", "mha_c.threadpool", "mha_c.variants",
+    "mha_c.viz", "mha_c.d2l", "mha_c.torch", "mha_c.torch.distributed", "mha_c.torch.functional",
+    "mha_c.torch.variants",
+]  # fmt: skip
+LEFT_OUT = {"GL01", "GL02", "SS05", "SS06", "ES01", "SA01", "SA04"}
+CHECKS = set(ERROR_MSGS) - LEFT_OUT
+OF_METHODS = CHECKS - {"EX01"}
+NOT_MADE_BY_HAND = "Not made by hand."  # a class with this line documents no constructor and shows no example
+
+
+def public():
+    """{name: object} of what the modules say is theirs, modules and data left out; each object once."""
+    found, seen = {}, set()
+    for module in map(importlib.import_module, MODULES):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if (inspect.isclass(value) or inspect.isfunction(value)) and value not in seen:
+                seen.add(value)
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def members(name, value):
+    """{name: function or property} of a class that this package defines, its bases included."""
+    found = {}
+    for base in reversed(value.__mro__):
+        if base.__module__.startswith("mha_c"):
+            found.update({key: member for key, member in vars(base).items() if not key.startswith("_")})
+    functions = {key: getattr(member, "fget", getattr(member, "__func__", member)) for key, member in found.items()}
+    shown = [key for key, given in functions.items() if inspect.isfunction(given) and given.__name__ != "<lambda>"]
+    return {f"{name}.{key}": found[key] for key in shown}
+
+
+def complaints(name, value, checks):
+    text = inspect.getdoc(value) or ""
+    if NOT_MADE_BY_HAND in text or (inspect.isclass(value) and issubclass(value, Exception)):
+        checks = checks - {"PR01", "EX01"}
+    yield from (f"{name}: {code} {what}" for code, what in validate(name)["errors"] if code in checks)
+
+
+def all_complaints():
+    for name, value in public().items():
+        yield from complaints(name, value, CHECKS)
+        if inspect.isclass(value):
+            for member, function in members(name, value).items():
+                yield from complaints(member, function, OF_METHODS)
+
+
+if __name__ == "__main__":
+    found = list(all_complaints())
+    print("\n".join(found) or f"{len(public())} public names are documented as numpydoc asks")
+    sys.exit(bool(found))
