@@ -28,7 +28,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 		echo "test_$$test:" && $(3) ./$$test quick || exit 1; \
 	done
 
-.PHONY: demo test bench bench-core bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
+.PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
 	mutants guards nightly oldest free-threaded dev docs wheel wheels test-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -59,6 +59,13 @@ bench-core:
 	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc \
 		benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
+
+# The same in WebAssembly, as a browser runs it, in node.
+bench-browser:
+	@mkdir -p build/core
+	emcc -O3 -std=c11 -ffp-contract=off -fno-math-errno -DMHA_NO_THREADS -sALLOW_MEMORY_GROWTH=1 -sSINGLE_FILE=1 \
+		-Icsrc benchmarks/core.c $(CORE_SOURCES) -o build/core/bench.js
+	node build/core/bench.js $(ARGS)
 
 # Ring attention on 1, 2 and 4 processes: work per CPU second, bytes sent, memory of a rank; then the model of a step.
 bench-distributed: $(STAMPS)/installed $(STAMPS)/test-tools
@@ -193,6 +200,7 @@ help:
 	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
 	@echo 'bench       our layers beside d2l and torch           ARGS="--quick --filter M1"'
 	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
+	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'
 	@echo 'bench-distributed   ring attention on 1, 2 and 4 processes'
 	@echo 'scaling     two threads, many keys, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'

@@ -54,6 +54,9 @@ peak_of(mha_isa isa)
         return peak_avx512();
     case MHA_ISA_AVX2:
         return peak_avx2();
+#elif defined(__wasm__)
+    case MHA_ISA_WASM:
+        return peak_wasm();
 #else
     case MHA_ISA_NEON:
         return peak_neon();

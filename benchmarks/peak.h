@@ -57,6 +57,9 @@ seconds_now(void)
 PEAK_PROBE(peak_avx512, __attribute__((target("avx512f"), optimize(PEAK_OPTIONS))), 16)
 PEAK_PROBE(peak_avx2, __attribute__((target("avx2,fma"), optimize(PEAK_OPTIONS))), 8)
 PEAK_PROBE(peak_scalar, __attribute__((optimize(PEAK_OPTIONS))), 4)
+#elif defined(__wasm__) /* without a fused multiply-add: a product and a sum */
+PEAK_PROBE(peak_wasm, __attribute__((target("simd128"))), 4)
+PEAK_PROBE(peak_scalar, , 1)
 #else
 PEAK_PROBE(peak_neon, __attribute__((optimize(PEAK_OPTIONS))), 4)
 PEAK_PROBE(peak_scalar, __attribute__((optimize(PEAK_OPTIONS))), 4)

@@ -39,9 +39,9 @@ const char *mha_status_text(mha_status status);
 /* --- Instruction sets and threads ---------------------------------------------------- */
 
 /* Ordered from plainest to widest.  Scalar is in use until mha_isa_select has been called. */
-typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
+typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_WASM, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
 
-const char *mha_isa_name(mha_isa isa); /* "scalar", "neon", "avx2", "avx512"; NULL if out of range */
+const char *mha_isa_name(mha_isa isa); /* "scalar", "neon", "wasm", "avx2", "avx512"; NULL if out of range */
 int mha_isa_compiled(mha_isa isa);     /* 1 if this binary holds kernels for it */
 int mha_isa_available(mha_isa isa);    /* 1 if compiled in and offered by this CPU and OS */
 mha_isa mha_isa_active(void);

@@ -1,6 +1,6 @@
 """What this installation computes with: instruction set and threads, chosen once at import; show_config.
 
-MHA_C_ISA            scalar, neon, avx2 or avx512 instead of the best this CPU offers; RuntimeError if it cannot be
+MHA_C_ISA            scalar, neon, wasm, avx2 or avx512, not the best this CPU offers; RuntimeError if it cannot be
 MHA_C_NUM_THREADS    threads one call may use; else OMP_NUM_THREADS; else the CPUs this process may use
 """
 

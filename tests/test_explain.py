@@ -15,7 +15,8 @@ import needs
 from mha_c import _core, _explain, functional, variants
 from mha_c.functional import additive_attention, dot_product_attention
 
-TILES = {"scalar": (1, 1), "neon": (4, 2), "avx2": (8, 4), "avx512": (16, 8)}  # numbers in a vector, f32 and f64
+# Numbers in a vector, f32 and f64.
+TILES = {"scalar": (1, 1), "neon": (4, 2), "wasm": (4, 2), "avx2": (8, 4), "avx512": (16, 8)}
 
 
 @pytest.fixture(autouse=True)

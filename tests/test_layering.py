@@ -14,7 +14,7 @@ CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
 # --- C: for each kind of file, what it may include (full match) ------------------------------------
 
 MATHS = r"<(stddef|stdint|assert|math|string|float)\.h>"
-VECTORS = r"<(immintrin|arm_neon|arm_sve)\.h>"
+VECTORS = r"<(immintrin|arm_neon|arm_sve|wasm_simd128)\.h>"
 # Rooms from the bottom up: a file includes headers of its own room by their bare names, and of the rooms named here.
 RUNTIME, KERNELS = r'"runtime/(common|scratch|threads|threads_interrupt)\.h"', r'"kernels/dispatch\.h"'
 OWN = r'"\w+\.h"'
@@ -41,7 +41,7 @@ C_RULES = [
     (r"kernels/texts\.inc", [r'"\w+\.inc"']),
     (r"kernels/\w+\.inc", []),  # the algorithms: the vocabulary only
     (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
-    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', MATHS, VECTORS]),
+    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', r'"load_square\.inc"', MATHS, VECTORS]),
     (r"kernels/dispatch\.[ch]", [OWN, r'"runtime/cpu\.h"', MATHS]),
     (r"attention/\w+\.[ch]", [OWN, RUNTIME, KERNELS, MATHS]),
     (r"layer/\w+\.[ch]", [OWN, RUNTIME, KERNELS, r'"attention/\w+\.h"', MATHS]),

@@ -19,6 +19,11 @@ static const struct {
 #else
     [MHA_ISA_NEON] = {"neon", {NULL, NULL}},
 #endif
+#if MHA_HAVE_WASM
+    [MHA_ISA_WASM] = {"wasm", {&mha_kernels_f32_wasm, &mha_kernels_f64_wasm}},
+#else
+    [MHA_ISA_WASM] = {"wasm", {NULL, NULL}},
+#endif
 #if MHA_HAVE_X86
     [MHA_ISA_AVX2] = {"avx2", {&mha_kernels_f32_avx2, &mha_kernels_f64_avx2}},
     [MHA_ISA_AVX512] = {"avx512", {&mha_kernels_f32_avx512, &mha_kernels_f64_avx512}},

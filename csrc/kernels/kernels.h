@@ -212,6 +212,11 @@ typedef struct {
 #else
 #define MHA_HAVE_NEON 0
 #endif
+#if defined(__wasm__) && !defined(MHA_NO_SIMD128)
+#define MHA_HAVE_WASM 1
+#else
+#define MHA_HAVE_WASM 0
+#endif
 
 extern const mha_kernels mha_kernels_f32_scalar, mha_kernels_f64_scalar;
 #if MHA_HAVE_X86
@@ -220,6 +225,9 @@ extern const mha_kernels mha_kernels_f32_avx512, mha_kernels_f64_avx512;
 #endif
 #if MHA_HAVE_NEON
 extern const mha_kernels mha_kernels_f32_neon, mha_kernels_f64_neon;
+#endif
+#if MHA_HAVE_WASM
+extern const mha_kernels mha_kernels_f32_wasm, mha_kernels_f64_wasm;
 #endif
 
 #endif

@@ -12,8 +12,6 @@
  */
 #define VF_PASTE_(word, type, isa) word##_##type##_##isa
 #define VF_PASTE(word, type, isa) VF_PASTE_(word, type, isa)
-#define VF_PASTE_(word, type, isa) word##_##type##_##isa
-#define VF_PASTE(word, type, isa) VF_PASTE_(word, type, isa)
 #if VF_F64
 #define real double
 #define VF_NAME(word) VF_PASTE(word, f64, MHA_ISA)

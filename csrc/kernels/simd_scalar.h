@@ -202,12 +202,4 @@ vf_transpose(vf r[VF_LANES])
     (void)r;
 }
 
-MHA_INLINE void
-vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
-{
-    MHA_UNROLL
-    for (size_t i = 0; i < VF_LANES; i++) {
-        r[i] = vf_load(p + (ptrdiff_t)i * row);
-    }
-    vf_transpose(r);
-}
+#include "load_square.inc"

@@ -7,8 +7,6 @@
 #undef VF_NAME
 #undef VF_PASTE
 #undef VF_PASTE_
-#undef VF_PASTE
-#undef VF_PASTE_
 #undef VF_MANTISSA
 #undef VF_BIAS
 #undef VF_MAGIC

@@ -83,6 +83,12 @@ mha_cpu_offers(mha_isa isa)
 #else
         return 0;
 #endif
+    case MHA_ISA_WASM: /* an engine without SIMD128 does not load a module that holds it */
+#if defined(__wasm__)
+        return 1;
+#else
+        return 0;
+#endif
     case MHA_ISA_AVX2:
         return x86_offers(0, SAVES_YMM);
     case MHA_ISA_AVX512: /* its kernels use AVX2 and FMA instructions too */

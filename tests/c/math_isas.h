@@ -10,6 +10,8 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__wasm__)
+#include <wasm_simd128.h>
 #endif
 
 /* Most lanes of any ISA. */
@@ -112,6 +114,14 @@ have_avx512(void)
 #include "math_isa.inc"
 #endif
 
+#if defined(__wasm__)
+#pragma clang attribute push(__attribute__((target("simd128"))), apply_to = function)
+#define MHA_ISA wasm
+#define SIMD_HEADER "kernels/simd_wasm.h"
+#include "math_isa.inc"
+#pragma clang attribute pop
+#endif
+
 static const struct math_isa isas[] = {
     {always, FUNCTIONS(f32, scalar), FUNCTIONS(f64, scalar)},
 #if defined(__x86_64__)
@@ -119,5 +129,7 @@ static const struct math_isa isas[] = {
     {have_avx512, FUNCTIONS(f32, avx512), FUNCTIONS(f64, avx512)},
 #elif defined(__aarch64__)
     {always, FUNCTIONS(f32, neon), FUNCTIONS(f64, neon)},
+#elif defined(__wasm__)
+    {always, FUNCTIONS(f32, wasm), FUNCTIONS(f64, wasm)},
 #endif
 };

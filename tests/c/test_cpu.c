@@ -260,6 +260,7 @@ check_features(void)
 #else
     check(mha_cpu_offers(MHA_ISA_NEON) == 0, "no NEON elsewhere");
 #endif
+    check(mha_cpu_offers(MHA_ISA_WASM) == 0, "no WebAssembly here");
     check(mha_cpu_offers(MHA_N_ISAS) == 0 && mha_cpu_offers((mha_isa)1000) == 0, "numbers that are no ISA");
 }
 

@@ -89,8 +89,20 @@ explain_sizes(size_t heads, size_t queries, size_t keys, int status)
     return facts;
 }
 
+#if defined(MHA_NO_THREADS)
 static void
-check_sharing(void)
+check_threads(void)
+{
+    mha_threads_set(8);
+    for (size_t n = 0; n < 600; n += 13) {
+        const mha_share_facts share = explain_sizes(2, n, 200, MHA_OK).share;
+        CHECK(share.most_threads == 1 && share.n_threads == 1 && share.reason == MHA_SHARE_ALL, "%zu: no threads", n);
+    }
+    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits <= 1, "few queries on many keys: nobody to share them with");
+}
+#else
+static void
+check_threads(void)
 {
     mha_threads_set(8);
     const mha_share_facts none = mha_threads_explain();
@@ -120,6 +132,13 @@ check_sharing(void)
     CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits > 1, "few queries on many keys");
     mha_threads_set(1);
     CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.n_threads == 1, "one thread allowed");
+}
+#endif
+
+static void
+check_sharing(void)
+{
+    check_threads();
     (void)explain_sizes(0, 5, 5, MHA_ERR_ARG);
     (void)explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
 }

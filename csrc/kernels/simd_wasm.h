@@ -1,0 +1,256 @@
+/*
+ * simd_wasm.h: the vector vocabulary (README.md) for SIMD128 of WebAssembly. A
+ * vector holds 4 float or 2 double. There is no multiply-add of one rounding whose
+ * bits do not hang on the machine below, so a product and a sum round twice, as in
+ * simd_scalar.h: exp, tanh and products have the bits they have there.
+ * Included once per type, VF_F64 being 0 or 1. Wants <wasm_simd128.h>.
+ */
+#include "simd_names.h"
+
+#if VF_F64
+#define VF_LANES 2
+#define VF_OP(op) wasm_f64x2_##op
+#define VF_INT(op) wasm_i64x2_##op
+#define VF_SIGN ((int64_t)((uint64_t)1 << 63))
+#else
+#define VF_LANES 4
+#define VF_OP(op) wasm_f32x4_##op
+#define VF_INT(op) wasm_i32x4_##op
+#define VF_SIGN ((int32_t)((uint32_t)1 << 31))
+#endif
+typedef v128_t vf;
+typedef v128_t vf_mask;
+
+/* 4 x 2 sums, 2 vectors of the panel, a broadcast and a product: 12 of the 16 registers of the x86 below. */
+#define VF_TILE_ROWS 4
+#define VF_TILE_VECTORS 2
+#define VF_ACCUMULATORS 8
+
+#define VF_FUSED 0
+
+MHA_INLINE vf
+vf_set1(real x)
+{
+    return VF_OP(splat)(x);
+}
+
+MHA_INLINE vf
+vf_zero(void)
+{
+    return VF_OP(splat)(0);
+}
+
+MHA_INLINE vf
+vf_load(const real *p)
+{
+    return wasm_v128_load(p);
+}
+
+MHA_INLINE void
+vf_store(real *p, vf v)
+{
+    wasm_v128_store(p, v);
+}
+
+/* The mask of the first n lanes, of all of them if n >= VF_LANES. */
+MHA_INLINE vf_mask
+vf_first_lanes(size_t n)
+{
+#if VF_F64
+    return wasm_i64x2_gt(wasm_i64x2_splat((int64_t)mha_min(n, VF_LANES)), wasm_i64x2_const(0, 1));
+#else
+    return wasm_i32x4_gt(wasm_i32x4_splat((int32_t)mha_min(n, VF_LANES)), wasm_i32x4_const(0, 1, 2, 3));
+#endif
+}
+
+/* Halves of a vector and lanes have loads and stores of their own, which touch nothing else. */
+MHA_INLINE vf
+vf_load_first(const real *p, size_t n)
+{
+    if (n >= VF_LANES) {
+        return vf_load(p);
+    }
+#if VF_F64
+    return n == 0 ? vf_zero() : wasm_v128_load64_zero(p);
+#else
+    if (n == 3) {
+        return wasm_v128_load32_lane(p + 2, wasm_v128_load64_zero(p), 2);
+    }
+    return n == 0 ? vf_zero() : n == 1 ? wasm_v128_load32_zero(p) : wasm_v128_load64_zero(p);
+#endif
+}
+
+MHA_INLINE void
+vf_store_first(real *p, vf v, size_t n)
+{
+    if (n >= VF_LANES) {
+        vf_store(p, v);
+        return;
+    }
+#if VF_F64
+    if (n == 1) {
+        wasm_v128_store64_lane(p, v, 0);
+    }
+#else
+    if (n >= 2) {
+        wasm_v128_store64_lane(p, v, 0);
+    }
+    if (n == 3) {
+        wasm_v128_store32_lane(p + 2, v, 2);
+    } else if (n == 1) {
+        wasm_v128_store32_lane(p, v, 0);
+    }
+#endif
+}
+
+MHA_INLINE vf
+vf_keep_first(vf v, size_t n, vf fill)
+{
+    return wasm_v128_bitselect(v, fill, vf_first_lanes(n));
+}
+
+MHA_INLINE vf
+vf_add(vf a, vf b)
+{
+    return VF_OP(add)(a, b);
+}
+
+MHA_INLINE vf
+vf_sub(vf a, vf b)
+{
+    return VF_OP(sub)(a, b);
+}
+
+MHA_INLINE vf
+vf_mul(vf a, vf b)
+{
+    return VF_OP(mul)(a, b);
+}
+
+MHA_INLINE vf
+vf_div(vf a, vf b)
+{
+    return VF_OP(div)(a, b);
+}
+
+MHA_INLINE vf
+vf_fma(vf a, vf b, vf c)
+{
+    return vf_add(vf_mul(a, b), c);
+}
+
+MHA_INLINE vf
+vf_fnma(vf a, vf b, vf c)
+{
+    return vf_sub(c, vf_mul(a, b));
+}
+
+/* pmax(b, a) is b < a ? a : b, and so b for a NaN in either. */
+MHA_INLINE vf
+vf_max(vf a, vf b)
+{
+    return VF_OP(pmax)(b, a);
+}
+
+MHA_INLINE vf
+vf_min(vf a, vf b)
+{
+    return VF_OP(pmin)(b, a);
+}
+
+MHA_INLINE vf
+vf_abs(vf a)
+{
+    return VF_OP(abs)(a);
+}
+
+MHA_INLINE vf
+vf_copysign(vf a, vf sign)
+{
+    return wasm_v128_or(a, wasm_v128_and(sign, VF_INT(splat)(VF_SIGN)));
+}
+
+MHA_INLINE vf
+vf_select_lt(vf a, vf b, vf x, vf y)
+{
+    return wasm_v128_bitselect(x, y, VF_OP(lt)(a, b));
+}
+
+MHA_INLINE vf
+vf_zero_lt(vf a, vf b, vf x)
+{
+    return wasm_v128_andnot(x, VF_OP(lt)(a, b));
+}
+
+MHA_INLINE vf
+vf_round(vf a)
+{
+    return VF_OP(nearest)(a);
+}
+
+/* The low bits of k, n plus the bias, move up to where the exponent lies. */
+MHA_INLINE vf
+vf_pow2(vf k)
+{
+    return VF_INT(shl)(k, VF_MANTISSA);
+}
+
+/*
+ * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
+ * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
+ */
+MHA_INLINE vf
+vf_scale2(vf a, vf k)
+{
+    const vf half = VF_INT(add)(a, VF_INT(shl)(k, VF_MANTISSA));
+    return vf_add(vf_add(half, half), vf_sub(k, k));
+}
+
+/* The upper half onto the lower one, until one lane is left. */
+MHA_INLINE real
+vf_hsum(vf v)
+{
+#if !VF_F64
+    v = vf_add(v, wasm_i64x2_shuffle(v, v, 1, 1));
+#endif
+    return VF_OP(extract_lane)(v, 0) + VF_OP(extract_lane)(v, 1);
+}
+
+MHA_INLINE real
+vf_hmax(vf v)
+{
+#if !VF_F64
+    v = vf_max(v, wasm_i64x2_shuffle(v, v, 1, 1));
+    v = vf_max(v, wasm_i32x4_shuffle(v, v, 1, 1, 1, 1));
+#else
+    v = vf_max(v, wasm_i64x2_shuffle(v, v, 1, 1));
+#endif
+    return VF_OP(extract_lane)(v, 0);
+}
+
+/* Of a0 a1 a2 a3 and b0 b1 b2 b3 (float): a0 b0 a1 b1 and a2 b2 a3 b3. */
+MHA_INLINE void
+VF_NAME(interleave)(vf *a, vf *b)
+{
+#if VF_F64
+    const vf low = wasm_i64x2_shuffle(*a, *b, 0, 2);
+    *b = wasm_i64x2_shuffle(*a, *b, 1, 3);
+#else
+    const vf low = wasm_i32x4_shuffle(*a, *b, 0, 4, 1, 5);
+    *b = wasm_i32x4_shuffle(*a, *b, 2, 6, 3, 7);
+#endif
+    *a = low;
+}
+
+MHA_INLINE void
+vf_transpose(vf r[VF_LANES])
+{
+#if !VF_F64
+    VF_NAME(interleave)(r, r + 2);
+    VF_NAME(interleave)(r + 1, r + 3);
+    VF_NAME(interleave)(r + 2, r + 3);
+#endif
+    VF_NAME(interleave)(r, r + 1);
+}
+
+#include "load_square.inc"
