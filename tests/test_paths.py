@@ -147,7 +147,10 @@ def test_short_rows_by_columns_or_by_rows(isa, keys, dtype, rng):
         q, k, v = (numbers(rng, B, 2, rows, dim, dtype=dtype) for rows in (queries, keys, keys))
         q[0, 0, 0, 0], k[1, 1, keys // 2, 1], v[2, 0, keys - 1, 2] = np.nan, np.inf, -np.inf
         lens = np.array([keys, 0, (keys + 1) // 2])
-        for options in ({}, {"valid_lens": lens}, {"valid_lens": lens, "empty_rows": "uniform", "scale": 30.0}):
+        ragged = {"valid_lens": rng.integers(0, keys + 2, (B, queries)), "empty_rows": "uniform"}
+        corner = {"valid_lens": lens, "causal": "bottom_right", "window": (None, 2)}
+        uniform = {"valid_lens": lens, "empty_rows": "uniform", "scale": 30.0}
+        for options in ({}, {"valid_lens": lens}, uniform, ragged, {"causal": "top_left"}, corner):
             extras = {"return_weights": True, "return_lse": True}
             plain = F.dot_product_attention(q, k, v, **options)
             found = F.dot_product_attention(q, k, v, **options, **extras)

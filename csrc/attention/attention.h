@@ -52,6 +52,7 @@
     X(char, factor) \
     X(char, block_max) \
     X(char, block_sum) \
+    X(char, ends)              /* one per column of scores: how many keys a query sees */ \
     X(char, mean)              /* padded value_dim: the mean of all values, for empty rows; what it loses */ \
     X(char, mean_compensation) \
     X(char, span_grad_q)       /* backward: one span's gradient of q of one head, where a task has several spans */ \
@@ -86,6 +87,7 @@ typedef struct {
     size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
     size_t partial_at, partial_bytes; /* what these leave behind for each block, see forward.c */
     int by_columns;    /* rows are short: scores stand transposed, see short.c */
+    int watched;       /* the call may be given up half-way, see runtime/threads_interrupt.h */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */

@@ -203,6 +203,17 @@ split_task(void *context, size_t split, unsigned worker)
     }
 }
 
+static int
+some_see_nothing(const mha_rows *rows)
+{
+    int found = rows->keys.last == 0;
+
+    for (size_t i = 0; rows->row_keys != NULL && i < rows->rows; i++) {
+        found |= rows->row_keys[i].last == 0;
+    }
+    return found;
+}
+
 static void
 forward_task(void *context, size_t task_number, unsigned worker)
 {
@@ -214,7 +225,7 @@ forward_task(void *context, size_t task_number, unsigned worker)
     mha_plan_arena(plan, worker, &arena);
     mha_task_rows(plan, task_number, &arena, &task);
     const block_result own = {arena.block_max, arena.block_sum, arena.block_out};
-    int has_empty = !plan->same_visibility || task.keys.last == 0; /* else every row meets a block */
+    int has_empty = some_see_nothing(&task); /* else every row meets a block */
     if (has_empty) {
         mha_clear_statistics(plan, &arena);
     }

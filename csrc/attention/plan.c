@@ -6,6 +6,7 @@
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
+#include "runtime/threads_interrupt.h"
 
 /*
  * A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB, beside
@@ -78,7 +79,8 @@ choose_tasks(mha_plan *plan, mha_plan_use use)
 
 /*
  * Are scores by columns worth while?  They take no sum or maximum across the lanes of a vector, which costs about as
- * much as four exponentials; but they fill their lanes with queries, of which there may be too few.
+ * much as four exponentials; but they fill their lanes with queries, of which there may be too few.  Rows must begin
+ * with key 0: those before a window's left edge nobody promised to have.
  */
 static int
 choose_by_columns(const mha_plan *plan)
@@ -88,7 +90,7 @@ choose_by_columns(const mha_plan *plan)
     const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
     const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
 
-    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && plan->same_visibility &&
+    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && args->visible.window_left < 0 &&
            args->additive_weights == NULL && args->keep_mask.data == NULL && args->bias.data == NULL &&
            args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL && args->dropout == 0;
 }
@@ -149,6 +151,7 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         .mean = values,
         .mean_compensation = mha_compensates(plan) ? values : 0,
         .row_keys = plan->task_queries,
+        .ends = plan->by_columns && !plan->same_visibility ? columns : 0,
     };
     mha_plan_arenas(plan, &sizes, scratch);
     if (plan->n_splits > 1) {
@@ -209,6 +212,7 @@ mha_plan_describe(mha_plan *plan, const mha_attention_args *args)
     plan->same_visibility = mha_same_for_all_queries(&args->visible);
     plan->group = args->heads / args->kv_heads;
     plan->key_block = choose_key_block(args, k->itemsize);
+    plan->watched = mha_interrupt_watched();
     return MHA_OK;
 }
 

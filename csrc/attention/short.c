@@ -37,6 +37,20 @@ score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
     k->product(&product);
 }
 
+/* How many keys each query sees, as numbers that compare with those of keys in vectors. */
+static void
+write_ends(const mha_plan *plan, const mha_rows *tile, char *ends)
+{
+    for (size_t i = 0; i < mha_round_up(tile->rows, plan->kernels->lanes); i++) {
+        const size_t seen = i < tile->rows ? tile->row_keys[i].last : tile->keys.last; /* no lane looks empty */
+        if (plan->kernels->itemsize == sizeof(double)) {
+            ((double *)(void *)ends)[i] = (double)seen;
+        } else {
+            ((float *)(void *)ends)[i] = (float)seen;
+        }
+    }
+}
+
 int
 mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
 {
@@ -54,7 +68,13 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     };
     mha_product product;
 
+    if (tile->row_keys != NULL) { /* some time before they are read as vectors */
+        write_ends(plan, tile, arena->ends);
+    }
     score_columns(plan, tile, arena);
+    if (tile->row_keys != NULL) {
+        k->hide_columns(&softmax, arena->ends);
+    }
     const int has_empty = k->softmax_columns(&softmax);
     if (plan->args->weights != NULL) {
         const size_t keys = plan->args->keys, at = mha_row_index(plan, tile) * keys * k->itemsize;
@@ -67,6 +87,6 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     product.c_row = plan->args->out.row_stride;
     product.scale = inverse;
     product.scale_step = 1;
-    k->product(&product);
+    mha_guarded_product(plan, tile, arena, &block, &product, 0);
     return has_empty;
 }

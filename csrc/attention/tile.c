@@ -273,11 +273,16 @@ mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena 
                     const mha_product *product, int rows_are_keys)
 {
     const mha_kernels *k = plan->kernels;
+    const int ragged = is_ragged(plan, tile, block);
 
-    if (is_ragged(plan, tile, block) && !k->all_finite(product->depth, product->cols, product->b, product->b_step)) {
+    /* What is added to must be known to stay sound before.  Else a first row tells afterwards: each meets all of b. */
+    if (ragged && product->accumulate && !k->all_finite(product->depth, product->cols, product->b, product->b_step)) {
         product_of_visible(plan, tile, arena, block, product, rows_are_keys);
-    } else {
-        k->product(product);
+        return;
+    }
+    k->product(product);
+    if (ragged && !product->accumulate && !k->all_finite(1, product->cols, product->c, 0)) {
+        product_of_visible(plan, tile, arena, block, product, rows_are_keys);
     }
 }
 

@@ -27,8 +27,8 @@ mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t 
            (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT ? (int64_t)keys - (int64_t)queries : 0);
 }
 
-mha_interval
-mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
+MHA_INLINE mha_interval
+visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
 {
     mha_interval seen = {0, keys};
     const int64_t diagonal = mha_diagonal(visible, queries, keys, query);
@@ -54,17 +54,43 @@ mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, siz
 }
 
 mha_interval
+mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query)
+{
+    return visible_keys(visible, queries, keys, item, query);
+}
+
+static const mha_interval NOTHING_JOINED = {SIZE_MAX, 0}, EMPTY = {0, 0};
+
+/* An empty interval has no say about where the keys start. */
+MHA_INLINE mha_interval
+join(mha_interval all, mha_interval x)
+{
+    return (mha_interval){mha_min(all.first, x.last == 0 ? SIZE_MAX : x.first), mha_max(all.last, x.last)};
+}
+
+mha_interval
 mha_intervals_join(const mha_interval *intervals, size_t n)
 {
-    mha_interval all = {SIZE_MAX, 0};
+    mha_interval all = NOTHING_JOINED;
 
     for (size_t i = 0; i < n; i++) {
-        /* An empty one, {0, 0}, has no say about where the keys start. */
-        const size_t first = intervals[i].last == 0 ? SIZE_MAX : intervals[i].first;
-        all.first = mha_min(all.first, first);
-        all.last = mha_max(all.last, intervals[i].last);
+        all = join(all, intervals[i]);
     }
-    return all.last == 0 ? (mha_interval){0, 0} : all;
+    return all.last == 0 ? EMPTY : all;
+}
+
+mha_interval
+mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query, size_t rows,
+                 mha_interval *intervals)
+{
+    const mha_visibility v = *visible; /* of this call alone: what does not change is worked out once */
+    mha_interval all = NOTHING_JOINED;
+
+    for (size_t i = 0; i < rows; i++) {
+        intervals[i] = visible_keys(&v, queries, keys, item, query + i);
+        all = join(all, intervals[i]);
+    }
+    return all.last == 0 ? EMPTY : all;
 }
 
 int

@@ -17,6 +17,10 @@ typedef struct {
 mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
                               size_t query);
 
+/* Those of each of `rows` queries from `query` on; returns the smallest interval that holds all of them. */
+mha_interval mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query,
+                              size_t rows, mha_interval *intervals);
+
 /* The key at which a query stands on the diagonal of `causal`, counted from this call's key 0; it need not exist. */
 int64_t mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t query);
 

@@ -22,10 +22,8 @@ mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *row
         return;
     }
     rows->row_keys = arena->row_keys;
-    for (size_t i = 0; i < rows->rows; i++) {
-        arena->row_keys[i] = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query + i);
-    }
-    rows->keys = mha_intervals_join(arena->row_keys, rows->rows);
+    rows->keys = mha_visible_rows(&args->visible, args->queries, args->keys, rows->item, rows->query, rows->rows,
+                                  arena->row_keys);
 }
 
 static void

@@ -15,8 +15,8 @@ typedef struct {
     const mha_arena *arena;
     size_t n_heads;      /* 1, or those of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
-    int watched;         /* the call may be interrupted: then the walk ends early */
     int packs;           /* keys (and, on the way back, values) of a block when it is entered; starters may say 0 */
+    int started;         /* a tile has been walked to: before the next one, the call may be given up */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval packed; /* the task's keys in this block */
@@ -53,7 +53,7 @@ mha_task_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, siz
     mha_task_head(task, group_head, tile);
     tile->query += row;
     tile->rows = mha_min(plan->tile_rows, task->rows - row);
-    if (!plan->same_visibility) {
+    if (!plan->same_visibility && tile->rows < task->rows) {
         tile->row_keys = task->row_keys + row;
         tile->keys = mha_intervals_join(tile->row_keys, tile->rows);
     }
@@ -68,8 +68,8 @@ mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const
     walk->task = task;
     walk->arena = arena;
     walk->keys = mha_interval_meet(task->keys, keys);
-    walk->watched = mha_interrupt_watched();
     walk->packs = 1;
+    walk->started = 0;
     walk->next_key = task->rows > 0 ? mha_block_start(plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
     walk->head = n_heads;
@@ -84,9 +84,11 @@ MHA_INLINE int
 mha_walk_next(mha_walk *walk)
 {
     do {
-        if ((walk->watched && mha_interrupted()) || (walk->head >= walk->n_heads && !mha_walk_enter_block(walk))) {
+        if ((walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) ||
+            (walk->started && walk->plan->watched && mha_interrupted())) {
             return 0;
         }
+        walk->started = 1;
         mha_task_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
         walk->block.keys = mha_interval_meet(walk->tile.keys, walk->packed);
         walk->row += walk->plan->tile_rows;

@@ -157,6 +157,8 @@ typedef struct {
      * sum_compensation, 0 before the first join, keeps what the sums lose: many small weights beside a large one. */ \
     X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_compensation, const void *block_max, \
                               const void *block_sum, void *rescale, void *factor)) \
+    /* Transposed scores of the keys from ends[i] on, hidden from query i, become -inf; whole vectors of ends. */ \
+    X(void, hide_columns, (const mha_softmax_columns *tile, const void *ends)) \
     /* The same for transposed scores; returns 1 if some query's row is empty. */ \
     X(int, softmax_columns, (const mha_softmax_columns *tile)) \
     /* Then the weights, a row of `keys` numbers for each query: 0 behind the tile's keys. */ \
