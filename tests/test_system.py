@@ -207,9 +207,9 @@ def test_dir_shows_public_names_only():
             assert owner.split(".")[0] == "mha_c", f"{where}.{name} is {owner}'s"
 
 
-ERRORS = re.compile(r"\b([A-Z]\w*Error)\b(?: \(a ValueError\))?(.{0,9})", re.DOTALL)
+ERRORS = re.compile(r"\b([A-Z]\w*Error)\b(?:, [A-Z]\w*Error)*(?: \(a ValueError\))?(.{0,30})", re.DOTALL)
 # How a sentence goes on that says when: "TypeError where types differ".
-WHEN = re.compile(r"\s+(where|for|if|before|while|with|without|once|lists|names|every|also)\b")
+WHEN = re.compile(r"(?i)\s+(where|for|if|before|on leaving|while|with|without|once|lists|names|every|also)\b")
 
 
 def documented():
