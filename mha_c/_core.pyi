@@ -8,7 +8,7 @@ Every error names the argument in the caller's words, what it got and what was e
 All arguments are positional; those with a default may be left out at the end.
 """
 
-from typing import Any, Literal, Optional, Tuple, Union, overload  # noqa: UP035  Python 3.9, as UP006
+from typing import Any, Dict, Literal, Optional, Tuple, Union, overload  # noqa: UP035  Python 3.9, as UP006
 
 import numpy as np
 
@@ -224,6 +224,10 @@ def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, /) 
     """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays
     (weights and biases in rows may be such, too) and answer such calls with tensors; BufferError where one has no
     plain memory.  exchange: torch's DLPack functions."""
+
+def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any]]:
+    """(parameters, state of the module that shows the weights, dropout) of a layer of mha_c.torch; None where one call
+    does not stand for calling its children.  layout: a `Layout`, which tells what that means."""
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 

@@ -25,6 +25,7 @@ static PyMethodDef methods[] = {
     MANY(layer_forward_training),
     MANY(layer_backward),
     MANY(serve_tensors),
+    MANY(layer_parts),
     MANY(linear),
     MANY(linear_backward),
     MANY(masked_softmax),

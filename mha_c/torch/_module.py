@@ -6,7 +6,7 @@ own classes do) goes straight to the core, which reads the parameters where they
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.fx import Proxy
 
 from .. import _arguments
 from .._arrays import to_lengths
+from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding
 from ._layer import run_layer, weights_of, without_graph
@@ -22,47 +23,67 @@ from .decoding import KeyValueCache, ProjectedKeyValues
 from .memory import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..viz.page import Page
     from .autograd import Nine
     from .frozen import Packed
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
-_tracing = _tensors._tracing
+_tracing, _INT64 = _tensors._tracing, torch.int64
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
-_Linear, _Dropout = nn.Linear, nn.Dropout
-FORWARD: list[tuple[Any, Any]] = [(kind, kind.forward) for kind in (_Linear, _Dropout)]  # as they were when made
+
+
+class Layout(NamedTuple):
+    """What the children of a layer are where one call can stand for calling each of them; csrc/python/py_children.c."""
+
+    slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
+    inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
+    linear: type
+    dropout: type
+    methods: tuple[tuple[Optional[type], str, Any], ...]  # which are those of a class (None: the layer's) when made
+    all_hooks: tuple[dict[Any, Any], ...]
+    hooks: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
+        kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
+        methods = (*[(kind, "forward", kind.forward) for kind in kinds], *methods)
+        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout"
+        return cls(tuple(slots), inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
 
 
 def standard_parts(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
     """The parameters, the state of the module that shows the weights, and the dropout: None where not all children are
     what d2l's constructor makes, so that one call cannot stand for calling each of them."""
-    before, after, backward_before, backward_after = GLOBAL_HOOKS
-    if before or after or backward_before or backward_after or module._sequence or not module._has_own_methods():
+    if module._sequence:
         return None
-    inner: Any = module._inner()
-    children, nine = module._modules, [None] * 9
-    for slot, name in module._slots:
-        linear = children.get(name)
-        if type(linear) is not _Linear or is_changed(linear.__dict__):
-            return None
-        parameters = linear._parameters
-        weight = parameters.get("weight")
-        if weight is None:
-            return None
-        nine[slot] = weight
-        if slot < 4:
-            nine[slot + 4] = parameters["bias"]
-    if inner is not module and (type(inner) is not module._inner_type or is_changed(inner.__dict__)):
+    return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
+
+
+def parts_in_python(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
+    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked."""
+    layout, children = module._layout, module._modules
+    inner: Any = module if layout.inner is None else children.get(layout.inner[0])
+    linears: list[Any] = [children.get(name) for _, name in layout.slots]
+    kinds: list[Any] = [(linear, layout.linear) for linear in linears]
+    kinds += [] if layout.inner is None else [(inner, layout.inner[1])]
+    if not all(type(child) is kind and not is_changed(child.__dict__) for child, kind in kinds) or any(GLOBAL_HOOKS):
         return None
     dropout = inner._modules.get("dropout")
-    if type(dropout) is not _Dropout or is_changed(dropout.__dict__):
+    if type(dropout) is not layout.dropout or is_changed(dropout.__dict__):
         return None
-    for kind, forward in FORWARD:
-        if kind.forward is not forward:
+    for owner, name, method in layout.methods:
+        if getattr(type(module) if owner is None else owner, name) is not method:
             return None
+    nine: list[Any] = [None] * 9
+    for (slot, _), linear in zip(layout.slots, linears):
+        own = linear._parameters
+        if own.get("weight") is None or "bias" not in own:
+            return None
+        nine[slot] = own["weight"]
+        if slot < 4:
+            nine[slot + 4] = own["bias"]
     return tuple(nine), inner.__dict__, dropout
 
 
@@ -90,8 +111,7 @@ class StateShapeError(ShapeError, RuntimeError):
 class AttentionModule(nn.Module):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
-    _slots: Sequence[tuple[int, str]] = ()  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
-    _inner_type: Any = None  # of the child that holds the dropout, if it is not in the layer itself
+    _layout: Layout  # of the class
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
@@ -102,10 +122,6 @@ class AttentionModule(nn.Module):
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
         self.empty_rows = _arguments.empty_rows(empty_rows)
-
-    def _has_own_methods(self) -> bool:
-        """Whether the methods that d2l's forward calls are the class's own."""
-        return True
 
     def _inner(self) -> Any:
         """The module that has the dropout, and shows the weights of the last call."""
@@ -193,21 +209,14 @@ class AttentionModule(nn.Module):
         """
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
-        if type(keys) is ProjectedKeyValues:
-            return decoding.call_projected(self, queries, keys, values, valid_lens, training)
-        if queries is None or keys is None or values is None:
-            given = {"queries": queries, "keys": keys, "values": values}
-            none = ", ".join(name for name, value in given.items() if value is None)
-            raise TypeError(f"{type(self).__name__} is called with queries, keys and values; missing or None: {none}")
-        elsewhere = is_compiling() or _tracing() is not None or beyond_core()
-        parts = None if elsewhere else standard_parts(self)
-        if parts is None or type(queries) not in _PLAIN or type(keys) not in _PLAIN or type(values) not in _PLAIN:
-            if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-                node = queries.tracer, self, (queries, keys, values, valid_lens), {"training": training}
-                return leaf_of_a_graph(*node)
+        if not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
+            return self._unusual(queries, keys, values, valid_lens, training)
+        elsewhere = self._sequence or is_compiling() or _tracing() is not None or beyond_core()
+        parts = None if elsewhere else layer_parts(self, self._layout)
+        if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
         parameters, shown, dropout = parts
-        if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is torch.int64):
+        if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0
         options = valid_lens, self.num_heads, self.empty_rows, p
@@ -220,6 +229,18 @@ class AttentionModule(nn.Module):
             return self._slowly(queries, keys, values, valid_lens, training)
         shown["_last"] = saved, queries.dtype, source
         return out
+
+    def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
+        """The call with inputs that are no plain tensors."""
+        if type(keys) is ProjectedKeyValues:
+            return decoding.call_projected(self, queries, keys, values, valid_lens, training)
+        if queries is None or keys is None or values is None:
+            given = {"queries": queries, "keys": keys, "values": values}
+            none = ", ".join(name for name, value in given.items() if value is None)
+            raise TypeError(f"{type(self).__name__} is called with queries, keys and values; missing or None: {none}")
+        if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
+            return leaf_of_a_graph(queries.tracer, self, (queries, keys, values, valid_lens), {"training": training})
+        return self._slowly(queries, keys, values, valid_lens, training)
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         raise NotImplementedError

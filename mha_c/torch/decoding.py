@@ -143,7 +143,7 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
     from .layers import materialize, materialize_after
 
     refuse_transforms(f"decoding with {what}")
-    children = {slot: module._modules[name] for slot, name in module._slots}
+    children = {slot: module._modules[name] for slot, name in module._layout.slots}
     materialize(*[(children[i], x) for i, x in enumerate(inputs) if i in children and x is not None])
     for slot, before in ((3, 2), (8, 1)):
         if slot in children:

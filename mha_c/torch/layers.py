@@ -17,7 +17,7 @@ from ..errors import ShapeError
 from ..layers import _one_bias
 from . import masking, mathematics
 from ._layer import attend
-from ._module import FORWARD, AttentionModule, standard_parts
+from ._module import AttentionModule, Layout, standard_parts
 from ._tensors import check_inputs
 from .lazy import LazyWeights, computed
 
@@ -72,7 +72,7 @@ class DotProductAttention(AttentionModule):
         return out
 
 
-FORWARD.append((DotProductAttention, DotProductAttention.forward))
+DotProductAttention._layout = Layout.of(())
 
 
 class MultiHeadAttention(AttentionModule):
@@ -142,8 +142,6 @@ class MultiHeadAttention(AttentionModule):
     torch.Size([2, 5, 4, 6])
     """
 
-    _slots = tuple(enumerate(("W_q", "W_k", "W_v", "W_o")))
-    _inner_type = DotProductAttention
     _remembers = True
     FORMS = (
         "num_hiddens, num_heads, dropout, bias=False",
@@ -246,12 +244,12 @@ class MultiHeadAttention(AttentionModule):
         mode = {} if training is None else {"training": training}
         return self.W_o(self.transpose_output(inner(heads[0], heads[1], heads[2], valid_lens, **mode)))
 
-    def _has_own_methods(self) -> bool:
-        kind = type(self)
-        return kind is MultiHeadAttention or (
-            kind.transpose_qkv is MultiHeadAttention.transpose_qkv
-            and kind.transpose_output is MultiHeadAttention.transpose_output
-        )
+
+MultiHeadAttention._layout = Layout.of(
+    enumerate(("W_q", "W_k", "W_v", "W_o")),
+    ("attention", DotProductAttention),
+    [(None, name, getattr(MultiHeadAttention, name)) for name in ("transpose_qkv", "transpose_output")],
+)
 
 
 class ProjectedKeys:
@@ -309,7 +307,6 @@ class AdditiveAttention(AttentionModule):
     torch.Size([2, 1, 4])
     """
 
-    _slots = (0, "W_q"), (1, "W_k"), (8, "w_v")
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
     @overload
@@ -372,6 +369,9 @@ class AdditiveAttention(AttentionModule):
         out, self._last = attend(queries, keys, values, valid_lens, (W_q, None if projected else W_k, *others), 1,
                                  self.empty_rows, self._dropout_now(training))  # fmt: skip
         return out
+
+
+AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
 
 
 # --- What the layers share ----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class SequenceGroup:
         """
         inner = module.attention
         for name, child, kind in (
-            ("attention", inner, module._inner_type), ("attention.dropout", inner.dropout, nn.Dropout)
+            ("attention", inner, module._layout.inner[1]), ("attention.dropout", inner.dropout, nn.Dropout)
         ):  # fmt: skip
             if any(GLOBAL_HOOKS) or type(child) is not kind or is_changed(child.__dict__):
                 raise TypeError(
