@@ -29,7 +29,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
-	mutants guards nightly oldest free-threaded dev docs wheel wheels test-wheels clean help
+	mutants guards nightly oldest free-threaded dev docs wheel wheels test-wheels compare-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -60,11 +60,12 @@ bench-core:
 		benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
 
-# The same in WebAssembly, as a browser runs it, in node.
+# The same in WebAssembly, as a browser runs it, in node.  A link with -O2 asks emscripten for a minifier.
 bench-browser:
-	@mkdir -p build/core
-	emcc -O3 -std=c11 -ffp-contract=off -fno-math-errno -DMHA_NO_THREADS -sALLOW_MEMORY_GROWTH=1 -sSINGLE_FILE=1 \
-		-Icsrc benchmarks/core.c $(CORE_SOURCES) -o build/core/bench.js
+	@mkdir -p build/core && rm -f build/core/*.o
+	cd build/core && emcc -w -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -DMHA_NO_THREADS \
+		-I$(CURDIR)/csrc -c $(CURDIR)/benchmarks/core.c $(CORE_SOURCES)
+	cd build/core && emcc -O1 -sALLOW_MEMORY_GROWTH=1 -sSINGLE_FILE=1 *.o -o bench.js
 	node build/core/bench.js $(ARGS)
 
 # Ring attention on 1, 2 and 4 processes: work per CPU second, bytes sent, memory of a rank; then the model of a step.
@@ -214,7 +215,8 @@ help:
 	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
 	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
-	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows"'
+	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'
+	@echo 'compare-wheels   build/native (cibuildwheel) and dist/: the same files, the same bits of results'
 	@echo 'clean       remove everything that was made'
 
 # --- what the goals above share ------------------------------------------------------------------
@@ -252,6 +254,10 @@ $(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
 # dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
 test-wheels: build/wheel-tools/installed
 	build/wheel-tools/bin/python tools/wheels/test.py $(ARGS)
+
+# Wheels that cibuildwheel has built in build/native beside those of `make wheels`: files, metadata, bits of results.
+compare-wheels:
+	$(PYTHON) tools/wheels/compare.py build/native dist
 
 build/wheel-tools/installed: tools/wheels/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

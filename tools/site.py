@@ -1,7 +1,8 @@
 """make docs: lays out build/docs/source, builds the site into build/docs/html with warnings as errors, and checks it.
 
 The repository's own layout is kept, so that relative links between its pages hold on the site as well.  Notebooks are
-made from their text and executed.  Checks: every link inside leads somewhere, and nothing comes from the network.
+made from their text and executed.  Checks: docstrings are as numpydoc asks, every public name has its place, every
+link inside leads somewhere, and nothing comes from the network.
 """
 
 import re
@@ -12,15 +13,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import docstrings
 import jupytext
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
-NOTEBOOKS = ["scoring", "multihead", "bahdanau", "self_attention", "long_sequences"]
+NOTEBOOKS = ["scoring", "similarity", "multihead", "self_attention", "bahdanau", "decoding", "long_sequences"]
 PAGES = {
     "Use": ["docs/porting-from-d2l", "docs/seeing", "docs/promises", "docs/accuracy", "benchmarks/README", "CHANGELOG"],
     "Notebooks": [f"examples/notebooks/{name}" for name in NOTEBOOKS],
-    "Reference": ["api/layers", "api/functional", "api/torch", "api/teaching", "api/system", "api/c"],
+    "Reference": ["api/layers", "api/functional", "api/torch", "api/processes", "api/teaching", "api/system", "api/c"],
     "Inside": ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"],
 }
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
@@ -31,7 +33,10 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
         "mha_c.variants": None,
     }),
     "functional": ("Functions of arrays", {"mha_c.functional": None}),
-    "torch": ("Inside torch", {"mha_c.torch": None, "mha_c.torch.functional": None, "mha_c.d2l": None}),
+    "torch": ("Inside torch", {
+        "mha_c.torch": None, "mha_c.torch.functional": None, "mha_c.torch.variants": None, "mha_c.d2l": None,
+    }),
+    "processes": ("Several processes", {"mha_c.torch.distributed": None, "mha_c.dask": None}),
     "teaching": ("Seeing and teaching", {
         "mha_c.viz": None, "mha_c.teach": None, "mha_c.heads": None, "mha_c": "cost explain",
     }),
@@ -156,6 +161,13 @@ def problems():
                 yield f"{path.relative_to(SITE)}: {link} has no such place"
 
 
+def undocumented():
+    """Public names without a place in the reference, and docstrings that lack something."""
+    places = set().union(*(Links(SITE / "api" / f"{page}.html").places for page in REFERENCE))
+    yield from (f"{name} has no place in the reference" for name in docstrings.public() if name not in places)
+    yield from docstrings.all_complaints()
+
+
 def search_finds(word):
     """Whether the site's own search, in a browser without network, lists pages for a word."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
@@ -173,7 +185,7 @@ def main(options):
     lay_out()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(ROOT / "docs")]
     subprocess.run([*command, "-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)], check=True)
-    found = sorted(set(problems()))
+    found = sorted({*problems(), *undocumented()})
     found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
     print("\n".join(found) or f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")
     return bool(found)

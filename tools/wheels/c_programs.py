@@ -3,7 +3,7 @@
     python tools/wheels/c_programs.py windows | musl | browser [program ...]
 
 windows: under wine, with Windows threads.  musl: static programs of that C library.  browser: WebAssembly in node,
-without threads, scalar kernels.  A program whose head says ` * POSIX only: why` is left out.
+without threads.  A program whose head says ` * POSIX only: why` is left out.
 """
 
 import os

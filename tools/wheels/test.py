@@ -5,6 +5,7 @@ x86-64   every Python found, each with the oldest and the newest NumPy there is 
 arm64    Debian's Python and NumPy's wheel under qemu-user: selftest, and tests of layers, functions and gradients.
 musl     the C core's programs, static.  There is no Python on musl to be had from Debian or the package index.
 windows  the C core's programs under wine.
+browser  the C core's programs as WebAssembly in node: scalar and SIMD128, without threads.
 """
 
 import argparse
@@ -132,6 +133,7 @@ PARTS = {
     "arm64": on_arm64,
     "musl": lambda: c_programs.build_and_run("musl"),
     "windows": lambda: c_programs.build_and_run("windows"),
+    "browser": lambda: c_programs.build_and_run("browser"),
 }
 
 
@@ -143,7 +145,8 @@ def main():
     for part in chosen:
         here() if part == "here" else PARTS[part]()
     if list(PARTS) == chosen:
-        print("not run: macOS and 64-bit ARM Windows, for which there is no emulator; Windows' and musl's Python")
+        print("not run: macOS and 64-bit ARM Windows, for which there is no emulator;", end=" ")
+        print("the Python of Windows, of musl and of browsers")
 
 
 if __name__ == "__main__":
