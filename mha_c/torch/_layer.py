@@ -26,7 +26,7 @@ from ._tensors import (
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import LayerFunction, Nine, WeightsSource, projections_of
+from .autograd import Nine, WeightsSource, differentiable_layer, projections_of, versions
 from .lazy import Recipe, split_heads
 from .masking import checked_lengths
 
@@ -35,7 +35,7 @@ Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, drop
 
 
 def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = None) -> tuple[Tensor, Any, Any]:
-    """(out, what `saved_weights` needs, what the weights are a function of) of three inputs of the core's type.
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
 
     packed  projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
@@ -44,13 +44,9 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     queries, keys, values = inputs
     seed = draw_seed() if dropout else 0
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        keep: list[Any] = []
         call = valid_lens, num_heads, empty_rows, dropout, seed
-        out: Tensor = LayerFunction.apply(
-            (call, keep), queries, None if keys is queries else keys, None if values is keys else values, *parameters
-        )
-        saved, lens = keep
-        return out, saved, WeightsSource.of(lens, num_heads, empty_rows, queries, keys, parameters)
+        out, saved, lens = differentiable_layer(call, queries, keys, values, parameters)
+        return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions(queries, keys, parameters))
     if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
         with _profiler.record_function("mha_c::layer_forward"):
             return _without_gradient(inputs, parameters, options, seed, packed)
@@ -138,22 +134,22 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     used = [(tensor if weight is not None else x.clone()).detach() for tensor, weight, x in (
         (q, parameters[0], queries), (k, parameters[1], keys),
     )]  # fmt: skip
-    W_q, W_k, _, _, b_q, b_k, *_ = parameters
     met = None if valid_lens is None else lens
-    source = WeightsSource(met, num_heads, empty_rows, (queries, keys, W_q, W_k, b_q, b_k, w_v), None)
+    source = met, num_heads, empty_rows, queries, keys, (*parameters, w_v), None
     scorer = None if w_v is None else w_v.detach().clone()
     return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), source
 
 
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     """The attention weights of the call that left `last`: (B, heads, Q, K), or (B*H, Q, K) for None."""
-    kept, dtype, source = last
+    kept, dtype, parts = last
     if kept[0] == "tensor":
         return split_heads(kept[1].to(dtype), heads)
+    source: Any = None if parts is None else WeightsSource(*parts)
     wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     if kept[0] == "operator":
         if traced(*kept[1:3]):
-            weights: Tensor = source.weights(*source.tensors) if wanted else torch.ops.mha_c.weights(*kept[1:])
+            weights: Tensor = source.weights(*source.arguments()) if wanted else torch.ops.mha_c.weights(*kept[1:])
             return split_heads(weights.to(dtype), heads)
         kept = ops.recompute(*kept[1:])
     return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads, source if wanted else None)

@@ -117,7 +117,7 @@ class AttentionModule(nn.Module):
     _frozen: Optional[Packed] = None
     _remembers = False  # whether calls with one query may go on from the one before: see memory.py
     _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
-    _last: Any = None  # of the last call: what the core or an operator kept, type of the inputs, WeightsSource or None
+    _last: Any = None  # of the last call: what the core or an operator kept, type of the inputs, parts of WeightsSource
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()

@@ -47,21 +47,35 @@ def projections_of(parameters: Nine) -> Any:
     )  # fmt: skip
 
 
+def differentiable_layer(call: LayerCall, queries: Tensor, keys: Tensor, values: Tensor, parameters: Nine) -> Any:
+    """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
+    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
+    keep: list[Any] = []
+    tensors: Any = queries, None if keys is queries else keys, None if values is keys else values, W_q, W_k, w_v
+    if not (b_q is None and b_k is None and b_v is None and b_o is None):  # each place costs a microsecond's tenth
+        tensors = *tensors, W_v, W_o, b_q, b_k, b_v, b_o
+    elif not (W_v is None and W_o is None):
+        tensors = *tensors, W_v, W_o
+    out = LayerFunction.apply((call, keep), *tensors)
+    return out, *keep
+
+
 class LayerFunction(Function):
-    """apply((call, keep), queries, keys, values, *parameters) -> out.
+    """apply((call, keep), queries, keys, values, W_q, W_k, w_v, W_v, W_o, b_q, b_k, b_v, b_o) -> out.
 
     `keep` is a list that receives what `saved_weights` needs, and the lengths.  keys and values are None where they
-    are the same tensor as the one before.
+    are the same tensor as the one before, as is any parameter that the layer does not have; at the end of the row they
+    may be left out.
     """
 
     @staticmethod
     def forward(ctx: Any, work: tuple[LayerCall, list[Any]], *tensors: Any) -> Tensor:
         (valid_lens, *options), keep = work
-        parameters = tensors[3:]
+        queries, keys, values, parameters = _all_of(tensors)
         follow_threads()
         out: Tensor
         out, saved, tape = layer_forward_training(
-            *_three(tensors), valid_lens, projections_of(parameters), parameters[8], *options
+            queries, keys, values, valid_lens, projections_of(parameters), parameters[8], *options
         )
         keep += saved, tape[N_TAPE_ARRAYS]
         if out.nbytes < LARGE_BYTES:
@@ -76,30 +90,40 @@ class LayerFunction(Function):
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
         options, tape = ctx.kept
+        if len(tape) == 1:
+            tensors, of_tape = tensors[:-N_TAPE_ARRAYS], tensors[-N_TAPE_ARRAYS:]
         if torch.is_grad_enabled() or in_functorch():  # create_graph
             return _layer_gradients(ctx, tensors, grad_out)
         follow_threads()
         if len(tape) == 1:
-            tape = (*map(optional_array, tensors[-N_TAPE_ARRAYS:]), *tape)
-        needs = ctx.needs_input_grad
-        need_q, need_k, need_v = needs[1:4]
+            tape = (*map(optional_array, of_tape), *tape)
+        _, need_q, need_k, need_v, *needs = ctx.needs_input_grad
+        every: Any = (*needs, *_NOT_NEEDED[len(needs) :])
+        W_q, W_k, _, W_v, W_o, *biases = every
         # The core adds the gradients of one tensor in two or three places up in the first.
         need_k = need_q if tensors[1] is None else need_k
         need_v = need_k if tensors[2] is None else need_v
+        queries, keys, values, parameters = _all_of(tensors)
         try:
-            of_inputs, of_weights, of_biases, of_w_v = layer_backward(
-                grad_out, tape, *_three(tensors), tensors[3:7], tensors[11], *options, (need_q, need_k, need_v),
-                needs[4:8], needs[8:12], True,
+            of_inputs, of_W, of_b, of_w_v = layer_backward(
+                grad_out, tape, queries, keys, values, parameters[:4], parameters[8], *options,
+                (need_q, need_k, need_v), (W_q, W_k, W_v, W_o), tuple(biases), True,
             )  # fmt: skip
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
             return _layer_gradients(ctx, tensors, grad_out)
-        return (None, *of_inputs, *of_weights, *of_biases, of_w_v)
+        return (None, *of_inputs, of_W[0], of_W[1], of_w_v, of_W[2], of_W[3], *of_b)[: len(tensors) + 1]
 
 
-def _three(tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
-    queries, keys, values, *_ = tensors
+_NONE, _NOT_NEEDED = (None,) * 9, (False,) * 9
+
+
+def _all_of(tensors: Any) -> tuple[Tensor, Tensor, Tensor, Nine]:
+    """Queries, keys, values and parameters of those that `LayerFunction` was given."""
+    queries, keys, values, W_q, W_k, w_v, *others = tensors
     keys = queries if keys is None else keys
-    return queries, keys, keys if values is None else values
+    rest: Any = (*others, *_NONE[len(others) : 6])
+    W_v, W_o, b_q, b_k, b_v, b_o = rest
+    return queries, keys, keys if values is None else values, (W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v)
 
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
@@ -108,12 +132,19 @@ def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
+        queries, keys, values, parameters = _all_of(tensors)
         out, _ = mathematics.layer(
-            *_three(tensors), tensors[3:7], tensors[7:11], tensors[11], num_heads, tape[-1], empty_rows, drop
+            queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, tape[-1], empty_rows, drop
         )
         return (out,)
 
-    return (None, *mathematics.gradients(layer, tensors[:12], ctx.needs_input_grad[1:], (grad_out,)))
+    return (None, *mathematics.gradients(layer, tensors, ctx.needs_input_grad[1:], (grad_out,)))
+
+
+def versions(queries: Tensor, keys: Tensor, parameters: Nine) -> list[int]:
+    """How often those have been changed in place of which the attention weights are a function."""
+    W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
+    return [0 if x is None else x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v)]
 
 
 class WeightsSource(NamedTuple):
@@ -122,38 +153,29 @@ class WeightsSource(NamedTuple):
     valid_lens: Any
     num_heads: int
     empty_rows: str
-    tensors: tuple[Any, ...]  # queries, keys, W_q, W_k, b_q, b_k, w_v
+    queries: Tensor
+    keys: Tensor
+    parameters: Nine
     versions: Optional[list[int]]  # a compiler cannot tell
 
-    @classmethod
-    def of(cls, lens: Any, num_heads: int, empty_rows: str, queries: Tensor, keys: Tensor, parameters: Nine) -> Any:
-        W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        tensors = queries, keys, W_q, W_k, b_q, b_k, w_v
-        return cls(lens, num_heads, empty_rows, tensors, _versions(tensors))
-
     def needs_grad(self) -> bool:
-        return any(x is not None and x.requires_grad for x in self.tensors)
+        return any(x is not None and x.requires_grad for x in self.arguments())
 
     def arguments(self) -> tuple[Any, ...]:
-        """What they are differentiated by: the tensors, but None for keys that are the queries."""
-        queries, keys, *others = self.tensors
-        return (queries, None if keys is queries else keys, *others)
+        """What they are differentiated by; None for keys that are the queries."""
+        W_q, W_k, _, _, b_q, b_k, _, _, w_v = self.parameters
+        return self.queries, None if self.keys is self.queries else self.keys, W_q, W_k, b_q, b_k, w_v
 
     def has_changed(self) -> bool:
-        return self.versions is not None and _versions(self.tensors) != self.versions
+        return self.versions is not None and versions(self.queries, self.keys, self.parameters) != self.versions
 
-    def weights(
-        self, queries: Tensor, keys: Tensor, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any
-    ) -> Tensor:  # fmt: skip
-        """(B, H, Q, K) by mathematics."""
+    def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
+        """(B, H, Q, K) by mathematics, of `arguments`."""
+        keys = queries if keys is None else keys
         _, weights = mathematics.layer(
             queries, keys, None, (W_q, W_k), (b_q, b_k), w_v, self.num_heads, self.valid_lens, self.empty_rows
         )
         return weights
-
-
-def _versions(tensors: Any) -> list[int]:
-    return [0 if x is None else x._version for x in tensors]
 
 
 class WeightsFunction(Function):
@@ -173,8 +195,8 @@ class WeightsFunction(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         source, tensors, needs = ctx.source, ctx.saved_tensors, ctx.needs_input_grad[2:]
 
-        def weights_of(queries: Tensor, keys: Any, *parameters: Any) -> Any:
-            weights = source.weights(queries, queries if keys is None else keys, *parameters).reshape(grad.shape)
+        def weights_of(*arguments: Any) -> Any:
+            weights = source.weights(*arguments).reshape(grad.shape)
             # Far above rounding, of 16-bit floats too: other numbers than those of the call.
             changed = ctx.numbers is not None and not torch.allclose(
                 weights.detach(), ctx.numbers.detach().to(weights.dtype), rtol=0, atol=0.01

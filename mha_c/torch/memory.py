@@ -19,7 +19,7 @@ from torch.autograd import Function
 from .._cache import same_weights
 from ._layer import any_needs_grad
 from ._tensors import array, follow_threads, layer_forward, lengths
-from .autograd import LayerFunction, Nine, WeightsSource, projections_of
+from .autograd import Nine, differentiable_layer, projections_of, versions
 from .decoding import WIDE, copies, key_value_weights, projected
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     distinct = queries, None if keys is queries else keys, None if values is keys else values
     lens = None if options[0] is None else np.array(lengths(options[0]))
     call = (lens, *options[1:], 0)
-    source = WeightsSource.of(lens, options[1], options[2], queries, keys, parameters)
+    source = lens, options[1], options[2], queries, keys, parameters, versions(queries, keys, parameters)
     return RememberedFunction.apply((out, call), *distinct, *parameters), saved, source
 
 
@@ -124,7 +124,9 @@ def _attend(memory: Memory, inputs: Any, parameters: Nine, options: Any) -> tupl
 
 
 class RememberedFunction(Function):
-    """apply((out, call), queries, keys, values, *parameters) -> out, computed already; as LayerFunction takes them.
+    """apply((out, call), queries, keys, values, *parameters) -> out, computed already.
+
+    keys and values are None where they are the same tensor as the one before.
 
     The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
     """
@@ -143,7 +145,10 @@ class RememberedFunction(Function):
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
             own = [None if x is None else x.view_as(x) for x in tensors]
-            out = LayerFunction.apply((ctx.call, []), *own)
+            queries, keys, values, *parameters = own
+            keys = queries if keys is None else keys
+            values = keys if values is None else values
+            out, *_ = differentiable_layer(ctx.call, queries, keys, values, tuple(parameters))
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):
