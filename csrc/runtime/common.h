@@ -18,9 +18,11 @@
 #if defined(__GNUC__)
 #define MHA_NOINLINE __attribute__((noinline))
 #define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define MHA_PREFETCH_READ(p) __builtin_prefetch(p, 0, 3)
 #else
 #define MHA_NOINLINE
 #define MHA_UNLIKELY(x) (x)
+#define MHA_PREFETCH_READ(p) ((void)0)
 #endif
 
 /* Unroll the loop that follows completely: arrays of vectors then live in registers. */
