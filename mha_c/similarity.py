@@ -1,19 +1,20 @@
-"""Attention pooling by similarity: the book's Nadaraya-Watson regression as a layer without parameters.
+"""Attention pooling by similarity: the book's Nadaraya-Watson regression as a layer whose one parameter is a width.
 
 A query's weights are a kernel of its distances to the keys, divided by their sum.  The logarithms of the kernel are
-the bias of an attention whose scores are 0 otherwise, so that lengths, empty rows and weights are the core's.
+the bias of an attention whose scores are 0 otherwise, so that lengths, empty rows, weights and the bias's gradient
+are the core's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
 from . import _arguments
 from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
-from ._core import attention_forward
+from ._core import attention_backward, attention_forward
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -31,14 +32,30 @@ KERNELS = ("gaussian", "boxcar", "epanechnikov", "constant")
 RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 
 
+class _Record(NamedTuple):
+    """What `backward` needs of a training call."""
+
+    inputs: tuple[Array, Array, Array]  # (B, Q, d), (B, K, d), (B, K, Dv)
+    lens: Optional[Array]
+    bias: Array  # (B, Q, K), the logarithms of the kernel
+    out: Array
+    row_stats: tuple[Array, Array]
+    shapes: tuple[tuple[int, ...], ...]  # of queries, keys and values as they were given
+    kernel: Kernel
+    width: float
+    as_tensor: bool
+
+
 class KernelAttention:
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Each weight is kernel(distance of query and key / width), divided by the sum of a query's weights.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with
-    queries (Q,), keys (K,), values (K,), as the book has them, gives (Q,).  All float32 or all float64; types and
-    valid_lens are those of `MultiHeadAttention`.  Afterwards `attention_weights` is (B, Q, K), or (Q, K).
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) gives
+    (B, Q, Dv); or with queries (Q,), keys (K,), values (K,), as the book has them, gives (Q,).  All float32 or all
+    float64; types and valid_lens are those of `MultiHeadAttention`.  Afterwards `attention_weights` is (B, Q, K), or
+    (Q, K).  After a call in training mode (`train()`), `backward` gives the gradients of its inputs, and adds that of
+    the width to `width_grad`, a number, or None before it.
 
     Parameters
     ----------
@@ -48,6 +65,8 @@ class KernelAttention:
         `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of them and gives numbers >= 0.
     width : float
         The distance that counts as 1, above 0; it can be read and assigned.
+    derivative : function, optional
+        Of a kernel that is a function, for `backward`.
     empty_rows : {"uniform", "zero"}
         What a query without a key of weight above 0 gets: the mean of all its keys' values, or 0.
 
@@ -77,9 +96,23 @@ class KernelAttention:
     array([0.5, 0.5, 0. ])
     """
 
-    def __init__(self, kernel: Kernel = "gaussian", width: float = 1.0, *, empty_rows: str = "uniform") -> None:
+    training = False
+
+    def __init__(
+        self,
+        kernel: Kernel = "gaussian",
+        width: float = 1.0,
+        *,
+        derivative: Optional[Callable[[Any], Any]] = None,
+        empty_rows: str = "uniform",
+    ) -> None:
         self._kernel = checked_kernel(kernel)
+        if derivative is not None and not (callable(derivative) and callable(kernel)):
+            raise TypeError("derivative is a function, of a kernel that is one: others have theirs")
+        self._derivative = derivative
         self.width = width
+        self.width_grad: Optional[float] = None
+        self._record: Optional[_Record] = None
         self._empty_rows = _arguments.empty_rows(empty_rows)
         self._weights: Optional[tuple[Array, bool]] = None
 
@@ -99,11 +132,17 @@ class KernelAttention:
 
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None
-    ) -> NDArray[Real]: ...
+        self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None, *,
+        training: Optional[bool] = None,
+    ) -> NDArray[Real]: ...  # fmt: skip
     @overload
-    def __call__(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any: ...
-    def __call__(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any: ...
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any:
+        in_training = self.training if training is None else _arguments.flag(training, "training")
         named = (queries, "queries"), (keys, "keys"), (values, "values")
         arrays, as_tensor = to_arrays(*named)
         for array, (_, name) in zip(arrays, named):
@@ -113,13 +152,23 @@ class KernelAttention:
         numbers = arrays[0].ndim == 1
         q, k, v = (array.reshape(1, -1, 1) for array in arrays) if numbers else arrays
         lens = None if valid_lens is None else to_lengths(valid_lens)
-        out, weights, _ = attention_forward(
-            q[..., :0], k[..., :0], v, None, lens, None, self._log_kernel(distances(q, k)), None, -1, -1, None, 0.0, 0,
-            self._empty_rows, True,
+        bias = self._log_kernel(distances(q, k))
+        out, weights, _, row_stats = attention_forward(
+            q[..., :0], k[..., :0], v, None, lens, None, bias, None, -1, -1, None, 0.0, 0, self._empty_rows,
+            True, False, True,
         )  # fmt: skip
         assert weights is not None
         self._weights = (weights[0] if numbers else weights), as_tensor
+        if in_training:
+            kept = None if lens is None else np.array(lens)
+            shapes = tuple(array.shape for array in arrays)
+            self._record = _Record(
+                (q, k, v), kept, bias, out.copy(), row_stats, shapes, self._kernel, self._width, as_tensor
+            )
         return like_input(out.reshape(-1) if numbers else out, as_tensor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_record": None}
 
     def _log_kernel(self, away: Array) -> Array:
         u = away / away.dtype.type(self._width)
@@ -143,6 +192,116 @@ class KernelAttention:
         else:
             found = np.zeros_like(u)
         return found
+
+    @overload
+    def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
+    @overload
+    def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
+    def backward(self, grad_output: Any) -> Any:
+        """Gradients of a loss: those of queries, keys and values; that of the width is added to `width_grad`.
+
+        Where a query meets a key, a kernel of the distance has no slope: 0 counts there.  The call's inputs must still
+        be as they were.
+
+        Parameters
+        ----------
+        grad_output : array
+            Of the shape and type of what the last call in training mode returned: the gradient with respect to it.
+
+        Returns
+        -------
+        tuple of arrays
+            (grad_queries, grad_keys, grad_values), of the inputs' shapes.
+
+        Raises
+        ------
+        RuntimeError
+            Without a call in training mode, for a second backward of one call, and for a kernel that is a function
+            without `derivative`.
+        ShapeError, TypeError
+            Where grad_output is not as the output was.
+
+        Examples
+        --------
+        >>> import numpy as np, mha_c
+        >>> attention = mha_c.KernelAttention("gaussian").train()
+        >>> out = attention(np.array([0.5]), np.array([0.0, 2.0]), np.array([1.0, 3.0]))
+        >>> grad_queries, _, grad_values = attention.backward(np.ones(1))
+        >>> grad_values.round(3), round(attention.width_grad, 3)
+        (array([0.731, 0.269]), 0.786)
+        """
+        record = self._record
+        if record is None:
+            raise RuntimeError("KernelAttention.backward needs a call in training mode before it, one for each")
+        (grad,), _ = to_arrays((grad_output, "grad_output"))
+        shape = record.out.shape if len(record.shapes[0]) == 3 else record.shapes[0]
+        if floats(grad, "grad_output").shape != shape:
+            raise ShapeError(f"grad_output has shape {grad.shape}, but the output it belongs to has {shape}")
+        if grad.dtype != record.out.dtype:
+            raise TypeError(f"grad_output must be {record.out.dtype} as the output it belongs to, got {grad.dtype}")
+        q, k, v = record.inputs
+        _, _, grad_v, _, of_bias = attention_backward(
+            np.ascontiguousarray(grad.reshape(record.out.shape)), record.out, record.row_stats, q[..., :0], k[..., :0],
+            v, None, record.lens, None, record.bias, None, -1, -1, None, 0.0, 0, self._empty_rows, True,
+        )  # fmt: skip
+        grad_q, grad_k, grad_width = _of_distances(q, k, record.width, *self._slopes(record, of_bias))
+        self._record = None
+        self.width_grad = grad_width + (self.width_grad or 0.0)
+        grads = (g.reshape(given) for g, given in zip((grad_q, grad_k, grad_v), record.shapes))
+        return tuple(like_input(g, record.as_tensor) for g in grads)
+
+    def _slopes(self, record: _Record, of_bias: Array) -> tuple[Array, Array]:
+        """The gradient of u = distance / width, divided by u and times u: 0 where none comes from the bias."""
+        u = distances(*record.inputs[:2]) / of_bias.dtype.type(record.width)
+        counts = of_bias != 0  # elsewhere there may be NaN: keys that no query saw
+        if record.kernel == "gaussian":
+            over_u = np.where(counts, -of_bias, 0)
+            return over_u, np.where(counts, over_u * u * u, 0)
+        if record.kernel in ("boxcar", "constant"):
+            return np.zeros_like(of_bias), np.zeros_like(of_bias)
+        counts &= u > 0
+        u = np.where(counts, u, 1)
+        if record.kernel == "epanechnikov":
+            slope = -1 / np.exp(np.where(counts, record.bias, 0))
+        elif self._derivative is None:
+            raise RuntimeError("backward needs the derivative of the kernel: KernelAttention(kernel, derivative=...)")
+        else:
+            slope = np.asarray(to_array(self._derivative(u), "derivative(u)"))
+            if slope.shape != u.shape:
+                raise ShapeError(f"derivative must give the shape of the distances, {u.shape}, got {slope.shape}")
+            slope = slope / np.exp(np.where(counts, record.bias, 0))
+        of_u = np.where(counts, of_bias * slope, 0).astype(of_bias.dtype)
+        return of_u / u, of_u * u
+
+    def train(self, mode: bool = True) -> KernelAttention:
+        """In the calls to come, keep what `backward` needs.
+
+        Parameters
+        ----------
+        mode : bool
+            False: as `eval`.
+
+        Returns
+        -------
+        KernelAttention
+            The layer itself.
+        """
+        self.training = _arguments.flag(mode, "mode")
+        return self
+
+    def eval(self) -> KernelAttention:
+        """Keep nothing in the calls to come.
+
+        Returns
+        -------
+        KernelAttention
+            The layer itself.
+        """
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Forgets the gradient of the width."""
+        self.width_grad = None
 
     @property
     def attention_weights(self) -> Any:
@@ -186,3 +345,13 @@ def distances(q: Array, k: Array) -> Array:
         squares += difference * difference
     apart = np.sqrt(squares)
     return apart
+
+
+def _of_distances(q: Array, k: Array, width: float, over_u: Array, times_u: Array) -> tuple[Array, Array, float]:
+    """Gradients of q, k and the width, from those of u = |q - k| / width, over u and times u: see `_slopes`."""
+    by_square = over_u / over_u.dtype.type(width) ** 2
+    grad_q, grad_k = np.zeros_like(q), np.zeros_like(k)
+    for d in range(q.shape[2]):
+        difference = np.where(by_square != 0, q[:, :, d, None] - k[:, None, :, d], 0) * by_square
+        grad_q[:, :, d], grad_k[:, :, d] = difference.sum(2), -difference.sum(1)
+    return grad_q, grad_k, float(-times_u.sum(dtype=np.float64) / width)

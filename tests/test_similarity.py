@@ -142,6 +142,104 @@ def test_errors():
     assert repr(mha_c.KernelAttention("epanechikov", 2)) == "KernelAttention(kernel='epanechnikov', width=2.0)"
 
 
+# --- Gradients ------------------------------------------------------------------------------------------
+
+
+def test_backward_equals_torchs(dtype, rng, isa):
+    """By the twin in float64, whose gradients gradcheck compares with differences (below)."""
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    q, k, v = rng.standard_normal((2, 5, 3)), rng.standard_normal((2, 7, 3)), rng.standard_normal((2, 7, 2))
+    k[0, 1] = q[0, 2]  # a query meets a key
+    seed, lens = rng.standard_normal((2, 5, 2)), np.array([7, 4])
+    for kernel, derivative, width in (
+        ("gaussian", None, 1.5), ("boxcar", None, 4.0), ("constant", None, 1.0), ("epanechnikov", None, 6.0),
+        (lambda u: 1 / (1 + u * u), lambda u: -2 * u / (1 + u * u) ** 2, 0.75),
+    ):  # fmt: skip
+        twin = ours.KernelAttention(kernel, width).double()
+        inputs = [torch.from_numpy(x).requires_grad_() for x in (q, k, v)]
+        twin(*inputs, torch.from_numpy(lens)).backward(torch.from_numpy(seed))
+        attention = mha_c.KernelAttention(kernel, width, derivative=derivative).train()
+        given = [x.astype(dtype) for x in (q, k, v)]
+        given[1][1, 4:], given[2][1, 4:] = np.nan, np.inf  # never read
+        attention(*given, lens)
+        grads = attention.backward(seed.astype(dtype))
+        # Sums of some ten products of numbers of at most 10, each rounded several times.
+        limit = 3000 * np.finfo(dtype).eps
+        for grad, x in zip(grads, inputs):
+            assert grad.dtype == dtype
+            wanted = torch.zeros_like(x) if x.grad is None else x.grad
+            np.testing.assert_allclose(grad, wanted, rtol=limit, atol=limit)
+        of_width = 0.0 if twin.width.grad is None else float(twin.width.grad)
+        np.testing.assert_allclose(attention.width_grad, of_width, rtol=limit, atol=limit)
+        assert (grads[1][1, 4:] == 0).all() and (grads[2][1, 4:] == 0).all()
+
+
+def test_backward_of_numbers_learns_the_width(rng):
+    """The book's regression: differences of the loss, in queries, keys, values and width; and a width that fits."""
+    x, y, queries = books_data(rng)
+    target = np.sin(queries)
+    attention = mha_c.KernelAttention("gaussian", 2.0).train()
+
+    def loss(width, *inputs):
+        other = mha_c.KernelAttention("gaussian", width)
+        return ((other(*inputs) - target) ** 2).sum()
+
+    grads = attention.backward(2 * (attention(queries, x, y) - target))
+    inputs, step = [queries, x, y], 1e-6
+    of_width = (loss(2 + step, *inputs) - loss(2 - step, *inputs)) / (2 * step)
+    assert abs(attention.width_grad - of_width) < 1e-6 * abs(of_width)
+    for i, grad in enumerate(grads):
+        there = [(np.arange(a.size) == 3) * (i == j) * step for j, a in enumerate(inputs)]
+        more, less = ([a + sign * b for a, b in zip(inputs, there)] for sign in (1, -1))
+        slope = (loss(2.0, *more) - loss(2.0, *less)) / (2 * step)
+        assert grad.shape == inputs[i].shape and abs(grad[3] - slope) < 1e-5 * max(1, abs(slope))
+    before = ((attention(queries, x, y) - target) ** 2).sum()
+    for _ in range(20):
+        attention.zero_grad()
+        attention.backward(2 * (attention(queries, x, y, training=True) - target) / len(queries))
+        attention.width -= 0.02 * attention.width_grad
+    assert ((attention(queries, x, y) - target) ** 2).sum() < before
+
+
+def test_backward_is_of_the_training_call(rng):
+    x, y, queries = books_data(rng)
+    attention, ones = mha_c.KernelAttention("gaussian", 0.5), np.ones(50)
+    attention(queries, x, y)
+    with pytest.raises(RuntimeError, match="needs a call in training mode"):
+        attention.backward(ones)
+    attention(queries, x, y, training=True)
+    attention.width = 3.0  # and a call for evaluation: neither counts
+    attention(queries, x, y)
+    found = attention.backward(ones)
+    wanted = mha_c.KernelAttention("gaussian", 0.5).train()
+    wanted(queries, x, y)
+    for a, b in zip(found, wanted.backward(ones)):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(RuntimeError, match="one for each"):
+        attention.backward(ones)
+    total = attention.width_grad
+    attention.train()(queries, x, y)
+    attention.backward(ones)
+    assert attention.width_grad != total and attention.eval().training is False
+    attention.train()(queries, x, y)
+    with pytest.raises(mha_c.ShapeError, match=r"grad_output has shape \(49,\)"):
+        attention.backward(ones[1:])
+    with pytest.raises(TypeError, match="grad_output must be float64"):
+        attention.backward(ones.astype(np.float32))
+    own = mha_c.KernelAttention(lambda u: np.exp(-u)).train()
+    own(queries, x, y)
+    with pytest.raises(RuntimeError, match="derivative"):
+        own.backward(ones)
+    with pytest.raises(TypeError, match="derivative"):
+        mha_c.KernelAttention("gaussian", derivative=np.exp)
+    wrong = mha_c.KernelAttention(lambda u: np.exp(-u), derivative=np.sum).train()
+    wrong(queries, x, y)
+    with pytest.raises(mha_c.ShapeError, match="derivative must give"):
+        wrong.backward(ones)
+
+
 # --- torch ----------------------------------------------------------------------------------------------
 
 

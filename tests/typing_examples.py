@@ -95,6 +95,8 @@ assert_type(new.transpose_qkv(x), "F32")
 assert_type(functional.rotary(q, range(4)), "F32")
 assert_type(mha_c.PositionalEncoding(12, 0.1)(wide, start=3), "F64")
 assert_type(mha_c.KernelAttention("boxcar")(x, x, x), "F32")
+regression = mha_c.KernelAttention("gaussian").train()
+assert_type(regression.backward(regression(x, x, x)), "tuple[F32, F32, F32]")
 
 # Variants.
 assert_type(variants.scaled_dot_product_attention(x, x, x), "tuple[F32, F32]")
