@@ -140,16 +140,21 @@ class DecodingLayer(AttentionLayer):
         return super()._call(queries, keys, values, valid_lens, training)
 
     def _call_projected(self, queries: Any, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Any) -> Any:
-        if values is not None:
-            raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
         (queries,), as_tensor = to_arrays((queries, "queries"))
-        by_name = {state.name: state for state in self._parameters.states}
-        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens)
+        keys, values, lens = self._projected_arguments(kv, values, valid_lens)
         as_tensor = as_tensor or kv._as_tensor
         plan = self._current_plan(queries)
         if plan is None:  # W_q, and what comes behind it
-            return self._first_call(queries, kv._keys, kv._values, lens, training, as_tensor, without_key_values)
-        return self._run(without_key_values(plan), queries, kv._keys, kv._values, lens, training, as_tensor)
+            return self._first_call(queries, keys, values, lens, training, as_tensor, without_key_values)
+        return self._run(without_key_values(plan), queries, keys, values, lens, training, as_tensor)
+
+    def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Array, Any]:
+        """Keys, values and lengths of a call with `kv`; ValueError if it was made with other weights."""
+        if values is not None:
+            raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
+        by_name = {state.name: state for state in self._parameters.states}
+        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens)
+        return kv._keys, kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
         if type(cache) is not KeyValueCache:

@@ -15,6 +15,8 @@ import numpy as np
 from . import _arguments, _core, functional
 from ._arrays import floats, to_array, to_arrays, to_lengths
 from ._attention import AttentionLayer, Plan, without_key_projection
+from ._cache import ProjectedKeyValues
+from ._decoding import DecodingLayer, without_key_values
 from ._options import core_options, projected, score_terms
 from .layers import ProjectedKeys
 
@@ -53,7 +55,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     call : layer or function
         A NumPy layer; or functional.dot_product_attention, functional.additive_attention.
     *args : Any
-        The arguments of its call.
+        The arguments of its call; with a layer also (queries, kv), where kv is what its `project` gave.
     **options : Any
         Its keywords.
 
@@ -114,19 +116,20 @@ def _explain_layer(
     layer: AttentionLayer,
     queries: Any,
     keys: Any,
-    values: Any,
+    values: Any = None,
     valid_lens: Any = None,
     *,
     training: Optional[bool] = None,
 ) -> Explanation:
-    projected = isinstance(keys, ProjectedKeys)
-    if isinstance(keys, ProjectedKeys):
+    changed: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
+    if isinstance(layer, DecodingLayer) and isinstance(keys, ProjectedKeyValues):
+        keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
+        changed = without_key_values
+    elif isinstance(keys, ProjectedKeys):
         valid_lens = keys._valid_lens if valid_lens is None else valid_lens
-        keys = keys._array
+        keys, changed = keys._array, without_key_projection
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-    plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
-    if projected:
-        plan = without_key_projection(plan)
+    plan = changed(layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values))
     in_training = layer.training if training is None else _arguments.flag(training, "training")
     facts: Facts = _core.explain_layer(
         queries, keys, values, to_lengths(valid_lens), plan[3], plan[4], layer._num_heads, layer._empty_rows,

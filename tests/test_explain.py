@@ -55,6 +55,29 @@ def test_text_names_the_kernels(isa):
     assert isa in text and ("the widest this CPU offers" in text) == (isa == widest)
 
 
+def test_projected_keys_and_values():
+    """W_k and W_v are not in the call, which is told as it will be."""
+    mha = mha_c.MultiHeadAttention(16, 16, 16, 16, 2, 0.0, rng=0)
+    X, Y = arrays((2, 1, 16), (2, 50, 16))
+    kv = mha.project(Y, Y, [50, 7])
+    facts = mha_c.explain(mha, X, kv).as_dict()
+    whole = mha_c.explain(mha, X, Y, Y, [50, 7]).as_dict()
+    assert list(facts["projections"]) == ["W_q", "W_o"] and facts["attention"] == whole["attention"]
+    assert facts["kept_bytes"] == whole["kept_bytes"]
+    assert "W_k" not in str(mha_c.explain(mha, X, kv, valid_lens=[1, 1]))
+    additive = mha_c.AdditiveAttention(16, 16, 8, 0.0)
+    assert list(mha_c.explain(additive, X, additive.project(Y, Y)).as_dict()["projections"]) == ["W_q"]
+    with pytest.raises(TypeError, match="values go into `project`"):
+        mha_c.explain(mha, X, kv, Y)
+    with pytest.raises(TypeError, match="values"):
+        mha_c.explain(mha, X, Y)
+    with pytest.raises(TypeError, match="keys must be an array"):
+        mha_c.explain(variants.MultiHeadedSelfAttention(16, 2), X, kv, Y)
+    mha.W_k.weight = mha.W_k.weight + 1
+    with pytest.raises(ValueError, match="project again"):
+        mha_c.explain(mha, X, kv)
+
+
 @pytest.mark.parametrize("n_keys", [0, 1, 100, 384, 385, 512, 513, 4096])
 @pytest.mark.parametrize("dim", [1, 64, 256])
 def test_key_blocks(n_keys, dim):
