@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _arguments
 from ._arrays import to_array, to_lengths
-from ._core import linear
+from ._core import linear, same_numbers
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class KeyValueCache:
     """
 
     __slots__ = ("_keys", "_lengths", "_max_len", "_values", "_weights")
+    _same_numbers = staticmethod(same_numbers)
 
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = _arguments.whole(max_len, "max_len")
@@ -121,7 +122,7 @@ class KeyValueCache:
         """
         lengths = self._lengths + counts
         check_room(self._lengths, lengths, self._max_len)
-        if self._weights is not None and not same_weights(self._weights, weights):
+        if self._weights is not None and not self._same_numbers(self._weights, weights):
             raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
         return lengths
 
@@ -184,6 +185,7 @@ class ProjectedKeyValues:
     """
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
+    _same_numbers = staticmethod(same_numbers)
 
     def __init__(
         self, keys: Array, values: Array, n_projected: int, valid_lens: Any, weights: Weights, as_tensor: bool
@@ -238,7 +240,7 @@ class ProjectedKeyValues:
         ValueError
             Where the call cannot be served: other weights, or keys that were not projected.
         """
-        if not same_weights(self._weights, weights):
+        if not self._same_numbers(self._weights, weights):
             raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
         if self._n_projected < self.shape[1] and longest(lens, self.shape[1]) > self._n_projected:
@@ -258,12 +260,6 @@ def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) 
 
 def weights_of(*states: Optional[State]) -> Weights:
     return tuple(array for state in states if state is not None for array in (state.weight, state.bias))
-
-
-def same_weights(first: Weights, second: Weights) -> bool:
-    return len(first) == len(second) and all(
-        a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in zip(first, second)
-    )
 
 
 def longest(valid_lens: Array, n_keys: int) -> int:

@@ -30,6 +30,7 @@ static PyMethodDef methods[] = {
     MANY(linear_backward),
     MANY(masked_softmax),
     MANY(dropout_factors),
+    MANY(same_numbers),
     MANY(explain_attention),
     MANY(explain_layer),
     MANY(explain_linear),

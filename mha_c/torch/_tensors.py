@@ -27,6 +27,12 @@ _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
 in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
 _compiler = getattr(torch, "compiler", None)
 is_compiling = getattr(_compiler, "is_compiling", None) or torch._dynamo.is_compiling
+_is_exporting = getattr(_compiler, "is_exporting", bool)
+
+
+def exporting() -> bool:
+    """Whether the call is written down for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
+    return _is_exporting() or _tracing() is not None
 
 
 def traced(*tensors: Any) -> bool:
@@ -40,6 +46,8 @@ _PLAIN = (Tensor, torch.nn.Parameter, type(None))
 def refuse_transforms(name: str) -> None:
     if beyond_core():
         raise RuntimeError(f"{name} has neither torch.func transforms nor forward-mode AD; use .backward()")
+    if exporting():
+        raise RuntimeError(f"{name} cannot be exported or traced: mha_c has no form of it that runs without mha_c")
 
 
 def beyond_core() -> bool:
@@ -99,6 +107,8 @@ def _with_arrays(function: Any) -> Any:
         result = function(*arrays)
         if function is _core.layer_forward or function is _core.layer_forward_training:
             return (torch.from_numpy(result[0]), *result[1:])
+        if isinstance(result, bool):
+            return result
         result = _as_tensors(result)
         if function is _core.layer_backward and result[3] is not None:
             return (*result[:3], result[3][None])
@@ -112,12 +122,14 @@ layer_forward_training: Any = _core.layer_forward_training
 layer_backward: Any = _core.layer_backward
 attention_forward: Any = _core.attention_forward
 attention_backward: Any = _core.attention_backward
+same_numbers: Any = _core.same_numbers
 try:
     _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter)
 except (AttributeError, ValueError):
     layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward = map(
         _with_arrays, (layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward)
     )
+    same_numbers = _with_arrays(same_numbers)
 
 
 def check_inputs(**named: Any) -> None:

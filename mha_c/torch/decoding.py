@@ -16,7 +16,7 @@ from .. import _cache, _core
 from .._arrays import to_lengths
 from ..errors import ShapeError
 from ._layer import any_needs_grad, attend, run_layer
-from ._tensors import FLOATS, array, check_inputs, optional_array, refuse_transforms
+from ._tensors import FLOATS, array, check_inputs, optional_array, refuse_transforms, same_numbers
 from .autograd import Nine
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ NO_GRADIENT = (
     "decoding with {} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
     "layer the keys and values themselves"
 )
-WIDE = {4: np.int32, 8: np.int64}
 
 
 class KeyValueCache(_cache.KeyValueCache):
@@ -53,6 +52,7 @@ class KeyValueCache(_cache.KeyValueCache):
     """
 
     __slots__ = ("_packed",)
+    _same_numbers = staticmethod(same_numbers)
     _packed: Optional[Packed]  # the frozen weights that it was filled with last, whose numbers need no look
 
     @property
@@ -68,6 +68,7 @@ class ProjectedKeyValues(_cache.ProjectedKeyValues):
     """
 
     __slots__ = ("_packed",)
+    _same_numbers = staticmethod(same_numbers)
     _packed: Optional[Packed]
 
 
@@ -174,20 +175,16 @@ def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
 
 
 def key_value_weights(parameters: Nine) -> Any:
-    """The numbers of W_k and W_v as integers, which compare quickly, and NaN equal to itself."""
-    return tuple(None if x is None else bits(x) for x in (parameters[i] for i in (1, 5, 2, 6)))
+    """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can."""
+    return tuple(None if x is None else plain(x) for x in (parameters[i] for i in (1, 5, 2, 6)))
 
 
-def bits(tensor: Tensor) -> Array:
-    if tensor.dtype in FLOATS and tensor.is_contiguous():
-        flat = array(tensor).reshape(-1)
-    else:
-        flat = tensor.detach().float().contiguous().numpy().reshape(-1)  # exact: 16-bit floats are float32 too
-    return flat.view(np.int64 if flat.nbytes % 8 == 0 else WIDE[flat.itemsize])
+def plain(tensor: Tensor) -> Any:
+    return tensor if tensor.dtype in FLOATS else tensor.detach().float()  # exact: 16-bit floats are float32 too
 
 
 def copies(weights: Any) -> Any:
-    return tuple(None if x is None else x.copy() for x in weights)
+    return tuple(None if x is None else np.array(array(x)) for x in weights)
 
 
 def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] = None) -> Array:

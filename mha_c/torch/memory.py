@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._cache import same_weights
 from ._layer import any_needs_grad
-from ._tensors import array, follow_threads, layer_forward, lengths
+from ._tensors import array, follow_threads, layer_forward, lengths, same_numbers
 from .autograd import Nine, differentiable_layer, projections_of, versions
-from .decoding import WIDE, copies, key_value_weights, projected
+from .decoding import copies, key_value_weights, projected
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -37,35 +36,32 @@ class Memory:
         self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
         self._n_rows = 0
         self._weights: Any = None
-        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features) as integers
+        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features)
         self._projected: list[Array] = []  # keys, values
 
     def project(self, parameters: Nine, keys: Tensor, values: Tensor) -> list[Array]:
         """All rows through W_k and W_v: those that are known, and the others from now on."""
         inputs = [array(keys)] if values is keys else [array(keys), array(values)]
-        numbers = [x.view(WIDE[x.itemsize]) for x in inputs]
         weights, n_rows = key_value_weights(parameters), keys.shape[1]
-        known = min(self._n_rows, n_rows) if self._knows(numbers, weights) else 0
+        known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
         if known == 0:
             self._weights = copies(weights)
         self._n_rows = known
         if known < n_rows:
             new = [projected(parameters, 1, keys[:, known:]), projected(parameters, 2, values[:, known:])]
-            for kept, x in ((self._inputs, [x[:, known:] for x in numbers]), (self._projected, new)):
+            for kept, x in ((self._inputs, [x[:, known:] for x in inputs]), (self._projected, new)):
                 self._append(kept, x, known, n_rows)
             self._n_rows = n_rows
         return [x[:, :n_rows] for x in self._projected]
 
-    def _knows(self, numbers: list[Array], weights: Any) -> bool:
+    def _knows(self, inputs: list[Array], weights: Any) -> bool:
         """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
-        n = min(self._n_rows, numbers[0].shape[1])
-        return (
-            n > 0
-            and [(x.shape[0], x.shape[2], x.dtype) for x in numbers]
-            == [(x.shape[0], x.shape[2], x.dtype) for x in self._inputs]
-            and all(bool((kept[:, :n] == x[:, :n]).all()) for kept, x in zip(self._inputs, numbers))
-            and same_weights(self._weights, weights)
-        )
+        n = min(self._n_rows, inputs[0].shape[1])
+        if n == 0:
+            return False
+        kept, now = (tuple(x[:, :n] for x in rows) for rows in (self._inputs, inputs))
+        found: bool = same_numbers((*kept, *self._weights), (*now, *weights))
+        return found
 
     def _append(self, kept: list[Array], new: list[Array], known: int, n_rows: int) -> None:
         for i, x in enumerate(new):
