@@ -2,6 +2,7 @@
 
 import ast
 import io
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -120,3 +121,75 @@ def test_torch_files_are_read_as_weights_only(tmp_path):
     layer = mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.0)
     layer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert np.array_equal(layer.W_q.weight, module.W_q.weight.detach().numpy())
+
+
+def _whole_modules():
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    x, tokens = torch.randn(2, 5, 8), torch.arange(10).reshape(2, 5)
+    encoded = torch.randn(7, 2, 16), torch.randn(2, 2, 16)
+    decoder = ours.Seq2SeqAttentionDecoder(10, 8, 16, 2)
+    return {
+        "multi-head": (ours.MultiHeadAttention(8, 8, 8, 8, 2, 0.1, bias=True), (x, x, x, torch.tensor([3, 5]))),
+        "many keys": (ours.MultiHeadAttention(8, 8, 8, 8, 4, 0.1), (x, *[torch.randn(2, 90, 8)] * 2)),
+        "lazy": (ours.MultiHeadAttention(8, 2, 0.1), (x, x, x, torch.tensor([[1, 2, 3, 4, 5]] * 2))),
+        "additive": (ours.AdditiveAttention(8, 8, 6, 0.1), (x, x, x, torch.tensor([0, 2]))),
+        "dot": (ours.DotProductAttention(0.1), (x.double(), x.double(), x.double())),
+        "bfloat16": (ours.MultiHeadAttention(8, 8, 8, 8, 2, 0.1).bfloat16(), (x.bfloat16(),) * 3),
+        "decoder": (decoder, (tokens, decoder.init_state(encoded, torch.tensor([7, 3])))),
+        "nn's": (ours.MultiheadAttention(8, 2, batch_first=True), (x, x, x)),
+        "course": (ours.variants.MultiHeadedSelfAttention(8, 2), (x,)),
+        "summer": (ours.variants.MultiHeadSelfAttentionAISummer(8, 2), (x,)),
+        "kernel": (ours.KernelAttention("gaussian", 2.0), (x, x, x)),
+        "positions": (ours.PositionalEncoding(8, 0.1), (x,)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+@pytest.mark.parametrize("mode", ["fresh", "after a call", "after a training step"])
+def test_whole_torch_modules_are_read_as_weights_only(mode):
+    """With the classes that safe_globals names; their results, and the weights of the last call, are the same."""
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    for name, (module, args) in _whole_modules().items():
+        if name == "lazy" or mode != "fresh":
+            out = module(*args)
+            (out[0] if isinstance(out, tuple) else out).float().sum().backward()
+        if mode == "after a call":
+            module.eval()(*args)
+        file = io.BytesIO()
+        torch.save(module, file)
+        file.seek(0)
+        with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+            torch.load(file, weights_only=True)
+        file.seek(0)
+        with torch.serialization.safe_globals(ours.safe_globals()):
+            twin = torch.load(file, weights_only=True)
+        assert type(twin) is type(module)
+        if mode != "fresh" and isinstance(getattr(module, "attention_weights", None), torch.Tensor):
+            assert torch.equal(twin.attention_weights, module.attention_weights), name
+        found, expected = twin.eval()(*args), module.eval()(*args)
+        pairs = zip(found, expected) if isinstance(found, tuple) else [(found, expected)]
+        assert all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor)), name
+    assert not set(torch.serialization.get_safe_globals()) & set(ours.safe_globals())
+
+
+def test_what_a_file_may_not_do():
+    """What was kept of a call is anybody's: other sizes are an error, packed weights and rows are not taken over."""
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    module, x = ours.DotProductAttention(0.0), torch.ones(1, 90, 4)
+    module(x, x, x)
+    state = module.__getstate__()
+    kept, *others = state["_last"]
+    assert kept[0] == "recompute" and all(not isinstance(part, np.ndarray) for part in kept)
+    state["_last"] = (*kept[:2], kept[2][:, :5], *kept[3:]), *others
+    state["_frozen"] = state["_memory"] = module
+    twin = ours.DotProductAttention(0.0)
+    twin.__setstate__(state)
+    assert twin._frozen is None and "_memory" not in twin.__dict__
+    with pytest.raises(ValueError, match=r"saved|shape"):
+        _ = twin.attention_weights + 0

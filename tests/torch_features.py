@@ -6,6 +6,7 @@ Each feature is a function of (layer, x, lens) that returns tensors.  On ours it
 refused in our words, which the table shows; anything else is a failure of `test_torch_features.py`.
 """
 
+import contextlib
 import copy
 import io
 import pickle
@@ -15,6 +16,8 @@ from pathlib import Path
 
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
     sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
 
 import needs
 
@@ -269,6 +272,20 @@ def _(layer, x, lens):
     x = x.detach()
     exported = torch.export.export(layer.eval(), (x, x + 1, x + 2, None)).module()
     return [exported(2 * x, x, x, None)]
+
+
+@feature("`torch.onnx.export`, both exporters, in onnxruntime")
+def _(layer, x, lens):
+    onnxruntime, x = needs.module("onnxruntime"), x.detach()
+    found = []
+    for dynamo in (True, False):
+        file = io.BytesIO()
+        with contextlib.redirect_stdout(io.StringIO()):
+            torch.onnx.export(layer.eval(), (x, x + 1, x + 2, lens), file, dynamo=dynamo)
+        session = onnxruntime.InferenceSession(file.getvalue(), providers=["CPUExecutionProvider"])
+        given = [np.ascontiguousarray(value) for value in (2 * x, x, x, lens)]
+        found += session.run(None, {slot.name: value for slot, value in zip(session.get_inputs(), given)})
+    return [torch.from_numpy(out) for out in found]
 
 
 @feature("`FlopCounterMode`")

@@ -25,6 +25,7 @@ from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, 
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .multihead import MultiheadAttention
 from .positions import PositionalEncoding
+from .saving import safe_globals
 from .similarity import KernelAttention
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "frozen",
     "functional",
     "masked_softmax",
+    "safe_globals",
     "sequence_mask",
     "to_torch_state",
     "transpose_output",

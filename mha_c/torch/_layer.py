@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import profiler as _profiler
 
-from . import mathematics, ops
+from . import mathematics, ops, portable
 from ._tensors import (
     FLOATS,
     HALVES,
@@ -19,9 +20,11 @@ from ._tensors import (
     check_inputs,
     draw_seed,
     draw_seed_tensor,
+    exporting,
     follow_threads,
     layer_forward,
     lengths,
+    optional_tensor,
     refuse_half_meta,
     refuse_types,
     traced,
@@ -85,6 +88,8 @@ def attend(
     options = valid_lens, num_heads, empty_rows, dropout
     if beyond_core():
         out, *kept = _by_mathematics(tensors, options)
+    elif exporting():
+        out, *kept = _for_export(tensors, options)
     elif traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
         out, *kept = _by_operator(tensors, options)
     else:
@@ -118,6 +123,17 @@ def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     return out, ("tensor", weights), None
 
 
+def _for_export(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+    queries, keys, values, *parameters, w_v = tensors
+    valid_lens, num_heads, empty_rows, dropout = options
+    lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+    out, weights = portable.layer(
+        queries, keys, values, parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, dropout
+    )
+    source = WeightsSource(lens, num_heads, empty_rows, queries, keys, (*parameters, w_v), None)
+    return out, ("export", portable.Weights(source, weights)), None
+
+
 def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     if not ops.available():
         raise RuntimeError(
@@ -145,6 +161,8 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     kept, dtype, parts = last
     if kept[0] == "tensor":
         return split_heads(kept[1].to(dtype), heads)
+    if kept[0] == "export":
+        return split_heads(kept[1].tensor().to(dtype), heads)
     source: Any = None if parts is None else WeightsSource(*parts)
     wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     if kept[0] == "operator":
@@ -156,11 +174,21 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
 
 
 def without_graph(last: Any) -> Any:
-    """What a call left, as something that can be copied and pickled."""
+    """What a call left, as something that can be copied and pickled: tensors, which torch.load takes from anyone."""
     if last is None:
         return None
     kept, dtype, _ = last
+    if kept[0] == "export":
+        return None
     if kept[0] == "tensor":
         weights = kept[1].detach()
-        kept = "weights", (weights.float() if dtype in HALVES else weights).numpy()
-    return kept, dtype, None
+        kept = "weights", (weights.float() if dtype in HALVES else weights)
+    return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), dtype, None
+
+
+def restored(last: Any) -> Any:
+    """The same behind the copy: arrays, as `saved_weights` has them, but for what an operator left."""
+    if last is None or last[0][0] == "operator":
+        return last
+    kept, dtype, _ = last
+    return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None

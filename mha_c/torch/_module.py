@@ -17,7 +17,7 @@ from .._arrays import to_lengths
 from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding
-from ._layer import run_layer, weights_of, without_graph
+from ._layer import restored, run_layer, weights_of, without_graph
 from ._tensors import beyond_core, is_compiling
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .memory import remembered
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _tracing, _INT64 = _tensors._tracing, torch.int64
+_NOT_SAVED = "_frozen", "_memory"
 _HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
 
@@ -186,7 +187,7 @@ class AttentionModule(nn.Module):
         ) -> Tensor: ...  # fmt: skip
 
     def forward(
-        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.
@@ -197,6 +198,8 @@ class AttentionModule(nn.Module):
             Of the parameters' type.  `keys` may be what `project` gave, and then there are no values.
         valid_lens : numbers (B,) or (B, Q), optional
             How many keys count.
+        *defaults : None
+            Those of the keywords, which torch.onnx.export(dynamo=False) gives by position.
         training : bool, optional
             Overrides the mode of the dropout for one call.
         cache : KeyValueCache, optional
@@ -206,7 +209,14 @@ class AttentionModule(nn.Module):
         -------
         Tensor
             (B, Q, .).
+
+        Raises
+        ------
+        TypeError
+            Where anything else is given by position.
         """
+        if defaults and any(x is not None for x in defaults):
+            raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
@@ -306,5 +316,9 @@ class AttentionModule(nn.Module):
             raise StateShapeError(str(error)) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in ("_frozen", "_memory")}
+        own = {name: value for name, value in self.__dict__.items() if name not in _NOT_SAVED}
         return {**own, "_last": without_graph(self._last)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({name: value for name, value in state.items() if name not in _NOT_SAVED})
+        self._last = restored(state.get("_last"))

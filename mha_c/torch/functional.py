@@ -17,14 +17,16 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._options import core_corner, core_window
 from ..errors import ShapeError
-from . import mathematics, ops
+from . import mathematics, ops, portable
 from ._tensors import (
     FLOATS,
     HALVES,
+    _tracing,
     beyond_core,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
+    exporting,
     is_compiling,
     lengths,
     refuse_half_meta,
@@ -276,23 +278,30 @@ def _attention(
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias, relative_bias, sinks = tensors
     has_terms = bool(cap) or relative_bias is not None or sinks is not None
-    if has_terms:
+    if has_terms and _tracing() is None:
         check_terms(q, relative_bias, sinks)
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
 
     def by_mathematics() -> Any:
-        if rng is None and not traced(*tensors):
+        attend = None
+        if exporting():
+            if dropout and rng is not None:
+                raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
+            drop = portable.drop_of(dropout)
+            if w_v is None and not (has_terms or return_weights or return_lse or portable.is_unknown(common)):
+                attend = portable.fused(empty_rows, dropout, scale, bias)
+        elif rng is None and not traced(*tensors):
             drop = mathematics.drawn_dropout(dropout)
         else:
             seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
             drop = mathematics.core_dropout(dropout, seed)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
-                                     relative_bias, cap, sinks)  # fmt: skip
+                                     relative_bias, cap, sinks, attend)  # fmt: skip
 
-    if beyond_core() or (has_terms and traced(*tensors)):
+    if beyond_core() or exporting() or (has_terms and traced(*tensors)):
         found = by_mathematics()
     elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import _arguments
 from ..errors import ShapeError
+from ._tensors import _tracing
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -168,9 +169,9 @@ def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
 
 
 def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
-    lens = torch.as_tensor(value)
+    lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
-    if tuple(lens.shape) not in shapes:
+    if _tracing() is None and tuple(lens.shape) not in shapes:  # a tracer's sizes are tensors
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(lens.shape)}")
     return lens

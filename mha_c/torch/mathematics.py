@@ -20,6 +20,7 @@ from .. import _core
 from ._tensors import draw_seed_tensor
 
 Drop = Callable[[Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]  # q, k, v, visible -> softmax(...) v
 NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -33,7 +34,7 @@ def visible_keys(
     place = torch.arange(n_queries, device=device)[:, None] + (n_keys - n_queries if causal == "bottom_right" else 0)
     parts = []
     if valid_lens is not None:
-        lens = torch.as_tensor(valid_lens).to(device)
+        lens = (valid_lens if isinstance(valid_lens, Tensor) else torch.as_tensor(valid_lens)).to(device)
         parts.append(key < (lens[:, None, None, None] if lens.dim() == 1 else lens[:, None, :, None]))
     if causal is not None:
         parts.append((key <= place)[None, None])
@@ -50,6 +51,8 @@ def visible_keys(
 
 
 def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> Tensor:
+    if q.shape[-1] == 0:  # sums of nothing, which not every program of ONNX has right
+        return torch.zeros_like(q.sum(-1, keepdim=True) + k.sum(-1)[..., None, :])
     return q @ k.transpose(-1, -2) * (max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
 
 
@@ -85,8 +88,8 @@ def softmax(
     empty = ~seen.any(-1, keepdim=True)
     # An empty row takes part with equal scores, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
-    constant = 1 / max(scores.shape[-1], 1) if empty_rows == "uniform" else 0.0
-    weights = torch.where(empty, constant, torch.softmax(scores, -1))
+    weights = torch.softmax(scores, -1)
+    weights = weights if empty_rows == "uniform" else torch.where(empty, 0.0, weights)
     return weights, torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
 
 
@@ -95,8 +98,12 @@ def attention(
     keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
     right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
     relative_bias: Optional[Tensor] = None, softcap: float = 0.0, sinks: Optional[Tensor] = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes."""
+    attend: Optional[Attend] = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes.
+
+    attend  in the place of scores, softmax and product with the values: (out, None, None) then
+    """
     rank = q.dim()
     q, k, v = (_with_head_axis(x) for x in (q, k, v))
     visible = visible_keys(q, k, valid_lens, keep_mask, causal, left, right)
@@ -107,6 +114,9 @@ def attention(
     k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
     if visible is not None:  # what no query sees may hold NaN
         k, v = _without_unseen(k, visible, None), _without_unseen(v, visible, empty_rows)
+    if attend is not None:
+        out = attend(q, k, v, visible)
+        return (out if rank == 4 else out[:, 0]), None, None
     scores = dot_product_scores(q, k, scale) if w_v is None else additive_scores(q, k, w_v, scale)
     scores = with_score_terms(scores, softcap, relative_bias, causal, q.shape[-2], k.shape[-2])
     weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows, sinks)
@@ -117,10 +127,11 @@ def attention(
 def layer(
     queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, w_v: Optional[Tensor],
     num_heads: int, valid_lens: Any = None, empty_rows: str = "uniform", drop: Optional[Drop] = None,
-) -> tuple[Optional[Tensor], Tensor]:  # fmt: skip
+    attend: Optional[Attend] = None,
+) -> tuple[Any, Any]:  # fmt: skip
     """(out (B,Q,.), attention weights (B,H,Q,K)) of inputs (B,rows,.); weights and biases of W_q, W_k, W_v, W_o.
 
-    Without values: the weights alone, and None for the output.
+    Without values: the weights alone, and None for the output.  With `attend`, as in `attention`: no weights.
     """
     visible = visible_keys(queries, keys, valid_lens)
     if visible is not None:
@@ -134,6 +145,9 @@ def layer(
         return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
     q, k = split(project(queries, 0)), split(project(keys, 1))
+    if attend is not None and values is not None:
+        context = attend(q, k, split(project(values, 2)), visible)
+        return project(context.transpose(1, 2).flatten(2), 3), None
     scores = dot_product_scores(q, k) if w_v is None else additive_scores(q, k, w_v)
     attention_weights, _ = softmax(scores, visible, empty_rows)
     if values is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import _arguments
 from ..errors import ShapeError
-from ._layer import attend, weights_of
+from ._layer import attend, restored, weights_of, without_graph
 from ._tensors import check_inputs
 from .functional import dot_product_attention
 
@@ -135,6 +135,12 @@ class MultiHeadedSelfAttention(nn.Module):
         if self.__dict__.get("_last") is None:
             raise RuntimeError("no attention_weights yet: call the layer first, then read them")
         return weights_of(self._last, self.num_heads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": without_graph(self._last)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_last": restored(state.get("_last"))})
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
         """The weights of the last call as an interactive page.
