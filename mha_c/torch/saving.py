@@ -20,6 +20,13 @@ def safe_globals() -> list[type]:
     own with such modules in it needs its own classes named as well, whichever attention it has.  Nothing is allowed by
     importing mha_c.
 
+    Returns
+    -------
+    list of classes
+        For torch.serialization.safe_globals, or add_safe_globals for the rest of the program.
+
+    Examples
+    --------
     >>> import io, torch, mha_c.torch
     >>> file = io.BytesIO()
     >>> torch.save(mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), file)
