@@ -26,7 +26,7 @@ except ImportError as error:
 
     raise explained(error) from None
 
-from . import config, functional
+from . import _refusals, config, functional  # the first for the core, which asks for it by name
 from ._cache import KeyValueCache, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError

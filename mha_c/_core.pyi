@@ -4,7 +4,8 @@ Arrays are float32 or float64 ndarrays, all of one type per call, any strides (c
 last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arrays`
 has turned lists, tensors and the like into arrays before.  `valid_lens` is None, or
 int64 of shape (B,) or (B, Q), snapshotted once; `_arrays.to_lengths` makes that of what users give.
-Every error names the argument in the caller's words, what it got and what was expected.
+Every error names the argument in the caller's words, what it got and what was expected: _refusals.py writes them.
+CPU tensors of torch serve as arrays, and are answered with tensors, once `serve_tensors` has been called.
 All arguments are positional; those with a default may be left out at the end.
 """
 
@@ -22,9 +23,6 @@ _Origin = Optional[Tuple[int, int, int, int]]
 
 # relative_bias (H, 2R + 1), softcap (0: none), sinks (H,)
 _Terms = Optional[Tuple[Optional[_Array], float, Optional[_Array]]]
-
-class ShapeError(ValueError):
-    """Shapes that do not fit together; the message names argument, got, expected and the clashing sizes."""
 
 # One projection: (packed weight, bias or None, (out_features, in_features)), or (weight, bias or None) with a row-major
 # (out_features, in_features) weight that is read at the call; the bits are the same.  None in its place: no projection.
@@ -224,9 +222,8 @@ def layer_backward(
     the first one's place, and None in the others'.  A tape that does not fit is refused."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, /) -> None:
-    """layer_forward, layer_forward_training and layer_backward take tensors of exactly these types for arrays
-    (weights and biases in rows may be such, too) and answer such calls with tensors; BufferError where one has no
-    plain memory.  exchange: torch's DLPack functions."""
+    """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
+    BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
 
 def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any]]:
     """(parameters, state of the module that shows the weights, dropout) of a layer of mha_c.torch; None where one call
@@ -234,10 +231,10 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
-_Facts = dict[str, Any]  # names and meaning: the mha_*_facts of csrc/mha.h
+_Facts = Tuple[Any, ...]  # in the order of the mha_*_facts of csrc/mha.h; _facts.py names them
 
 def explain_kernels() -> _Facts:
-    """ "float32" and "float64": what the active kernels look like; "share": when work is shared."""
+    """What the active kernels look like, for float32 and for float64; when work is shared."""
 
 def explain_attention(
     q: _Array,
@@ -275,7 +272,8 @@ def explain_layer(
     training: bool = False,
     /,
 ) -> _Facts:
-    """What layer_forward (layer_forward_training) would do; "kept", "kept_bytes": what stays until the next call."""
+    """What layer_forward (layer_forward_training) would do; at the end what stays until the next call: "weights" or
+    "queries and keys", and how many bytes."""
 
 def explain_linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Facts:
     """What linear would do with these arguments."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 
-from . import _arguments, _core, functional
+from . import _arguments, _core, _facts, functional
 from ._arrays import floats, to_array, to_arrays, to_lengths
 from ._attention import AttentionLayer, Plan, without_key_projection
 from ._cache import ProjectedKeyValues
@@ -131,17 +131,11 @@ def _explain_layer(
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = changed(layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values))
     in_training = layer.training if training is None else _arguments.flag(training, "training")
-    facts: Facts = _core.explain_layer(
-        queries, keys, values, to_lengths(valid_lens), plan[3], plan[4], layer._num_heads, layer._empty_rows,
-        layer._dropout.p if in_training else 0.0, 0, in_training,
+    facts = _facts.layer(
+        layer._roles, queries, keys, values, to_lengths(valid_lens), plan[3], plan[4], layer._num_heads,
+        layer._empty_rows, layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
-    facts["kept_bytes"] = int(facts["kept_bytes"])
-    named = {role: facts["projections"][name] for role, name in zip(layer._roles, W) if name in facts["projections"]}
-    facts["projections"] = named
     return _explanation(type(layer).__name__, queries, facts, layer._roles[3])
-
-
-W = "W_q", "W_k", "W_v", "W_o"
 
 
 def _plan_with_zeros(layer: AttentionLayer, queries: Array, keys: Array, values: Array) -> Plan:
@@ -174,9 +168,7 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
     values = {name: given[name] for name in names}
     in_order = core_options(q, k, rng=rng, **values)
     terms = score_terms(given["softcap"], given["relative_bias"], given["sinks"])
-    attention: Facts = _core.explain_attention(
-        q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"], terms
-    )
+    attention = _facts.attention(q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"], terms)
     if terms is not None:
         reach = None if terms[0] is None else terms[0].shape[1] // 2
         attention["score_terms"] = {"softcap": terms[1], "reach": reach, "sinks": terms[2] is not None}
@@ -190,7 +182,7 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
         return x
     checked: Array = projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
     packed = _core.pack_linear(to_array(weight, weight_name)), None, (w_v.shape[0], x.shape[-1])
-    projections[weight_name] = _core.explain_linear(floats(x, name), packed)
+    projections[weight_name] = _facts.linear(floats(x, name), packed)
     return np.broadcast_to(checked.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
 
 

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from . import _core
+from . import _core, _facts
 
 __all__ = ["get_num_threads", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -129,7 +129,7 @@ def show_config() -> dict[str, Any]:
     True
     """
     offered = [name for name, available in _core.isas() if available]
-    kernels = _core.explain_kernels()
+    kernels = _facts.kernels()
     share = kernels.pop("share")
     config: dict[str, Any] = {
         "version": version(),

@@ -1,11 +1,17 @@
 """The exceptions of mha_c that are not Python's own.
 
 Shapes that do not fit together raise `ShapeError` (a `ValueError`), unsuitable types `TypeError`, unsuitable
-values `ValueError`; nothing else is raised on purpose.  The compiled core checks arrays and writes most of the
-texts: each names the argument, what it got and what was expected.
+values `ValueError`; nothing else is raised on purpose.  Each text names the argument, what it got and what was
+expected; those of the compiled core are written in _refusals.py.
 """
-
-from ._core import ShapeError
 
 __all__ = ["ShapeError"]
 __dir__ = __all__.copy  # what dir() and completion show
+
+
+class ShapeError(ValueError):
+    """Shapes that do not fit together; the message names the argument, what it got,
+    what was expected and the sizes that clash."""
+
+
+ShapeError.__module__ = "mha_c"

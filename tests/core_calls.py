@@ -10,6 +10,7 @@ from pathlib import Path
 from mha_c import _core
 from mha_c._arrays import to_lengths
 from mha_c._saved import saved_weights
+from mha_c.errors import ShapeError
 
 
 def stub():
@@ -50,7 +51,7 @@ class Core:
         for name in STUB:
             setattr(self, name, by_keyword(name))
         self.saved_weights = saved_weights
-        self.ShapeError, self.__file__ = _core.ShapeError, _core.__file__
+        self.ShapeError, self.__file__ = ShapeError, _core.__file__
 
 
 core = Core()

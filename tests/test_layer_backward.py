@@ -162,14 +162,14 @@ BAD = {
     "tape None": ({"tape": None}, TypeError, "tape must be the tuple that layer_forward_training returned"),
     "tape list": ({"tape": list(GOOD["tape"])}, TypeError, "tape must be"),
     "tape short": ({"tape": GOOD["tape"][:6]}, TypeError, "tape must be"),
-    "no projected queries": (tape_with(0, None), TypeError, r"tape\[0\] \(projected queries\) must be a NumPy array"),
-    "projected keys": (tape_with(1, numbers(B, K, 7)), ShapeError, r"tape\[1\] .* has shape \(2, 6, 7\), expected"),
-    "projected keys rank": (tape_with(1, numbers(B * K, 8)), ShapeError, r"tape\[1\]"),
-    "projected values": (tape_with(2, numbers(B, 5, 6)), ShapeError, r"tape\[2\]"),
-    "context": (tape_with(3, numbers(B, Q, 6, dtype=F64)), TypeError, r"tape\[3\] \(context\) has dtype float64"),
-    "row_max": (tape_with(4, numbers(B, Q, H)), ShapeError, r"tape\[4\] \(row_max\)"),
-    "row_sum": (tape_with(5, numbers(1, H, Q)), ShapeError, r"tape\[5\] \(row_sum\)"),
-    "integers": (tape_with(5, np.ones((B, H, Q), int)), TypeError, r"tape\[5\] \(row_sum\) has dtype int64"),
+    "no projected queries": (tape_with(0, None), TypeError, "the projected queries must be a NumPy array"),
+    "projected keys": (tape_with(1, numbers(B, K, 7)), ShapeError, r"projected keys has shape \(2, 6, 7\), expected"),
+    "projected keys rank": (tape_with(1, numbers(B * K, 8)), ShapeError, "the projected keys"),
+    "projected values": (tape_with(2, numbers(B, 5, 6)), ShapeError, "the projected values"),
+    "context": (tape_with(3, numbers(B, Q, 6, dtype=F64)), TypeError, "the attended values has dtype float64"),
+    "row_max": (tape_with(4, numbers(B, Q, H)), ShapeError, "the row statistics"),
+    "row_sum": (tape_with(5, numbers(1, H, Q)), ShapeError, "the row statistics"),
+    "integers": (tape_with(5, np.ones((B, H, Q), int)), TypeError, "the row statistics has dtype int64"),
     "lengths": (tape_with(6, np.ones(3, int)), ShapeError, "valid_lens has shape"),
     "lengths object": (tape_with(6, "abc"), TypeError, "valid_lens must be an array of int64"),
     "grad_out shape": ({"grad_out": numbers(B, Q, 8)}, ShapeError, r"grad_out has shape \(2, 4, 8\), expected"),
@@ -186,7 +186,7 @@ BAD = {
     "keys": ({"keys": numbers(B, 5, 5)}, ShapeError, "values has 6 keys, but keys has 5"),
     "w_v": ({"w_v": numbers(3)}, ShapeError, r"w_v has shape \(3,\), expected \(4,\)"),
     "heads": ({"num_heads": 3}, ValueError, "num_heads = 3 does not divide"),
-    "other heads": ({"num_heads": 1}, ShapeError, r"tape\[4\]"),
+    "other heads": ({"num_heads": 1}, ShapeError, "the row statistics"),
     "dropout": ({"dropout": 2}, ValueError, "dropout must lie in 0..1"),
     "seed": ({"seed": -1}, ValueError, "seed must lie in"),
     "needs_inputs": ({"needs_inputs": [True] * 3}, TypeError, "needs_inputs must be a tuple of 3 bools"),
@@ -207,7 +207,7 @@ def test_without_an_output_projection_the_tape_has_the_output():
     values = backward_arguments(given, weights)
     for wrong, error in ((None, TypeError), (numbers(B, 3, 5), ShapeError)):
         tape = (*values["tape"][:3], wrong, *values["tape"][4:])
-        with pytest.raises(error, match=r"tape\[3\] \(context\)"):
+        with pytest.raises(error, match="the attended values"):
             _core.layer_backward(**{**values, "tape": tape})
 
 

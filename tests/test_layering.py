@@ -94,7 +94,8 @@ def test_an_isa_uses_one_vocabulary(path):
 
 ORDER = [
     ("_core", "_no_core", "_types"),
-    ("errors",),
+    ("errors", "_facts"),
+    ("_refusals",),
     ("_arrays", "_arguments", "_reading", "_saved"),
     ("config",),
     ("masking", "linear"),

@@ -1,9 +1,9 @@
 /*
- * args.h: what every binding function shares: positional arguments, the array and length
- * borrowers, output allocation, error texts and the one status translator.
+ * args.h: what every binding function shares: the call and what it owns, arguments, arrays and lengths as the core
+ * takes them, outputs, refusals and the one status translator.
  *
- * Convention throughout: 0 or a new reference is success; -1 or NULL means that a Python
- * exception is set.  Names in messages are the caller's (q, queries, ...), passed down.
+ * Convention throughout: 0 or a reference is success; -1 or NULL means that a Python exception is set.  Here is decided
+ * what is safe for memory; why something is refused, in the user's words, is said by mha_c/_refusals.py.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H
@@ -28,53 +28,88 @@
 
 #include "mha.h"
 
-/* Everything the module keeps; one per module object, so no C globals. */
-typedef struct {
-    PyObject *shape_error; /* mha_c.ShapeError, a ValueError */
-    PyObject *exchange, *tensor_type, *parameter_type; /* see args_tensors.c; NULL without torch */
-    PyObject *is_neg; /* the name of a tensor's method */
-} mha_py_state;
-
-/* --- Arguments: args.c ------------------------------------------------------------- */
+/* --- Calls: call.c ------------------------------------------------------------------------ */
 
 #define MHA_PY_MAX_ARGS 24
+#define MHA_PY_MAX_OWNED 64
+
+/* What the module keeps, one set per module object, so no C globals; the first three are NULL without torch. */
+enum {
+    MHA_PY_EXCHANGE, /* see args_tensors.c */
+    MHA_PY_TENSOR,
+    MHA_PY_PARAMETER,
+    MHA_PY_N_FROM_TORCH,
+    MHA_PY_WORD_IS_NEG = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
+    MHA_PY_WORD_WEIGHTS,
+    MHA_PY_WORD_RECOMPUTE,
+    MHA_PY_WORD_ISA, /* the active one's name */
+    MHA_PY_N_KEPT
+};
+typedef struct {
+    PyObject *kept[MHA_PY_N_KEPT];
+} mha_py_state;
+
+int mha_py_select_isa(mha_py_state *state, mha_isa isa); /* py_system.c */
+
+/*
+ * One call of a function, on that function's stack: begun first, ended last.  Whatever the call comes to own, arrays
+ * and views on tensors, is noted here and released at its end, however far it got.
+ */
+typedef struct {
+    const char *function;
+    const mha_py_state *state;
+    PyThreadState *detached; /* while other threads may run */
+    int failed;              /* an output could not be had */
+    int n_owned, n_tensors;
+    PyObject *owned[MHA_PY_MAX_OWNED];
+    PyObject *tensor[MHA_PY_MAX_ARGS], *view[MHA_PY_MAX_ARGS]; /* borrowed, and the array on its memory */
+} mha_py_call;
+
+void mha_py_begin(mha_py_call *call, PyObject *module, const char *function);
+PyObject *mha_py_own(mha_py_call *call, void *object); /* takes the reference; what was given, or NULL */
+PyObject *mha_py_end(mha_py_call *call, PyObject *result); /* the result */
 
 /* All functions are positional.  values[i] becomes the i-th argument (borrowed), NULL where the call ends before. */
-int mha_py_arguments(const char *function, PyObject *const *args, Py_ssize_t n_args, int least, int most,
+int mha_py_arguments(const mha_py_call *call, PyObject *const *args, Py_ssize_t n_args, int least, int most,
                      PyObject **values);
 
-/* `name must be <expected>, got <type>`: sets TypeError and returns -1. */
-int mha_py_type_error(PyObject *value, const char *name, const char *expected);
-
-/* A real number that is not NaN: no bool, text, complex or array. */
-int mha_py_real(PyObject *value, const char *name, double *number_ret);
-
-/* A whole number >= least; what does not fit 64 bits becomes the largest that does. */
-int mha_py_whole(PyObject *value, const char *name, int64_t least, int64_t *number_ret);
-
-/* The position of a string in `choices`, which ends with NULL. */
-int mha_py_choice(PyObject *value, const char *name, const char *const *choices, int *choice_ret);
-
-int mha_py_empty_rows(PyObject *value, mha_empty *empty_ret);
-int mha_py_probability(PyObject *value, const char *name, double *number_ret);
-int mha_py_flag(PyObject *value, int *flag_ret); /* NULL: 0 */
-int mha_py_seed(PyObject *value, uint64_t *seed_ret);
-
-/* --- Errors and calls: args.c -------------------------------------------------------- */
-
-/* Sets ShapeError with a PyUnicode_FromFormat text; always returns -1. */
-int mha_py_shape_error(PyObject *module, const char *format, ...);
+/*
+ * Let other threads run during a core call of `work` multiply-adds, and come back with its status.  Below the threshold
+ * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.
+ */
+void mha_py_detach(mha_py_call *call, double work);
+int mha_py_attach(mha_py_call *call, mha_status status);
+PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* the same, and its answer */
 
 /* The only place that turns a status into an exception. */
 int mha_py_check(mha_status status, const char *function);
 
 /*
- * Let other threads run during a core call of `work` multiply-adds.  Below the threshold
- * nothing is released (NULL): a handful of microseconds is shorter than waiting to get
- * the interpreter back from a busy thread.
+ * What mha_c/_refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
+ * reference; NULL where the answer is an exception, which is then set.
  */
-PyThreadState *mha_py_detach(double work);
-void mha_py_attach(PyThreadState *saved);
+PyObject *mha_py_ask(const char *question, const char *format, ...);
+int mha_py_refuse(const char *why, const char *format, ...); /* the same where no other answer can be: always -1 */
+
+/* `name must be <expected>, got <type>`: sets TypeError and returns -1. */
+int mha_py_type_error(PyObject *value, const char *name, const char *expected);
+
+/* --- Arguments that are no arrays: args.c ---------------------------------------------------- */
+
+int mha_py_given(PyObject *value); /* neither left out nor None */
+
+/* A real number that is not NaN: no bool, text, complex or array.  Between 0 and 1. */
+int mha_py_real(PyObject *value, const char *name, double *number_ret);
+int mha_py_probability(PyObject *value, double *number_ret);
+
+/* A whole number >= least; what does not fit 64 bits becomes the largest that does. */
+int mha_py_whole(PyObject *value, const char *name, int64_t least, int64_t *number_ret);
+int mha_py_seed(PyObject *value, uint64_t *seed_ret);
+
+/* Which of two strings it is: 0 or 1. */
+int mha_py_choice(PyObject *value, const char *name, const char *first, const char *second, int *choice_ret);
+int mha_py_empty_rows(PyObject *value, mha_empty *empty_ret);
+int mha_py_flag(PyObject *value, int *flag_ret); /* NULL: 0 */
 
 /* --- Arrays: args_arrays.c ----------------------------------------------------------- */
 
@@ -82,11 +117,11 @@ void mha_py_attach(PyThreadState *saved);
 
 /* A borrowed view of one operand: pointer and sizes are taken once and then trusted. */
 typedef struct {
-    const char *name;     /* in the caller's words */
-    PyArrayObject *array; /* owned; mha_py_drop releases it */
+    PyArrayObject *array; /* the call's; NULL: none was given */
     const void *data;
-    int type; /* NPY_FLOAT32, NPY_FLOAT64 or NPY_BOOL */
-    int rank;
+    const char *name; /* in the caller's words */
+    int type;         /* NPY_FLOAT32, NPY_FLOAT64 or NPY_BOOL */
+    int rank;         /* above MHA_PY_MAX_RANK, or 0, there are no sizes: no caller wants such a rank */
     npy_intp shape[MHA_PY_MAX_RANK];
     ptrdiff_t stride[MHA_PY_MAX_RANK]; /* in numbers; dense for axes of length 0 or 1 */
 } mha_py_array;
@@ -98,93 +133,61 @@ typedef enum {
 } mha_py_layout;
 
 /*
- * float32 or float64 ndarray of rank 1..4 -> *array; copied only where `layout`, alignment,
- * byte order or an odd stride asks for it.  `like`, if given, fixes the type.
+ * A float32 or float64 ndarray, or tensor -> *array; copied only where `layout`, alignment, byte order or an odd
+ * stride asks for it.  `like`, if given, fixes the type.
  */
-int mha_py_take(mha_py_array *array, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like);
-void mha_py_drop(mha_py_array *array);
+int mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
+                mha_py_array *array);
+/* The same in two steps: an array of any rank, then its layout (type: the array's own, checked by the caller). */
+PyArrayObject *mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like);
+int mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
+                   mha_py_array *array);
 
-/* The same for one particular dtype, checked by the caller. */
-int mha_py_take_as(mha_py_array *array, PyArrayObject *value, const char *name, int type, mha_py_layout layout);
-
-/* A float32 or float64 ndarray of any rank (owned); TypeError with a hint otherwise. */
-PyArrayObject *mha_py_floats(PyObject *value, const char *name);
-
-/* The same, of like's type unless that is NULL; TypeError naming both otherwise. */
-PyArrayObject *mha_py_floats_like(PyObject *value, const char *name, const mha_py_array *like);
-
-/* The array as a dense, aligned, native one (new reference); a copy only if it is not. */
-PyArrayObject *mha_py_dense(PyArrayObject *array, int type);
-
-/* Rank check; `expected` is what the message shows, for example "(B, Q, features)". */
-int mha_py_need_rank(PyObject *module, const mha_py_array *array, int rank, const char *expected);
-
-/*
- * ShapeError unless a's axis and b's agree.  `what` is a format with one %zd, for example
- * "batch size %zd": `keys has batch size 3, but queries has 2: keys.shape = ...`.
- */
-int mha_py_need_same(PyObject *module, const char *what, const mha_py_array *a, int axis_a, const mha_py_array *b,
-                     int axis_b);
+/* ShapeError unless the rank, the whole shape is this one; `expected` is what the message shows: "(B, Q, features)". */
+int mha_py_need_rank(const mha_py_array *array, int rank, const char *expected);
+int mha_py_need_shape(const mha_py_array *array, int rank, const npy_intp *dims);
 
 mha_operand mha_py_operand(const mha_py_array *array);
-mha_dtype mha_py_dtype(const mha_py_array *array);
+mha_dtype mha_py_dtype(int type);
 size_t mha_py_itemsize(int type);
+PyObject *mha_py_or_none(const void *array);                /* borrowed */
+PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
-/* ShapeError unless the shape is exactly this one: `grad_out has shape ..., expected ...`. */
-int mha_py_need_shape(PyObject *module, const mha_py_array *array, int rank, const npy_intp *dims);
-
-/* dims as a tuple, for %S in messages. */
-PyObject *mha_py_shape(int rank, const npy_intp *dims);
-
-/* Uninitialised or zeroed output; ValueError if its size wraps, MemoryError if it is not to be had. */
-PyArrayObject *mha_py_new(const char *name, int rank, const npy_intp *dims, int type);
-PyArrayObject *mha_py_zeros(const char *name, int rank, const npy_intp *dims, int type);
-
-/* A dense output of rank 3 or 4 as the core takes it. */
-mha_result mha_py_result(PyArrayObject *array);
-
-/* The array or None, borrowed: for PyTuple_Pack and the like. */
-PyObject *mha_py_borrow(PyArrayObject *array);
+/*
+ * Outputs, owned by the call: uninitialised or zeroed.  NULL, and call->failed, if one cannot be had; then so are the
+ * following ones, so that several may be made before looking.  ValueError if its size wraps, else MemoryError.
+ */
+PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
+PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
+void *mha_py_data(PyArrayObject *array);        /* NULL of NULL */
+mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4 as the core takes it */
 
 /* --- Tensors: args_tensors.c -------------------------------------------------------------- */
 
-/* The tensors of a call, borrowed, and an array on the memory of each. */
-typedef struct {
-    PyObject *tensor[MHA_PY_MAX_ARGS], *array[MHA_PY_MAX_ARGS];
-    int n;
-} mha_py_views;
-
-/*
- * Puts arrays in the place of tensors among the arguments.  BufferError if that cannot be (another device, layout
- * or type of number); *views is zeroed by the caller and dropped by it in either case.
- */
-int mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views);
-PyObject *mha_py_view_tensor(PyObject *module, PyObject *value, mha_py_views *views); /* one: borrowed, or NULL */
-void mha_py_drop_views(mha_py_views *views);
+/* The array on a tensor's memory in its place (BufferError if that cannot be); anything else as it is.  Borrowed. */
+PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 
 /* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
-PyObject *mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views);
-/* Several of them, as a tuple. */
-PyObject *mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views);
+PyObject *mha_py_answer(const mha_py_call *call, PyArrayObject *array);
+PyObject *mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n); /* as a tuple */
 
-/* --- Masks and lengths: args_masks.c, args_lengths.c ---------------------------------- */
+/* --- Masks and lengths: args_masks.c ---------------------------------------------------------- */
 
-/* bias of like's type, or, where like is NULL, a bool keep_mask; any strides. */
-int mha_py_take_mask(PyObject *value, const char *name, const mha_py_array *like, mha_py_array *array);
+/* bias of like's type, or, where like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
+int mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                     mha_py_array *array);
 
 /* Its strides over scores of shape (B, Q, K) or (B, H, Q, K), axes of length 1 repeated. */
-int mha_py_broadcast(PyObject *module, const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret);
+int mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret);
 
 /* A private snapshot of valid_lens; array is NULL where all keys are valid. */
 typedef struct {
-    PyArrayObject *array; /* owned, int64, dense */
+    PyArrayObject *array; /* the call's: int64, dense */
     const int64_t *data;
     size_t per_batch; /* 1, or the number of queries */
 } mha_py_lengths;
 
-int mha_py_take_lengths(PyObject *module, PyObject *value, npy_intp batch, npy_intp queries,
-                        mha_py_lengths *lengths_ret);
-void mha_py_drop_lengths(mha_py_lengths *lengths);
+int mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths);
 mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 
 /* --- The arguments of attention: args_attention.c ----------------------------------------- */
@@ -198,44 +201,44 @@ typedef struct {
     npy_intp scores[4];      /* (B, Q, K) or (B, H, Q, K), as many axes as q has */
     npy_intp out_shape[4];   /* the same with Dv in the last place */
     mha_attention_args args; /* all but the outputs */
+    double work;             /* multiply-adds, roughly */
 } mha_py_attention;
 
-/* values: one for each of the names, NULL where not given.  *attention is zeroed by the caller. */
-int mha_py_take_attention(PyObject *module, PyObject *const *values, mha_py_attention *attention);
+/*
+ * values: one for each of the names, NULL where not given.  origin: None, or (item, head, query, key), where the call's
+ * first ones stand in a larger call of which it is a part.  terms: None, or (relative_bias or None, softcap, sinks or
+ * None).  *attention is zeroed by the caller.
+ */
+int mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,
+                          mha_py_attention *attention);
 
-/* None, or (item, head, query, key): where the call's first ones stand in a larger call of which it is a part. */
-int mha_py_take_origin(PyObject *value, mha_attention_args *args);
-/* None, or (relative_bias or None, softcap, sinks or None), once the rest is there. */
-int mha_py_take_score_terms(PyObject *module, PyObject *value, mha_py_attention *attention);
-void mha_py_drop_attention(mha_py_attention *attention);
-double mha_py_attention_work(const mha_py_attention *attention); /* multiply-adds, roughly */
+/* The row statistics of an earlier call, for those that read them. */
+int mha_py_take_statistics(mha_py_call *call, PyObject *row_max, PyObject *row_sum, mha_py_attention *attention);
 
-/* --- Projections: py_linear.c ----------------------------------------------------------- */
+/* --- Projections: args_linear.c ----------------------------------------------------------- */
 
 typedef struct {
-    const char *name; /* W_q ... */
-    mha_py_array weight, bias;
+    mha_py_array weight; /* its name: W_q ... */
     mha_linear linear;
 } mha_py_projection;
 
-/* x (..., features) of any rank from 1 as rows (n, features): merged without copying where it can be. */
+/*
+ * None; or (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
+ * (packed, bias or None, (out_features, in_features)).  Never trusted for memory.
+ */
+int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                           mha_py_projection *projection);
+
 #define MHA_PY_MAX_AXES 64 /* NumPy's own limit is 32 or 64 */
 
+/* x (..., features) of any rank from 1 as rows (n, features): merged without copying where it can be. */
 typedef struct {
     mha_py_array rows;
     int rank; /* of x as it was given */
     npy_intp dims[MHA_PY_MAX_AXES];
 } mha_py_rows;
 
-int mha_py_take_rows(PyObject *module, PyObject *value, const char *name, const mha_py_array *like, mha_py_rows *rows);
-
-/*
- * None; or (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
- * (packed, bias or None, (out_features, in_features)).  Never trusted for memory.
- */
-int mha_py_take_projection(PyObject *module, PyObject *value, const char *name, const mha_py_array *like,
-                           mha_py_views *views, mha_py_projection *projection);
-void mha_py_drop_projection(mha_py_projection *projection);
+int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_py_rows *rows);
 
 /* --- The module's functions --------------------------------------------------------------- */
 

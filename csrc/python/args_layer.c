@@ -1,60 +1,46 @@
 /*
- * args_layer.c: the arguments of a whole layer, for the forward and the backward call: inputs,
- * projections, options, and whether the feature sizes fit together.
+ * args_layer.c: the arguments of a whole layer, for the forward and the backward call: inputs, projections, options,
+ * whether the feature sizes fit together; and what such a call keeps.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
 
-enum { QUERIES, KEYS, VALUES, LENS, PROJECTIONS, W_V, HEADS, EMPTY, DROPOUT, SEED };
-
-const char *const mha_py_projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
-
-void
-mha_py_drop_layer(mha_py_layer *layer)
+static int
+is_projected(const mha_py_layer *layer, int which)
 {
-    mha_py_drop(&layer->queries);
-    mha_py_drop(&layer->keys);
-    mha_py_drop(&layer->values);
-    mha_py_drop(&layer->w_v);
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        mha_py_drop_projection(&layer->W[i]);
-    }
-    mha_py_drop_lengths(&layer->lengths);
+    return layer->W[which].linear.weight != NULL;
 }
 
 /* --- Inputs ---------------------------------------------------------------------------------- */
 
 static int
-take_inputs(PyObject *module, mha_py_layer *layer, PyObject *const *values)
+take_inputs(mha_py_call *call, mha_py_layer *layer, PyObject *const *values)
 {
-    const mha_py_array *queries = &layer->queries;
+    mha_py_array *queries = &layer->queries, *keys = &layer->keys, *items = &layer->values, *w_v = &layer->w_v;
 
-    if (mha_py_take(&layer->queries, values[QUERIES], "queries", MHA_PY_ROWS, NULL) < 0 ||
-        mha_py_take(&layer->keys, values[KEYS], "keys", MHA_PY_ROWS, queries) < 0 ||
-        mha_py_take(&layer->values, values[VALUES], "values", MHA_PY_ROWS, queries) < 0 ||
-        mha_py_need_rank(module, queries, 3, "(B, Q, features)") < 0 ||
-        mha_py_need_rank(module, &layer->keys, 3, "(B, K, features)") < 0 ||
-        mha_py_need_rank(module, &layer->values, 3, "(B, K, features)") < 0) {
+    if (mha_py_take(call, values[MHA_PY_QUERIES], "queries", MHA_PY_ROWS, NULL, queries) < 0 ||
+        mha_py_take(call, values[MHA_PY_KEYS], "keys", MHA_PY_ROWS, queries, keys) < 0 ||
+        mha_py_take(call, values[MHA_PY_VALUES], "values", MHA_PY_ROWS, queries, items) < 0) {
         return -1;
     }
-    if (mha_py_need_same(module, "batch size %zd", &layer->keys, 0, queries, 0) < 0 ||
-        mha_py_need_same(module, "batch size %zd", &layer->values, 0, queries, 0) < 0 ||
-        mha_py_need_same(module, "%zd keys", &layer->values, 1, &layer->keys, 1) < 0) {
+    if (queries->rank != 3 || keys->rank != 3 || items->rank != 3 || keys->shape[0] != queries->shape[0] ||
+        items->shape[0] != queries->shape[0] || items->shape[1] != keys->shape[1]) {
+        return mha_py_refuse("inputs", "(OOO)", queries->array, keys->array, items->array);
+    }
+    if (mha_py_given(values[MHA_PY_SCORER]) &&
+        mha_py_take(call, values[MHA_PY_SCORER], "w_v", MHA_PY_DENSE, queries, w_v) < 0) {
         return -1;
     }
-    if (values[W_V] != Py_None && mha_py_take(&layer->w_v, values[W_V], "w_v", MHA_PY_DENSE, queries) < 0) {
-        return -1;
+    if (w_v->rank == 2 && w_v->shape[0] == 1) { /* the weight of an nn.Linear with one output */
+        w_v->rank = 1;
+        w_v->shape[0] = w_v->shape[1];
     }
-    if (layer->w_v.rank == 2 && layer->w_v.shape[0] == 1) { /* the weight of an nn.Linear with one output */
-        layer->w_v.rank = 1;
-        layer->w_v.shape[0] = layer->w_v.shape[1];
-    }
-    return mha_py_take_lengths(module, values[LENS], queries->shape[0], queries->shape[1], &layer->lengths);
+    return mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);
 }
 
 /* A row-major weight in the place of a packed one: read as mha_layer_grads wants it. */
 static int
-take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_views *views,
+take_weight(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
             mha_py_projection *projection)
 {
     mha_py_array *weight = &projection->weight;
@@ -62,9 +48,8 @@ take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_
     if (value == Py_None) {
         return 0; /* no projection; the caller zeroed the struct */
     }
-    value = mha_py_view_tensor(module, value, views);
-    if (value == NULL || mha_py_take(weight, value, projection->name, MHA_PY_DENSE, like) < 0 ||
-        mha_py_need_rank(module, weight, 2, "(out_features, in_features)") < 0) {
+    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, weight) < 0 ||
+        mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
         return -1;
     }
     projection->linear.weight = weight->data;
@@ -74,21 +59,18 @@ take_weight(PyObject *module, PyObject *value, const mha_py_array *like, mha_py_
 }
 
 static int
-take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value,
-                 mha_py_views *views)
+take_projections(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value)
 {
+    static const char *const names[] = {"W_q", "W_k", "W_v", "W_o"};
+    int (*const take)(mha_py_call *, PyObject *, const char *, const mha_py_array *, mha_py_projection *) =
+        kind == MHA_PY_PROJECTIONS ? mha_py_take_projection : take_weight;
+
     if (!PyTuple_Check(value) || PyTuple_Size(value) != MHA_PY_N_PROJECTIONS) {
         return mha_py_type_error(value, kind == MHA_PY_PROJECTIONS ? "projections" : "weights",
                                  "a tuple (W_q, W_k, W_v, W_o)");
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        mha_py_projection *projection = &layer->W[i];
-        PyObject *item = PyTuple_GetItem(value, i);
-
-        projection->name = mha_py_projection_names[i];
-        if (kind == MHA_PY_PROJECTIONS
-                ? mha_py_take_projection(module, item, projection->name, &layer->queries, views, projection) < 0
-                : take_weight(module, item, &layer->queries, views, projection) < 0) {
+        if (take(call, PyTuple_GetItem(value, i), names[i], &layer->queries, &layer->W[i]) < 0) {
             return -1;
         }
     }
@@ -97,97 +79,52 @@ take_projections(PyObject *module, mha_py_layer *layer, mha_py_projection_kind k
 
 /* --- Feature sizes ------------------------------------------------------------------------------ */
 
-/* What comes out of `projection` given `rows`: checks that they fit. */
-static int
-projected_features(PyObject *module, const mha_py_array *rows, const mha_py_projection *projection,
-                   npy_intp *features_ret)
+/* What comes out of a projection given `features`; *fits becomes 0 if they are not what it takes. */
+static npy_intp
+projected(const mha_py_layer *layer, int which, npy_intp features, int *fits)
 {
-    const mha_linear *linear = &projection->linear;
-    PyObject *shape;
+    const mha_linear *linear = &layer->W[which].linear;
 
-    *features_ret = rows->shape[2];
-    if (linear->weight == NULL) {
-        return 0;
+    if (!is_projected(layer, which)) {
+        return features;
     }
-    *features_ret = (npy_intp)linear->out_features;
-    if ((size_t)rows->shape[2] == linear->in_features) {
-        return 0;
-    }
-    shape = mha_py_shape(rows->rank, rows->shape);
-    if (shape != NULL) {
-        mha_py_shape_error(module, "%s has %zd features (shape %S), but %s expects %zu", rows->name,
-                           (Py_ssize_t)rows->shape[2], shape, projection->name, linear->in_features);
-        Py_DECREF(shape);
-    }
-    return -1;
-}
-
-/* Queries and keys meet feature by feature, projected or not. */
-static int
-check_scored_features(PyObject *module, const mha_py_layer *layer, npy_intp key_features)
-{
-    const int q_projected = layer->W[MHA_PY_W_Q].linear.weight != NULL;
-    const int k_projected = layer->W[MHA_PY_W_K].linear.weight != NULL;
-
-    if (key_features == layer->qk_features) {
-        return 0;
-    }
-    if (!q_projected && !k_projected) {
-        return mha_py_need_same(module, "%zd features", &layer->keys, 2, &layer->queries, 2);
-    }
-    return mha_py_shape_error(module,
-                              "%s %s %zd features, but %s %s %zd: they are scored against "
-                              "each other",
-                              k_projected ? "W_k" : "keys", k_projected ? "gives" : "has", (Py_ssize_t)key_features,
-                              q_projected ? "W_q" : "queries", q_projected ? "gives" : "has",
-                              (Py_ssize_t)layer->qk_features);
+    *fits = *fits && (size_t)features == linear->in_features;
+    return (npy_intp)linear->out_features;
 }
 
 static int
-check_heads(const mha_py_layer *layer)
+refuse_features(const mha_py_layer *layer)
 {
-    const npy_intp features[] = {layer->qk_features, layer->value_features};
-    const char *const names[] = {"queries and keys", "values"};
+    PyObject *sizes = PyTuple_New(MHA_PY_N_PROJECTIONS);
 
-    for (int i = 0; i < 2; i++) {
-        if (features[i] % layer->heads != 0) {
-            PyErr_Format(PyExc_ValueError, "num_heads = %zd does not divide the %zd projected features of %s",
-                         (Py_ssize_t)layer->heads, (Py_ssize_t)features[i], names[i]);
-            return -1;
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS && sizes != NULL; i++) {
+        const mha_linear *linear = &layer->W[i].linear;
+        PyObject *pair = is_projected(layer, i) ? Py_BuildValue("(nn)", (Py_ssize_t)linear->out_features,
+                                                                (Py_ssize_t)linear->in_features)
+                                                : Py_BuildValue("");
+
+        if (pair == NULL || PyTuple_SetItem(sizes, i, pair) < 0) {
+            Py_CLEAR(sizes);
         }
     }
-    return 0;
+    return mha_py_refuse("features", "(OOONOn)", layer->queries.array, layer->keys.array, layer->values.array, sizes,
+                         mha_py_or_none(layer->w_v.array), (Py_ssize_t)layer->heads);
 }
 
 static int
-check_features(PyObject *module, mha_py_layer *layer)
+check_features(mha_py_layer *layer)
 {
-    npy_intp key_features;
+    const mha_py_array *w_v = &layer->w_v;
+    const npy_intp heads = layer->heads;
+    int fit = 1;
 
-    if (projected_features(module, &layer->queries, &layer->W[MHA_PY_W_Q], &layer->qk_features) < 0 ||
-        projected_features(module, &layer->keys, &layer->W[MHA_PY_W_K], &key_features) < 0 ||
-        projected_features(module, &layer->values, &layer->W[MHA_PY_W_V], &layer->value_features) < 0 ||
-        check_scored_features(module, layer, key_features) < 0 || check_heads(layer) < 0) {
-        return -1;
-    }
-    layer->out_features = layer->value_features;
-    if (layer->W[MHA_PY_W_O].linear.weight != NULL) {
-        layer->out_features = (npy_intp)layer->W[MHA_PY_W_O].linear.out_features;
-        if ((size_t)layer->value_features != layer->W[MHA_PY_W_O].linear.in_features) {
-            return mha_py_shape_error(module, "W_o expects %zu features, but the attended values have %zd",
-                                      layer->W[MHA_PY_W_O].linear.in_features, (Py_ssize_t)layer->value_features);
-        }
-    }
-    if (layer->w_v.array != NULL) {
-        if (mha_py_need_rank(module, &layer->w_v, 1, "(features of a head,)") < 0) {
-            return -1;
-        }
-        if (layer->w_v.shape[0] != layer->qk_features / layer->heads) {
-            return mha_py_shape_error(module, "w_v has shape (%zd,), expected (%zd,)", (Py_ssize_t)layer->w_v.shape[0],
-                                      (Py_ssize_t)(layer->qk_features / layer->heads));
-        }
-    }
-    return 0;
+    layer->qk_features = projected(layer, MHA_PY_W_Q, layer->queries.shape[2], &fit);
+    layer->value_features = projected(layer, MHA_PY_W_V, layer->values.shape[2], &fit);
+    layer->out_features = projected(layer, MHA_PY_W_O, layer->value_features, &fit);
+    fit = projected(layer, MHA_PY_W_K, layer->keys.shape[2], &fit) == layer->qk_features && fit;
+    fit = fit && layer->qk_features % heads == 0 && layer->value_features % heads == 0;
+    fit = fit && (w_v->array == NULL || (w_v->rank == 1 && w_v->shape[0] == layer->qk_features / heads));
+    return fit ? 0 : refuse_features(layer);
 }
 
 /* --- Options and sizes -------------------------------------------------------------------------------------- */
@@ -198,22 +135,30 @@ take_options(mha_py_layer *layer, PyObject *const *values)
     mha_layer_args *args = &layer->args;
     int64_t heads;
 
-    if (mha_py_whole(values[HEADS], "num_heads", 1, &heads) < 0 ||
-        mha_py_empty_rows(values[EMPTY], &args->empty_rows) < 0 ||
-        mha_py_probability(values[DROPOUT], "dropout", &args->dropout) < 0 ||
-        mha_py_seed(values[SEED], &args->seed) < 0) {
+    if (mha_py_whole(values[MHA_PY_HEADS], "num_heads", 1, &heads) < 0 ||
+        mha_py_empty_rows(values[MHA_PY_EMPTY], &args->empty_rows) < 0 ||
+        mha_py_probability(values[MHA_PY_DROPOUT], &args->dropout) < 0 ||
+        mha_py_seed(values[MHA_PY_SEED], &args->seed) < 0) {
         return -1;
     }
     layer->heads = heads > NPY_MAX_INTP ? NPY_MAX_INTP : (npy_intp)heads;
     return 0;
 }
 
+/* Multiply-adds of a product. */
+static double
+product(size_t batch, size_t rows, const mha_linear *linear)
+{
+    return (double)batch * (double)rows * (double)linear->in_features * (double)linear->out_features;
+}
+
 static void
 note_sizes(mha_py_layer *layer)
 {
     mha_layer_args *args = &layer->args;
+    const double scored = (double)layer->qk_features * (layer->w_v.array != NULL ? 8 : 1);
 
-    args->dtype = mha_py_dtype(&layer->queries);
+    args->dtype = mha_py_dtype(layer->queries.type);
     args->batch = (size_t)layer->queries.shape[0];
     args->queries = (size_t)layer->queries.shape[1];
     args->keys = (size_t)layer->keys.shape[1];
@@ -228,35 +173,61 @@ note_sizes(mha_py_layer *layer)
     args->W_k = layer->W[MHA_PY_W_K].linear;
     args->W_v = layer->W[MHA_PY_W_V].linear;
     args->W_o = layer->W[MHA_PY_W_O].linear;
-    args->additive_weights = layer->w_v.array == NULL ? NULL : layer->w_v.data;
+    args->additive_weights = layer->w_v.data;
     args->visible = mha_py_visibility(&layer->lengths);
+    layer->work = product(args->batch, args->queries, &args->W_q) + product(args->batch, args->keys, &args->W_k) +
+                  product(args->batch, args->keys, &args->W_v) + product(args->batch, args->queries, &args->W_o) +
+                  (double)args->batch * (double)args->queries * (double)args->keys *
+                      ((double)layer->value_features + scored + 8 * (double)layer->heads);
 }
 
 /* --- The whole ------------------------------------------------------------------------------------- */
 
 int
-mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_views *views,
-                  mha_py_layer *layer)
+mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer)
 {
-    if (take_inputs(module, layer, values) < 0 || take_options(layer, values) < 0 ||
-        take_projections(module, layer, kind, values[PROJECTIONS], views) < 0 || check_features(module, layer) < 0) {
+    if (take_inputs(call, layer, values) < 0 || take_options(layer, values) < 0 ||
+        take_projections(call, layer, kind, values[MHA_PY_FOUR]) < 0 || check_features(layer) < 0) {
         return -1;
     }
     note_sizes(layer);
     return 0;
 }
 
-double
-mha_py_layer_work(const mha_py_layer *layer)
-{
-    const mha_layer_args *args = &layer->args;
-    const double q_rows = (double)args->batch * (double)args->queries;
-    const double k_rows = (double)args->batch * (double)args->keys;
-    const double qk = (double)layer->qk_features, v = (double)layer->value_features;
+/* --- What is kept ------------------------------------------------------------------------------------ */
 
-    return q_rows * (double)args->W_q.in_features * (double)args->W_q.out_features +
-           k_rows * (double)args->W_k.in_features * (double)args->W_k.out_features +
-           k_rows * (double)args->W_v.in_features * (double)args->W_v.out_features +
-           q_rows * (double)args->W_o.in_features * (double)args->W_o.out_features +
-           q_rows * (double)args->keys * (v + qk * (layer->w_v.array != NULL ? 8 : 1) + 8 * (double)layer->heads);
+/* As doubles, which do not wrap; that they are rounded matters to nobody. */
+static int
+weights_are_smaller(const mha_py_layer *layer)
+{
+    const double batch = (double)layer->args.batch, queries = (double)layer->args.queries;
+    const double keys = (double)layer->args.keys;
+
+    return batch * (double)layer->heads * queries * keys <= batch * (queries + keys) * (double)layer->qk_features;
+}
+
+void
+mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS])
+{
+    mha_layer_args *args = &layer->args;
+    const npy_intp batch = layer->queries.shape[0], queries = layer->queries.shape[1], keys = layer->keys.shape[1];
+    const npy_intp heads = layer->heads, scored = layer->qk_features, valued = layer->value_features;
+    const int has_W_q = is_projected(layer, MHA_PY_W_Q), has_W_k = is_projected(layer, MHA_PY_W_K);
+    const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
+    const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
+
+    kept[MHA_PY_Q] = (mha_py_kept_array){"the projected queries", 3, again || (training && has_W_q),
+                                         {batch, queries, scored}, has_W_q ? &args->q_projected : NULL};
+    kept[MHA_PY_K] = (mha_py_kept_array){"the projected keys", 3, again || (training && has_W_k),
+                                         {batch, keys, scored}, has_W_k ? &args->k_projected : NULL};
+    kept[MHA_PY_V] = (mha_py_kept_array){"the projected values", 3, training && has_W_v,
+                                         {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
+    kept[MHA_PY_CONTEXT] = (mha_py_kept_array){"the attended values", 3, training,
+                                               {batch, queries, valued}, has_W_o ? &args->context : NULL};
+    kept[MHA_PY_ROW_MAX] = (mha_py_kept_array){"the row statistics", 3, again || training,
+                                               {batch, heads, queries}, &args->row_max};
+    kept[MHA_PY_ROW_SUM] = kept[MHA_PY_ROW_MAX];
+    kept[MHA_PY_ROW_SUM].place = &args->row_sum;
+    kept[MHA_PY_KEPT_WEIGHTS] = (mha_py_kept_array){"attention_weights", 4, !again,
+                                                    {batch, heads, queries, keys}, &args->weights};
 }

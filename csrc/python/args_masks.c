@@ -1,118 +1,53 @@
 /*
- * args_masks.c: keep_mask and bias, which broadcast over the scores.  Rank 2 means (Q, K), the
- * rank of the scores means all axes; any other rank is refused, with the axis to add, because
- * guessing between "one per batch item" and "one per head" gives silently wrong answers.
+ * args_masks.c: what restricts the keys: keep_mask and bias, which broadcast over the scores, and valid_lens.
+ *
+ * A mask of rank 2 means (Q, K), the rank of the scores means all axes; any other rank is refused, because guessing
+ * between "one per batch item" and "one per head" gives silently wrong answers.  Lengths are int64, as a private
+ * snapshot: the copy is what the core reads and clamps, so neither another thread nor a lying array can move a loop
+ * bound during the call.  What may be given for lengths is for Python to say (to_lengths in _arrays.py).
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
 
-/* A bool keep_mask as it is; anything else is told how to become one. */
-static int
-take_bools(mha_py_array *array, PyObject *value, const char *name)
-{
-    PyArrayObject *bools = (PyArrayObject *)value;
+#include <string.h>
 
-    if (!PyArray_Check(value)) {
-        return mha_py_type_error(value, name, "a NumPy array of bool");
+/* --- Masks --------------------------------------------------------------------------------- */
+
+int
+mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_py_array *array)
+{
+    PyObject *mask;
+    int is_bool;
+
+    if (!mha_py_given(value)) {
+        return 0; /* the caller zeroed the struct */
     }
-    if (PyArray_TYPE(bools) != NPY_BOOL) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s has dtype %S, expected bool (True = may attend): use "
-                     "%s.astype(bool), or pass numbers to be added to the scores as bias",
-                     name, PyArray_DESCR(bools), name);
+    mask = mha_py_viewed(call, value);
+    if (mask == NULL) {
         return -1;
     }
-    return mha_py_take_as(array, bools, name, NPY_BOOL, MHA_PY_LOOSE);
+    is_bool = PyArray_Check(mask) && PyArray_TYPE((PyArrayObject *)mask) == NPY_BOOL;
+    if (is_bool == (like != NULL)) {
+        return is_bool ? mha_py_refuse("bool_bias", "(s)", name) : mha_py_refuse("mask_kind", "(Os)", mask, name);
+    }
+    return is_bool ? mha_py_lay_out(call, (PyArrayObject *)mask, name, MHA_PY_LOOSE, array)
+                   : mha_py_take(call, mask, name, MHA_PY_LOOSE, like, array);
 }
 
 int
-mha_py_take_mask(PyObject *value, const char *name, const mha_py_array *like, mha_py_array *array)
-{
-    if (like == NULL) {
-        return take_bools(array, value, name);
-    }
-    if (PyArray_Check(value) && PyArray_TYPE((PyArrayObject *)value) == NPY_BOOL) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s has dtype bool, but a bias is numbers added to the scores: pass a "
-                     "mask (True = may attend) as keep_mask",
-                     name);
-        return -1;
-    }
-    return mha_py_take(array, value, name, MHA_PY_LOOSE, like);
-}
-
-/* What a user with a mask of the wrong rank most likely wants to write. */
-static PyObject *
-rank_hint(const char *name, int mask_rank, int score_rank)
-{
-    if (mask_rank == 1) {
-        return PyUnicode_FromFormat("add the query axis: %s[None, :] for one value per key", name);
-    }
-    if (mask_rank == 3 && score_rank == 4) {
-        return PyUnicode_FromFormat("add an axis: %s[:, None] for one per batch item, "
-                                    "%s[None] for one per head",
-                                    name, name);
-    }
-    if (mask_rank == 4 && score_rank == 3) {
-        return PyUnicode_FromFormat("the inputs have no heads axis: drop it, %s[:, 0]", name);
-    }
-    return PyUnicode_FromString("no other rank is broadcast");
-}
-
-static int
-say_rank(PyObject *module, const mha_py_array *array, int rank, const npy_intp *scores)
-{
-    PyObject *own = mha_py_shape(array->rank, PyArray_DIMS(array->array));
-    PyObject *full = mha_py_shape(rank, scores);
-    PyObject *hint = rank_hint(array->name, array->rank, rank);
-
-    if (own != NULL && full != NULL && hint != NULL) {
-        mha_py_shape_error(module,
-                           "%s has shape %S (rank %d), expected rank 2 (Q, K) or rank %d, "
-                           "that of the scores %s = %S: %U",
-                           array->name, own, array->rank, rank, rank == 4 ? "(B, H, Q, K)" : "(B, Q, K)", full, hint);
-    }
-    Py_XDECREF(hint);
-    Py_XDECREF(full);
-    Py_XDECREF(own);
-    return -1;
-}
-
-static int
-say_axis(PyObject *module, const mha_py_array *array, int axis, int rank, const npy_intp *scores)
-{
-    const npy_intp expected = scores[rank - array->rank + axis];
-    PyObject *own = mha_py_shape(array->rank, array->shape);
-    PyObject *full = mha_py_shape(rank, scores);
-
-    if (own != NULL && full != NULL) {
-        mha_py_shape_error(module,
-                           "%s has shape %S, which does not broadcast to the scores %s = %S: "
-                           "axis %d is %zd, expected %zd%s",
-                           array->name, own, rank == 4 ? "(B, H, Q, K)" : "(B, Q, K)", full, axis,
-                           (Py_ssize_t)array->shape[axis], (Py_ssize_t)expected, expected == 1 ? "" : " or 1");
-    }
-    Py_XDECREF(full);
-    Py_XDECREF(own);
-    return -1;
-}
-
-int
-mha_py_broadcast(PyObject *module, const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret)
+mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret)
 {
     ptrdiff_t stride[4] = {0, 0, 0, 0}; /* batch, head, query, key */
+    int fits = array->rank == 2 || array->rank == rank;
 
-    if (array->rank != 2 && array->rank != rank) {
-        return say_rank(module, array, rank, scores);
+    if (array->array == NULL) {
+        return 0; /* no mask; the caller zeroed the struct */
     }
-    for (int i = 0; i < array->rank; i++) {
-        const npy_intp expected = scores[rank - array->rank + i];
-
-        if (array->shape[i] != 1 && array->shape[i] != expected) {
-            return say_axis(module, array, i, rank, scores);
-        }
+    for (int i = 0; i < array->rank && fits; i++) {
         /* Without a heads axis, axis 0 of a rank-3 mask is the batch. */
         const int where = array->rank == 3 && i == 0 ? 0 : 4 - array->rank + i;
+
+        fits = array->shape[i] == 1 || array->shape[i] == scores[rank - array->rank + i];
         stride[where] = array->shape[i] == 1 ? 0 : array->stride[i];
     }
     mask_ret->data = array->data;
@@ -120,5 +55,67 @@ mha_py_broadcast(PyObject *module, const mha_py_array *array, int rank, const np
     mask_ret->head_stride = stride[1];
     mask_ret->query_stride = stride[2];
     mask_ret->key_stride = stride[3];
+    return fits ? 0 : mha_py_refuse("mask", "(OsN)", array->array, array->name, mha_py_shape(rank, scores));
+}
+
+/* --- Lengths --------------------------------------------------------------------------------- */
+
+static PyArrayObject *
+snapshot(mha_py_call *call, PyArrayObject *array)
+{
+    PyArray_Descr *native;
+    PyArrayObject *lengths;
+
+    if (PyArray_ISCARRAY_RO(array)) { /* what nearly every caller passes, so without the casting machinery */
+        lengths = (PyArrayObject *)PyArray_EMPTY(PyArray_NDIM(array), PyArray_DIMS(array), NPY_INT64, 0);
+        if (lengths != NULL) {
+            memcpy(PyArray_DATA(lengths), PyArray_DATA(array), (size_t)PyArray_SIZE(lengths) * sizeof(int64_t));
+        }
+    } else {
+        native = PyArray_DescrFromType(NPY_INT64);
+        lengths = native == NULL ? NULL
+                                 : (PyArrayObject *)PyArray_FromArray(array, native,
+                                                                      NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY |
+                                                                          NPY_ARRAY_ENSUREARRAY);
+    }
+    return (PyArrayObject *)mha_py_own(call, lengths);
+}
+
+int
+mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths)
+{
+    PyArrayObject *array;
+    int rank;
+
+    if (!mha_py_given(value)) {
+        return 0; /* all keys; the caller zeroed the struct */
+    }
+    array = (PyArrayObject *)mha_py_viewed(call, value);
+    if (array == NULL) {
+        return -1;
+    }
+    if (!PyArray_Check((PyObject *)array) || !PyArray_EquivTypenums(PyArray_TYPE(array), NPY_INT64)) {
+        return mha_py_type_error(value, "valid_lens", "an array of int64");
+    }
+    array = snapshot(call, array);
+    if (array == NULL) {
+        return -1;
+    }
+    rank = PyArray_NDIM(array);
+    if ((rank != 1 && rank != 2) || PyArray_DIM(array, 0) != batch || (rank == 2 && PyArray_DIM(array, 1) != queries)) {
+        return mha_py_refuse("lengths", "(Onn)", array, (Py_ssize_t)batch, (Py_ssize_t)queries);
+    }
+    lengths->array = array;
+    lengths->data = PyArray_DATA(array);
+    lengths->per_batch = rank == 1 ? 1 : (size_t)queries;
     return 0;
+}
+
+mha_visibility
+mha_py_visibility(const mha_py_lengths *lengths)
+{
+    return (mha_visibility){.valid_lens = lengths->data,
+                            .lens_per_batch = lengths->per_batch,
+                            .window_left = MHA_NO_LIMIT,
+                            .window_right = MHA_NO_LIMIT};
 }

@@ -49,13 +49,15 @@ PyObject *
 py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     mha_py_state *state = PyModule_GetState(module);
-    PyObject *values[3];
+    PyObject *values[MHA_PY_N_FROM_TORCH];
+    mha_py_call call;
     const dl_exchange *exchange;
 
-    if (state == NULL || mha_py_arguments("serve_tensors", args, n_args, 3, 3, values) < 0) {
+    mha_py_begin(&call, module, "serve_tensors");
+    if (mha_py_arguments(&call, args, n_args, MHA_PY_N_FROM_TORCH, MHA_PY_N_FROM_TORCH, values) < 0) {
         return NULL;
     }
-    exchange = PyCapsule_GetPointer(values[0], "dlpack_exchange_api");
+    exchange = PyCapsule_GetPointer(values[MHA_PY_EXCHANGE], "dlpack_exchange_api");
     if (exchange == NULL) {
         return NULL;
     }
@@ -63,29 +65,20 @@ py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         PyErr_Format(PyExc_ValueError, "DLPack %u is unknown here", (unsigned)exchange->version.major);
         return NULL;
     }
-    for (int i = 0; i < 3; i++) {
-        PyObject **const to[] = {&state->exchange, &state->tensor_type, &state->parameter_type};
-        PyObject *before = *to[i];
+    for (int i = 0; i < MHA_PY_N_FROM_TORCH; i++) {
+        PyObject *before = state->kept[i];
 
         Py_INCREF(values[i]);
-        *to[i] = values[i];
+        state->kept[i] = values[i];
         Py_XDECREF(before);
     }
     Py_RETURN_NONE;
 }
 
 static const dl_exchange *
-exchange_of(const mha_py_state *state)
+exchange_of(const mha_py_call *call)
 {
-    return PyCapsule_GetPointer(state->exchange, "dlpack_exchange_api");
-}
-
-static int
-is_tensor(const mha_py_state *state, PyObject *value)
-{
-    PyObject *type = (PyObject *)Py_TYPE(value);
-
-    return state->exchange != NULL && (type == state->tensor_type || type == state->parameter_type);
+    return PyCapsule_GetPointer(call->state->kept[MHA_PY_EXCHANGE], "dlpack_exchange_api");
 }
 
 /* --- Tensor to array ------------------------------------------------------------------------- */
@@ -111,9 +104,9 @@ array_type(const dl_tensor *t)
 
 /* DLPack does not tell that the numbers are to be read with the other sign (imag of a conjugate). */
 static int
-is_negated(const mha_py_state *state, PyObject *tensor)
+is_negated(const mha_py_call *call, PyObject *tensor)
 {
-    PyObject *answer = PyObject_CallMethodObjArgs(tensor, state->is_neg, NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs(tensor, call->state->kept[MHA_PY_WORD_IS_NEG], NULL);
     const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
 
     Py_XDECREF(answer);
@@ -122,7 +115,7 @@ is_negated(const mha_py_state *state, PyObject *tensor)
 
 /* An array on the tensor's memory, which it keeps; BufferError if it has none that we can read. */
 static PyObject *
-view(const mha_py_state *state, PyObject *tensor)
+view(const mha_py_call *call, PyObject *tensor)
 {
     dl_tensor t = {0};
     npy_intp shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
@@ -130,13 +123,13 @@ view(const mha_py_state *state, PyObject *tensor)
     int type;
     PyObject *array;
 
-    if (exchange_of(state)->look(tensor, &t) < 0) {
+    if (exchange_of(call)->look(tensor, &t) < 0) {
         PyErr_Clear();
         t.lanes = 0;
     }
     type = array_type(&t);
     if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK ||
-        (t.type == DL_FLOAT && is_negated(state, tensor) != 0)) {
+        (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
         PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
         return NULL;
     }
@@ -156,54 +149,31 @@ view(const mha_py_state *state, PyObject *tensor)
     }
     Py_INCREF(tensor);
     if (PyArray_SetBaseObject((PyArrayObject *)array, tensor) < 0) {
-        Py_DECREF(array);
-        return NULL;
+        Py_CLEAR(array);
     }
     return array;
 }
 
 PyObject *
-mha_py_view_tensor(PyObject *module, PyObject *value, mha_py_views *views)
+mha_py_viewed(mha_py_call *call, PyObject *value)
 {
-    const mha_py_state *state = PyModule_GetState(module);
+    PyObject *const *kept = call->state->kept, *const type = (PyObject *)Py_TYPE(value);
     PyObject *array;
 
-    if (value == NULL || state == NULL || !is_tensor(state, value)) {
+    if (kept[MHA_PY_EXCHANGE] == NULL || (type != kept[MHA_PY_TENSOR] && type != kept[MHA_PY_PARAMETER])) {
         return value;
     }
-    for (int i = 0; i < views->n; i++) { /* queries, keys and values are often one tensor */
-        if (views->tensor[i] == value) {
-            return views->array[i];
+    for (int i = 0; i < call->n_tensors; i++) { /* queries, keys and values are often one tensor */
+        if (call->tensor[i] == value) {
+            return call->view[i];
         }
     }
-    array = view(state, value);
+    array = mha_py_own(call, view(call, value));
     if (array != NULL) {
-        views->tensor[views->n] = value;
-        views->array[views->n++] = array;
+        call->tensor[call->n_tensors] = value;
+        call->view[call->n_tensors++] = array;
     }
     return array;
-}
-
-int
-mha_py_view_tensors(PyObject *module, PyObject **values, int n, mha_py_views *views)
-{
-    for (int i = 0; i < n; i++) {
-        PyObject *given = values[i];
-
-        values[i] = mha_py_view_tensor(module, given, views);
-        if (given != NULL && values[i] == NULL) {
-            return -1;
-        }
-    }
-    return 0;
-}
-
-void
-mha_py_drop_views(mha_py_views *views)
-{
-    for (int i = 0; i < views->n; i++) {
-        Py_DECREF(views->array[i]);
-    }
 }
 
 /* --- Array to tensor ------------------------------------------------------------------------------ */
@@ -229,7 +199,7 @@ release(dl_managed *managed)
 }
 
 static PyObject *
-adopt(const mha_py_state *state, PyArrayObject *array)
+adopt(const mha_py_call *call, PyArrayObject *array)
 {
     const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array));
     shared_array *shared = PyMem_Malloc(sizeof(*shared));
@@ -252,30 +222,29 @@ adopt(const mha_py_state *state, PyArrayObject *array)
         shared->shape[i] = PyArray_DIM(array, i);
         shared->stride[i] = PyArray_STRIDE(array, i) / itemsize;
     }
-    return exchange_of(state)->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+    return exchange_of(call)->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
 }
 
 PyObject *
-mha_py_answer(PyObject *module, PyArrayObject *array, const mha_py_views *views)
+mha_py_answer(const mha_py_call *call, PyArrayObject *array)
 {
-    if (array != NULL && views->n > 0) {
-        return adopt(PyModule_GetState(module), array);
+    if (array != NULL && call->n_tensors > 0) {
+        return adopt(call, array);
     }
-    Py_INCREF(mha_py_borrow(array));
-    return mha_py_borrow(array);
+    Py_INCREF(mha_py_or_none(array));
+    return mha_py_or_none(array);
 }
 
 PyObject *
-mha_py_answers(PyObject *module, PyArrayObject *const *arrays, int n, const mha_py_views *views)
+mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n)
 {
     PyObject *tuple = PyTuple_New(n);
 
     for (int i = 0; i < n && tuple != NULL; i++) {
-        PyObject *item = mha_py_answer(module, arrays[i], views);
+        PyObject *item = mha_py_answer(call, arrays[i]);
 
         if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
-            Py_DECREF(tuple);
-            return NULL;
+            Py_CLEAR(tuple);
         }
     }
     return tuple;

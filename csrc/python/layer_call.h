@@ -1,6 +1,6 @@
 /*
- * layer_call.h: the arguments that layer_forward, layer_forward_training and layer_backward share,
- * taken and checked in one place (args_layer.c), and what a layer's backward call needs (its tape).
+ * layer_call.h: what layer_forward, layer_forward_training, layer_backward and explain_layer share: their arguments,
+ * taken and checked in one place (args_layer.c), and what a forward call keeps of itself.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef MHA_PY_LAYER_CALL_H
@@ -8,12 +8,23 @@
 
 #include "args.h"
 
-/* queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, dropout, seed */
-#define MHA_PY_N_LAYER 10
+/* The arguments: the projections are a tuple of four, the scorer is w_v. */
+enum {
+    MHA_PY_QUERIES,
+    MHA_PY_KEYS,
+    MHA_PY_VALUES,
+    MHA_PY_LENS,
+    MHA_PY_FOUR,
+    MHA_PY_SCORER,
+    MHA_PY_HEADS,
+    MHA_PY_EMPTY,
+    MHA_PY_DROPOUT,
+    MHA_PY_SEED,
+    MHA_PY_N_LAYER
+};
 
 /* W[0..3] are W_q, W_k, W_v, W_o, as in mha_layer_grads. */
 enum { MHA_PY_W_Q, MHA_PY_W_K, MHA_PY_W_V, MHA_PY_W_O, MHA_PY_N_PROJECTIONS };
-extern const char *const mha_py_projection_names[MHA_PY_N_PROJECTIONS];
 
 typedef struct {
     mha_py_array queries, keys, values, w_v;
@@ -21,6 +32,7 @@ typedef struct {
     mha_py_lengths lengths;
     npy_intp heads, qk_features, value_features, out_features;
     mha_layer_args args; /* all but the outputs */
+    double work;         /* multiply-adds of a forward call, roughly */
 } mha_py_layer;
 
 typedef enum {
@@ -28,32 +40,34 @@ typedef enum {
     MHA_PY_WEIGHTS      /* four dense (out_features, in_features) arrays, each or None, for the backward call */
 } mha_py_projection_kind;
 
-/* values: one for each of the names, tensors among them viewed already.  *layer is zeroed by the caller. */
-int mha_py_take_layer(PyObject *module, PyObject *const *values, mha_py_projection_kind kind, mha_py_views *views,
-                      mha_py_layer *layer);
-void mha_py_drop_layer(mha_py_layer *layer);
-double mha_py_layer_work(const mha_py_layer *layer); /* multiply-adds of a forward call, roughly */
+/* values: one for each of the names.  *layer is zeroed by the caller. */
+int mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer);
 
 /*
- * What a forward call keeps of itself, for attention_weights and, in training, for the backward call: the
- * weights, or queries and keys as they were scored, with the row statistics.
+ * What a forward call keeps of itself, for attention_weights and, in training, for the backward call: the weights, or
+ * queries and keys as they were scored (projected by the core, or copies of the inputs) with the row statistics; and in
+ * training the projected values and the context, too.
  */
-typedef struct {
-    int weights, queries, keys, statistics;
-} mha_py_kept;
-
-mha_py_kept mha_py_what_is_kept(const mha_py_layer *layer, int training); /* py_layer.c */
-
-/* layer_forward_training's third result, a tuple of these; None where there is nothing to keep. */
 enum {
-    MHA_PY_TAPE_Q, /* projected queries, keys and values */
-    MHA_PY_TAPE_K,
-    MHA_PY_TAPE_V,
-    MHA_PY_TAPE_CONTEXT, /* what W_o was applied to; without W_o, a copy of the output */
-    MHA_PY_TAPE_MAX,     /* row statistics */
-    MHA_PY_TAPE_SUM,
-    MHA_PY_TAPE_LENS, /* a private copy of the lengths */
-    MHA_PY_N_TAPE
+    MHA_PY_Q,
+    MHA_PY_K,
+    MHA_PY_V,
+    MHA_PY_CONTEXT, /* what W_o was applied to; without W_o, a copy of the output */
+    MHA_PY_ROW_MAX,
+    MHA_PY_ROW_SUM,
+    MHA_PY_N_TAPE_ARRAYS, /* layer_forward_training's third result: these, and behind them a copy of the lengths */
+    MHA_PY_KEPT_WEIGHTS = MHA_PY_N_TAPE_ARRAYS,
+    MHA_PY_N_KEPT_ARRAYS
 };
+
+typedef struct {
+    const char *name;
+    int rank, wanted; /* wanted: by this call */
+    npy_intp dims[4];
+    void **place; /* among the core's arguments; NULL: the core does not fill it in */
+} mha_py_kept_array;
+
+/* All of them for this layer, in the order of the enum. */
+void mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS]);
 
 #endif /* MHA_PY_LAYER_CALL_H */

@@ -2,8 +2,8 @@
  * module.c: the extension module mha_c._core: method table, state and slots, and the only
  * file that imports NumPy's C API.
  *
- * Multi-phase initialisation; the module owns its one exception type and there are no C
- * types and no C globals.  Sub-interpreters are refused because NumPy refuses them.
+ * Multi-phase initialisation; there are no C types and no C globals.  Sub-interpreters are refused because
+ * NumPy refuses them.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define MHA_PY_IMPORTS_NUMPY
@@ -49,34 +49,34 @@ static PyMethodDef methods[] = {
 
 /* The widest instruction set that this CPU offers; Python may ask for another one later. */
 static int
-select_isa(void)
+select_isa(mha_py_state *state)
 {
     mha_isa widest = MHA_ISA_SCALAR;
 
     for (int i = 0; i < MHA_N_ISAS; i++) {
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }
-    return mha_py_check(mha_isa_select(widest), "mha_c._core");
+    return mha_py_select_isa(state, widest);
 }
 
 static int
 core_exec(PyObject *module)
 {
+    static const char *const words[MHA_PY_N_KEPT] = {
+        [MHA_PY_WORD_IS_NEG] = "is_neg", [MHA_PY_WORD_WEIGHTS] = "weights", [MHA_PY_WORD_RECOMPUTE] = "recompute",
+    };
     mha_py_state *state = PyModule_GetState(module);
 
-    if (state == NULL || PyArray_ImportNumPyAPI() < 0 || select_isa() < 0) {
+    if (PyArray_ImportNumPyAPI() < 0) {
         return -1;
     }
-    state->shape_error =
-        PyErr_NewExceptionWithDoc("mha_c.ShapeError",
-                                  "Shapes that do not fit together; the message names the argument, what it got,\n"
-                                  "what was expected and the sizes that clash.",
-                                  PyExc_ValueError, NULL);
-    state->is_neg = PyUnicode_InternFromString("is_neg");
-    if (state->shape_error == NULL || state->is_neg == NULL) {
-        return -1;
+    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
+        state->kept[i] = words[i] == NULL ? NULL : PyUnicode_InternFromString(words[i]);
+        if (words[i] != NULL && state->kept[i] == NULL) {
+            return -1;
+        }
     }
-    return PyObject_SetAttrString(module, "ShapeError", state->shape_error);
+    return select_isa(state);
 }
 
 static int
@@ -84,11 +84,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     mha_py_state *state = PyModule_GetState(module);
 
-    if (state != NULL) {
-        Py_VISIT(state->shape_error);
-        Py_VISIT(state->exchange);
-        Py_VISIT(state->tensor_type);
-        Py_VISIT(state->parameter_type);
+    for (int i = 0; i < MHA_PY_N_KEPT && state != NULL; i++) {
+        Py_VISIT(state->kept[i]);
     }
     return 0;
 }
@@ -98,12 +95,8 @@ core_clear(PyObject *module)
 {
     mha_py_state *state = PyModule_GetState(module);
 
-    if (state != NULL) {
-        Py_CLEAR(state->shape_error);
-        Py_CLEAR(state->exchange);
-        Py_CLEAR(state->tensor_type);
-        Py_CLEAR(state->parameter_type);
-        Py_CLEAR(state->is_neg);
+    for (int i = 0; i < MHA_PY_N_KEPT && state != NULL; i++) {
+        Py_CLEAR(state->kept[i]);
     }
     return 0;
 }

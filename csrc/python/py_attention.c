@@ -1,288 +1,268 @@
 /*
- * py_attention.c: attention_forward, attention on q, k and v as given; attention_weights, masked_softmax and
- * dropout_factors.
+ * py_attention.c: attention_forward, attention on q, k and v as given, and attention_backward, its gradients;
+ * attention_weights, masked_softmax and dropout_factors.
  *
- * A call is one zeroed struct: whatever it came to own is released by one function, however
- * far it got.
+ * The backward call takes what the forward call took and returned, and checks it all again.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
 
-enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, STATS, ORIGIN, TERMS, N_ARGS };
+/* --- Forward --------------------------------------------------------------------------------- */
 
-typedef struct {
-    mha_py_attention attention;
-    PyArrayObject *out, *weights, *lse, *row_max, *row_sum;
-    int want_weights, want_lse, want_stats;
-} attention_call;
-
-static void
-end_call(attention_call *call)
+/* Each result as the caller gets it: (out, weights, lse[, (row_max, row_sum)]), None for what was not asked for. */
+static PyObject *
+forward(mha_py_call *call, mha_py_attention *attention, const int wanted[3])
 {
-    mha_py_drop_attention(&call->attention);
-    Py_XDECREF((PyObject *)call->out);
-    Py_XDECREF((PyObject *)call->weights);
-    Py_XDECREF((PyObject *)call->lse);
-    Py_XDECREF((PyObject *)call->row_max);
-    Py_XDECREF((PyObject *)call->row_sum);
-}
-
-static int
-take_wishes(attention_call *call, PyObject *const *values)
-{
-    return mha_py_flag(values[WEIGHTS], &call->want_weights) < 0 || mha_py_flag(values[LSE], &call->want_lse) < 0 ||
-                   mha_py_flag(values[STATS], &call->want_stats) < 0 ||
-                   mha_py_take_origin(values[ORIGIN], &call->attention.args) < 0
-               ? -1
-               : 0;
-}
-
-/* A (B, [H,] Q) output, if wanted. */
-static int
-make_per_row(const attention_call *call, int wanted, const char *name, PyArrayObject **array_ret, void **data_ret)
-{
-    const mha_py_attention *attention = &call->attention;
-
-    if (!wanted) {
-        return 0;
-    }
-    *array_ret = mha_py_new(name, attention->q.rank - 1, attention->scores, attention->q.type);
-    if (*array_ret == NULL) {
-        return -1;
-    }
-    *data_ret = PyArray_DATA(*array_ret);
-    return 0;
-}
-
-static int
-make_outputs(attention_call *call)
-{
-    mha_py_attention *attention = &call->attention;
     mha_attention_args *args = &attention->args;
     const int rank = attention->q.rank, type = attention->q.type;
+    const npy_intp *scores = attention->scores;
+    PyArrayObject *results[] = {
+        mha_py_new(call, "the output", rank, attention->out_shape, type),
+        wanted[0] ? mha_py_new(call, "weights", rank, scores, type) : NULL,
+        wanted[1] ? mha_py_new(call, "lse", rank - 1, scores, type) : NULL,
+        NULL, /* the place of the statistics' tuple */
+        wanted[2] ? mha_py_new(call, "row_max", rank - 1, scores, type) : NULL,
+        wanted[2] ? mha_py_new(call, "row_sum", rank - 1, scores, type) : NULL,
+    };
+    PyObject *answer, *statistics;
 
-    if (call->want_weights) {
-        call->weights = mha_py_new("weights", rank, attention->scores, type);
-        if (call->weights == NULL) {
-            return -1;
+    if (call->failed) {
+        return NULL;
+    }
+    args->out = mha_py_result(results[0]);
+    args->weights = mha_py_data(results[1]);
+    args->lse = mha_py_data(results[2]);
+    args->row_max = mha_py_data(results[4]);
+    args->row_sum = mha_py_data(results[5]);
+    if (args->heads > 0) { /* the core wants at least one head; without, there is nothing to fill in */
+        mha_py_detach(call, attention->work);
+        if (mha_py_attach(call, mha_attention_forward(args)) < 0) {
+            return NULL;
         }
-        args->weights = PyArray_DATA(call->weights);
     }
-    if (make_per_row(call, call->want_lse, "lse", &call->lse, &args->lse) < 0 ||
-        make_per_row(call, call->want_stats, "row_max", &call->row_max, &args->row_max) < 0 ||
-        make_per_row(call, call->want_stats, "row_sum", &call->row_sum, &args->row_sum) < 0) {
-        return -1;
+    answer = mha_py_answers(call, results, wanted[2] ? 4 : 3);
+    statistics = wanted[2] && answer != NULL ? mha_py_answers(call, results + 4, 2) : NULL;
+    if (wanted[2] && (statistics == NULL || PyTuple_SetItem(answer, 3, statistics) < 0)) {
+        Py_CLEAR(answer);
     }
-    call->out = mha_py_new("the output", rank, attention->out_shape, type);
-    if (call->out == NULL) {
-        return -1;
-    }
-    args->out = mha_py_result(call->out);
-    return 0;
-}
-
-static int
-run(attention_call *call)
-{
-    const mha_attention_args *args = &call->attention.args;
-    PyThreadState *saved;
-    mha_status status;
-
-    if (args->heads == 0) {
-        return 0; /* nothing to fill in; the core wants at least one head */
-    }
-    saved = mha_py_detach(mha_py_attention_work(&call->attention));
-    status = mha_attention_forward(args);
-    mha_py_attach(saved);
-    return mha_py_check(status, "attention_forward");
-}
-
-/* Each result as the caller gets it; NULL becomes None. */
-static PyObject *
-make_result(PyObject *module, const attention_call *call, const mha_py_views *views)
-{
-    PyArrayObject *const arrays[] = {call->out, call->weights, call->lse, call->row_max, call->row_sum};
-    PyObject *given[5] = {NULL}, *result = NULL;
-    int n = 0;
-
-    while (n < 5 && (given[n] = mha_py_answer(module, arrays[n], views)) != NULL) {
-        n++;
-    }
-    if (n == 5 && call->want_stats) {
-        result = Py_BuildValue("(OOO(OO))", given[0], given[1], given[2], given[3], given[4]);
-    } else if (n == 5) {
-        result = PyTuple_Pack(3, given[0], given[1], given[2]);
-    }
-    while (n > 0) {
-        Py_DECREF(given[--n]);
-    }
-    return result;
+    return answer;
 }
 
 PyObject *
 py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
-    PyObject *values[N_ARGS];
-    attention_call call = {0};
-    mha_py_views views = {.n = 0};
-    PyObject *result = NULL;
+    enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, STATS, ORIGIN, TERMS, N_ARGS };
+    PyObject *values[N_ARGS], *result = NULL;
+    mha_py_attention attention = {0};
+    mha_py_call call;
+    int wanted[3];
 
-    if (mha_py_arguments("attention_forward", args, n_args, 3, N_ARGS, values) < 0) {
-        return NULL;
+    mha_py_begin(&call, module, "attention_forward");
+    if (mha_py_arguments(&call, args, n_args, 3, N_ARGS, values) == 0 &&
+        mha_py_take_attention(&call, values, values[ORIGIN], values[TERMS], &attention) == 0 &&
+        mha_py_flag(values[WEIGHTS], &wanted[0]) == 0 && mha_py_flag(values[LSE], &wanted[1]) == 0 &&
+        mha_py_flag(values[STATS], &wanted[2]) == 0) {
+        result = forward(&call, &attention, wanted);
     }
-    if (mha_py_view_tensors(module, values, MHA_PY_N_ATTENTION, &views) == 0 &&
-        mha_py_take_attention(module, values, &call.attention) == 0 && take_wishes(&call, values) == 0 &&
-        mha_py_take_score_terms(module, values[TERMS], &call.attention) == 0 &&
-        make_outputs(&call) == 0 && run(&call) == 0) {
-        result = make_result(module, &call, &views);
-    }
-    end_call(&call);
-    mha_py_drop_views(&views);
-    return result;
+    return mha_py_end(&call, result);
 }
 
-/* --- Weights of an earlier call ------------------------------------------------------------------- */
+/* --- Backward -------------------------------------------------------------------------------- */
 
-typedef struct {
-    mha_py_attention attention;
-    mha_py_array row_max, row_sum;
-    PyArrayObject *weights;
-} weights_call;
+enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, TERMS, N_ARGS };
+enum { GRAD_Q, GRAD_K, GRAD_V, GRAD_W_V, GRAD_BIAS, N_GRADS, GRAD_TABLE = N_GRADS, GRAD_SINKS, N_GRADS_WITH_TERMS };
 
 static int
-take_statistics(PyObject *module, weights_call *call, PyObject *row_max, PyObject *row_sum)
+take_results(mha_py_call *call, PyObject *const *values, mha_py_attention *attention, mha_attention_grads *grads)
 {
-    mha_py_attention *attention = &call->attention;
     const mha_py_array *q = &attention->q;
+    PyObject *const stats = values[ROW_STATS];
+    mha_py_array grad_out = {0}, out = {0};
 
-    if (mha_py_take(&call->row_max, row_max, "row_max", MHA_PY_DENSE, q) < 0 ||
-        mha_py_take(&call->row_sum, row_sum, "row_sum", MHA_PY_DENSE, q) < 0 ||
-        mha_py_need_shape(module, &call->row_max, q->rank - 1, attention->scores) < 0 ||
-        mha_py_need_shape(module, &call->row_sum, q->rank - 1, attention->scores) < 0) {
+    if (!PyTuple_Check(stats) || PyTuple_Size(stats) != 2) {
+        return mha_py_type_error(stats, "row_stats", "(row_max, row_sum)");
+    }
+    if (mha_py_take(call, values[GRAD_OUT], "grad_out", MHA_PY_ROWS, q, &grad_out) < 0 ||
+        mha_py_take(call, values[OUT], "out", MHA_PY_ROWS, q, &out) < 0 ||
+        mha_py_need_shape(&grad_out, q->rank, attention->out_shape) < 0 ||
+        mha_py_need_shape(&out, q->rank, attention->out_shape) < 0) {
         return -1;
     }
-    attention->args.row_max = (void *)call->row_max.data; /* read only, in this direction */
-    attention->args.row_sum = (void *)call->row_sum.data;
+    grads->out = mha_py_operand(&out);
+    grads->grad_out = mha_py_operand(&grad_out);
+    return mha_py_take_statistics(call, PyTuple_GetItem(stats, 0), PyTuple_GetItem(stats, 1), attention);
+}
+
+/* Dense, zeroed, of the operand's shape; nothing where there is no operand. */
+static PyArrayObject *
+zeros_like(mha_py_call *call, const char *name, const mha_py_array *operand)
+{
+    return operand->array == NULL ? NULL : mha_py_zeros(call, name, operand->rank, operand->shape, operand->type);
+}
+
+/* The gradient of a bias has the bias's shape: what it repeats along is added up. */
+static int
+note_bias_gradient(mha_py_call *call, const mha_py_attention *attention, PyArrayObject *grad_bias,
+                   mha_mask_result *grad_ret)
+{
+    mha_py_array written = {0};
+    mha_mask strides;
+
+    if (grad_bias == NULL) {
+        return 0;
+    }
+    if (mha_py_lay_out(call, grad_bias, "grad_bias", MHA_PY_LOOSE, &written) < 0 ||
+        mha_py_broadcast(&written, attention->q.rank, attention->scores, &strides) < 0) {
+        return -1;
+    }
+    *grad_ret = (mha_mask_result){PyArray_DATA(grad_bias), strides.batch_stride, strides.head_stride,
+                                  strides.query_stride, strides.key_stride};
     return 0;
 }
 
-static int
-rebuild(weights_call *call)
+static PyObject *
+backward(mha_py_call *call, const mha_py_attention *attention, mha_attention_grads *grads, int with_bias,
+         int with_terms)
 {
-    mha_attention_args *args = &call->attention.args;
-    const mha_py_array *q = &call->attention.q;
-    PyThreadState *saved;
-    mha_status status;
+    const mha_py_array *q = &attention->q, *k = &attention->k, *v = &attention->v;
+    const int has_heads = attention->args.heads > 0;
+    /* Without heads the core, which would write all of them, is not called. */
+    PyArrayObject *(*const make)(mha_py_call *, const char *, int, const npy_intp *, int) =
+        has_heads ? mha_py_new : mha_py_zeros;
+    PyArrayObject *results[] = {
+        [GRAD_Q] = make(call, "grad_q", q->rank, q->shape, q->type),
+        [GRAD_K] = make(call, "grad_k", k->rank, k->shape, k->type),
+        [GRAD_V] = make(call, "grad_v", v->rank, v->shape, v->type),
+        [GRAD_W_V] = zeros_like(call, "grad_w_v", &attention->w_v),
+        [GRAD_BIAS] = with_bias ? zeros_like(call, "grad_bias", &attention->bias) : NULL,
+        [GRAD_TABLE] = zeros_like(call, "grad_relative_bias", &attention->relative_bias),
+        [GRAD_SINKS] = zeros_like(call, "grad_sinks", &attention->sinks),
+    };
 
-    call->weights = mha_py_new("attention_weights", q->rank, call->attention.scores, q->type);
-    if (call->weights == NULL || args->heads == 0) {
-        return call->weights == NULL ? -1 : 0;
+    if (call->failed || note_bias_gradient(call, attention, results[GRAD_BIAS], &grads->grad_bias) < 0) {
+        return NULL;
     }
-    args->weights = PyArray_DATA(call->weights);
-    saved = mha_py_detach(mha_py_attention_work(&call->attention));
-    status = mha_attention_weights(args);
-    mha_py_attach(saved);
-    return mha_py_check(status, "attention_weights");
+    grads->grad_q = mha_py_result(results[GRAD_Q]);
+    grads->grad_k = mha_py_result(results[GRAD_K]);
+    grads->grad_v = mha_py_result(results[GRAD_V]);
+    grads->grad_additive_weights = mha_py_data(results[GRAD_W_V]);
+    grads->grad_relative_bias = mha_py_data(results[GRAD_TABLE]);
+    grads->grad_sinks = mha_py_data(results[GRAD_SINKS]);
+    if (has_heads) {
+        mha_py_detach(call, 3 * attention->work);
+        if (mha_py_attach(call, mha_attention_backward(&attention->args, grads)) < 0) {
+            return NULL;
+        }
+    }
+    return mha_py_answers(call, results, with_terms ? N_GRADS_WITH_TERMS : N_GRADS);
 }
+
+PyObject *
+py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+{
+    PyObject *values[N_ARGS], *result = NULL;
+    mha_py_attention attention = {0};
+    mha_attention_grads grads = {0};
+    mha_py_call call;
+    int with_bias;
+
+    mha_py_begin(&call, module, "attention_backward");
+    if (mha_py_arguments(&call, args, n_args, 6, N_ARGS, values) == 0 &&
+        mha_py_take_attention(&call, values + FORWARD, values[ORIGIN], values[TERMS], &attention) == 0 &&
+        take_results(&call, values, &attention, &grads) == 0 && mha_py_flag(values[BIAS_GRAD], &with_bias) == 0) {
+        result = backward(&call, &attention, &grads, with_bias, mha_py_given(values[TERMS]));
+    }
+    return mha_py_end(&call, result);
+}
+
+/* --- Weights of an earlier call ------------------------------------------------------------------- */
 
 PyObject *
 py_attention_weights(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, N };
-    PyObject *v[N];
-    weights_call call = {.weights = NULL};
-    PyObject *result = NULL;
+    PyObject *v[N], *result = NULL;
+    mha_py_attention attention = {0};
+    PyArrayObject *weights = NULL;
+    mha_py_call call;
 
-    if (mha_py_arguments("attention_weights", args, n_args, N, N, v) < 0) {
+    mha_py_begin(&call, module, "attention_weights");
+    if (mha_py_arguments(&call, args, n_args, N, N, v) < 0) {
         return NULL;
     }
     PyObject *const values[MHA_PY_N_ATTENTION] = {v[Q], v[K], v[K], v[W_V], v[LENS],
                                                   [MHA_PY_N_ATTENTION - 1] = v[EMPTY]};
-    if (mha_py_take_attention(module, values, &call.attention) == 0 &&
-        take_statistics(module, &call, v[ROW_MAX], v[ROW_SUM]) == 0 && rebuild(&call) == 0) {
-        result = (PyObject *)call.weights;
-        Py_INCREF(result);
+    if (mha_py_take_attention(&call, values, NULL, NULL, &attention) == 0 &&
+        mha_py_take_statistics(&call, v[ROW_MAX], v[ROW_SUM], &attention) == 0) {
+        weights = mha_py_new(&call, "attention_weights", attention.q.rank, attention.scores, attention.q.type);
+        attention.args.weights = mha_py_data(weights);
     }
-    mha_py_drop_attention(&call.attention);
-    mha_py_drop(&call.row_max);
-    mha_py_drop(&call.row_sum);
-    Py_XDECREF((PyObject *)call.weights);
-    return result;
+    if (weights != NULL) {
+        mha_py_detach(&call, attention.work);
+        result = mha_py_finish(&call, attention.args.heads == 0 ? MHA_OK : mha_attention_weights(&attention.args),
+                               weights);
+    }
+    return mha_py_end(&call, result);
 }
 
-/* --- Masked softmax ------------------------------------------------------------------------------ */
+/* --- The book's function, and dropout ------------------------------------------------------------ */
 
 PyObject *
 py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
-    PyObject *values[3];
+    PyObject *values[3], *result = NULL;
     mha_py_array x = {0};
     mha_py_lengths lengths = {0};
     mha_empty empty_rows;
     PyArrayObject *out = NULL;
+    mha_py_call call;
 
-    if (mha_py_arguments("masked_softmax", args, n_args, 3, 3, values) < 0) {
-        return NULL;
+    mha_py_begin(&call, module, "masked_softmax");
+    if (mha_py_arguments(&call, args, n_args, 3, 3, values) == 0 &&
+        mha_py_take(&call, values[0], "X", MHA_PY_DENSE, NULL, &x) == 0 &&
+        mha_py_need_rank(&x, 3, "(B, Q, K)") == 0 &&
+        mha_py_take_lengths(&call, values[1], x.shape[0], x.shape[1], &lengths) == 0 &&
+        mha_py_empty_rows(values[2], &empty_rows) == 0) {
+        out = mha_py_new(&call, "the output", 3, x.shape, x.type);
     }
-    if (mha_py_take(&x, values[0], "X", MHA_PY_DENSE, NULL) < 0 || mha_py_need_rank(module, &x, 3, "(B, Q, K)") < 0 ||
-        mha_py_take_lengths(module, values[1], x.shape[0], x.shape[1], &lengths) < 0 ||
-        mha_py_empty_rows(values[2], &empty_rows) < 0) {
-        goto done;
-    }
-    out = mha_py_new("the output", 3, x.shape, x.type);
     if (out != NULL) {
         const mha_visibility visible = mha_py_visibility(&lengths);
-        PyThreadState *saved = mha_py_detach(8 * (double)PyArray_SIZE(out));
-        const mha_status status =
-            mha_masked_softmax(mha_py_dtype(&x), (size_t)x.shape[0], (size_t)x.shape[1], (size_t)x.shape[2], x.data,
-                               &visible, empty_rows, PyArray_DATA(out));
 
-        mha_py_attach(saved);
-        if (mha_py_check(status, "masked_softmax") < 0) {
-            Py_DECREF((PyObject *)out);
-            out = NULL;
-        }
+        mha_py_detach(&call, 8 * (double)PyArray_SIZE(out));
+        result = mha_py_finish(&call,
+                               mha_masked_softmax(mha_py_dtype(x.type), (size_t)x.shape[0], (size_t)x.shape[1],
+                                                  (size_t)x.shape[2], x.data, &visible, empty_rows, PyArray_DATA(out)),
+                               out);
     }
-done:
-    mha_py_drop_lengths(&lengths);
-    mha_py_drop(&x);
-    return (PyObject *)out;
+    return mha_py_end(&call, result);
 }
-
-/* --- Dropout ------------------------------------------------------------------------------------- */
 
 PyObject *
 py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
-    PyObject *values[3];
+    PyObject *values[3], *result = NULL;
     mha_py_array weights = {0};
     double dropout;
     uint64_t seed;
     PyArrayObject *factors = NULL;
+    mha_py_call call;
 
-    if (mha_py_arguments("dropout_factors", args, n_args, 3, 3, values) < 0) {
-        return NULL;
+    mha_py_begin(&call, module, "dropout_factors");
+    if (mha_py_arguments(&call, args, n_args, 3, 3, values) == 0 &&
+        mha_py_take(&call, values[0], "weights", MHA_PY_LOOSE, NULL, &weights) == 0 &&
+        mha_py_need_rank(&weights, 4, "(B, H, Q, K)") == 0 && mha_py_probability(values[1], &dropout) == 0 &&
+        mha_py_seed(values[2], &seed) == 0) {
+        factors = mha_py_new(&call, "the factors", 4, weights.shape, weights.type);
     }
-    if (mha_py_take(&weights, values[0], "weights", MHA_PY_LOOSE, NULL) < 0 ||
-        mha_py_need_rank(module, &weights, 4, "(B, H, Q, K)") < 0 ||
-        mha_py_probability(values[1], "dropout", &dropout) < 0 || mha_py_seed(values[2], &seed) < 0) {
-        goto done;
-    }
-    factors = mha_py_new("the factors", 4, weights.shape, weights.type);
     if (factors != NULL) {
         const npy_intp *shape = weights.shape;
-        PyThreadState *saved = mha_py_detach(8 * (double)PyArray_SIZE(factors));
-        const mha_status status =
-            mha_dropout_factors(mha_py_dtype(&weights), (size_t)shape[0], (size_t)shape[1], (size_t)shape[2],
-                                (size_t)shape[3], dropout, seed, PyArray_DATA(factors));
 
-        mha_py_attach(saved);
-        if (mha_py_check(status, "dropout_factors") < 0) {
-            Py_DECREF((PyObject *)factors);
-            factors = NULL;
-        }
+        mha_py_detach(&call, 8 * (double)PyArray_SIZE(factors));
+        result = mha_py_finish(&call,
+                               mha_dropout_factors(mha_py_dtype(weights.type), (size_t)shape[0], (size_t)shape[1],
+                                                   (size_t)shape[2], (size_t)shape[3], dropout, seed,
+                                                   PyArray_DATA(factors)),
+                               factors);
     }
-done:
-    mha_py_drop(&weights);
-    return (PyObject *)factors;
+    return mha_py_end(&call, result);
 }

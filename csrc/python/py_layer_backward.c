@@ -2,8 +2,8 @@
  * py_layer_backward.c: layer_backward, the gradients of a whole layer from what
  * layer_forward_training kept.
  *
- * The tape may come out of a pickle that somebody has tampered with: type, shape and layout of
- * everything in it are checked as if it were a user's argument.  Its numbers are only computed with.
+ * The tape may come from anywhere: type, shape and layout of everything in it are checked as if it were a user's
+ * argument.  Its numbers are only computed with.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
@@ -29,106 +29,56 @@ enum {
 enum { N_INPUTS = 3 };
 
 typedef struct {
-    mha_py_layer layer;
-    mha_py_views views;
-    mha_py_array grad_out, tape[MHA_PY_TAPE_LENS]; /* the arrays of the tape, all but the lengths */
-    PyArrayObject *grad_inputs[N_INPUTS], *grad_weights[MHA_PY_N_PROJECTIONS], *grad_biases[MHA_PY_N_PROJECTIONS];
-    PyArrayObject *grad_w_v;
-    mha_layer_grads grads;
-} backward_call;
-
-static void
-drop_all(PyArrayObject *const *arrays, int n)
-{
-    for (int i = 0; i < n; i++) {
-        Py_XDECREF((PyObject *)arrays[i]);
-    }
-}
-
-static void
-end_call(backward_call *call)
-{
-    mha_py_drop_layer(&call->layer);
-    mha_py_drop(&call->grad_out);
-    for (int i = 0; i < MHA_PY_TAPE_LENS; i++) {
-        mha_py_drop(&call->tape[i]);
-    }
-    drop_all(call->grad_inputs, N_INPUTS);
-    drop_all(call->grad_weights, MHA_PY_N_PROJECTIONS);
-    drop_all(call->grad_biases, MHA_PY_N_PROJECTIONS);
-    Py_XDECREF((PyObject *)call->grad_w_v);
-    mha_py_drop_views(&call->views);
-}
+    PyArrayObject *inputs[N_INPUTS], *weights[MHA_PY_N_PROJECTIONS], *biases[MHA_PY_N_PROJECTIONS], *w_v;
+} gradients;
 
 /* --- Inputs ------------------------------------------------------------------------------------- */
 
 /* The arguments of the forward call, in its order; the lengths are the tape's. */
 static int
-take_layer(PyObject *module, backward_call *call, PyObject *const *values)
+take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
     PyObject *tape = values[TAPE];
     PyObject *forward[MHA_PY_N_LAYER] = {values[QUERIES], values[KEYS], values[VALUES], NULL,
                                          values[WEIGHTS], values[W_V],  values[HEADS],  values[EMPTY],
                                          values[DROPOUT], values[SEED]};
 
-    if (!PyTuple_Check(tape) || PyTuple_Size(tape) != MHA_PY_N_TAPE) {
+    if (!PyTuple_Check(tape) || PyTuple_Size(tape) != MHA_PY_N_TAPE_ARRAYS + 1) {
         return mha_py_type_error(tape, "tape", "the tuple that layer_forward_training returned");
     }
-    forward[3] = PyTuple_GetItem(tape, MHA_PY_TAPE_LENS);
-    return mha_py_take_layer(module, forward, MHA_PY_WEIGHTS, &call->views, &call->layer);
+    forward[MHA_PY_LENS] = PyTuple_GetItem(tape, MHA_PY_N_TAPE_ARRAYS);
+    return mha_py_take_layer(call, forward, MHA_PY_WEIGHTS, layer);
 }
 
-/* One dense array of this shape; None where the layer has no use for it. */
+/* One dense array of this shape. */
 static int
-take_part(PyObject *module, const backward_call *call, PyObject *value, const char *name, const npy_intp *dims,
-          mha_py_array *part)
+take_part(mha_py_call *call, PyObject *value, const char *name, const npy_intp *dims, const mha_py_array *like,
+          void **data_ret)
 {
-    if (mha_py_take(part, value, name, MHA_PY_DENSE, &call->layer.queries) < 0) {
+    mha_py_array part = {0};
+
+    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, &part) < 0 || mha_py_need_shape(&part, 3, dims) < 0) {
         return -1;
     }
-    return mha_py_need_shape(module, part, 3, dims);
-}
-
-static int
-take_tape(PyObject *module, backward_call *call, PyObject *tape)
-{
-    static const char *const names[] = {"tape[0] (projected queries)", "tape[1] (projected keys)",
-                                        "tape[2] (projected values)",  "tape[3] (context)",
-                                        "tape[4] (row_max)",           "tape[5] (row_sum)"};
-    mha_py_layer *layer = &call->layer;
-    const npy_intp batch = layer->queries.shape[0], queries = layer->queries.shape[1], keys = layer->keys.shape[1];
-    const npy_intp dims[MHA_PY_TAPE_LENS][3] = {
-        {batch, queries, layer->qk_features}, {batch, keys, layer->qk_features},
-        {batch, keys, layer->value_features}, {batch, queries, layer->value_features},
-        {batch, layer->heads, queries},       {batch, layer->heads, queries},
-    };
-    const int has_W_o = layer->W[MHA_PY_W_O].linear.weight != NULL;
-    void **const context = has_W_o ? &layer->args.context : &layer->args.out;
-    void **const to[] = {&layer->args.q_projected, &layer->args.k_projected, &layer->args.v_projected, context,
-                         &layer->args.row_max,     &layer->args.row_sum};
-
-    for (int i = 0; i < MHA_PY_TAPE_LENS; i++) {
-        if (i < MHA_PY_TAPE_CONTEXT && layer->W[i].linear.weight == NULL) {
-            continue; /* no projection, nothing kept */
-        }
-        if (take_part(module, call, PyTuple_GetItem(tape, i), names[i], dims[i], &call->tape[i]) < 0) {
-            return -1;
-        }
-        *to[i] = (void *)call->tape[i].data; /* the backward call only reads it */
-    }
+    *data_ret = (void *)part.data; /* the backward call only reads it */
     return 0;
 }
 
 static int
-take_grad_out(PyObject *module, backward_call *call, PyObject *value)
+take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
 {
-    const mha_py_layer *layer = &call->layer;
-    const npy_intp dims[] = {layer->queries.shape[0], layer->queries.shape[1], layer->out_features};
+    mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS];
 
-    if (take_part(module, call, value, "grad_out", dims, &call->grad_out) < 0) {
-        return -1;
+    mha_py_list_kept(layer, 1, kept);
+    if (kept[MHA_PY_CONTEXT].place == NULL) {
+        kept[MHA_PY_CONTEXT].place = &layer->args.out;
     }
-    call->grads.grad_out = call->grad_out.data;
+    for (int i = 0; i < MHA_PY_N_TAPE_ARRAYS; i++) {
+        if (kept[i].place != NULL && take_part(call, PyTuple_GetItem(tape, i), kept[i].name, kept[i].dims,
+                                               &layer->queries, kept[i].place) < 0) {
+            return -1;
+        }
+    }
     return 0;
 }
 
@@ -138,17 +88,11 @@ take_grad_out(PyObject *module, backward_call *call, PyObject *value)
 static int
 take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
 {
-    for (int i = 0; i < n; i++) {
-        needs[i] = otherwise;
-    }
-    if (value == NULL) {
-        return 0;
-    }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != n) {
+    if (value != NULL && (!PyTuple_Check(value) || PyTuple_Size(value) != n)) {
         return mha_py_type_error(value, name, n == N_INPUTS ? "a tuple of 3 bools" : "a tuple of 4 bools");
     }
     for (int i = 0; i < n; i++) {
-        needs[i] = PyObject_IsTrue(PyTuple_GetItem(value, i));
+        needs[i] = value == NULL ? otherwise : PyObject_IsTrue(PyTuple_GetItem(value, i));
         if (needs[i] < 0) {
             return -1;
         }
@@ -161,20 +105,20 @@ take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
  * the gradient has it there too: torch then takes it as it is, and copies it otherwise.
  */
 static PyArrayObject *
-new_like(const backward_call *call, const mha_py_array *input, const char *name)
+new_like(mha_py_call *call, const mha_py_array *input, const char *name)
 {
     const npy_intp *dims = input->shape;
     const npy_intp time_first[] = {dims[1], dims[0], dims[2]};
-    PyArrayObject *array, *view;
+    PyArrayObject *array;
 
-    if (call->views.n == 0 || input->stride[2] != 1 || input->stride[0] != dims[2] ||
+    if (call->n_tensors == 0 || input->stride[2] != 1 || input->stride[0] != dims[2] ||
         input->stride[1] != dims[0] * dims[2] || dims[0] < 2 || dims[1] < 2) {
-        return mha_py_new(name, 3, dims, input->type);
+        return mha_py_new(call, name, 3, dims, input->type);
     }
-    array = mha_py_new(name, 3, time_first, input->type);
-    view = array == NULL ? NULL : (PyArrayObject *)PyArray_SwapAxes(array, 0, 1);
-    Py_XDECREF((PyObject *)array);
-    return view;
+    array = mha_py_new(call, name, 3, time_first, input->type);
+    array = array == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_SwapAxes(array, 0, 1));
+    call->failed = array == NULL;
+    return array;
 }
 
 /* Where the gradient of input i is added to that of an input before it; i: it has one of its own. */
@@ -190,10 +134,11 @@ joined_with(PyObject *const *values, int i, int join)
 }
 
 static int
-make_input_gradients(backward_call *call, PyObject *const *values)
+make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, gradients *made,
+                     mha_layer_grads *grads)
 {
     static const char *const names[] = {"grad_queries", "grad_keys", "grad_values"};
-    const mha_py_array *inputs[] = {&call->layer.queries, &call->layer.keys, &call->layer.values};
+    const mha_py_array *inputs[] = {&layer->queries, &layer->keys, &layer->values};
     int needs[N_INPUTS], join;
 
     if (take_needs(values[NEEDS_INPUTS], "needs_inputs", N_INPUTS, 1, needs) < 0 ||
@@ -201,35 +146,31 @@ make_input_gradients(backward_call *call, PyObject *const *values)
         return -1;
     }
     for (int i = 0; i < N_INPUTS; i++) {
-        const int with = joined_with(values, i, join);
-        PyArrayObject *grad;
+        PyArrayObject **const with = &made->inputs[joined_with(values, i, join)];
 
         if (!needs[i]) {
             continue;
         }
-        if (call->grad_inputs[with] == NULL) {
-            call->grad_inputs[with] = new_like(call, inputs[i], names[i]);
-        }
-        grad = call->grad_inputs[with];
-        if (grad == NULL) {
+        *with = *with != NULL ? *with : new_like(call, inputs[i], names[i]);
+        if (*with == NULL) {
             return -1;
         }
-        call->grads.grad_inputs[i].data = PyArray_DATA(grad);
-        call->grads.grad_inputs[i].batch_stride = PyArray_STRIDE(grad, 0) / PyArray_ITEMSIZE(grad);
-        call->grads.grad_inputs[i].row_stride = PyArray_STRIDE(grad, 1) / PyArray_ITEMSIZE(grad);
+        grads->grad_inputs[i].data = PyArray_DATA(*with);
+        grads->grad_inputs[i].batch_stride = PyArray_STRIDE(*with, 0) / PyArray_ITEMSIZE(*with);
+        grads->grad_inputs[i].row_stride = PyArray_STRIDE(*with, 1) / PyArray_ITEMSIZE(*with);
     }
     return 0;
 }
 
 static int
-make_parameter_gradients(backward_call *call, PyObject *weights, PyObject *biases)
+make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, gradients *made,
+                         mha_layer_grads *grads)
 {
-    mha_py_layer *layer = &call->layer;
     const int type = layer->queries.type;
     int needs_weights[MHA_PY_N_PROJECTIONS], needs_biases[MHA_PY_N_PROJECTIONS];
 
-    if (take_needs(weights, "needs_weights", MHA_PY_N_PROJECTIONS, 1, needs_weights) < 0 ||
-        take_needs(biases, "needs_biases", MHA_PY_N_PROJECTIONS, 0, needs_biases) < 0) {
+    if (take_needs(values[NEEDS_WEIGHTS], "needs_weights", MHA_PY_N_PROJECTIONS, 1, needs_weights) < 0 ||
+        take_needs(values[NEEDS_BIASES], "needs_biases", MHA_PY_N_PROJECTIONS, 0, needs_biases) < 0) {
         return -1;
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
@@ -238,82 +179,65 @@ make_parameter_gradients(backward_call *call, PyObject *weights, PyObject *biase
         if (weight->array == NULL) {
             continue;
         }
-        call->grads.weight[i] = weight->data;
         if (needs_weights[i]) {
-            call->grad_weights[i] = mha_py_new("the gradient of a weight", 2, weight->shape, type);
-            if (call->grad_weights[i] == NULL) {
-                return -1;
-            }
-            call->grads.grad_weight[i] = PyArray_DATA(call->grad_weights[i]);
+            made->weights[i] = mha_py_new(call, "the gradient of a weight", 2, weight->shape, type);
         }
         if (needs_biases[i]) {
-            call->grad_biases[i] = mha_py_new("the gradient of a bias", 1, weight->shape, type);
-            if (call->grad_biases[i] == NULL) {
-                return -1;
-            }
-            call->grads.grad_bias[i] = PyArray_DATA(call->grad_biases[i]);
+            made->biases[i] = mha_py_new(call, "the gradient of a bias", 1, weight->shape, type);
         }
+        grads->weight[i] = weight->data;
+        grads->grad_weight[i] = mha_py_data(made->weights[i]);
+        grads->grad_bias[i] = mha_py_data(made->biases[i]);
     }
     if (layer->w_v.array != NULL) {
         const npy_intp dims[] = {1, layer->w_v.shape[0]};
-        const int as_weight = call->views.n > 0; /* of an nn.Linear with one output */
+        const int as_weight = call->n_tensors > 0; /* of an nn.Linear with one output */
 
-        call->grad_w_v = mha_py_new("grad_w_v", as_weight ? 2 : 1, as_weight ? dims : dims + 1, type);
-        if (call->grad_w_v == NULL) {
-            return -1;
-        }
-        call->grads.grad_additive_weights = PyArray_DATA(call->grad_w_v);
+        made->w_v = mha_py_new(call, "grad_w_v", as_weight ? 2 : 1, as_weight ? dims : dims + 1, type);
+        grads->grad_additive_weights = mha_py_data(made->w_v);
     }
-    return 0;
+    return call->failed ? -1 : 0;
 }
 
 /* --- Running --------------------------------------------------------------------------------------- */
 
-static int
-run(backward_call *call)
-{
-    PyThreadState *saved = mha_py_detach(2.5 * mha_py_layer_work(&call->layer));
-    mha_status status;
-
-    call->grads.forward = &call->layer.args;
-    status = mha_layer_backward(&call->grads);
-    mha_py_attach(saved);
-    return mha_py_check(status, "layer_backward");
-}
-
 static PyObject *
-make_result(PyObject *module, const backward_call *call)
+backward(mha_py_call *call, const mha_py_layer *layer, const mha_layer_grads *grads, const gradients *made)
 {
-    const mha_py_views *views = &call->views;
-    PyObject *inputs = mha_py_answers(module, call->grad_inputs, N_INPUTS, views);
-    PyObject *weights = inputs == NULL ? NULL : mha_py_answers(module, call->grad_weights, MHA_PY_N_PROJECTIONS, views);
-    PyObject *biases = weights == NULL ? NULL : mha_py_answers(module, call->grad_biases, MHA_PY_N_PROJECTIONS, views);
-    PyObject *w_v = biases == NULL ? NULL : mha_py_answer(module, call->grad_w_v, views);
-    PyObject *result = w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
+    PyObject *inputs, *weights, *biases, *w_v;
 
-    Py_XDECREF(w_v);
-    Py_XDECREF(biases);
-    Py_XDECREF(weights);
-    Py_XDECREF(inputs);
-    return result;
+    mha_py_detach(call, 2.5 * layer->work);
+    if (mha_py_attach(call, mha_layer_backward(grads)) < 0) {
+        return NULL;
+    }
+    inputs = mha_py_own(call, mha_py_answers(call, made->inputs, N_INPUTS));
+    weights = inputs == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made->weights, MHA_PY_N_PROJECTIONS));
+    biases = weights == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made->biases, MHA_PY_N_PROJECTIONS));
+    w_v = biases == NULL ? NULL : mha_py_own(call, mha_py_answer(call, made->w_v));
+    return w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
 }
 
 PyObject *
 py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
-    PyObject *values[N_ARGS];
-    backward_call call = {0};
-    PyObject *result = NULL;
+    PyObject *values[N_ARGS], *result = NULL;
+    mha_py_layer layer = {0};
+    gradients made = {.w_v = NULL};
+    mha_layer_grads grads = {.forward = &layer.args};
+    mha_py_call call;
+    void *grad_out;
 
-    if (mha_py_arguments("layer_backward", args, n_args, SEED + 1, N_ARGS, values) < 0) {
-        return NULL;
+    mha_py_begin(&call, module, "layer_backward");
+    if (mha_py_arguments(&call, args, n_args, SEED + 1, N_ARGS, values) == 0 &&
+        take_layer(&call, values, &layer) == 0 && take_tape(&call, values[TAPE], &layer) == 0) {
+        const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
+
+        if (take_part(&call, values[GRAD_OUT], "grad_out", dims, &layer.queries, &grad_out) == 0 &&
+            make_input_gradients(&call, &layer, values, &made, &grads) == 0 &&
+            make_parameter_gradients(&call, &layer, values, &made, &grads) == 0) {
+            grads.grad_out = grad_out;
+            result = backward(&call, &layer, &grads, &made);
+        }
     }
-    if (mha_py_view_tensors(module, values, N_ARGS, &call.views) == 0 && take_layer(module, &call, values) == 0 &&
-        take_tape(module, &call, values[TAPE]) == 0 && take_grad_out(module, &call, values[GRAD_OUT]) == 0 &&
-        make_input_gradients(&call, values) == 0 &&
-        make_parameter_gradients(&call, values[NEEDS_WEIGHTS], values[NEEDS_BIASES]) == 0 && run(&call) == 0) {
-        result = make_result(module, &call);
-    }
-    end_call(&call);
-    return result;
+    return mha_py_end(&call, result);
 }

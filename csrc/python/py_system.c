@@ -11,50 +11,53 @@
 
 /* fn over all numbers of an array of any shape. */
 static PyObject *
-each_number(PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *))
+each_number(PyObject *module, PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *))
 {
-    PyArrayObject *x = mha_py_floats(value, "x");
-    PyArrayObject *dense = NULL, *y = NULL;
+    npy_intp all[] = {-1};
+    PyArray_Dims flat = {all, 1};
+    PyArrayObject *x, *y = NULL;
+    mha_py_array numbers = {0};
+    PyObject *result = NULL;
+    mha_py_call call;
 
-    if (x == NULL) {
-        return NULL;
-    }
-    dense = mha_py_dense(x, PyArray_TYPE(x));
-    if (dense != NULL) {
-        y = (PyArrayObject *)PyArray_EMPTY(PyArray_NDIM(dense), PyArray_DIMS(dense), PyArray_TYPE(dense), 0);
+    mha_py_begin(&call, module, "exp and tanh");
+    x = mha_py_floats(&call, value, "x", NULL);
+    if (x != NULL) {
+        PyArrayObject *row = (PyArrayObject *)mha_py_own(&call, PyArray_Newshape(x, &flat, NPY_CORDER));
+
+        if (row != NULL && mha_py_lay_out(&call, row, "x", MHA_PY_DENSE, &numbers) == 0) {
+            y = mha_py_new(&call, "the output", PyArray_NDIM(x), PyArray_DIMS(x), numbers.type);
+        }
     }
     if (y != NULL) {
-        const size_t n = (size_t)PyArray_SIZE(dense);
-        const mha_dtype dtype = PyArray_TYPE(dense) == NPY_FLOAT64 ? MHA_F64 : MHA_F32;
-        PyThreadState *saved = mha_py_detach(8 * (double)n);
+        const size_t n = (size_t)numbers.shape[0];
 
-        fn(dtype, n, PyArray_DATA(dense), PyArray_DATA(y));
-        mha_py_attach(saved);
+        mha_py_detach(&call, 8 * (double)n);
+        fn(mha_py_dtype(numbers.type), n, numbers.data, PyArray_DATA(y));
+        result = mha_py_finish(&call, MHA_OK, y);
     }
-    Py_XDECREF((PyObject *)dense);
-    Py_DECREF((PyObject *)x);
-    return (PyObject *)y;
+    return mha_py_end(&call, result);
 }
 
 PyObject *
-py_exp(PyObject *Py_UNUSED(module), PyObject *value)
+py_exp(PyObject *module, PyObject *value)
 {
-    return each_number(value, mha_exp);
+    return each_number(module, value, mha_exp);
 }
 
 PyObject *
-py_tanh(PyObject *Py_UNUSED(module), PyObject *value)
+py_tanh(PyObject *module, PyObject *value)
 {
-    return each_number(value, mha_tanh);
+    return each_number(module, value, mha_tanh);
 }
 
 /* --- Instruction sets ------------------------------------------------------------------------ */
 
 PyObject *
 py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
-{    PyObject *list, *result;
+{
+    PyObject *list = PyList_New(0), *result;
 
-    list = PyList_New(0);
     for (int i = 0; i < MHA_N_ISAS && list != NULL; i++) {
         PyObject *pair;
 
@@ -63,8 +66,7 @@ py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
         }
         pair = Py_BuildValue("(sO)", mha_isa_name((mha_isa)i), mha_isa_available((mha_isa)i) ? Py_True : Py_False);
         if (pair == NULL || PyList_Append(list, pair) < 0) {
-            Py_DECREF(list);
-            list = NULL;
+            Py_CLEAR(list);
         }
         Py_XDECREF(pair);
     }
@@ -74,66 +76,40 @@ py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 }
 
 PyObject *
-py_isa(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+py_isa(PyObject *module, PyObject *Py_UNUSED(nothing))
 {
-    return PyUnicode_FromString(mha_isa_name(mha_isa_active()));
+    const mha_py_state *state = PyModule_GetState(module);
+
+    Py_INCREF(state->kept[MHA_PY_WORD_ISA]);
+    return state->kept[MHA_PY_WORD_ISA];
 }
 
-/* "scalar, avx2": those available here, or all that are compiled in. */
-static PyObject *
-isa_list(int only_available)
+int
+mha_py_select_isa(mha_py_state *state, mha_isa isa)
 {
-    PyObject *list = PyUnicode_FromString("");
-    const char *comma = "";
+    PyObject *name = PyUnicode_InternFromString(mha_isa_name(isa)), *before = state->kept[MHA_PY_WORD_ISA];
 
-    for (int i = 0; i < MHA_N_ISAS && list != NULL; i++) {
-        if (mha_isa_compiled((mha_isa)i) && (!only_available || mha_isa_available((mha_isa)i))) {
-            PyObject *longer = PyUnicode_FromFormat("%U%s%s", list, comma, mha_isa_name((mha_isa)i));
-
-            Py_DECREF(list);
-            list = longer;
-            comma = ", ";
-        }
+    if (name == NULL || mha_py_check(mha_isa_select(isa), "set_isa") < 0) {
+        Py_XDECREF(name);
+        return -1;
     }
-    return list;
-}
-
-static void
-say_isa(PyObject *name)
-{
-    PyObject *available = isa_list(1);
-    PyObject *compiled = isa_list(0);
-
-    if (available != NULL && compiled != NULL) {
-        PyErr_Format(PyExc_ValueError,
-                     "instruction set %.100R is not available: this CPU offers %U (this "
-                     "build has %U)",
-                     name, available, compiled);
-    }
-    Py_XDECREF(compiled);
-    Py_XDECREF(available);
+    state->kept[MHA_PY_WORD_ISA] = name;
+    Py_XDECREF(before);
+    return 0;
 }
 
 PyObject *
-py_set_isa(PyObject *Py_UNUSED(module), PyObject *name)
+py_set_isa(PyObject *module, PyObject *name)
 {
-    if (!PyUnicode_Check(name)) {
-        mha_py_type_error(name, "name", "a string");
-        return NULL;
+    for (int i = 0; i < MHA_N_ISAS && PyUnicode_Check(name); i++) {
+        if (PyUnicode_CompareWithASCIIString(name, mha_isa_name((mha_isa)i)) == 0 && mha_isa_available((mha_isa)i)) {
+            if (mha_py_select_isa(PyModule_GetState(module), (mha_isa)i) < 0) {
+                return NULL;
+            }
+            Py_RETURN_NONE;
+        }
     }
-    for (int i = 0; i < MHA_N_ISAS; i++) {
-        if (PyUnicode_CompareWithASCIIString(name, mha_isa_name((mha_isa)i)) != 0) {
-            continue;
-        }
-        if (!mha_isa_available((mha_isa)i)) {
-            break;
-        }
-        if (mha_py_check(mha_isa_select((mha_isa)i), "available_threads") < 0) {
-            return NULL;
-        }
-        Py_RETURN_NONE;
-    }
-    say_isa(name);
+    mha_py_refuse("isa", "(O)", name);
     return NULL;
 }
 
@@ -147,19 +123,14 @@ py_get_num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 
 PyObject *
 py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *value)
-{    int64_t n;
+{
+    PyObject *n = mha_py_ask("threads", "(Oi)", value, INT_MAX);
 
-    if (mha_py_whole(value, "the number of threads", 1, &n) < 0) {
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) { /* one kind of error: api.md, 7 */
-            PyErr_Format(PyExc_ValueError, "the number of threads must be a whole number >= 1, got %.100R", value);
-        }
+    if (n == NULL) {
         return NULL;
     }
-    if (n > INT_MAX) {
-        PyErr_Format(PyExc_ValueError, "the number of threads is too large: %.100R", value);
-        return NULL;
-    }
-    mha_threads_set((unsigned)n);
+    mha_threads_set((unsigned)PyLong_AsUnsignedLong(n));
+    Py_DECREF(n);
     Py_RETURN_NONE;
 }
 

@@ -1,0 +1,119 @@
+/*
+ * args_linear.c: the arguments of projections: a weight, packed or in rows, with its bias; and inputs as rows.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "args.h"
+
+/* --- A projection ------------------------------------------------------------------------------ */
+
+static int
+take_size(PyObject *sizes, Py_ssize_t i, const char *name, size_t *size_ret)
+{
+    int64_t size;
+
+    if (mha_py_whole(PyTuple_GetItem(sizes, i), name, 0, &size) < 0) {
+        return -1;
+    }
+    *size_ret = (size_t)size;
+    return (uint64_t)size > (uint64_t)NPY_MAX_INTP ? mha_py_refuse("size", "(sO)", name, sizes) : 0;
+}
+
+/* (packed, ., (out_features, in_features)): must be what this binary would have made for these sizes and this ISA. */
+static int
+take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+            mha_py_projection *projection)
+{
+    mha_linear *linear = &projection->linear;
+    mha_py_array *packed = &projection->weight;
+    PyObject *sizes = PyTuple_GetItem(value, 2);
+    size_t size;
+
+    if (!PyTuple_Check(sizes) || PyTuple_Size(sizes) != 2) {
+        return mha_py_refuse("projection", "(s)", name);
+    }
+    if (take_size(sizes, 0, name, &linear->out_features) < 0 || take_size(sizes, 1, name, &linear->in_features) < 0 ||
+        mha_py_take(call, PyTuple_GetItem(value, 0), name, MHA_PY_DENSE, like, packed) < 0 ||
+        mha_py_check(mha_linear_packed_size(mha_py_dtype(packed->type), linear->out_features, linear->in_features,
+                                            &size),
+                     name) < 0) {
+        return -1;
+    }
+    return packed->rank == 1 && (size_t)packed->shape[0] == size
+               ? 0
+               : mha_py_refuse("packed", "(sOn)", name, sizes, (Py_ssize_t)size);
+}
+
+/* (weight, .) */
+static int
+take_in_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+             mha_py_projection *projection)
+{
+    mha_py_array *weight = &projection->weight;
+
+    if (mha_py_take(call, PyTuple_GetItem(value, 0), name, MHA_PY_ROWS, like, weight) < 0 ||
+        mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
+        return -1;
+    }
+    projection->linear.out_features = (size_t)weight->shape[0];
+    projection->linear.in_features = (size_t)weight->shape[1];
+    projection->linear.layout = MHA_WEIGHT_ROWS;
+    projection->linear.row_stride = weight->stride[0];
+    return 0;
+}
+
+int
+mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                       mha_py_projection *projection)
+{
+    const Py_ssize_t n_parts = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
+    mha_linear *linear = &projection->linear;
+    mha_py_array bias = {0};
+
+    if (value == Py_None) {
+        return 0; /* no projection; the caller zeroed the struct */
+    }
+    if (n_parts != 2 && n_parts != 3) {
+        return mha_py_refuse("projection", "(s)", name);
+    }
+    if ((n_parts == 2 ? take_in_rows : take_packed)(call, value, name, like, projection) < 0) {
+        return -1;
+    }
+    linear->weight = projection->weight.data;
+    if (PyTuple_GetItem(value, 1) == Py_None) {
+        return 0;
+    }
+    if (mha_py_take(call, PyTuple_GetItem(value, 1), name, MHA_PY_DENSE, like, &bias) < 0) {
+        return -1;
+    }
+    linear->bias = bias.data;
+    return bias.rank == 1 && (size_t)bias.shape[0] == linear->out_features
+               ? 0
+               : mha_py_refuse("bias", "(Osn)", bias.array, name, (Py_ssize_t)linear->out_features);
+}
+
+/* --- Rows ---------------------------------------------------------------------------------------- */
+
+int
+mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_py_rows *rows)
+{
+    PyArrayObject *x = mha_py_floats(call, value, name, like);
+    npy_intp dims[2] = {1, 0};
+    PyArray_Dims merged = {dims, 2};
+
+    if (x == NULL) {
+        return -1;
+    }
+    rows->rank = PyArray_NDIM(x);
+    if (rows->rank == 0 || rows->rank > MHA_PY_MAX_AXES) {
+        return mha_py_refuse("no_features", "(Os)", x, name);
+    }
+    for (int i = 0; i < rows->rank; i++) {
+        rows->dims[i] = PyArray_DIM(x, i);
+        dims[0] *= i < rows->rank - 1 ? rows->dims[i] : 1;
+    }
+    dims[1] = rows->dims[rows->rank - 1];
+    if (rows->rank != 2) {
+        x = (PyArrayObject *)mha_py_own(call, PyArray_Newshape(x, &merged, NPY_CORDER));
+    }
+    return x == NULL ? -1 : mha_py_lay_out(call, x, name, MHA_PY_ROWS, &rows->rows);
+}

@@ -1,0 +1,194 @@
+/*
+ * call.c: a call from its arguments to its end: what it owns, refusals, the status translator and the decision when to
+ * let other threads run.
+ * SPDX-License-Identifier: BSD-3-Clause
+ */
+#include "args.h"
+
+/* --- Beginning and end ----------------------------------------------------------------------- */
+
+void
+mha_py_begin(mha_py_call *call, PyObject *module, const char *function)
+{
+    call->function = function;
+    call->state = PyModule_GetState(module);
+    call->detached = NULL;
+    call->failed = call->n_owned = call->n_tensors = 0;
+}
+
+PyObject *
+mha_py_own(mha_py_call *call, void *object)
+{
+    if (object != NULL) {
+        call->owned[call->n_owned++] = object;
+    }
+    return object;
+}
+
+PyObject *
+mha_py_end(mha_py_call *call, PyObject *result)
+{
+    while (call->n_owned > 0) {
+        Py_DECREF(call->owned[--call->n_owned]);
+    }
+    return result;
+}
+
+int
+mha_py_arguments(const mha_py_call *call, PyObject *const *args, Py_ssize_t n_args, int least, int most,
+                 PyObject **values)
+{
+    if (n_args < least || n_args > most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d to %d arguments, got %zd", call->function, least, most, n_args);
+        return -1;
+    }
+    for (int i = 0; i < most; i++) {
+        values[i] = i < n_args ? args[i] : NULL;
+    }
+    return 0;
+}
+
+/* --- Refusals ---------------------------------------------------------------------------------- */
+
+static PyObject *
+ask(const char *question, const char *format, va_list parts)
+{
+    /* An exception that is there already comes from what makes the question's arguments. */
+    PyObject *name = PyErr_Occurred() ? NULL : PyUnicode_FromString("mha_c._refusals");
+    PyObject *words = name == NULL ? NULL : PyImport_GetModule(name); /* mha_c has imported it */
+    PyObject *function = words == NULL ? NULL : PyObject_GetAttrString(words, question);
+    PyObject *args = function == NULL ? NULL : Py_VaBuildValue(format, parts);
+    PyObject *answer = args == NULL ? NULL : PyObject_CallObject(function, args);
+
+    Py_XDECREF(args);
+    Py_XDECREF(function);
+    Py_XDECREF(words);
+    Py_XDECREF(name);
+    if (answer != NULL && PyExceptionInstance_Check(answer)) {
+        PyErr_SetObject((PyObject *)Py_TYPE(answer), answer);
+        Py_CLEAR(answer);
+    } else if (answer == Py_None || (answer == NULL && !PyErr_Occurred())) {
+        /* Another thread changed what was refused before it could be said why; or the interpreter is ending. */
+        PyErr_Format(PyExc_RuntimeError, "an argument is refused: %s", question);
+        Py_CLEAR(answer);
+    }
+    return answer;
+}
+
+PyObject *
+mha_py_ask(const char *question, const char *format, ...)
+{
+    PyObject *answer;
+    va_list parts;
+
+    va_start(parts, format);
+    answer = ask(question, format, parts);
+    va_end(parts);
+    return answer;
+}
+
+int
+mha_py_refuse(const char *why, const char *format, ...)
+{
+    va_list parts;
+
+    va_start(parts, format);
+    Py_XDECREF(ask(why, format, parts));
+    va_end(parts);
+    return -1;
+}
+
+int
+mha_py_type_error(PyObject *value, const char *name, const char *expected)
+{
+    return mha_py_refuse("kind", "(Oss)", value, name, expected);
+}
+
+int
+mha_py_check(mha_status status, const char *function)
+{
+    PyObject *kind = PyExc_SystemError; /* MHA_ERR_ARG: this folder has a bug */
+
+    switch (status) {
+    case MHA_OK:
+        return 0;
+    case MHA_ERR_NOMEM:
+        kind = PyExc_MemoryError;
+        break;
+    case MHA_ERR_ISA:
+    case MHA_ERR_SIZE:
+        kind = PyExc_ValueError;
+        break;
+    case MHA_ERR_INTERRUPTED: /* signal_came has what the handler raised */
+        return -1;
+    case MHA_ERR_ARG:
+        break;
+    }
+    PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
+    return -1;
+}
+
+/* --- While the core works ------------------------------------------------------------------------ */
+
+/* About 3 microseconds of arithmetic. */
+#define DETACH_FROM_WORK 1e4
+
+/* A few milliseconds: calls as short as that are over before anybody could have asked. */
+#define WATCH_FROM_WORK 1e8
+
+/* Signal handlers run in the main thread alone: a call of another one has nobody to ask. */
+static int
+is_main_thread(void)
+{
+    PyObject *threading = PyImport_ImportModule("threading");
+    PyObject *thread = threading == NULL ? NULL : PyObject_CallMethod(threading, "main_thread", NULL);
+    PyObject *ident = thread == NULL ? NULL : PyObject_GetAttrString(thread, "ident");
+    const int is_main = ident != NULL && PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+
+    PyErr_Clear();
+    Py_XDECREF(ident);
+    Py_XDECREF(thread);
+    Py_XDECREF(threading);
+    return is_main;
+}
+
+static int
+signal_came(void *saved)
+{
+    PyEval_RestoreThread(saved);
+    const int came = PyErr_CheckSignals() != 0;
+
+    (void)PyEval_SaveThread();
+    return came;
+}
+
+void
+mha_py_detach(mha_py_call *call, double work)
+{
+    if (work < DETACH_FROM_WORK) {
+        return;
+    }
+    const int watch = work >= WATCH_FROM_WORK && is_main_thread();
+
+    call->detached = PyEval_SaveThread();
+    if (watch) {
+        mha_interrupt_watch(signal_came, call->detached);
+    }
+}
+
+int
+mha_py_attach(mha_py_call *call, mha_status status)
+{
+    if (call->detached != NULL) {
+        mha_interrupt_watch(NULL, NULL);
+        PyEval_RestoreThread(call->detached);
+        call->detached = NULL;
+    }
+    return mha_py_check(status, call->function);
+}
+
+PyObject *
+mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result)
+{
+    return mha_py_attach(call, status) < 0 ? NULL : mha_py_answer(call, result);
+}

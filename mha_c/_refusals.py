@@ -1,0 +1,277 @@
+"""Why the compiled core refuses an argument, in the user's words; and numbers of less usual types for it.
+
+Called by name from csrc/python alone: the core decides what is safe for memory, and asks here only when something is
+not.  A function answers with the exception to raise, or with the number that was asked for.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import numpy as np
+
+from . import _core
+from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._types import Array
+
+    Sizes = tuple[int, ...]
+
+# --- Types and numbers ----------------------------------------------------------------------------
+
+
+def kind(value: Any, name: str, expected: str) -> Exception:
+    return TypeError(f"{name} must be {expected}, got {type(value).__name__}")
+
+
+def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> Exception:
+    if array.dtype.type not in (np.float32, np.float64):
+        return TypeError(
+            f"{name} has dtype {array.dtype}, expected float32 or float64: convert it, for example "
+            f"{name}.astype(np.float32)"
+        )
+    other = "" if like is None else like.dtype.newbyteorder("=")
+    return TypeError(
+        f"{name} has dtype {array.dtype}, but {like_name} has dtype {other}: all arrays of a call need the same"
+    )
+
+
+def real(value: Any, name: str) -> Union[float, Exception]:
+    # float() takes some of these, silently dropping what they mean.
+    no_number = isinstance(value, (bool, np.bool_, str, bytes, np.complexfloating)) or (
+        isinstance(value, np.ndarray) and value.ndim > 0
+    )
+    try:
+        number = None if no_number else float(value)
+    except TypeError:
+        number = None
+    except OverflowError:
+        return ValueError(f"{name} is too large for a float")
+    if number is None:
+        return kind(value, name, "a real number")
+    return ValueError(f"{name} must not be NaN") if number != number else number
+
+
+def probability(value: Any, name: str) -> Exception:
+    return ValueError(f"{name} must lie in 0..1, got {value!r:.100}")
+
+
+def whole(value: Any, name: str, least: int) -> Union[int, Exception]:
+    try:
+        number = None if isinstance(value, (bool, np.bool_, np.ndarray)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        return kind(value, name, "a whole number")
+    return number if number >= least else ValueError(f"{name} must be at least {least}, got {value!r:.100}")
+
+
+def seed(value: Any) -> Union[int, Exception]:
+    number = whole(value, "seed", -(2**64))
+    if isinstance(number, TypeError) or (isinstance(number, int) and 0 <= number < 2**64):
+        return number
+    return ValueError(f"seed must lie in 0 .. 2**64 - 1, got {value!r:.100}")
+
+
+def choice(value: Any, name: str, first: str, second: str) -> Exception:
+    if not isinstance(value, str):
+        return kind(value, name, "a string")
+    return ValueError(f"{name} must be {first!r} or {second!r}, got {value!r:.100}")
+
+
+def threads(value: Any, most: int) -> Union[int, Exception]:
+    number = whole(value, "the number of threads", 1)
+    if not isinstance(number, int):  # one kind of error: api.md, 7
+        return ValueError(f"the number of threads must be a whole number >= 1, got {value!r:.100}")
+    return number if number <= most else ValueError(f"the number of threads is too large: {value!r:.100}")
+
+
+def isa(name: Any) -> Exception:
+    if not isinstance(name, str):
+        return kind(name, "name", "a string")
+    there, offered = (", ".join(i for i, available in _core.isas() if available or all_) for all_ in (True, False))
+    return ValueError(
+        f"instruction set {name!r:.100} is not available: this CPU offers {offered} (this build has {there})"
+    )
+
+
+def size(name: str, shape: Sizes) -> Exception:
+    return ValueError(f"{name} of shape {shape} would be too large")
+
+
+# --- Shapes -----------------------------------------------------------------------------------------
+
+
+def rank(array: Array, name: str, wanted: int, expected: str) -> Optional[Exception]:
+    if array.ndim == wanted:
+        return None
+    return ShapeError(f"{name} has shape {array.shape} (rank {array.ndim}), expected rank {wanted}: {expected}")
+
+
+def shape(array: Array, name: str, expected: Sizes) -> Exception:
+    return ShapeError(f"{name} has shape {array.shape}, expected {expected}")
+
+
+def lengths(array: Array, batch: int, queries: int) -> Exception:
+    wanted = f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})"
+    return ShapeError(f"valid_lens has shape {array.shape}, expected {wanted}")
+
+
+def no_features(array: Array, name: str) -> Exception:
+    return ShapeError(f"{name} has rank {array.ndim}, expected (..., features)")
+
+
+def x_features(x: Array, expected: int) -> Exception:
+    return ShapeError(f"x has {x.shape[-1]} features, but the projection expects {expected}")
+
+
+def leading_axes(grad_y: Array, x: Array) -> Exception:
+    wanted = f"the leading axes of x, which has shape {tuple(x.shape)}"
+    return ShapeError(f"grad_y has shape {tuple(grad_y.shape)}, expected {wanted}")
+
+
+def _clash(what: str, name: str, a: Array, axis: int, other: str, b: Array, other_axis: int) -> Optional[Exception]:
+    """Unless both sizes are the same; `what` has a place for a's: "batch size {}"."""
+    if a.shape[axis] == b.shape[other_axis]:
+        return None
+    return ShapeError(
+        f"{name} has {what.format(a.shape[axis])}, but {other} has {b.shape[other_axis]}: {name}.shape = {a.shape}, "
+        f"{other}.shape = {b.shape}"
+    )
+
+
+# --- Attention --------------------------------------------------------------------------------------
+
+
+def attention(q: Array, k: Array, v: Array, w_v: Optional[Array]) -> Optional[Exception]:
+    n, heads = q.ndim, "H, " if q.ndim == 4 else ""
+    found = (
+        (None if n == 4 else rank(q, "q", 3, "(B, Q, D), or rank 4: (B, H, Q, D)"))
+        or rank(k, "k", n, f"(B, {heads}K, D)")
+        or rank(v, "v", n, f"(B, {heads}K, Dv)")
+        or _clash("batch size {}", "k", k, 0, "q", q, 0)
+        or _clash("batch size {}", "v", v, 0, "q", q, 0)
+        or _clash("{} features", "k", k, -1, "q", q, -1)
+        or _clash("{} keys", "v", v, -2, "k", k, -2)
+    )
+    if found is None and w_v is not None:
+        found = rank(w_v, "w_v", 1, "(features of q,)") or _clash("{} features", "w_v", w_v, 0, "q", q, -1)
+    if found is None and n == 4:
+        found = _clash("{} heads", "v", v, 1, "k", k, 1) or ShapeError(
+            f"k has {k.shape[1]} heads, expected a divisor of the {q.shape[1]} heads of q"
+        )
+    return found
+
+
+def bool_bias(name: str) -> Exception:
+    return TypeError(
+        f"{name} has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
+        f"keep_mask"
+    )
+
+
+def mask_kind(value: Any, name: str) -> Exception:
+    if not isinstance(value, np.ndarray):
+        return kind(value, name, "a NumPy array of bool")
+    return TypeError(
+        f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name}.astype(bool), or pass numbers "
+        f"to be added to the scores as bias"
+    )
+
+
+def mask(array: Array, name: str, scores: Sizes) -> Optional[Exception]:
+    """What a user with a mask of the wrong rank most likely wants to write, or which axis does not broadcast."""
+    n, full = len(scores), f"the scores {'(B, H, Q, K)' if len(scores) == 4 else '(B, Q, K)'} = {scores}"
+    if array.ndim not in (2, n):
+        hints = {
+            (1, n): f"add the query axis: {name}[None, :] for one value per key",
+            (3, 4): f"add an axis: {name}[:, None] for one per batch item, {name}[None] for one per head",
+            (4, 3): f"the inputs have no heads axis: drop it, {name}[:, 0]",
+        }
+        return ShapeError(
+            f"{name} has shape {array.shape} (rank {array.ndim}), expected rank 2 (Q, K) or rank {n}, that of {full}: "
+            f"{hints.get((array.ndim, n), 'no other rank is broadcast')}"
+        )
+    for axis, (got, expected) in enumerate(zip(array.shape, scores[n - array.ndim :])):
+        if got not in (1, expected):
+            return ShapeError(
+                f"{name} has shape {array.shape}, which does not broadcast to {full}: axis {axis} is {got}, expected "
+                f"{expected}{'' if expected == 1 else ' or 1'}"
+            )
+    return None
+
+
+def corner_with_origin() -> Exception:
+    return ValueError("causal='bottom_right' needs the sizes of the whole call: it takes no origin")
+
+
+def far_origin(origin: Any) -> Exception:
+    return ValueError(f"origin must lie below 2**32, as dropout counts, got {origin!r:.100}")
+
+
+def softcap(value: Any) -> Exception:
+    return ValueError(f"softcap must be above 0 and finite, got {value!r:.100}")
+
+
+def relative_bias(table: Array, heads: int) -> Optional[Exception]:
+    return rank(table, "relative_bias", 2, "(H, 2R + 1)") or ShapeError(
+        f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {table.shape}"
+    )
+
+
+# --- Layers -------------------------------------------------------------------------------------------
+
+
+def inputs(queries: Array, keys: Array, values: Array) -> Optional[Exception]:
+    return (
+        rank(queries, "queries", 3, "(B, Q, features)")
+        or rank(keys, "keys", 3, "(B, K, features)")
+        or rank(values, "values", 3, "(B, K, features)")
+        or _clash("batch size {}", "keys", keys, 0, "queries", queries, 0)
+        or _clash("batch size {}", "values", values, 0, "queries", queries, 0)
+        or _clash("{} keys", "values", values, 1, "keys", keys, 1)
+    )
+
+
+def features(
+    queries: Array, keys: Array, values: Array, linears: tuple[Any, ...], w_v: Optional[Array], num_heads: int
+) -> Optional[Exception]:
+    """linears: (out_features, in_features) of W_q, W_k, W_v, W_o, None where there is none."""
+    given = ("queries", queries, "W_q"), ("keys", keys, "W_k"), ("values", values, "W_v")
+    for (name, array, weight), linear in zip(given, linears):
+        if linear is not None and linear[1] != array.shape[2]:
+            return ShapeError(
+                f"{name} has {array.shape[2]} features (shape {array.shape}), but {weight} expects {linear[1]}"
+            )
+    W_q, W_k, _, W_o = linears
+    of_q, of_k, of_v = (x.shape[2] if linear is None else linear[0] for (_, x, _), linear in zip(given, linears))
+    if of_k != of_q and W_q is None and W_k is None:
+        return _clash("{} features", "keys", keys, 2, "queries", queries, 2)
+    if of_k != of_q:
+        k, q = "keys has" if W_k is None else "W_k gives", "queries has" if W_q is None else "W_q gives"
+        return ShapeError(f"{k} {of_k} features, but {q} {of_q}: they are scored against each other")
+    for n, name in ((of_q, "queries and keys"), (of_v, "values")):
+        if n % num_heads:
+            return ValueError(f"num_heads = {num_heads} does not divide the {n} projected features of {name}")
+    if W_o is not None and W_o[1] != of_v:
+        return ShapeError(f"W_o expects {W_o[1]} features, but the attended values have {of_v}")
+    if w_v is None:
+        return None
+    return rank(w_v, "w_v", 1, "(features of a head,)") or shape(w_v, "w_v", (of_q // num_heads,))
+
+
+def projection(name: str) -> Exception:
+    return TypeError(f"{name} must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))")
+
+
+def packed(name: str, sizes: Sizes, count: int) -> Exception:
+    return ValueError(
+        f"{name}: not a weight of {sizes[0]} x {sizes[1]} packed for the active instruction set ({_core.isa()}), which "
+        f"takes {count} numbers: pack it again"
+    )
+
+
+def bias(array: Array, name: str, expected: int) -> Exception:
+    return shape(array, f"{name}.bias", (expected,))
