@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from .layers import ProjectedKeys
     from .viz.page import Page
 
-# What a call needs of the layer, gathered once and used until a parameter or the instruction set changes.
-# The last two fields are arguments of the core.
-Plan = tuple[Any, Any, str, tuple[Any, Any, Any, Any], Any]
-NO_PLAN: Plan = (None, None, "", (None, None, None, None), None)
+# What a call needs of the layer, gathered once and used until a parameter or the instruction set changes: dtype, states
+# and instruction set that it holds for; projections, w_v, number of heads and empty_rows for the core; where the states
+# of now are, and the layer that shows the weights too.  (Its own attributes are slow to read: it has __getattr__.)
+Plan = tuple[Any, Any, str, tuple[Any, Any, Any, Any], Any, int, Any, Any, Any]
+NO_PLAN: Plan = (None, None, "", (None, None, None, None), None, 1, "", None, None)
 
 
 class Record(NamedTuple):
@@ -49,7 +50,7 @@ class Record(NamedTuple):
 def without_key_projection(plan: Plan) -> Plan:
     """The plan of a call whose keys have been through W_k already."""
     W_q, _, W_v, W_o = plan[3]
-    return (*plan[:3], (W_q, None, W_v, W_o), plan[4])
+    return (*plan[:3], (W_q, None, W_v, W_o), *plan[4:])
 
 
 class AttentionLayer(Layer):
@@ -108,15 +109,13 @@ class AttentionLayer(Layer):
             and cache is None
             and not self.training
             and plan[0] is queries.dtype
-            and plan[1] is self._parameters.states
+            and plan[1] is plan[7].states
             and plan[2] == isa()
         ):
-            out, saved = layer_forward(
-                queries, keys, values, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, 0.0, 0
-            )
+            out, saved = layer_forward(queries, keys, values, valid_lens, plan[3], plan[4], plan[5], plan[6], 0.0, 0)
             self._last = last = saved, False
-            if self._child is not None:
-                self._child._last = last
+            if plan[8] is not None:
+                plan[8]._last = last
             return out
         return self._call(queries, keys, values, valid_lens, training, cache)
 
@@ -148,18 +147,14 @@ class AttentionLayer(Layer):
     ) -> Any:
         if self.training if training is None else _arguments.flag(training, "training"):
             return self._run_training(plan, (queries, keys, values), valid_lens, as_tensor)
-        out, saved = layer_forward(
-            queries, keys, values, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, 0.0, 0
-        )
+        out, saved = layer_forward(queries, keys, values, valid_lens, *plan[3:7], 0.0, 0)
         return self._finish(out, saved, as_tensor)
 
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
         seed = self._next_seed() if p else 0
         try:
-            out, saved, tape = layer_forward_training(
-                *inputs, valid_lens, plan[3], plan[4], self._num_heads, self._empty_rows, p, seed
-            )
+            out, saved, tape = layer_forward_training(*inputs, valid_lens, *plan[3:7], p, seed)
         except BaseException:
             if p:
                 self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
@@ -214,7 +209,9 @@ class AttentionLayer(Layer):
         packed = {state.name: state.packed(dtype) for state in states if state.name != "w_v"}
         q, k, v, o = (packed.get(name) for name in self._roles)
         scorer = next((state.weight for state in states if state.name == "w_v"), None)
-        return queries.dtype, states, isa(), (q, k, v, o), None if scorer is None else scorer[0].astype(dtype)
+        w_v = None if scorer is None else scorer[0].astype(dtype)
+        core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
+        return (queries.dtype, states, isa(), *core, self._parameters, self._child)
 
     def _weights(self) -> tuple[Array, bool]:
         """(B, H, Q, K) of the last call, in memory of their own, and whether tensors went in."""

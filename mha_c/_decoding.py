@@ -192,4 +192,4 @@ class DecodingLayer(AttentionLayer):
 def without_key_values(plan: Plan) -> Plan:
     """The plan of a call whose keys and values have been through W_k and W_v already."""
     W_q, _, _, W_o = plan[3]
-    return (*plan[:3], (W_q, None, None, W_o), plan[4])
+    return (*plan[:3], (W_q, None, None, W_o), *plan[4:])

@@ -132,8 +132,8 @@ def _explain_layer(
     plan = changed(layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values))
     in_training = layer.training if training is None else _arguments.flag(training, "training")
     facts = _facts.layer(
-        layer._roles, queries, keys, values, to_lengths(valid_lens), plan[3], plan[4], layer._num_heads,
-        layer._empty_rows, layer._dropout.p if in_training else 0.0, 0, in_training,
+        layer._roles, queries, keys, values, to_lengths(valid_lens), *plan[3:7],
+        layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
     return _explanation(type(layer).__name__, queries, facts, layer._roles[3])
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Terms
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 __all__ = [
@@ -163,7 +162,7 @@ def dot_product_attention(
     """
     return _attention(
         q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse, score_terms(softcap, relative_bias, sinks),
+        return_weights, return_lse, softcap, relative_bias, sinks,
     )  # fmt: skip
 
 
@@ -264,7 +263,7 @@ def additive_attention(
     q, k, w_v = scored(q, k, w_v, W_q, W_k)
     return _attention(
         q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse, score_terms(softcap, relative_bias, sinks),
+        return_weights, return_lse, softcap, relative_bias, sinks,
     )  # fmt: skip
 
 
@@ -350,16 +349,24 @@ def _attention(
     empty_rows: EmptyRows,
     return_weights: bool,
     return_lse: bool,
-    terms: Terms,
+    softcap: Optional[float],
+    relative_bias: Any,
+    sinks: Any,
 ) -> Any:
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
-    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    if terms is None:
-        out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse)
-    else:
-        out, weights, lse = attention_forward(q, k, v, w_v, *options, return_weights, return_lse, False, None, terms)
+    terms = None
+    if softcap is not None or relative_bias is not None or sinks is not None:
+        terms = score_terms(softcap, relative_bias, sinks)
+    # Each by its name: to spread a tuple over a call costs as much as a small call's arithmetic.
+    lens, keep_mask, bias, corner, left, right, factor, p, seed, empty_rows = core_options(
+        q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows
+    )
+    out, weights, lse = attention_forward(
+        q, k, v, w_v, lens, keep_mask, bias, corner, left, right, factor, p, seed, empty_rows,
+        return_weights, return_lse, False, None, terms,
+    )  # fmt: skip
     if not (return_weights or return_lse):
         return like_input(out, True) if as_tensor else out
     return tuple(like_input(array, as_tensor) for array in (out, weights, lse) if array is not None)

@@ -223,7 +223,7 @@ typedef struct {
 } mha_py_projection;
 
 /*
- * None; or (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
+ * (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
  * (packed, bias or None, (out_features, in_features)).  Never trusted for memory.
  */
 int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,

@@ -45,9 +45,6 @@ take_weight(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
 {
     mha_py_array *weight = &projection->weight;
 
-    if (value == Py_None) {
-        return 0; /* no projection; the caller zeroed the struct */
-    }
     if (mha_py_take(call, value, name, MHA_PY_DENSE, like, weight) < 0 ||
         mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
         return -1;
@@ -70,7 +67,10 @@ take_projections(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind 
                                  "a tuple (W_q, W_k, W_v, W_o)");
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        if (take(call, PyTuple_GetItem(value, i), names[i], &layer->queries, &layer->W[i]) < 0) {
+        PyObject *item = PyTuple_GetItem(value, i);
+
+        /* None: no projection; the caller zeroed the struct. */
+        if (item != Py_None && take(call, item, names[i], &layer->queries, &layer->W[i]) < 0) {
             return -1;
         }
     }

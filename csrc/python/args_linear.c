@@ -69,9 +69,6 @@ mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, con
     mha_linear *linear = &projection->linear;
     mha_py_array bias = {0};
 
-    if (value == Py_None) {
-        return 0; /* no projection; the caller zeroed the struct */
-    }
     if (n_parts != 2 && n_parts != 3) {
         return mha_py_refuse("projection", "(s)", name);
     }

@@ -89,9 +89,7 @@ py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     if (mha_py_arguments(&call, args, n_args, 2, 2, values) == 0 &&
         mha_py_take_rows(&call, values[0], "x", NULL, &x) == 0 &&
         mha_py_take_projection(&call, values[1], "projection", &x.rows, &projection) == 0) {
-        if (linear->weight == NULL) {
-            mha_py_refuse("projection", "(s)", "projection");
-        } else if ((size_t)x.rows.shape[1] != linear->in_features) {
+        if ((size_t)x.rows.shape[1] != linear->in_features) {
             mha_py_refuse("x_features", "(On)", x.rows.array, (Py_ssize_t)linear->in_features);
         } else {
             x.dims[x.rank - 1] = (npy_intp)linear->out_features;
