@@ -31,7 +31,7 @@
 /* --- Calls: call.c ------------------------------------------------------------------------ */
 
 #define MHA_PY_MAX_ARGS 24
-#define MHA_PY_MAX_OWNED 64
+#define MHA_PY_MAX_OWNED 128
 
 /* What the module keeps, one set per module object, so no C globals; the first three are NULL without torch. */
 enum {

@@ -11,27 +11,30 @@
 /* What a `Layout` of mha_c.torch holds, in its order. */
 enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, N_PARTS };
 enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, N_WORDS };
-enum { N_PARAMETERS = 9, N_PROJECTIONS = 4, MOST_OWNED = 128 };
+enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
 typedef struct {
     PyObject *part[N_PARTS], *word[N_WORDS]; /* borrowed from the layout */
-    PyObject *owned[MOST_OWNED];             /* all that was read: another thread may be changing the module */
-    int n_owned;
+    mha_py_call call;                        /* owns all that was read: another thread may be changing the module */
 } reading;
+
+static int
+has_room(const reading *r)
+{
+    return r->call.n_owned < MHA_PY_MAX_OWNED;
+}
 
 /* Of a dictionary; NULL, and no exception, where it is none or has no such thing. */
 static PyObject *
 get(reading *r, PyObject *dict, PyObject *key)
 {
-    const int can = dict != NULL && PyDict_Check(dict) && r->n_owned < MOST_OWNED;
+    const int can = dict != NULL && PyDict_Check(dict) && has_room(r);
     PyObject *value = can ? PyObject_GetItem(dict, key) : NULL;
 
     if (value == NULL) {
         PyErr_Clear();
-        return NULL;
     }
-    r->owned[r->n_owned++] = value;
-    return value;
+    return mha_py_own(&r->call, value);
 }
 
 static int
@@ -45,11 +48,10 @@ static PyObject *
 plain_state(reading *r, PyObject *module, PyObject *type)
 {
     PyObject *state = NULL;
-    int plain = module != NULL && (PyObject *)Py_TYPE(module) == type && r->n_owned < MOST_OWNED;
+    int plain = module != NULL && (PyObject *)Py_TYPE(module) == type && has_room(r);
 
     if (plain) {
-        state = r->owned[r->n_owned] = PyObject_GetAttr(module, r->word[STATE]);
-        r->n_owned += state != NULL;
+        state = mha_py_own(&r->call, PyObject_GetAttr(module, r->word[STATE]));
         plain = state != NULL && PyDict_Check(state) && PyDict_Contains(state, r->word[FORWARD]) == 0;
     }
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[HOOKS]); i++) {
@@ -112,9 +114,7 @@ read_layer(reading *r, PyObject *layer)
     for (int i = 0; i < N_PARAMETERS; i++) {
         parameters[i] = Py_None;
     }
-    state = inner = plain ? PyObject_GetAttr(layer, r->word[STATE]) : NULL;
-    r->owned[r->n_owned] = state;
-    r->n_owned += state != NULL;
+    state = inner = plain ? mha_py_own(&r->call, PyObject_GetAttr(layer, r->word[STATE])) : NULL;
     modules = get(r, state, r->word[MODULES]);
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[SLOTS]); i++) {
         plain = take_linear(r, modules, PyTuple_GetItem(r->part[SLOTS], i), parameters);
@@ -139,11 +139,11 @@ PyObject *
 py_layer_parts(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[2], *result = NULL;
-    reading r = {.n_owned = 0};
+    reading r;
     int complete;
 
-    (void)module;
-    if (mha_py_arguments("layer_parts", args, n_args, 2, 2, values) < 0) {
+    mha_py_begin(&r.call, module, "layer_parts");
+    if (mha_py_arguments(&r.call, args, n_args, 2, 2, values) < 0) {
         return NULL;
     }
     complete = PyTuple_Check(values[1]) && PyTuple_Size(values[1]) == N_PARTS;
@@ -159,10 +159,7 @@ py_layer_parts(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         mha_py_type_error(values[1], "layout", "a Layout of mha_c.torch");
         return NULL;
     }
-    result = read_layer(&r, values[0]);
-    for (int i = 0; i < r.n_owned; i++) {
-        Py_DECREF(r.owned[i]);
-    }
+    result = mha_py_end(&r.call, read_layer(&r, values[0]));
     if (PyErr_Occurred()) { /* a layout of other things than it should hold */
         Py_CLEAR(result);
     } else if (result == NULL) {
