@@ -110,6 +110,10 @@ def rank(array: Array, name: str, wanted: int, expected: str) -> Optional[Except
     return ShapeError(f"{name} has shape {array.shape} (rank {array.ndim}), expected rank {wanted}: {expected}")
 
 
+def axes(array: Array, name: str, most: int) -> Exception:
+    return ShapeError(f"{name} has {array.ndim} axes, expected 1 to {most}")
+
+
 def shape(array: Array, name: str, expected: Sizes) -> Exception:
     return ShapeError(f"{name} has shape {array.shape}, expected {expected}")
 

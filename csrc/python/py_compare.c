@@ -45,39 +45,31 @@ same_rows(const mha_py_array *a, const mha_py_array *b, int axis, int dense, con
 }
 
 static int
-take(PyObject *module, mha_py_array *array, PyObject *value, const char *name)
+take(mha_py_call *call, PyObject *value, const char *name, mha_py_array *array)
 {
-    if (mha_py_take(array, value, name, MHA_PY_ROWS, NULL) < 0) {
+    if (mha_py_take(call, value, name, MHA_PY_ROWS, NULL, array) < 0) {
         return -1;
     }
-    if (array->rank < 1 || array->rank > MHA_PY_MAX_RANK) {
-        return mha_py_shape_error(module, "%s has %d axes, expected 1 to %d", name, array->rank, MHA_PY_MAX_RANK);
-    }
-    return 0;
+    return array->rank >= 1 && array->rank <= MHA_PY_MAX_RANK
+               ? 0
+               : mha_py_refuse("axes", "(Osi)", array->array, name, MHA_PY_MAX_RANK);
 }
 
 static int
-same_numbers(const mha_py_array *a, const mha_py_array *b)
+same_numbers(mha_py_call *call, const mha_py_array *a, const mha_py_array *b)
 {
     double count = 1;
-    PyThreadState *saved;
-    int same;
+    int same = a->type == b->type && a->rank == b->rank;
 
-    if (a->type != b->type || a->rank != b->rank) {
-        return 0;
-    }
-    for (int i = 0; i < a->rank; i++) {
-        if (a->shape[i] != b->shape[i]) {
-            return 0;
-        }
+    for (int i = 0; i < a->rank && same; i++) {
+        same = a->shape[i] == b->shape[i];
         count *= (double)a->shape[i];
     }
-    if (count == 0) {
-        return 1;
+    if (same && count > 0) {
+        mha_py_detach(call, count);
+        same = same_rows(a, b, 0, first_dense_axis(a, b), a->data, b->data);
+        (void)mha_py_attach(call, MHA_OK);
     }
-    saved = mha_py_detach(count);
-    same = same_rows(a, b, 0, first_dense_axis(a, b), a->data, b->data);
-    mha_py_attach(saved);
     return same;
 }
 
@@ -85,21 +77,18 @@ same_numbers(const mha_py_array *a, const mha_py_array *b)
 static int
 same_pair(PyObject *module, PyObject *first, PyObject *second)
 {
-    mha_py_views views = {0};
+    mha_py_call call;
     mha_py_array a = {0}, b = {0};
     int same = -1;
 
     if (first == Py_None || second == Py_None) {
         return first == second;
     }
-    first = mha_py_view_tensor(module, first, &views);
-    second = first == NULL ? NULL : mha_py_view_tensor(module, second, &views);
-    if (second != NULL && take(module, &a, first, "first") == 0 && take(module, &b, second, "second") == 0) {
-        same = same_numbers(&a, &b);
+    mha_py_begin(&call, module, "same_numbers");
+    if (take(&call, first, "first", &a) == 0 && take(&call, second, "second", &b) == 0) {
+        same = same_numbers(&call, &a, &b);
     }
-    mha_py_drop(&a);
-    mha_py_drop(&b);
-    mha_py_drop_views(&views);
+    (void)mha_py_end(&call, NULL);
     return same;
 }
 
@@ -107,9 +96,11 @@ PyObject *
 py_same_numbers(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[2];
+    mha_py_call call;
     int same = 1;
 
-    if (mha_py_arguments("same_numbers", args, n_args, 2, 2, values) < 0) {
+    mha_py_begin(&call, module, "same_numbers");
+    if (mha_py_arguments(&call, args, n_args, 2, 2, values) < 0) {
         return NULL;
     }
     for (int i = 0; i < 2; i++) {
@@ -118,10 +109,8 @@ py_same_numbers(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
             return NULL;
         }
     }
-    if (PyTuple_Size(values[0]) != PyTuple_Size(values[1])) {
-        Py_RETURN_FALSE;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(values[0]) && same == 1; i++) {
+    same = PyTuple_Size(values[0]) == PyTuple_Size(values[1]);
+    for (Py_ssize_t i = 0; same == 1 && i < PyTuple_Size(values[0]); i++) {
         same = same_pair(module, PyTuple_GetItem(values[0], i), PyTuple_GetItem(values[1], i));
     }
     return same < 0 ? NULL : PyBool_FromLong(same);
