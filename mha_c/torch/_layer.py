@@ -30,7 +30,8 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import Nine, WeightsSource, differentiable_layer, projections_of, versions
-from .lazy import Recipe, split_heads
+from .lazy import Recipe, computed, split_heads
+from .mapped import is_mapped_now, is_plain_batch, over_batch
 from .masking import checked_lengths
 
 NO_PARAMETERS: Nine = (None,) * 9
@@ -85,9 +86,9 @@ def attend(
     dtype, common = queries.dtype, _common_type(tensors, queries, keys, values, one)
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = tuple(None if x is None else x.to(common) for x in tensors)
-    options = valid_lens, num_heads, empty_rows, dropout
+    options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)
     if beyond_core():
-        out, *kept = _by_mathematics(tensors, options)
+        out, *kept = (_over_batch if is_plain_batch(dropout, inputs, parameters) else _by_mathematics)(tensors, options)
     elif exporting():
         out, *kept = _for_export(tensors, options)
     elif traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
@@ -134,6 +135,31 @@ def _for_export(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     return out, ("export", portable.Weights(source, weights)), None
 
 
+def _over_batch(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+    queries, keys, values, *parameters = tensors
+    valid_lens, num_heads, empty_rows, _ = options
+    lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+    distinct = queries, None if keys is queries else keys, None if values is keys else values, lens
+    batch, left = queries.shape[0], [None]
+
+    def call(queries: Tensor, keys: Any, values: Any, lens: Any) -> tuple[Tensor]:
+        keys = queries if keys is None else keys
+        values = keys if values is None else values
+        out, left[0] = attend(queries, keys, values, lens, tuple(parameters), num_heads, empty_rows)
+        return (out,)
+
+    def again(*distinct: Any) -> tuple[Tensor]:
+        call(*distinct)
+        return (computed(weights_of(left[0], num_heads)),)
+
+    def weights() -> Tensor:
+        if any(is_mapped_now(x) for x in distinct if x is not None):
+            return over_batch(again, distinct)[0]
+        return weights_of(left[0], num_heads).unflatten(0, (-1, batch))
+
+    return over_batch(call, distinct)[0], ("later", weights), None
+
+
 def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     if not ops.available():
         raise RuntimeError(
@@ -159,6 +185,8 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     """The attention weights of the call that left `last`: (B, heads, Q, K), or (B*H, Q, K) for None."""
     kept, dtype, parts = last
+    if kept[0] == "later":
+        kept = "tensor", kept[1]()
     if kept[0] == "tensor":
         return split_heads(kept[1].to(dtype), heads)
     if kept[0] == "export":
@@ -178,6 +206,7 @@ def without_graph(last: Any) -> Any:
     if last is None:
         return None
     kept, dtype, _ = last
+<<<<<<< HEAD
     if kept[0] == "export":
         return None
     if kept[0] == "tensor":
@@ -192,3 +221,8 @@ def restored(last: Any) -> Any:
         return last
     kept, dtype, _ = last
     return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None
+=======
+    if kept[0] in ("tensor", "later"):
+        weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
+        kept = "weights", (weights.float() if dtype in HALVES else weights).numpy()
+    return kept, dtype, None

@@ -34,6 +34,7 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import AttentionCall, AttentionFunction, run_attention
+from .mapped import is_plain_batch, over_batch
 from .masking import checked_lengths
 from .positions import rotary
 
@@ -271,6 +272,9 @@ def _attention(
     check_inputs(q=q, k=k, v=v, **{name: x for name, x in optional.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
+    if beyond_core() and is_plain_batch(dropout, (q, k, v, valid_lens, keep_mask, bias), (w_v, relative_bias, sinks)):
+        return _over_batch(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
+                           return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
     cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
     tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
@@ -322,6 +326,18 @@ def _attention(
     if dtype is not common:
         wanted = [x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+def _over_batch(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *masks_and_options: Any) -> Any:
+    keep_mask, bias, *options = masks_and_options
+    lens = None if valid_lens is None else checked_lengths(valid_lens, q)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, lens: Any, keep_mask: Any, bias: Any) -> Any:
+        found = _attention(q, k, v, w_v, lens, keep_mask, bias, *options)
+        return found if isinstance(found, tuple) else (found,)
+
+    found = over_batch(call, (q, k, v, lens), (keep_mask, bias))
+    return found[0] if len(found) == 1 else found
 
 
 def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:

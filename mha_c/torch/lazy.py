@@ -125,6 +125,8 @@ def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
 
 def computed(weights: Tensor) -> Tensor:
     """A lazy tensor's plain one, the same at each use; a function of it where autograd is looking."""
+    if type(weights) is not LazyWeights:
+        return weights
     if not (weights.requires_grad and torch.is_grad_enabled()):
         return numbers(weights)
     result: Optional[Tensor] = weights.__dict__.get("_function")
