@@ -398,6 +398,30 @@ def test_device_meta_and_fake_tensors():
         assert fake(y, y, y, torch.tensor([1, 3])).shape == (2, 3, 8) and fake.attention_weights.shape == (2, 2, 3, 3)
 
 
+@pytest.mark.parametrize("fake", ["inputs", "module", "keys", "lengths", "q", "bias", "W_q", "softcap"])
+def test_fake_tensors_among_real_ones(fake):
+    from torch._subclasses import FakeTensorMode
+
+    def made(what, *shape):
+        with FakeTensorMode() if fake in what.split() or fake == "inputs" else contextlib.nullcontext():
+            return torch.ones(*shape)
+
+    with FakeTensorMode() if fake == "module" else contextlib.nullcontext():
+        layer = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5)
+    q, keys = made("q", 2, 3, 8), made("keys", 2, 3, 8)
+    with pytest.raises(TypeError, match=r"fake tensors, which are without numbers|has no NumPy form"):
+        if fake in ("inputs", "module", "keys", "lengths"):
+            layer(q, keys, keys, made("lengths", 2).long() if fake != "lengths" else made("lengths", 2))
+        elif fake == "W_q":
+            mt.functional.additive_attention(q, keys, keys, torch.ones(4), made("W_q", 4, 8), torch.ones(4, 8))
+        else:
+            cap = 2.0 if fake == "softcap" else None
+            mt.functional.dot_product_attention(q, keys, keys, bias=made("bias softcap", 3, 3), softcap=cap)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        y = torch.ones(2, 3, 8)
+        assert layer(y, y, y).shape == y.shape and mt.functional.dot_product_attention(y, y, q).shape == y.shape
+
+
 def test_other_devices_are_refused():
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)

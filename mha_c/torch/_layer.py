@@ -25,6 +25,7 @@ from ._tensors import (
     layer_forward,
     lengths,
     optional_tensor,
+    refuse_half_fake,
     refuse_half_meta,
     refuse_types,
     traced,
@@ -169,6 +170,8 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     valid_lens, num_heads, empty_rows, dropout = options
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
+    one = next((x for x in (*parameters, w_v) if x is not None), None)
+    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
     seed = draw_seed_tensor() if dropout else None
     out, q, k, _, _, row_max, row_sum, lens = torch.ops.mha_c.layer(
         queries, keys, values, valid_lens, *parameters, w_v, num_heads, empty_rows, float(dropout), seed
@@ -206,11 +209,10 @@ def without_graph(last: Any) -> Any:
     if last is None:
         return None
     kept, dtype, _ = last
-<<<<<<< HEAD
     if kept[0] == "export":
         return None
-    if kept[0] == "tensor":
-        weights = kept[1].detach()
+    if kept[0] in ("tensor", "later"):
+        weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
         kept = "weights", (weights.float() if dtype in HALVES else weights)
     return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), dtype, None
 
@@ -221,8 +223,3 @@ def restored(last: Any) -> Any:
         return last
     kept, dtype, _ = last
     return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None
-=======
-    if kept[0] in ("tensor", "later"):
-        weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
-        kept = "weights", (weights.float() if dtype in HALVES else weights).numpy()
-    return kept, dtype, None

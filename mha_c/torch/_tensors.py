@@ -41,6 +41,7 @@ def traced(*tensors: Any) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
+_FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
 
 
 def refuse_transforms(name: str) -> None:
@@ -154,6 +155,19 @@ def refuse_half_meta(**named: Any) -> None:
         raise TypeError(
             f"on device meta, and so without numbers: {listed}; load the module's weights "
             f"(.to_empty(device='cpu'), load_state_dict(..., assign=True)), or have all tensors of the call on meta"
+        )
+
+
+def refuse_half_fake(**named: Any) -> None:
+    """The same of fake tensors, unless their mode takes real ones among them."""
+    if is_compiling():
+        return
+    fake = {name: value for name, value in named.items() if isinstance(value, _FAKE)}
+    real = [name for name, value in named.items() if isinstance(value, Tensor) and name not in fake]
+    if fake and real and not all(value.fake_mode.allow_non_fake_inputs for value in fake.values()):
+        raise TypeError(
+            f"fake tensors, which are without numbers: {', '.join(fake)}; real ones: {', '.join(real)}; make the "
+            f"module and all tensors of the call under one FakeTensorMode, or give it allow_non_fake_inputs=True"
         )
 
 

@@ -29,6 +29,7 @@ from ._tensors import (
     exporting,
     is_compiling,
     lengths,
+    refuse_half_fake,
     refuse_half_meta,
     refuse_types,
     traced,
@@ -302,6 +303,7 @@ def _attention(
             seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
             drop = mathematics.core_dropout(dropout, seed)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
+        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **optional)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
                                      relative_bias, cap, sinks, attend)  # fmt: skip
 
@@ -364,6 +366,7 @@ def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *re
         raise RuntimeError(f"torch.compile and tracing of mha_c need torch 2.4 or later; this is {torch.__version__}")
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
+    refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=rest[0], bias=rest[1])
     return torch.ops.mha_c.attention(q, k, v, w_v, valid_lens, *rest)
 
 
@@ -397,6 +400,7 @@ def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str,
     if weight is None:
         return x
     check_inputs(**{name: x, weight_name: weight})
+    refuse_half_fake(**{name: x, weight_name: weight})
     if weight.dim() != 2 or x.dim() < 2 or tuple(weight.shape) != (n_out, x.shape[-1]):
         features = x.shape[-1] if x.dim() else "features"
         raise ShapeError(
