@@ -290,18 +290,10 @@ def _attention(
     corner = None if causal is False else core_corner(causal, q, k)
 
     def by_mathematics() -> Any:
-        attend = None
-        if exporting():
-            if dropout and rng is not None:
-                raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-            drop = portable.drop_of(dropout)
-            if w_v is None and not (has_terms or return_weights or return_lse or portable.is_unknown(common)):
-                attend = portable.fused(empty_rows, dropout, scale, bias)
-        elif rng is None and not traced(*tensors):
-            drop = mathematics.drawn_dropout(dropout)
-        else:
-            seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
-            drop = mathematics.core_dropout(dropout, seed)
+        attend, drop = None, _drop(dropout, rng, tensors)
+        plain = w_v is None and not (has_terms or return_weights or return_lse)
+        if exporting() and plain and not portable.is_unknown(common):
+            attend = portable.fused(empty_rows, dropout, scale, bias)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **optional)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
@@ -328,6 +320,18 @@ def _attention(
     if dtype is not common:
         wanted = [x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
+    """What becomes of the weights of a call by `mathematics`."""
+    if exporting():
+        if dropout and rng is not None:
+            raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
+        return portable.drop_of(dropout)
+    if rng is None and not traced(*tensors):
+        return mathematics.drawn_dropout(dropout)
+    seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
+    return mathematics.core_dropout(dropout, seed)
 
 
 def _over_batch(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *masks_and_options: Any) -> Any:
