@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .linear import State
 
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
+    Counts = Union[int, Array]  # new steps: so many for all items, or (B,)
 
 OTHER_WEIGHTS = "by another W_k or W_v than the layer has now"
 
@@ -47,12 +48,13 @@ class KeyValueCache:
     KeyValueCache(batch=3, max_len=8, lengths=[3, 3, 3])
     """
 
-    __slots__ = ("_keys", "_lengths", "_max_len", "_values", "_weights")
+    __slots__ = ("_common", "_keys", "_lengths", "_max_len", "_values", "_weights")
     _same_numbers = staticmethod(same_numbers)
 
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = _arguments.whole(max_len, "max_len")
         self._lengths = np.zeros(_arguments.whole(batch, "batch"), np.int64)
+        self._common: Optional[int] = 0  # what all lengths are; None where they differ
         self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
         self._values: Optional[Array] = None
         self._weights: Optional[Weights] = None
@@ -81,7 +83,7 @@ class KeyValueCache:
     def clear(self) -> None:
         """Forget all steps; the memory stays."""
         self._lengths[:] = 0
-        self._weights = None
+        self._common, self._weights = 0, None
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item index[i] was, as beam search wants it.
@@ -100,14 +102,14 @@ class KeyValueCache:
     def __repr__(self) -> str:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self._lengths.tolist()})"
 
-    def check(self, weights: Weights, counts: Array) -> Array:
+    def check(self, weights: Weights, counts: Counts) -> Array:
         """The lengths with `counts` more steps.
 
         Parameters
         ----------
         weights : Weights
             W_k and W_v of the layer that is called.
-        counts : Array (B,)
+        counts : int or Array (B,)
             New steps of each item.
 
         Returns
@@ -120,21 +122,22 @@ class KeyValueCache:
         ValueError
             Where there is no room, or the weights are others.
         """
-        lengths = self._lengths + counts
-        check_room(self._lengths, lengths, self._max_len)
+        lengths: Array = self._lengths + counts
+        if self._common is None or not isinstance(counts, int) or self._common + counts > self._max_len:
+            check_room(self._lengths, lengths, self._max_len)
         if self._weights is not None and not self._same_numbers(self._weights, weights):
             raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
         return lengths
 
-    def put(self, keys: Array, values: Array, counts: Array) -> tuple[Array, Array]:
+    def put(self, keys: Array, values: Array, counts: Counts) -> tuple[Array, Array]:
         """Write counts[b] new rows behind item b's.  They count once `keep` is called.
 
         Parameters
         ----------
         keys, values : Array (B, n, .)
             Projected ones.
-        counts : Array (B,)
-            How many of the n rows count.
+        counts : int or Array (B,)
+            How many of the n rows count; a number is n.
 
         Returns
         -------
@@ -147,18 +150,19 @@ class KeyValueCache:
             self._values = _room(self._values, (*room, values.shape[2]), values.dtype)
         if self._keys.dtype != keys.dtype or self._values.dtype != values.dtype:
             raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {keys.dtype}")
-        first, n_steps = self._lengths, keys.shape[1]
-        if (counts == n_steps).all() and (first == first[0]).all():
-            at = slice(int(first[0]), int(first[0]) + n_steps)
+        if self._common is not None and isinstance(counts, int):
+            longest = self._common + counts
+            at = slice(self._common, longest)
             self._keys[:, at], self._values[:, at] = keys, values
         else:
-            for item, (start, count) in enumerate(zip(first.tolist(), counts.tolist())):
-                self._keys[item, start : start + count] = keys[item, :count]
-                self._values[item, start : start + count] = values[item, :count]
-        longest = int((first + counts).max())
+            after = self._lengths + counts
+            for item, (start, stop) in enumerate(zip(self._lengths.tolist(), after.tolist())):
+                self._keys[item, start:stop] = keys[item, : stop - start]
+                self._values[item, start:stop] = values[item, : stop - start]
+            longest = int(after.max())
         return self._keys[:, :longest], self._values[:, :longest]
 
-    def keep(self, weights: Weights, lengths: Array) -> None:
+    def keep(self, weights: Weights, lengths: Array, counts: Counts) -> None:
         """Let the rows count that `put` has written.
 
         Parameters
@@ -167,8 +171,37 @@ class KeyValueCache:
             Whose projections they are.
         lengths : Array (B,)
             What `check` gave.
+        counts : int or Array (B,)
+            As given there.
         """
+        if self._common is not None and isinstance(counts, int):
+            self._common += counts
+        else:
+            self._common = int(lengths[0]) if (lengths == lengths[0]).all() else None
         self._weights, self._lengths = weights, lengths
+
+    def visible_keys(self, after: Array, counts: Counts, n_steps: int) -> Optional[Array]:
+        """How many keys each of n_steps new queries sees: its own step's and all before it.
+
+        Parameters
+        ----------
+        after : Array (B,)
+            The lengths with the new steps.
+        counts : int or Array (B,)
+            How many of the new steps count.
+        n_steps : int
+            How many there are.
+
+        Returns
+        -------
+        Array (B,) or (B, n), optional
+            None where all see what there is.
+        """
+        if n_steps > 1:
+            return np.minimum(self._lengths[:, None] + np.arange(1, n_steps + 1), after[:, None])
+        if self._common is not None and isinstance(counts, int):
+            return None
+        return None if (after == after[0]).all() else after
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in KeyValueCache.__slots__}
@@ -267,10 +300,10 @@ def longest(valid_lens: Array, n_keys: int) -> int:
     return int(np.clip(valid_lens.max(), 0, n_keys)) if valid_lens.size else n_keys
 
 
-def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Array:
-    """(B,) int64: how many of the n new steps of each item count."""
+def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:
+    """How many of the n new steps of each item count: n, or (B,) int64."""
     if valid_lens is None:
-        return np.full(batch, n_steps, np.int64)
+        return n_steps
     lens = to_lengths(valid_lens)
     if lens.shape != (batch,):
         raise ShapeError(
@@ -279,13 +312,6 @@ def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Array:
         )
     counts: Array = np.clip(lens, 0, n_steps)
     return counts
-
-
-def visible_keys(before: Array, after: Array, n_steps: int) -> Optional[Array]:
-    """How many keys each new query sees: its own step's and all before it; None where that is all there are."""
-    if n_steps == 1:
-        return None if (after == after[0]).all() else after
-    return np.minimum(before[:, None] + np.arange(1, n_steps + 1), after[:, None])
 
 
 def check_room(before: Array, after: Array, max_len: int) -> None:

@@ -19,7 +19,6 @@ from ._cache import (
     longest,
     project_rows,
     step_counts,
-    visible_keys,
     weights_of,
 )
 from ._core import layer_forward
@@ -177,15 +176,15 @@ class DecodingLayer(AttentionLayer):
         by_name = {state.name: state for state in plan[1]}
         states = by_name.get("W_k"), by_name.get("W_v")
         weights = weights_of(*states)
-        before, after = cache._lengths, cache.check(weights, counts)
+        after = cache.check(weights, counts)
         new = [project_rows(x, state, x.shape[1], queries.dtype) for x, state in zip((keys, values), states)]
         all_keys, all_values = cache.put(new[0], new[1], counts)
         # An item without any step has no keys: zeros, not the mean of rows that do not count.
         out, saved = layer_forward(
-            queries, all_keys, all_values, visible_keys(before, after, queries.shape[1]),
+            queries, all_keys, all_values, cache.visible_keys(after, counts, queries.shape[1]),
             without_key_values(plan)[3], plan[4], self._num_heads, "zero", 0.0, 0,
         )  # fmt: skip
-        cache.keep(weights, after)
+        cache.keep(weights, after, counts)
         return self._finish(out, saved, as_tensor)
 
 

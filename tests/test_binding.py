@@ -58,6 +58,35 @@ def test_positions_only_and_so_many(name):
         function(*[None] * least, maske=1)
 
 
+def test_same_numbers(dtype, rng):
+    """Bit by bit, whatever the strides; shapes and types count, and None equals itself alone."""
+    a = rng.standard_normal((2, 5, 3, 4)).astype(dtype)
+    a[0, 0, 0, 0] = np.nan
+    wide = np.zeros((2, 9, 3, 8), dtype)
+    for b in (a.copy(), wide[:, 2:7, :, :4], wide[:, ::-2, :, 4:], wide[:, :5, :, ::2], a.copy(order="F"),
+              a.astype(a.dtype.newbyteorder())):  # fmt: skip
+        b[...] = a
+        assert _core.same_numbers((a, None), (b, None)) is True
+        for place in ((0, 0, 0, 0), (1, 4, 2, 3), (1, 0, 1, 2)):
+            before, b[place] = b[place], 7
+            assert _core.same_numbers((b, a), (a, a)) is False and _core.same_numbers((a,), (b,)) is False
+            b[place] = before
+    zero = np.zeros(3, dtype)
+    assert not _core.same_numbers((zero,), (-zero,)) and _core.same_numbers((zero[:0],), (zero[1:1],))
+    for other in (zero[:2], zero[None], zero.astype("f4" if dtype == np.float64 else "f8"), None):
+        assert _core.same_numbers((zero,), (other,)) is False
+    assert not _core.same_numbers((), (None,)) and _core.same_numbers((None,), (None,)) and _core.same_numbers((), ())
+    row = np.broadcast_to(zero, (4, 3))
+    assert _core.same_numbers((row,), (np.zeros((4, 3), dtype),))
+    for bad in (np.zeros((1,) * 5, dtype), np.zeros((), dtype)):
+        with pytest.raises(_core.ShapeError, match=r"second has \d axes, expected 1 to 4"):
+            _core.same_numbers((zero,), (bad,))
+    with pytest.raises(TypeError, match="first must be a tuple"):
+        _core.same_numbers([zero], (zero,))
+    with pytest.raises(TypeError, match="second has dtype int64"):
+        _core.same_numbers((zero,), (np.zeros(3, np.int64),))
+
+
 # --- Array arguments: type ------------------------------------------------------------------------
 
 OTHER_TYPES = ["float16", "longdouble", "int8", "int64", "uint8", "bool", "complex64", "complex128", "object", "U3",
@@ -397,6 +426,7 @@ GOOD = [
     lambda: _core.saved_weights(KEPT),
     lambda: linear(numbers(3, 2, 5).transpose(1, 0, 2)),
     lambda: softmax(valid_lens=[3, 2], empty_rows="uniform"),
+    lambda: _core.same_numbers((numbers(3, 4), None), (numbers(3, 4).copy(), None)),
     _core.isas,
     _core.isa,
     lambda: _core.set_isa(_core.isa()),
@@ -423,6 +453,7 @@ DIRECT = {
     "linear": partial(_core.linear, numbers(2, 3, 5), PROJECTIONS[0]),
     "softmax": partial(_core.masked_softmax, numbers(B, Q, K), np.array([[2] * Q, [3] * Q])[:, ::-1], "zero"),
     "dropout": partial(_core.dropout_factors, numbers(B, 2, Q, K), 0.5, 3),
+    "same": partial(_core.same_numbers, (numbers(3, 4), SWAPPED), (numbers(3, 4).copy(), SWAPPED)),
     "exp": partial(_core.exp, SWAPPED),
     "isas": _core.isas,
     "batch clash": partial(_core.attention_forward, numbers(3, Q, D), *QKV[1:]),

@@ -45,27 +45,34 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     packed  projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
-    valid_lens, num_heads, empty_rows, dropout = options
     queries, keys, values = inputs
-    seed = draw_seed() if dropout else 0
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        call = valid_lens, num_heads, empty_rows, dropout, seed
+        valid_lens, num_heads, empty_rows, dropout = options
+        call = valid_lens, num_heads, empty_rows, dropout, draw_seed() if dropout else 0
         out, saved, lens = differentiable_layer(call, queries, keys, values, parameters)
         return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions(queries, keys, parameters))
+    return *run_layer_without_gradient(inputs, parameters, options, packed), None
+
+
+def run_layer_without_gradient(
+    inputs: Any, parameters: Nine, options: Options, packed: Any = None
+) -> tuple[Tensor, Any]:
+    """(out, what `saved_weights` needs); keys and values may be arrays."""
     if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
         with _profiler.record_function("mha_c::layer_forward"):
-            return _without_gradient(inputs, parameters, options, seed, packed)
-    return _without_gradient(inputs, parameters, options, seed, packed)
+            return _call_core(inputs, parameters, options, packed)
+    return _call_core(inputs, parameters, options, packed)
 
 
-def _without_gradient(
-    inputs: Any, parameters: Nine, options: Options, seed: int, packed: Any
-) -> tuple[Tensor, Any, Any]:
+def _call_core(inputs: Any, parameters: Nine, options: Options, packed: Any) -> tuple[Tensor, Any]:
     valid_lens, num_heads, empty_rows, dropout = options
+    seed = draw_seed() if dropout else 0
     follow_threads()
     projections = projections_of(parameters) if packed is None else packed.projections(parameters)
-    out, saved = layer_forward(*inputs, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed)
-    return out, saved, None
+    found: tuple[Tensor, Any] = layer_forward(
+        *inputs, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed
+    )
+    return found
 
 
 def any_needs_grad(*groups: Any) -> bool:

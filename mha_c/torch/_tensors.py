@@ -108,7 +108,7 @@ def _with_arrays(function: Any) -> Any:
         result = function(*arrays)
         if function is _core.layer_forward or function is _core.layer_forward_training:
             return (torch.from_numpy(result[0]), *result[1:])
-        if isinstance(result, bool):
+        if function is _core.same_numbers or function is _core.linear:  # of arrays, as they are
             return result
         result = _as_tensors(result)
         if function is _core.layer_backward and result[3] is not None:
@@ -124,18 +124,21 @@ layer_backward: Any = _core.layer_backward
 attention_forward: Any = _core.attention_forward
 attention_backward: Any = _core.attention_backward
 same_numbers: Any = _core.same_numbers
+linear: Any = _core.linear
 try:
     _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter)
 except (AttributeError, ValueError):
     layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward = map(
         _with_arrays, (layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward)
     )
-    same_numbers = _with_arrays(same_numbers)
+    same_numbers, linear = _with_arrays(same_numbers), _with_arrays(linear)
 
 
 def check_inputs(**named: Any) -> None:
     """The errors that the caller should read instead of torch's own: what is no tensor, or not on the CPU."""
     for name, value in named.items():
+        if type(value) is Tensor and value.dtype in FLOATS and value.is_cpu and value.layout is torch.strided:
+            continue
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
         if value.device.type not in ("cpu", "meta"):

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _cache, _core
+from .. import _cache
 from .._arrays import to_lengths
+from .._core import layer_parts
 from ..errors import ShapeError
-from ._layer import any_needs_grad, attend, run_layer
-from ._tensors import FLOATS, array, check_inputs, optional_array, refuse_transforms, same_numbers
+from ._layer import any_needs_grad, attend, run_layer_without_gradient
+from ._tensors import FLOATS, array, check_inputs, linear, refuse_transforms, same_numbers
 from .autograd import Nine
 
 if TYPE_CHECKING:
@@ -83,20 +84,21 @@ def step(
     check_inputs(queries=queries, keys=keys, values=values)
     if module.training if training is None else training:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
-    _cache.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
+    shape = queries.shape
+    _cache.check_steps(cache.batch, queries=shape, keys=keys.shape, values=values.shape)
     if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
         raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
     parameters = check_module(module, "a cache", queries, keys, values)
-    counts = _cache.step_counts(valid_lens, cache.batch, queries.shape[1])
+    counts = _cache.step_counts(valid_lens, shape[0], shape[1])
     packed = frozen_weights(module, parameters, queries)
-    weights, before = known_weights(cache, packed, parameters), cache._lengths
+    weights = known_weights(cache, packed, parameters)
     after = cache.check(weights, counts)
-    rows = [projected(parameters, 1, keys, packed), projected(parameters, 2, values, packed)]
+    rows = projected(parameters, 1, keys, packed), projected(parameters, 2, values, packed)
     all_rows = cache.put(rows[0], rows[1], counts)
-    lens = _cache.visible_keys(before, after, queries.shape[1])
+    lens = cache.visible_keys(after, counts, shape[1])
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     out = attend_projected(module, parameters, queries, *all_rows, lens, "zero", packed)
-    cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
+    cache.keep(copies(weights) if cache._weights is None else cache._weights, after, counts)
     cache._packed = packed
     return out
 
@@ -140,16 +142,11 @@ def call_projected(
 
 def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
     """The module's parameters; RuntimeError where the call cannot go by their numbers alone, without gradients."""
-    from ._module import standard_parts
-    from .layers import materialize, materialize_after
-
     refuse_transforms(f"decoding with {what}")
-    children = {slot: module._modules[name] for slot, name in module._layout.slots}
-    materialize(*[(children[i], x) for i, x in enumerate(inputs) if i in children and x is not None])
-    for slot, before in ((3, 2), (8, 1)):
-        if slot in children:
-            materialize_after(children[slot], children[before])
-    parts = standard_parts(module)
+    parts = None if module._sequence else layer_parts(module, module._layout)
+    if parts is None and not module._sequence:
+        materialize_all(module, inputs)
+        parts = layer_parts(module, module._layout)
     if parts is None:
         raise RuntimeError(
             f"decoding with {what} needs the layer's own projections, attention and dropout, without hooks, in one "
@@ -158,6 +155,16 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
     if torch.is_grad_enabled() and any_needs_grad(inputs, parts[0]):
         raise RuntimeError(NO_GRADIENT.format(what))
     return parts[0]
+
+
+def materialize_all(module: Any, inputs: Any) -> None:
+    from .layers import materialize, materialize_after
+
+    children = {slot: module._modules[name] for slot, name in module._layout.slots}
+    materialize(*[(children[i], x) for i, x in enumerate(inputs) if i in children and x is not None])
+    for slot, before in ((3, 2), (8, 1)):
+        if slot in children:
+            materialize_after(children[slot], children[before])
 
 
 def frozen_weights(module: Any, parameters: Nine, queries: Tensor) -> Optional[Packed]:
@@ -176,11 +183,11 @@ def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
 
 def key_value_weights(parameters: Nine) -> Any:
     """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can."""
-    return tuple(None if x is None else plain(x) for x in (parameters[i] for i in (1, 5, 2, 6)))
-
-
-def plain(tensor: Tensor) -> Any:
-    return tensor if tensor.dtype in FLOATS else tensor.detach().float()  # exact: 16-bit floats are float32 too
+    _, W_k, W_v, _, _, b_k, b_v, *_ = parameters
+    one = W_k if W_v is None else W_v
+    if one is None or one.dtype in FLOATS:
+        return W_k, b_k, W_v, b_v
+    return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact, of 16-bit floats
 
 
 def copies(weights: Any) -> Any:
@@ -195,9 +202,11 @@ def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] =
         return array(x)
     if packed is not None:
         ready, b, sizes = packed.ready[slot]
-        return _core.linear(array(x), (ready, optional_array(b), sizes))
-    weight, bias = (None if p is None else p.to(x.dtype) for p in (parameters[slot], parameters[slot + 4]))
-    return _core.linear(array(x), (array(weight), optional_array(bias)))
+        return linear(array(x), (ready, b, sizes))
+    weight, bias = parameters[slot], parameters[slot + 4]
+    if weight.dtype is not x.dtype:
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    return linear(array(x), (weight, bias))
 
 
 class _OuterWeights(NamedTuple):
@@ -216,14 +225,17 @@ def attend_projected(
 ) -> Tensor:  # fmt: skip
     """The call without W_k and W_v, whose work is done."""
     W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
+    outer = (W_q, None, None, W_o, b_q, None, None, b_o, w_v)
+    weights = None if packed is None else _OuterWeights(packed)
+    if queries.dtype in FLOATS:
+        options = valid_lens, module.num_heads, empty_rows, 0.0
+        try:
+            out, saved = run_layer_without_gradient((queries, keys, values), outer, options, weights)
+            module._inner().__dict__["_last"] = saved, queries.dtype, None
+            return out
+        except (BufferError, TypeError):  # types that do not go together, tensors without memory: said or solved below
+            pass
     lens = None if valid_lens is None else torch.from_numpy(np.asarray(valid_lens))
     k, v = torch.from_numpy(keys), torch.from_numpy(values)
-    outer = (W_q, None, None, W_o, b_q, None, None, b_o, w_v)
-    if packed is None:
-        out, last = attend(queries, k, v, lens, outer, module.num_heads, empty_rows, 0.0)
-    else:
-        options = valid_lens, module.num_heads, empty_rows, 0.0
-        out, saved, source = run_layer((queries, k, v), outer, options, _OuterWeights(packed))
-        last = saved, queries.dtype, source
-    module._inner().__dict__["_last"] = last
+    out, module._inner().__dict__["_last"] = attend(queries, k, v, lens, outer, module.num_heads, empty_rows, 0.0)
     return out

@@ -39,10 +39,10 @@ class Memory:
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features)
         self._projected: list[Array] = []  # keys, values
 
-    def project(self, parameters: Nine, keys: Tensor, values: Tensor) -> list[Array]:
-        """All rows through W_k and W_v: those that are known, and the others from now on."""
-        inputs = [array(keys)] if values is keys else [array(keys), array(values)]
-        weights, n_rows = key_value_weights(parameters), keys.shape[1]
+    def project(self, parameters: Nine, keys: Tensor, values: Tensor, k: Array, v: Array) -> list[Array]:
+        """All rows through W_k and W_v: those that are known, and the others from now on.  k, v: the same memory."""
+        inputs = [k] if v is k else [k, v]
+        weights, n_rows = key_value_weights(parameters), k.shape[1]
         known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
         if known == 0:
             self._weights = copies(weights)
@@ -83,13 +83,14 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     queries, keys, values = inputs
     if keys.numel() < LEAST:
         return None
-    if keys.dim() != 3 or values.dim() != 3 or not keys.shape[1] or keys.shape[:2] != values.shape[:2]:
-        return None  # the core says what is wrong
     try:
-        first = array(keys[:, 0]).tobytes()
-        array(values[:, 0])
+        k = array(keys)
+        v = k if values is keys else array(values)
     except (TypeError, RuntimeError):  # no memory of their own
         return None
+    if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
+        return None  # the core says what is wrong
+    first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
         state["_memory"] = Memory(first)
@@ -97,7 +98,7 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     if not memory.lock.acquire(blocking=False):
         return None
     try:
-        out, saved = _attend(memory, inputs, parameters, options)
+        out, saved = _attend(queries, memory.project(parameters, keys, values, k, v), parameters, options)
     finally:
         memory.lock.release()
     if not (torch.is_grad_enabled() and any_needs_grad(parameters, inputs)):
@@ -109,12 +110,11 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     return RememberedFunction.apply((out, call), *distinct, *parameters), saved, source
 
 
-def _attend(memory: Memory, inputs: Any, parameters: Nine, options: Any) -> tuple[Tensor, Any]:
-    rows = [torch.from_numpy(x) for x in memory.project(parameters, *inputs[1:])]
+def _attend(queries: Tensor, rows: list[Array], parameters: Nine, options: Any) -> tuple[Tensor, Any]:
     W_q, _, _, W_o = projections_of(parameters)
     follow_threads()
     found: tuple[Tensor, Any] = layer_forward(
-        inputs[0], *rows, options[0], (W_q, None, None, W_o), None, *options[1:3], 0.0, 0
+        queries, *rows, options[0], (W_q, None, None, W_o), None, *options[1:3], 0.0, 0
     )
     return found
 
