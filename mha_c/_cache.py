@@ -198,7 +198,8 @@ class KeyValueCache:
             None where all see what there is.
         """
         if n_steps > 1:
-            return np.minimum(self._lengths[:, None] + np.arange(1, n_steps + 1), after[:, None])
+            seen: Array = np.minimum(self._lengths[:, None] + np.arange(1, n_steps + 1), after[:, None])
+            return seen
         if self._common is not None and isinstance(counts, int):
             return None
         return None if (after == after[0]).all() else after

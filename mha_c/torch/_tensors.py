@@ -108,7 +108,7 @@ def _with_arrays(function: Any) -> Any:
         result = function(*arrays)
         if function is _core.layer_forward or function is _core.layer_forward_training:
             return (torch.from_numpy(result[0]), *result[1:])
-        if function is _core.same_numbers or function is _core.linear:  # of arrays, as they are
+        if function is _core.same_numbers:
             return result
         result = _as_tensors(result)
         if function is _core.layer_backward and result[3] is not None:

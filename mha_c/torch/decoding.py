@@ -116,7 +116,7 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
     rows = [projected(parameters, 1, keys[:, :n_rows]), projected(parameters, 2, values[:, :n_rows])]
     if n_rows < keys.shape[1]:
         rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n_rows), (0, 0))) for x in rows]
-    rows = [x if x.base is None else x.copy() for x in rows]  # an input that nothing projects: not the caller's memory
+    rows = [x if parameters[i + 1] is not None else x.copy() for i, x in enumerate(rows)]  # not the caller's memory
     return ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(key_value_weights(parameters)), True)
 
 
@@ -198,15 +198,15 @@ def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] =
     """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
-    if parameters[slot] is None:
+    weight, bias = parameters[slot], parameters[slot + 4]
+    if weight is None:
         return array(x)
     if packed is not None:
-        ready, b, sizes = packed.ready[slot]
-        return linear(array(x), (ready, b, sizes))
-    weight, bias = parameters[slot], parameters[slot + 4]
+        ready, bias, sizes = packed.ready[slot]
+        return array(linear(x, (ready, bias, sizes)))
     if weight.dtype is not x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    return linear(array(x), (weight, bias))
+    return array(linear(x, (weight, bias)))
 
 
 class _OuterWeights(NamedTuple):
