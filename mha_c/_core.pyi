@@ -29,6 +29,8 @@ _Terms = Optional[Tuple[Optional[_Array], float, Optional[_Array]]]
 _Packed = Tuple[_Array, Optional[_Array], Tuple[int, int]]
 _InRows = Tuple[_Array, Optional[_Array]]
 _Projection = Union[_Packed, _InRows, None]
+# Of W_q, W_k, W_v, W_o; or weights in rows, their biases, and a ninth that is not looked at: the parameters of a layer.
+_Projections = Union[Tuple[_Projection, _Projection, _Projection, _Projection], Tuple[Optional[_Array], ...]]
 
 # Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to (without W_o: a copy of
 # the output), row_max, row_sum, a private copy of the lengths; None where there is none.
@@ -89,7 +91,7 @@ def layer_forward(
     keys: _Array,
     values: _Array,  # (B, Q, .), (B, K, .), (B, K, .)
     valid_lens: Optional[_Array],
-    projections: Tuple[_Projection, _Projection, _Projection, _Projection],  # W_q, W_k, W_v, W_o
+    projections: _Projections,
     w_v: Optional[_Array],  # additive scores: (h,) or (1, h); or None
     num_heads: int,
     empty_rows: _EmptyRows,
@@ -183,7 +185,7 @@ def layer_forward_training(
     keys: _Array,
     values: _Array,
     valid_lens: Optional[_Array],
-    projections: Tuple[_Projection, _Projection, _Projection, _Projection],
+    projections: _Projections,
     w_v: Optional[_Array],
     num_heads: int,
     empty_rows: _EmptyRows,
@@ -200,7 +202,7 @@ def layer_backward(
     queries: _Array,
     keys: _Array,
     values: _Array,  # as in the forward call, unchanged since
-    weights: Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],  # (out, in), or None
+    weights: Tuple[Optional[_Array], ...],  # four, (out, in) or None; of nine as above the first four
     w_v: Optional[_Array],
     num_heads: int,
     empty_rows: _EmptyRows,
@@ -221,7 +223,7 @@ def layer_backward(
     not needed or where there is no such projection.  join: gradients of inputs that are one object are added up in
     the first one's place, and None in the others'.  A tape that does not fit is refused."""
 
-def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, /) -> None:
+def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
     BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
 
@@ -263,7 +265,7 @@ def explain_layer(
     keys: _Array,
     values: _Array,
     valid_lens: Optional[_Array],
-    projections: Tuple[_Projection, _Projection, _Projection, _Projection],
+    projections: _Projections,
     w_v: Optional[_Array],
     num_heads: int,
     empty_rows: _EmptyRows,

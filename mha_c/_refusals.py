@@ -107,7 +107,7 @@ def size(name: str, shape: Sizes) -> Exception:
 def rank(array: Array, name: str, wanted: int, expected: str) -> Optional[Exception]:
     if array.ndim == wanted:
         return None
-    return ShapeError(f"{name} has shape {array.shape} (rank {array.ndim}), expected rank {wanted}: {expected}")
+    return ShapeError(f"{name} has shape {tuple(array.shape)} (rank {array.ndim}), expected rank {wanted}: {expected}")
 
 
 def axes(array: Array, name: str, most: int) -> Exception:
@@ -115,12 +115,12 @@ def axes(array: Array, name: str, most: int) -> Exception:
 
 
 def shape(array: Array, name: str, expected: Sizes) -> Exception:
-    return ShapeError(f"{name} has shape {array.shape}, expected {expected}")
+    return ShapeError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
 
 
 def lengths(array: Array, batch: int, queries: int) -> Exception:
     wanted = f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})"
-    return ShapeError(f"valid_lens has shape {array.shape}, expected {wanted}")
+    return ShapeError(f"valid_lens has shape {tuple(array.shape)}, expected {wanted}")
 
 
 def no_features(array: Array, name: str) -> Exception:
@@ -141,8 +141,8 @@ def _clash(what: str, name: str, a: Array, axis: int, other: str, b: Array, othe
     if a.shape[axis] == b.shape[other_axis]:
         return None
     return ShapeError(
-        f"{name} has {what.format(a.shape[axis])}, but {other} has {b.shape[other_axis]}: {name}.shape = {a.shape}, "
-        f"{other}.shape = {b.shape}"
+        f"{name} has {what.format(a.shape[axis])}, but {other} has {b.shape[other_axis]}: "
+        f"{name}.shape = {tuple(a.shape)}, {other}.shape = {tuple(b.shape)}"
     )
 
 
@@ -195,14 +195,14 @@ def mask(array: Array, name: str, scores: Sizes) -> Optional[Exception]:
             (4, 3): f"the inputs have no heads axis: drop it, {name}[:, 0]",
         }
         return ShapeError(
-            f"{name} has shape {array.shape} (rank {array.ndim}), expected rank 2 (Q, K) or rank {n}, that of {full}: "
-            f"{hints.get((array.ndim, n), 'no other rank is broadcast')}"
+            f"{name} has shape {tuple(array.shape)} (rank {array.ndim}), expected rank 2 (Q, K) or rank {n}, that of "
+            f"{full}: {hints.get((array.ndim, n), 'no other rank is broadcast')}"
         )
     for axis, (got, expected) in enumerate(zip(array.shape, scores[n - array.ndim :])):
         if got not in (1, expected):
             return ShapeError(
-                f"{name} has shape {array.shape}, which does not broadcast to {full}: axis {axis} is {got}, expected "
-                f"{expected}{'' if expected == 1 else ' or 1'}"
+                f"{name} has shape {tuple(array.shape)}, which does not broadcast to {full}: axis {axis} is {got}, "
+                f"expected {expected}{'' if expected == 1 else ' or 1'}"
             )
     return None
 
@@ -221,7 +221,7 @@ def softcap(value: Any) -> Exception:
 
 def relative_bias(table: Array, heads: int) -> Optional[Exception]:
     return rank(table, "relative_bias", 2, "(H, 2R + 1)") or ShapeError(
-        f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {table.shape}"
+        f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {tuple(table.shape)}"
     )
 
 
@@ -247,7 +247,7 @@ def features(
     for (name, array, weight), linear in zip(given, linears):
         if linear is not None and linear[1] != array.shape[2]:
             return ShapeError(
-                f"{name} has {array.shape[2]} features (shape {array.shape}), but {weight} expects {linear[1]}"
+                f"{name} has {array.shape[2]} features (shape {tuple(array.shape)}), but {weight} expects {linear[1]}"
             )
     W_q, W_k, _, W_o = linears
     of_q, of_k, of_v = (x.shape[2] if linear is None else linear[0] for (_, x, _), linear in zip(given, linears))

@@ -100,7 +100,7 @@ def test_tensors_without_plain_memory():
 def test_bad_capsules():
     for capsule in (None, 42, torch.Tensor):
         with pytest.raises((TypeError, ValueError)):
-            _core.serve_tensors(capsule, torch.Tensor, torch.nn.Parameter)
+            _core.serve_tensors(capsule, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg)
 
 
 def test_results_outlive_everything_and_threads():
@@ -171,7 +171,7 @@ def test_the_tape_is_saved_where_it_is_large():
     for n in (4, 300):
         (x,) = leaves((8, n, 64))
         node = layer(x, x, x).grad_fn
-        assert (len(node.saved_tensors) > 12) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
+        assert (len(node.saved_tensors) > 6) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
 
 
 @needs_exchange

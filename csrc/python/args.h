@@ -33,20 +33,21 @@
 #define MHA_PY_MAX_ARGS 24
 #define MHA_PY_MAX_OWNED 128
 
-/* What the module keeps, one set per module object, so no C globals; the first three are NULL without torch. */
+/* What the module keeps, one set per module object, so no C globals; the first four are NULL without torch. */
 enum {
     MHA_PY_EXCHANGE, /* see args_tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
+    MHA_PY_IS_NEG, /* its method */
     MHA_PY_N_FROM_TORCH,
-    MHA_PY_WORD_IS_NEG = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
-    MHA_PY_WORD_WEIGHTS,
+    MHA_PY_WORD_WEIGHTS = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
     MHA_PY_WORD_RECOMPUTE,
     MHA_PY_WORD_ISA, /* the active one's name */
     MHA_PY_N_KEPT
 };
 typedef struct {
     PyObject *kept[MHA_PY_N_KEPT];
+    const void *exchange; /* what is in the first of them */
 } mha_py_state;
 
 int mha_py_select_isa(mha_py_state *state, mha_isa isa); /* py_system.c */
@@ -60,9 +61,9 @@ typedef struct {
     const mha_py_state *state;
     PyThreadState *detached; /* while other threads may run */
     int failed;              /* an output could not be had */
-    int n_owned, n_tensors;
+    int has_tensors;         /* among its arguments: its results are tensors, too */
+    int n_owned;
     PyObject *owned[MHA_PY_MAX_OWNED];
-    PyObject *tensor[MHA_PY_MAX_ARGS], *view[MHA_PY_MAX_ARGS]; /* borrowed, and the array on its memory */
 } mha_py_call;
 
 void mha_py_begin(mha_py_call *call, PyObject *module, const char *function);
@@ -117,7 +118,7 @@ int mha_py_flag(PyObject *value, int *flag_ret); /* NULL: 0 */
 
 /* A borrowed view of one operand: pointer and sizes are taken once and then trusted. */
 typedef struct {
-    PyArrayObject *array; /* the call's; NULL: none was given */
+    PyObject *array; /* or tensor, the caller's or the call's; NULL: none was given */
     const void *data;
     const char *name; /* in the caller's words */
     int type;         /* NPY_FLOAT32, NPY_FLOAT64 or NPY_BOOL */
@@ -166,6 +167,10 @@ mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4
 
 /* The array on a tensor's memory in its place (BufferError if that cannot be); anything else as it is.  Borrowed. */
 PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
+
+/* What mha_py_take makes of a float tensor, without an array in between: 1; 0 where that is not possible. */
+int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
+                       const mha_py_array *like, mha_py_array *array);
 
 /* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
 PyObject *mha_py_answer(const mha_py_call *call, PyArrayObject *array);
@@ -228,6 +233,8 @@ typedef struct {
  */
 int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
                            mha_py_projection *projection);
+int mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
+                        const mha_py_array *like, mha_py_projection *projection);
 
 #define MHA_PY_MAX_AXES 64 /* NumPy's own limit is 32 or 64 */
 

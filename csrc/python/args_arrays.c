@@ -33,7 +33,7 @@ mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py
     }
     if (like != NULL ? PyArray_TYPE(array) != like->type
                      : PyArray_TYPE(array) != NPY_FLOAT32 && PyArray_TYPE(array) != NPY_FLOAT64) {
-        mha_py_refuse("dtype", "(OsOz)", array, name, mha_py_or_none(like == NULL ? NULL : like->array),
+        mha_py_refuse("dtype", "(OsOz)", array, name, like == NULL ? Py_None : mha_py_viewed(call, like->array),
                       like == NULL ? NULL : like->name);
         return NULL;
     }
@@ -84,16 +84,17 @@ mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py
     array->name = name;
     array->type = type;
     array->rank = rank;
-    array->array = rank > MHA_PY_MAX_RANK || fits(value, itemsize, layout) ? value : dense(call, value, type);
-    if (array->array == NULL) {
+    value = rank > MHA_PY_MAX_RANK || fits(value, itemsize, layout) ? value : dense(call, value, type);
+    array->array = (PyObject *)value;
+    if (value == NULL) {
         return -1;
     }
-    array->data = PyArray_DATA(array->array);
+    array->data = PyArray_DATA(value);
     for (int i = rank <= MHA_PY_MAX_RANK ? rank - 1 : -1; i >= 0; i--) {
-        const npy_intp length = PyArray_DIM(array->array, i);
+        const npy_intp length = PyArray_DIM(value, i);
 
         array->shape[i] = length;
-        array->stride[i] = length > 1 ? PyArray_STRIDE(array->array, i) / itemsize : (ptrdiff_t)stride;
+        array->stride[i] = length > 1 ? PyArray_STRIDE(value, i) / itemsize : (ptrdiff_t)stride;
         stride = (size_t)array->stride[i] * (size_t)length;
     }
     return 0;
@@ -103,8 +104,12 @@ int
 mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
             mha_py_array *array)
 {
-    PyArrayObject *floats = mha_py_floats(call, value, name, like);
+    PyArrayObject *floats;
 
+    if (mha_py_take_tensor(call, value, name, layout, like, array)) {
+        return 0;
+    }
+    floats = mha_py_floats(call, value, name, like);
     return floats == NULL ? -1 : mha_py_lay_out(call, floats, name, layout, array);
 }
 

@@ -55,22 +55,39 @@ take_weight(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
     return 0;
 }
 
+/* One of four projections; or, of nine parameters, a weight and its bias four places on. */
+static int
+take_projection(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *tuple, int i)
+{
+    static const char *const names[] = {"W_q", "W_k", "W_v", "W_o"};
+    PyObject *item = PyTuple_GetItem(tuple, i);
+    const mha_py_array *like = &layer->queries;
+
+    if (item == Py_None) {
+        return 0; /* the caller zeroed the struct */
+    }
+    if (kind == MHA_PY_WEIGHTS) {
+        return take_weight(call, item, names[i], like, &layer->W[i]);
+    }
+    if (PyTuple_Size(tuple) == MHA_PY_N_PARAMETERS) {
+        PyObject *bias = PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS);
+
+        return mha_py_take_in_rows(call, item, bias, names[i], like, &layer->W[i]);
+    }
+    return mha_py_take_projection(call, item, names[i], like, &layer->W[i]);
+}
+
 static int
 take_projections(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value)
 {
-    static const char *const names[] = {"W_q", "W_k", "W_v", "W_o"};
-    int (*const take)(mha_py_call *, PyObject *, const char *, const mha_py_array *, mha_py_projection *) =
-        kind == MHA_PY_PROJECTIONS ? mha_py_take_projection : take_weight;
+    const Py_ssize_t n = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
 
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != MHA_PY_N_PROJECTIONS) {
+    if (n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
         return mha_py_type_error(value, kind == MHA_PY_PROJECTIONS ? "projections" : "weights",
                                  "a tuple (W_q, W_k, W_v, W_o)");
     }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        PyObject *item = PyTuple_GetItem(value, i);
-
-        /* None: no projection; the caller zeroed the struct. */
-        if (item != Py_None && take(call, item, names[i], &layer->queries, &layer->W[i]) < 0) {
+        if (take_projection(call, layer, kind, value, i) < 0) {
             return -1;
         }
     }

@@ -43,14 +43,14 @@ take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
                : mha_py_refuse("packed", "(sOn)", name, sizes, (Py_ssize_t)size);
 }
 
-/* (weight, .) */
+/* A row-major weight, read where it lies. */
 static int
-take_in_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-             mha_py_projection *projection)
+take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+          mha_py_projection *projection)
 {
     mha_py_array *weight = &projection->weight;
 
-    if (mha_py_take(call, PyTuple_GetItem(value, 0), name, MHA_PY_ROWS, like, weight) < 0 ||
+    if (mha_py_take(call, value, name, MHA_PY_ROWS, like, weight) < 0 ||
         mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
         return -1;
     }
@@ -61,31 +61,51 @@ take_in_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_
     return 0;
 }
 
-int
-mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-                       mha_py_projection *projection)
+static int
+take_bias(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_linear *linear)
 {
-    const Py_ssize_t n_parts = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
-    mha_linear *linear = &projection->linear;
     mha_py_array bias = {0};
 
-    if (n_parts != 2 && n_parts != 3) {
-        return mha_py_refuse("projection", "(s)", name);
-    }
-    if ((n_parts == 2 ? take_in_rows : take_packed)(call, value, name, like, projection) < 0) {
-        return -1;
-    }
-    linear->weight = projection->weight.data;
-    if (PyTuple_GetItem(value, 1) == Py_None) {
+    if (value == Py_None) {
         return 0;
     }
-    if (mha_py_take(call, PyTuple_GetItem(value, 1), name, MHA_PY_DENSE, like, &bias) < 0) {
+    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, &bias) < 0) {
         return -1;
     }
     linear->bias = bias.data;
     return bias.rank == 1 && (size_t)bias.shape[0] == linear->out_features
                ? 0
                : mha_py_refuse("bias", "(Osn)", bias.array, name, (Py_ssize_t)linear->out_features);
+}
+
+int
+mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, const mha_py_array *like,
+                    mha_py_projection *projection)
+{
+    if (take_rows(call, weight, name, like, projection) < 0) {
+        return -1;
+    }
+    projection->linear.weight = projection->weight.data;
+    return take_bias(call, bias, name, like, &projection->linear);
+}
+
+int
+mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                       mha_py_projection *projection)
+{
+    const Py_ssize_t n_parts = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
+
+    if (n_parts == 2) {
+        return mha_py_take_in_rows(call, PyTuple_GetItem(value, 0), PyTuple_GetItem(value, 1), name, like, projection);
+    }
+    if (n_parts != 3) {
+        return mha_py_refuse("projection", "(s)", name);
+    }
+    if (take_packed(call, value, name, like, projection) < 0) {
+        return -1;
+    }
+    projection->linear.weight = projection->weight.data;
+    return take_bias(call, PyTuple_GetItem(value, 1), name, like, &projection->linear);
 }
 
 /* --- Rows ---------------------------------------------------------------------------------------- */

@@ -8,6 +8,8 @@
  */
 #include "args.h"
 
+#include <stdint.h>
+
 /* --- DLPack, as published: layout and order are its ABI ------------------------------------- */
 
 typedef struct {
@@ -72,13 +74,14 @@ py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         state->kept[i] = values[i];
         Py_XDECREF(before);
     }
+    state->exchange = exchange;
     Py_RETURN_NONE;
 }
 
 static const dl_exchange *
 exchange_of(const mha_py_call *call)
 {
-    return PyCapsule_GetPointer(call->state->kept[MHA_PY_EXCHANGE], "dlpack_exchange_api");
+    return call->state->exchange;
 }
 
 /* --- Tensor to array ------------------------------------------------------------------------- */
@@ -106,11 +109,44 @@ array_type(const dl_tensor *t)
 static int
 is_negated(const mha_py_call *call, PyObject *tensor)
 {
-    PyObject *answer = PyObject_CallMethodObjArgs(tensor, call->state->kept[MHA_PY_WORD_IS_NEG], NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(call->state->kept[MHA_PY_IS_NEG], tensor, NULL);
     const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
 
     Py_XDECREF(answer);
     return negated;
+}
+
+static int
+is_tensor(const mha_py_call *call, PyObject *value)
+{
+    PyObject *const *kept = call->state->kept, *const type = (PyObject *)Py_TYPE(value);
+
+    return exchange_of(call) != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
+}
+
+/* Whether the tensor has memory that we can read: *t tells where, and *type_ret NumPy's number of its type. */
+static int
+has_plain_memory(const mha_py_call *call, PyObject *tensor, dl_tensor *t, int *type_ret)
+{
+    size_t count = 1;
+
+    if (exchange_of(call)->look(tensor, t) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    *type_ret = array_type(t);
+    if (*type_ret < 0 || t->device != DL_CPU || t->rank > MHA_PY_MAX_RANK ||
+        (t->type == DL_FLOAT && is_negated(call, tensor) != 0)) {
+        PyErr_Clear();
+        return 0;
+    }
+    for (int i = 0; i < t->rank; i++) {
+        count *= (size_t)t->shape[i];
+    }
+    if (t->data != NULL) {
+        t->data = (char *)t->data + t->byte_offset;
+    }
+    return t->data != NULL || count == 0; /* else zeros that were never written down */
 }
 
 /* An array on the tensor's memory, which it keeps; BufferError if it has none that we can read. */
@@ -119,31 +155,18 @@ view(const mha_py_call *call, PyObject *tensor)
 {
     dl_tensor t = {0};
     npy_intp shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
-    size_t count = 1;
     int type;
     PyObject *array;
 
-    if (exchange_of(call)->look(tensor, &t) < 0) {
-        PyErr_Clear();
-        t.lanes = 0;
-    }
-    type = array_type(&t);
-    if (type < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK ||
-        (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
+    if (!has_plain_memory(call, tensor, &t, &type)) {
         PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
         return NULL;
     }
     for (int i = 0; i < t.rank; i++) {
         shape[i] = (npy_intp)t.shape[i];
         stride[i] = (npy_intp)t.stride[i] * (t.bits / 8);
-        count *= (size_t)t.shape[i];
     }
-    if (t.data == NULL && count > 0) { /* zeros that were never written down */
-        PyErr_SetString(PyExc_BufferError, "the tensor has no memory");
-        return NULL;
-    }
-    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride,
-                        t.data == NULL ? NULL : (char *)t.data + t.byte_offset, 0, NPY_ARRAY_WRITEABLE, NULL);
+    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride, t.data, 0, NPY_ARRAY_WRITEABLE, NULL);
     if (array == NULL) {
         return NULL;
     }
@@ -157,23 +180,39 @@ view(const mha_py_call *call, PyObject *tensor)
 PyObject *
 mha_py_viewed(mha_py_call *call, PyObject *value)
 {
-    PyObject *const *kept = call->state->kept, *const type = (PyObject *)Py_TYPE(value);
-    PyObject *array;
-
-    if (kept[MHA_PY_EXCHANGE] == NULL || (type != kept[MHA_PY_TENSOR] && type != kept[MHA_PY_PARAMETER])) {
+    if (!is_tensor(call, value)) {
         return value;
     }
-    for (int i = 0; i < call->n_tensors; i++) { /* queries, keys and values are often one tensor */
-        if (call->tensor[i] == value) {
-            return call->view[i];
+    call->has_tensors = 1;
+    return mha_py_own(call, view(call, value));
+}
+
+int
+mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
+                   const mha_py_array *like, mha_py_array *array)
+{
+    dl_tensor t = {0};
+    size_t dense = 1; /* of an axis of a dense array; unsigned: may wrap for tensors without elements, harmlessly */
+    int type;
+
+    if (!is_tensor(call, value) || !has_plain_memory(call, value, &t, &type) || t.rank == 0 ||
+        (like == NULL ? type != NPY_FLOAT32 && type != NPY_FLOAT64 : type != like->type) ||
+        (uintptr_t)t.data % mha_py_itemsize(type) != 0) {
+        return 0;
+    }
+    *array = (mha_py_array){.array = (PyObject *)value, .data = t.data, .name = name, .type = type, .rank = t.rank};
+    for (int i = t.rank - 1; i >= 0; i--) {
+        const int must_be_dense = layout == MHA_PY_DENSE || (layout == MHA_PY_ROWS && i == t.rank - 1);
+
+        array->shape[i] = (npy_intp)t.shape[i];
+        array->stride[i] = t.shape[i] > 1 ? (ptrdiff_t)t.stride[i] : (ptrdiff_t)dense;
+        if (must_be_dense && array->stride[i] != (ptrdiff_t)dense) {
+            return 0;
         }
+        dense = (size_t)array->stride[i] * (size_t)t.shape[i];
     }
-    array = mha_py_own(call, view(call, value));
-    if (array != NULL) {
-        call->tensor[call->n_tensors] = value;
-        call->view[call->n_tensors++] = array;
-    }
-    return array;
+    call->has_tensors = 1;
+    return 1;
 }
 
 /* --- Array to tensor ------------------------------------------------------------------------------ */
@@ -228,7 +267,7 @@ adopt(const mha_py_call *call, PyArrayObject *array)
 PyObject *
 mha_py_answer(const mha_py_call *call, PyArrayObject *array)
 {
-    if (array != NULL && call->n_tensors > 0) {
+    if (array != NULL && call->has_tensors) {
         return adopt(call, array);
     }
     Py_INCREF(mha_py_or_none(array));

@@ -13,7 +13,7 @@ mha_py_begin(mha_py_call *call, PyObject *module, const char *function)
     call->function = function;
     call->state = PyModule_GetState(module);
     call->detached = NULL;
-    call->failed = call->n_owned = call->n_tensors = 0;
+    call->failed = call->has_tensors = call->n_owned = 0;
 }
 
 PyObject *

@@ -8,7 +8,7 @@
 
 #include "args.h"
 
-/* The arguments: the projections are a tuple of four, the scorer is w_v. */
+/* The arguments: the projections are a tuple of four, or of nine (weights, their biases, w_v); the scorer is w_v. */
 enum {
     MHA_PY_QUERIES,
     MHA_PY_KEYS,
@@ -24,7 +24,7 @@ enum {
 };
 
 /* W[0..3] are W_q, W_k, W_v, W_o, as in mha_layer_grads. */
-enum { MHA_PY_W_Q, MHA_PY_W_K, MHA_PY_W_V, MHA_PY_W_O, MHA_PY_N_PROJECTIONS };
+enum { MHA_PY_W_Q, MHA_PY_W_K, MHA_PY_W_V, MHA_PY_W_O, MHA_PY_N_PROJECTIONS, MHA_PY_N_PARAMETERS = 9 };
 
 typedef struct {
     mha_py_array queries, keys, values, w_v;

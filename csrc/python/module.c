@@ -63,13 +63,15 @@ static int
 core_exec(PyObject *module)
 {
     static const char *const words[MHA_PY_N_KEPT] = {
-        [MHA_PY_WORD_IS_NEG] = "is_neg", [MHA_PY_WORD_WEIGHTS] = "weights", [MHA_PY_WORD_RECOMPUTE] = "recompute",
+        [MHA_PY_WORD_WEIGHTS] = "weights",
+        [MHA_PY_WORD_RECOMPUTE] = "recompute",
     };
     mha_py_state *state = PyModule_GetState(module);
 
     if (PyArray_ImportNumPyAPI() < 0) {
         return -1;
     }
+    state->exchange = NULL;
     for (int i = 0; i < MHA_PY_N_KEPT; i++) {
         state->kept[i] = words[i] == NULL ? NULL : PyUnicode_InternFromString(words[i]);
         if (words[i] != NULL && state->kept[i] == NULL) {

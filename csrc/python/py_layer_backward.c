@@ -111,7 +111,7 @@ new_like(mha_py_call *call, const mha_py_array *input, const char *name)
     const npy_intp time_first[] = {dims[1], dims[0], dims[2]};
     PyArrayObject *array;
 
-    if (call->n_tensors == 0 || input->stride[2] != 1 || input->stride[0] != dims[2] ||
+    if (!call->has_tensors || input->stride[2] != 1 || input->stride[0] != dims[2] ||
         input->stride[1] != dims[0] * dims[2] || dims[0] < 2 || dims[1] < 2) {
         return mha_py_new(call, name, 3, dims, input->type);
     }
@@ -191,7 +191,7 @@ make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject 
     }
     if (layer->w_v.array != NULL) {
         const npy_intp dims[] = {1, layer->w_v.shape[0]};
-        const int as_weight = call->n_tensors > 0; /* of an nn.Linear with one output */
+        const int as_weight = call->has_tensors; /* of an nn.Linear with one output */
 
         made->w_v = mha_py_new(call, "grad_w_v", as_weight ? 2 : 1, as_weight ? dims : dims + 1, type);
         grads->grad_additive_weights = mha_py_data(made->w_v);

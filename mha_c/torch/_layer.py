@@ -30,7 +30,7 @@ from ._tensors import (
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import Nine, WeightsSource, differentiable_layer, projections_of, versions
+from .autograd import Nine, WeightsSource, differentiable_layer, versions
 from .lazy import Recipe, computed, split_heads
 from .mapped import is_mapped_now, is_plain_batch, over_batch
 from .masking import checked_lengths
@@ -65,12 +65,13 @@ def run_layer_without_gradient(
 
 
 def _call_core(inputs: Any, parameters: Nine, options: Options, packed: Any) -> tuple[Tensor, Any]:
+    queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
     seed = draw_seed() if dropout else 0
     follow_threads()
-    projections = projections_of(parameters) if packed is None else packed.projections(parameters)
+    weights = parameters if packed is None else packed.projections(parameters)
     found: tuple[Tensor, Any] = layer_forward(
-        *inputs, valid_lens, projections, parameters[8], num_heads, empty_rows, dropout, seed
+        queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
     )
     return found
 

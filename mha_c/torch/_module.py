@@ -16,11 +16,10 @@ from .. import _arguments
 from .._arrays import to_lengths
 from .._core import layer_parts
 from ..errors import ShapeError
-from . import _tensors, decoding
+from . import _tensors, decoding, memory
 from ._layer import restored, run_layer, weights_of, without_graph
 from ._tensors import beyond_core, is_compiling
 from .decoding import KeyValueCache, ProjectedKeyValues
-from .memory import remembered
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -232,8 +231,9 @@ class AttentionModule(nn.Module):
         options = valid_lens, self.num_heads, self.empty_rows, p
         inputs, found = (queries, keys, values), None
         try:
-            if self._remembers and not p and queries.dim() == 3 and queries.size(1) == 1:
-                found = remembered(self.__dict__, inputs, parameters, options)
+            large = self._remembers and not p and keys.numel() >= memory.LEAST
+            if large and queries.dim() == 3 and queries.size(1) == 1:
+                found = memory.remembered(self.__dict__, inputs, parameters, options)
             out, saved, source = run_layer(inputs, parameters, options, self._frozen) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
             return self._slowly(queries, keys, values, valid_lens, training)

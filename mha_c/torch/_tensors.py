@@ -126,7 +126,7 @@ attention_backward: Any = _core.attention_backward
 same_numbers: Any = _core.same_numbers
 linear: Any = _core.linear
 try:
-    _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter)
+    _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter, Tensor.is_neg)
 except (AttributeError, ValueError):
     layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward = map(
         _with_arrays, (layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward)

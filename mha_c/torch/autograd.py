@@ -38,15 +38,6 @@ Nine = tuple[Optional[Tensor], ...]
 LayerCall = tuple[Any, int, Any, float, int]
 
 
-def projections_of(parameters: Nine) -> Any:
-    """As the core takes them: weights where they lie, read at the call."""
-    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, _ = parameters
-    return (
-        None if W_q is None else (W_q, b_q), None if W_k is None else (W_k, b_k), None if W_v is None else (W_v, b_v),
-        None if W_o is None else (W_o, b_o),
-    )  # fmt: skip
-
-
 def differentiable_layer(call: LayerCall, queries: Tensor, keys: Tensor, values: Tensor, parameters: Nine) -> Any:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
     W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
@@ -75,7 +66,7 @@ class LayerFunction(Function):
         follow_threads()
         out: Tensor
         out, saved, tape = layer_forward_training(
-            queries, keys, values, valid_lens, projections_of(parameters), parameters[8], *options
+            queries, keys, values, valid_lens, parameters, parameters[8], *options
         )
         keep += saved, tape[N_TAPE_ARRAYS]
         if out.nbytes < LARGE_BYTES:
@@ -106,7 +97,7 @@ class LayerFunction(Function):
         queries, keys, values, parameters = _all_of(tensors)
         try:
             of_inputs, of_W, of_b, of_w_v = layer_backward(
-                grad_out, tape, queries, keys, values, parameters[:4], parameters[8], *options,
+                grad_out, tape, queries, keys, values, parameters, parameters[8], *options,
                 (need_q, need_k, need_v), (W_q, W_k, W_v, W_o), tuple(biases), True,
             )  # fmt: skip
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory

@@ -13,7 +13,6 @@ from torch import nn
 from .. import _core
 from ._module import AttentionModule, standard_parts
 from ._tensors import FLOATS, array
-from .autograd import projections_of
 
 _NAMES = "W_q", "W_k", "W_v", "W_o"
 
@@ -35,7 +34,7 @@ class Packed(NamedTuple):
     def projections(self, parameters: Any) -> Any:
         """What the core takes in the place of parameters."""
         same = all(map(operator.is_, parameters, self.parameters)) and self.isa == _core.isa()
-        return self.ready if same else projections_of(parameters)
+        return self.ready if same else parameters
 
     def changed(self) -> list[str]:
         """Names of the weights that have other numbers now, each of which is looked at."""

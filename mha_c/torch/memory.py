@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from ._layer import any_needs_grad
 from ._tensors import array, follow_threads, layer_forward, lengths, same_numbers
-from .autograd import Nine, differentiable_layer, projections_of, versions
+from .autograd import Nine, differentiable_layer, versions
 from .decoding import copies, key_value_weights, projected
 
 if TYPE_CHECKING:
@@ -76,13 +76,12 @@ class Memory:
 
 
 def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: Any) -> Optional[tuple[Tensor, Any, Any]]:
-    """What `run_layer` gives for a call with one query without dropout; None where it does not go on from the last one.
+    """What `run_layer` gives for a call with one query and LEAST numbers of keys or more, without dropout.
 
+    None where it does not go on from the last one.
     state  the module's own: the memory is in it
     """
     queries, keys, values = inputs
-    if keys.numel() < LEAST:
-        return None
     try:
         k = array(keys)
         v = k if values is keys else array(values)
@@ -111,10 +110,11 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
 
 
 def _attend(queries: Tensor, rows: list[Array], parameters: Nine, options: Any) -> tuple[Tensor, Any]:
-    W_q, _, _, W_o = projections_of(parameters)
+    W_q, _, _, W_o, b_q, _, _, b_o, _ = parameters
+    outer = W_q, None, None, W_o, b_q, None, None, b_o, None
     follow_threads()
     found: tuple[Tensor, Any] = layer_forward(
-        queries, *rows, options[0], (W_q, None, None, W_o), None, *options[1:3], 0.0, 0
+        queries, *rows, options[0], outer, None, *options[1:3], 0.0, 0
     )
     return found
 
