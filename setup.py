@@ -36,6 +36,8 @@ OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
 LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 # Windows' pyconfig.h tells the sizes only to those who say so themselves, unless they are MSVC.
 WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platform == "win32" else []
+# Built for a browser, Python runs on another system than it builds for.
+SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
 REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
@@ -112,7 +114,7 @@ core = Extension(
     ],
     extra_compile_args=BASE + [flag for name in ACTIVE for flag in SWITCHES[name][0]],
     # -lm: the pool reads the floating-point mode.  nodelete: parked threads live as long as the process.
-    extra_link_args=["-pthread", "-lm", *LINK.get(sys.platform, [])]
+    extra_link_args=["-pthread", "-lm", *LINK.get(SYSTEM, [])]
     + [flag for name in ACTIVE for flag in SWITCHES[name][1]],
     py_limited_api=LIMITED_API,
 )

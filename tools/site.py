@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE, SITE = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
 NOTEBOOKS = ["scoring", "similarity", "multihead", "self_attention", "bahdanau", "decoding", "long_sequences"]
 PAGES = {
-    "Use": ["docs/porting-from-d2l", "docs/seeing", "docs/promises", "docs/accuracy", "benchmarks/README", "CHANGELOG"],
+    "Use": [
+        "docs/porting-from-d2l", "docs/seeing", "docs/browser", "docs/promises", "docs/accuracy", "benchmarks/README",
+        "CHANGELOG",
+    ],
     "Notebooks": [f"examples/notebooks/{name}" for name in NOTEBOOKS],
     "Reference": ["api/layers", "api/functional", "api/torch", "api/processes", "api/teaching", "api/system", "api/c"],
     "Inside": ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"],

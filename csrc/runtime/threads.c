@@ -18,6 +18,17 @@
 #include "mha.h"
 #include "threads_interrupt.h"
 
+/* Everything on the calling thread. */
+static void
+run_inline(size_t n_tasks, mha_task_fn run, void *context)
+{
+    const int watched = mha_interrupt_watched();
+
+    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
+        run(context, task, 0);
+    }
+}
+
 #if MHA_HAVE_THREADS
 #include <errno.h>
 #include <fenv.h>
@@ -141,17 +152,6 @@ mha_threads_share(size_t n_tasks, double work)
     };
     facts.n_threads = decide(n_tasks, work, &facts.reason);
     return facts;
-}
-
-/* Everything on the calling thread. */
-static void
-run_inline(size_t n_tasks, mha_task_fn run, void *context)
-{
-    const int watched = mha_interrupt_watched();
-
-    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
-        run(context, task, 0);
-    }
 }
 
 /* --- Worker threads ----------------------------------------------------------------- */
@@ -355,8 +355,6 @@ void
 mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *context)
 {
     (void)n_workers;
-    for (size_t task = 0; task < n_tasks; task++) {
-        run(context, task, 0);
-    }
+    run_inline(n_tasks, run, context);
 }
 #endif

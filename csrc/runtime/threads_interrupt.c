@@ -11,7 +11,7 @@
 #include "common.h"
 #include "threads.h"
 
-#if MHA_HAVE_THREADS
+#if MHA_HAVE_CLOCK
 #include <stdatomic.h>
 
 #include "threads_clock.h"

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN /* else `small` and other words are taken */
 #include <windows.h>
 typedef HANDLE thread_id;
 #define THREAD_FUNCTION DWORD WINAPI

@@ -7,11 +7,11 @@
  * holds no block, and the next call gives the bits of an untroubled one.  What he calls himself is not watched, and
  * the calls of other threads go on.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "callers.h"
 #include "mha.h"
 
 enum { D = 64, FEW = 200 };
@@ -106,7 +106,7 @@ check_small(const char *where)
 /* --- Watchers ------------------------------------------------------------------------------------------ */
 
 typedef struct {
-    pthread_t thread;
+    thread_id thread;
     int n_asked, yes_at;
 } watcher;
 
@@ -115,7 +115,7 @@ watch(void *context)
 {
     watcher *w = context;
 
-    CHECK(pthread_equal(pthread_self(), w->thread), "asked by another thread");
+    CHECK(same_thread(this_thread(), w->thread), "asked by another thread");
     check_small("within the watcher");
     return ++w->n_asked == w->yes_at;
 }
@@ -136,7 +136,7 @@ enough_rows(void)
 {
     for (size_t rows = 1024;; rows *= 2) {
         call c = call_of(rows);
-        watcher w = {pthread_self(), 0, -1};
+        watcher w = {this_thread(), 0, -1};
         mha_interrupt_watch(watch, &w);
         const mha_status status = mha_attention_forward(&c.args);
         mha_interrupt_watch(NULL, NULL);
@@ -154,7 +154,7 @@ check_calls(size_t rows)
     call c = call_of(rows);
 
     for (int yes_at = 1; yes_at <= 2; yes_at++) {
-        watcher w = {pthread_self(), 0, yes_at};
+        watcher w = {this_thread(), 0, yes_at};
         mha_interrupt_watch(watch, &w);
         check_interrupted("forward", mha_attention_forward(&c.args), &w);
         w.n_asked = 0;
@@ -164,27 +164,26 @@ check_calls(size_t rows)
     drop(&c);
 }
 
-static void *
+static THREAD_FUNCTION
 call_elsewhere(void *rows)
 {
     call c = call_of(*(size_t *)rows);
     CHECK(mha_attention_forward(&c.args) == MHA_OK, "a call of another thread");
     drop(&c);
-    return NULL;
+    return 0;
 }
 
 static void
 check_other_threads(size_t rows)
 {
     call c = call_of(rows);
-    watcher w = {pthread_self(), 0, 1};
-    pthread_t other;
+    watcher w = {this_thread(), 0, 1};
+    const thread_id other = start(call_elsewhere, &rows);
 
-    pthread_create(&other, NULL, call_elsewhere, &rows);
     mha_interrupt_watch(watch, &w);
     CHECK(mha_attention_forward(&c.args) == MHA_ERR_INTERRUPTED, "interrupted beside another call");
     mha_interrupt_watch(NULL, NULL);
-    pthread_join(other, NULL);
+    join(other);
     drop(&c);
 }
 

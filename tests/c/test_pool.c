@@ -142,7 +142,7 @@ look_at_rounding(void *context, size_t task, unsigned worker)
 static void
 check_rounding(void)
 {
-#if defined(FE_UPWARD)
+#if defined(FE_UPWARD) && !defined(__wasm__) /* which rounds to nearest alone */
     static const int modes[] = {FE_UPWARD, FE_TONEAREST, FE_TOWARDZERO, FE_TONEAREST};
     rounding r = {.mode = FE_TONEAREST};
     int ok = 1;
