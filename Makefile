@@ -6,6 +6,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Files of tests that run side by side.
+JOBS ?= 2
 
 BIN := $(CURDIR)/.venv/bin
 STAMPS := .venv/stamps
@@ -40,7 +42,7 @@ demo: $(STAMPS)/installed
 # Run from an empty folder, so that the installed wheel is what is imported.
 test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
-	$(PYTEST) ../../tests $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile ../../tests $(ARGS)
 
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
