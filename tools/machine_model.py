@@ -87,7 +87,7 @@ def work_of(loop, tile_of):
     if tile_of is None:
         return n_multiply_adds(loop), len(loop)
     rows, vectors = map(int, tile_of.tile.split("x"))
-    return n_multiply_adds(loop) == rows * vectors, -len(loop)
+    return n_multiply_adds(loop) in (rows * vectors, 2 * rows * vectors), -len(loop)  # two steps at a time
 
 
 def loop_of(isa, code, kernel):
@@ -111,7 +111,7 @@ def spilling_tiles(isa, code):
         shape = re.fullmatch(rf"mha_tile_(\d+)x(\d)_(f\d\d)_{isa.name}", name)
         if shape:
             n_sums = int(shape.group(1)) * int(shape.group(2))
-            loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) == n_sums]
+            loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) in (n_sums, 2 * n_sums)]
             if n_sums > 4 and any(touches_of(isa, loop) for loop in loops):
                 found.append("x".join(shape.groups()[:2]) + " " + shape.group(3))
     return found

@@ -138,6 +138,9 @@ typedef struct {
     X(void, pack_panels, (const void *src, ptrdiff_t src_row, size_t first, size_t end, size_t depth, void *dst)) \
     /* Rows of cols numbers into rows dst_row apart; whole vectors are written, 0 behind the last number. */ \
     X(void, copy_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, ptrdiff_t dst_row)) \
+    /* dst[j][i] = src[i][j]; whole vectors are written, 0 behind the last number. */ \
+    X(void, transpose_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, \
+                             ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
     /* The same for b in rows: column j dense from b + j*b_row on; depth cut by depth_block alone (phase, part 0). */ \
     X(void, product_rows, (const mha_product *product)) \

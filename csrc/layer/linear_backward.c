@@ -12,7 +12,9 @@
 #include "runtime/threads_interrupt.h"
 
 #define DEPTH_BLOCK ((size_t)256)          /* as in linear.c */
-#define TASK_ROWS ((size_t)192)            /* rows of a result per task: what a copied panel is used for */
+#define COPY_STRIDE (DEPTH_BLOCK + 16)     /* of rows of the left side's copy: lines of all rows in all cache sets */
+#define TASK_LEAST ((size_t)192)           /* rows of a result per task: what a copied panel is used for, */
+#define TASK_MOST ((size_t)384)            /* and what the second cache holds a block of the depth of */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
 #define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
@@ -22,7 +24,7 @@ typedef struct {
     const mha_kernels *kernels;
     void *const *grad_x_rows;
     const mha_linear_room *room;
-    size_t n_input_tasks;
+    size_t task_rows[2], n_input_tasks; /* of grad_x, of grad_W */
     mha_scalar one;
 } grads_job;
 
@@ -46,7 +48,6 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
     const mha_kernels *k = job->kernels;
     const mha_product whole = product;
     const ptrdiff_t itemsize = (ptrdiff_t)k->itemsize, width = (ptrdiff_t)k->panel_width;
-    const ptrdiff_t a_width = (ptrdiff_t)mha_round_up(whole.rows, k->lanes);
     char *a_copy = memory + panel_bytes(k);
     size_t p = 0;
 
@@ -59,9 +60,10 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
         product.accumulate = p > 0 || whole.accumulate;
         product.a = (const char *)whole.a + at * whole.a_step * itemsize;
         if (whole.a_row == 1) {
-            k->copy_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, a_width);
+            k->transpose_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, (ptrdiff_t)COPY_STRIDE);
             product.a = a_copy;
-            product.a_step = a_width;
+            product.a_row = (ptrdiff_t)COPY_STRIDE;
+            product.a_step = 1;
         }
         for (size_t column = 0; column < whole.cols; column += k->panel_width) {
             const char *b = (const char *)whole.b + (at * whole.b_step + (ptrdiff_t)column) * itemsize;
@@ -147,22 +149,36 @@ run_task(void *context, size_t task, unsigned worker)
     const mha_linear_grads *g = job->grads;
 
     if (task < job->n_input_tasks) {
-        const size_t first = task * TASK_ROWS;
-        input_grads(job, first, mha_min(TASK_ROWS, g->rows - first), worker);
+        const size_t rows = job->task_rows[0], first = task * rows;
+        input_grads(job, first, mha_min(rows, g->rows - first), worker);
     } else {
-        const size_t first = (task - job->n_input_tasks) * TASK_ROWS;
-        weight_grads(job, first, mha_min(TASK_ROWS, g->out_features - first), worker);
+        const size_t rows = job->task_rows[1], first = (task - job->n_input_tasks) * rows;
+        weight_grads(job, first, mha_min(rows, g->out_features - first), worker);
     }
+}
+
+/* Rows of a task: all threads have some, and every panel serves many. */
+static size_t
+rows_per_task(size_t rows)
+{
+    const size_t least = mha_ceil_div(rows, (size_t)mha_threads_get());
+    const size_t n_tasks = mha_ceil_div(rows, mha_min(mha_max(least, TASK_LEAST), TASK_MOST));
+
+    return mha_ceil_div(rows, mha_max(n_tasks, 1));
 }
 
 /* Tasks of grad_x, and then those of the weight. */
 static size_t
-count_tasks(const mha_linear_grads *grads, size_t *n_input_ret)
+count_tasks(const mha_linear_grads *grads, grads_job *job)
 {
     const int wants_weight = grads->grad_weight != NULL || grads->grad_bias != NULL;
+    const int wants_input = grads->grad_x != NULL && grads->in_features > 0;
 
-    *n_input_ret = grads->grad_x != NULL && grads->in_features > 0 ? mha_ceil_div(grads->rows, TASK_ROWS) : 0;
-    return *n_input_ret + (wants_weight ? mha_ceil_div(grads->out_features, TASK_ROWS) : 0);
+    job->task_rows[0] = rows_per_task(grads->rows);
+    job->task_rows[1] = rows_per_task(grads->out_features);
+    job->n_input_tasks = wants_input && grads->rows > 0 ? mha_ceil_div(grads->rows, job->task_rows[0]) : 0;
+    return job->n_input_tasks +
+           (wants_weight && grads->out_features > 0 ? mha_ceil_div(grads->out_features, job->task_rows[1]) : 0);
 }
 
 static unsigned
@@ -174,12 +190,14 @@ workers_for(const mha_linear_grads *grads, size_t n_tasks)
 void
 mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room)
 {
-    const size_t most = mha_min(TASK_ROWS, mha_max(grads->rows, grads->out_features)), in = grads->in_features;
-    size_t n_input;
-    const unsigned n_workers = workers_for(grads, count_tasks(grads, &n_input));
+    grads_job job;
+    const unsigned n_workers = workers_for(grads, count_tasks(grads, &job));
+    /* Whatever the threads and the rows are when it runs: rows that nobody needs are left out then. */
+    const size_t most = mha_min(mha_max(grads->rows, grads->out_features), TASK_MOST), in = grads->in_features;
 
     if (copies(kernels, most, grads->out_features, in) || copies(kernels, most, grads->rows, in)) {
-        room->bytes = panel_bytes(kernels) + DEPTH_BLOCK * TASK_ROWS * kernels->itemsize;
+        const size_t bytes = panel_bytes(kernels) + COPY_STRIDE * most * kernels->itemsize;
+        room->bytes = mha_max(room->bytes, bytes);
     }
     room->n_workers = n_workers > room->n_workers ? n_workers : room->n_workers;
 }
@@ -189,7 +207,7 @@ mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows, co
 {
     const mha_kernels *k = mha_kernels_for(grads->dtype);
     grads_job job = {.grads = grads, .kernels = k, .grad_x_rows = grad_x_rows, .room = room};
-    const size_t n_tasks = count_tasks(grads, &job.n_input_tasks);
+    const size_t n_tasks = count_tasks(grads, &job);
     const unsigned n_workers = workers_for(grads, n_tasks);
 
     job.one = mha_scalar_from(k, 1);

@@ -25,6 +25,13 @@
 #define MHA_PREFETCH_READ(p) ((void)0)
 #endif
 
+/* Memory that will be written soon, brought near. */
+#if defined(__GNUC__)
+#define MHA_PREFETCH(p) __builtin_prefetch(p, 1, 3)
+#else
+#define MHA_PREFETCH(p) ((void)0)
+#endif
+
 /* Unroll the loop that follows completely: arrays of vectors then live in registers. */
 #if defined(__clang__)
 #define MHA_UNROLL _Pragma("clang loop unroll(full)")
@@ -32,6 +39,15 @@
 #define MHA_UNROLL _Pragma("GCC unroll 16")
 #else
 #define MHA_UNROLL
+#endif
+
+/* The loop that follows takes two steps at a time: half as many additions to addresses. */
+#if defined(__clang__)
+#define MHA_UNROLL_TWICE _Pragma("clang loop unroll_count(2)")
+#elif defined(__GNUC__)
+#define MHA_UNROLL_TWICE _Pragma("GCC unroll 2")
+#else
+#define MHA_UNROLL_TWICE
 #endif
 
 #if defined(MHA_DEBUG)

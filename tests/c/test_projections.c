@@ -158,7 +158,8 @@ run_all(int quick)
 {
     /* Around the tiles' rows (4 .. 12), panels (16 .. 96), the rows per task, 128 rows of sums, 256 steps of depth. */
     static const size_t sizes[][3] = {{1, 1, 1},    {3, 33, 5},    {13, 97, 7},  {129, 17, 31},
-                                      {256, 5, 64}, {257, 40, 63}, {7, 5, 513},  {520, 97, 3}, {11, 300, 257}};
+                                      {256, 5, 64}, {257, 40, 63}, {7, 5, 513},  {520, 97, 3}, {11, 300, 257},
+                                      {258, 387, 129}}; /* the last: gradients copy both sides, twice over the depth */
 
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         check_projection(sizes[i][0], sizes[i][1], sizes[i][2]);
