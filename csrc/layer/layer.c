@@ -34,7 +34,7 @@ describe_inputs(mha_layer_job *job)
         in->rows = n_rows[i];
         in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
         in->projected = kept[i];
-        in->task_rows = mha_linear_block(job->kernels, features[i]);
+        in->task_rows = mha_linear_task_rows(job->kernels, features[i], a->batch * in->rows);
         if (linear[i]->weight != NULL) {
             in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }
@@ -85,7 +85,8 @@ plan_memory(mha_layer_job *job)
             in->at = mha_scratch_add(&job->scratch, a->batch * in->rows, in->features * itemsize);
         }
         widest = mha_max(widest, in->linear->in_features);
-        most_rows = mha_max(most_rows, in->task_rows);
+        /* Of any smaller call, too: a slice uses the memory of the largest one. */
+        most_rows = mha_max(most_rows, mha_linear_block(job->kernels, in->linear->in_features));
         job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
         job->work += (double)a->batch * (double)in->rows * (double)in->features * (double)in->linear->in_features;
         job->n_tasks += in->n_tasks;

@@ -28,6 +28,14 @@ mha_linear_block(const mha_kernels *kernels, size_t in_features)
 }
 
 size_t
+mha_linear_task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
+{
+    const size_t n_tasks = mha_max(mha_ceil_div(rows, mha_linear_block(kernels, in_features)), 1);
+
+    return mha_max(mha_round_up(mha_ceil_div(rows, n_tasks), kernels->tile_rows), kernels->tile_rows);
+}
+
+size_t
 mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
 {
     return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * mha_linear_block(kernels, linear->in_features) : SIZE_MAX;
@@ -95,7 +103,7 @@ run_block(void *context, size_t task, unsigned worker)
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    const size_t block = mha_linear_block(kernels, linear->in_features);
+    const size_t block = mha_linear_task_rows(kernels, linear->in_features, rows);
     const mha_linear_plan plan = {
         .block = block,
         .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */

@@ -38,8 +38,11 @@ typedef struct {
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* Rows per unit of work, of so many numbers: enough to use a packed panel many times while they stay in cache. */
+/* The most rows per unit of work, of so many numbers: a packed panel serves many, and they stay in cache meanwhile. */
 size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
+
+/* `rows` rows in nearly equal units: a last one of few rows would read the whole weight for them. */
+size_t mha_linear_task_rows(const mha_kernels *kernels, size_t in_features, size_t rows);
 
 /* A weight in rows is read by each task, if there are up to so many; for more rows of x the call packs it first. */
 #define MHA_LINEAR_READS ((size_t)3)

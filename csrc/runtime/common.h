@@ -19,17 +19,12 @@
 #define MHA_NOINLINE __attribute__((noinline))
 #define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MHA_PREFETCH_READ(p) __builtin_prefetch(p, 0, 3)
+#define MHA_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #else
 #define MHA_NOINLINE
 #define MHA_UNLIKELY(x) (x)
 #define MHA_PREFETCH_READ(p) ((void)0)
-#endif
-
-/* Memory that will be written soon, brought near. */
-#if defined(__GNUC__)
-#define MHA_PREFETCH(p) __builtin_prefetch(p, 1, 3)
-#else
-#define MHA_PREFETCH(p) ((void)0)
+#define MHA_PREFETCH_WRITE(p) ((void)0)
 #endif
 
 /* Unroll the loop that follows completely: arrays of vectors then live in registers. */
