@@ -40,29 +40,24 @@ LayerCall = tuple[Any, int, Any, float, int]
 
 def differentiable_layer(call: LayerCall, queries: Tensor, keys: Tensor, values: Tensor, parameters: Nine) -> Any:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
-    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
     keep: list[Any] = []
-    tensors: Any = queries, None if keys is queries else keys, None if values is keys else values, W_q, W_k, w_v
-    if not (b_q is None and b_k is None and b_v is None and b_o is None):  # each place costs a microsecond's tenth
-        tensors = *tensors, W_v, W_o, b_q, b_k, b_v, b_o
-    elif not (W_v is None and W_o is None):
-        tensors = *tensors, W_v, W_o
-    out = LayerFunction.apply((call, keep), *tensors)
+    inputs = (queries, keys, values) if values is not keys else (queries, keys) if keys is not queries else (queries,)
+    out = LayerFunction.apply((call, keep, len(inputs)), *inputs, *_present(parameters))
     return out, *keep
 
 
 class LayerFunction(Function):
-    """apply((call, keep), queries, keys, values, W_q, W_k, w_v, W_v, W_o, b_q, b_k, b_v, b_o) -> out.
+    """apply((call, keep, n_inputs), *inputs, *parameters) -> out.
 
-    `keep` is a list that receives what `saved_weights` needs, and the lengths.  keys and values are None where they
-    are the same tensor as the one before, as is any parameter that the layer does not have; at the end of the row they
-    may be left out.
+    `keep` is a list that receives what `saved_weights` needs, and the lengths.  inputs are queries, keys and values
+    without the last ones that are the tensor before them, parameters those of `_present`: every place costs a quarter
+    of a microsecond.
     """
 
     @staticmethod
-    def forward(ctx: Any, work: tuple[LayerCall, list[Any]], *tensors: Any) -> Tensor:
-        (valid_lens, *options), keep = work
-        queries, keys, values, parameters = _all_of(tensors)
+    def forward(ctx: Any, work: tuple[LayerCall, list[Any], int], *tensors: Any) -> Tensor:
+        (valid_lens, *options), keep, n_inputs = work
+        queries, keys, values, parameters = _all_of(tensors, n_inputs)
         follow_threads()
         out: Tensor
         out, saved, tape = layer_forward_training(
@@ -74,13 +69,13 @@ class LayerFunction(Function):
         else:
             ctx.save_for_backward(*tensors, *map(optional_tensor, tape[:N_TAPE_ARRAYS]))
             tape = tape[N_TAPE_ARRAYS:]
-        ctx.kept = options, tape
+        ctx.kept = options, tape, n_inputs
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        options, tape = ctx.kept
+        options, tape, n = ctx.kept
         if len(tape) == 1:
             tensors, of_tape = tensors[:-N_TAPE_ARRAYS], tensors[-N_TAPE_ARRAYS:]
         if torch.is_grad_enabled() or in_functorch():  # create_graph
@@ -88,42 +83,55 @@ class LayerFunction(Function):
         follow_threads()
         if len(tape) == 1:
             tape = (*map(optional_array, of_tape), *tape)
-        _, need_q, need_k, need_v, *needs = ctx.needs_input_grad
-        every: Any = (*needs, *_NOT_NEEDED[len(needs) :])
-        W_q, W_k, _, W_v, W_o, *biases = every
+        needs = ctx.needs_input_grad[1:]
         # The core adds the gradients of one tensor in two or three places up in the first.
-        need_k = need_q if tensors[1] is None else need_k
-        need_v = need_k if tensors[2] is None else need_v
-        queries, keys, values, parameters = _all_of(tensors)
+        need_inputs = needs[0], needs[min(n, 2) - 1], needs[n - 1]
+        W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, _ = _nine(needs[n:])
+        queries, keys, values, parameters = _all_of(tensors, n)
         try:
             of_inputs, of_W, of_b, of_w_v = layer_backward(
-                grad_out, tape, queries, keys, values, parameters, parameters[8], *options,
-                (need_q, need_k, need_v), (W_q, W_k, W_v, W_o), tuple(biases), True,
+                grad_out, tape, queries, keys, values, parameters, parameters[8], *options, need_inputs,
+                (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o), True,
             )  # fmt: skip
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
             return _layer_gradients(ctx, tensors, grad_out)
-        return (None, *of_inputs, of_W[0], of_W[1], of_w_v, of_W[2], of_W[3], *of_b)[: len(tensors) + 1]
+        n_given = len(needs) - n
+        of_parameters = of_W if n_given == 4 else (*of_W[:2], of_w_v) if n_given == 3 else (*of_W, *of_b, of_w_v)
+        return (None, *of_inputs[:n], *of_parameters[:n_given])
 
 
-_NONE, _NOT_NEEDED = (None,) * 9, (False,) * 9
+def _present(parameters: Nine) -> tuple[Any, ...]:
+    """None of them, three of additive attention, four without biases, or all."""
+    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
+    if b_q is None and b_k is None and b_v is None and b_o is None:
+        if w_v is None:
+            return () if W_q is None and W_k is None and W_v is None and W_o is None else (W_q, W_k, W_v, W_o)
+        if W_v is None and W_o is None:
+            return W_q, W_k, w_v
+    return parameters
 
 
-def _all_of(tensors: Any) -> tuple[Tensor, Tensor, Tensor, Nine]:
+def _nine(present: Any) -> Nine:
+    """The places again of what `_present` left."""
+    if len(present) == 4:
+        return (*present, None, None, None, None, None)
+    if len(present) == 3:
+        return (*present[:2], None, None, None, None, None, None, present[2])
+    return present or (None,) * 9
+
+
+def _all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
     """Queries, keys, values and parameters of those that `LayerFunction` was given."""
-    queries, keys, values, W_q, W_k, w_v, *others = tensors
-    keys = queries if keys is None else keys
-    rest: Any = (*others, *_NONE[len(others) : 6])
-    W_v, W_o, b_q, b_k, b_v, b_o = rest
-    return queries, keys, keys if values is None else values, (W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v)
+    return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _nine(tensors[n_inputs:])
 
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     """The gradients as a function that has gradients, for the weights that the call dropped."""
-    (num_heads, empty_rows, dropout, seed), tape = ctx.kept
+    (num_heads, empty_rows, dropout, seed), tape, n_inputs = ctx.kept
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
-        queries, keys, values, parameters = _all_of(tensors)
+        queries, keys, values, parameters = _all_of(tensors, n_inputs)
         out, _ = mathematics.layer(
             queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, tape[-1], empty_rows, drop
         )
