@@ -6,16 +6,20 @@ d2l      the book's decoder on d2l's classes
 patched  the same code under mha_c.d2l.patch(): a module sees that its keys go on from the call before
 cached   the same modules, called with cache= and with keys and values that are projected once
 frozen   the same inside mha_c.torch.frozen(model)
+none     the book's decoder with attention that gives back its queries: what is left where attention costs nothing
 
-Two blocks, 4 heads, without gradients.  All translate the same sentence to the same tokens, which is checked.  Time is
-that of the thread, step by step in turns; the fastest turn of each step counts, so that other programs do not.
+Two blocks, 4 heads, without gradients.  All but `none` translate the same sentence to the same tokens, which is
+checked.  Time is that of the thread, step by step in turns; the fastest turn of each step counts, so that other
+programs do not.
 """
 
 import argparse
 import contextlib
+import copy
 import io
 import math
 import time
+import types
 
 import numpy as np
 import torch
@@ -78,6 +82,22 @@ class Cached:
         return self.decoder.dense(X)
 
 
+class NoAttention(torch.nn.Module):
+    """In the place of a layer: its queries, at no cost."""
+
+    attention = types.SimpleNamespace(attention_weights=None)
+
+    def forward(self, queries, *_):
+        return queries
+
+
+def without_attention(model):
+    encoder, decoder = copy.deepcopy(model)
+    for block in decoder.blks:
+        block.attention1 = block.attention2 = NoAttention()
+    return encoder, decoder
+
+
 def translate(way, model, batch, n_steps):
     """(tokens, seconds of each step)."""
     encoder, decoder = model
@@ -105,7 +125,7 @@ def main():
     torch.set_num_threads(1)
     theirs, ours = models(real_d2l.load(options.version))
     ways = [("d2l", Whole, theirs, None), ("patched", Whole, ours, None), ("cached", Cached, ours, None),
-            ("frozen", Cached, ours, mha_c.torch.frozen)]  # fmt: skip
+            ("frozen", Cached, ours, mha_c.torch.frozen), ("none", Whole, without_attention(ours), None)]  # fmt: skip
     mha_c.set_num_threads(1)
     print(describe(torch, mha_c, 1))
     print(f"{'batch':>6}" + "".join(f"{name:>10}" for name, *_ in ways) + "   tokens/s; how many times d2l's")
@@ -116,6 +136,7 @@ def main():
                 with contextlib.nullcontext() if context is None else context(model[1]):
                     tokens[name], taken = translate(way, model, batch, options.steps)
                 seconds[name].append(taken)
+        del tokens["none"]
         assert all(torch.equal(tokens["d2l"], found) for found in tokens.values()), "other tokens than d2l's"
         rates = {name: batch * options.steps / np.min(taken, axis=0).sum() for name, taken in seconds.items()}
         ratios = ", ".join(f"{rates[name] / rates['d2l']:.1f}" for name, *_ in ways[1:])

@@ -109,16 +109,36 @@ def test_modules_in_onnx(name, kind, dynamo):
         torch.testing.assert_close(run(model, *args)[0], module(*args), rtol=0, atol=TOLERANCE)
 
 
+class Together(nn.Module):
+    """Several modules in one program, each with arguments of its own: exporting takes its time."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, *args):
+        found = [layer(*some) for layer, some in zip(self.layers, args)]
+        return tuple(x for out in found for x in (out if isinstance(out, tuple) else (out,)))
+
+    def compare(self, args, dynamo=True, **options):
+        """The program's results with ours; its operators."""
+        self.eval()
+        model = exported(self, args, dynamo, **options)
+        given = [x for some in args for x in some]
+        results, wanted = run(model, *given), self(*args)
+        assert len(results) == len(wanted)
+        for found, expected in zip(results, wanted):
+            torch.testing.assert_close(found, expected.detach(), rtol=0, atol=TOLERANCE)
+        return operators(model)
+
+
 def test_attention_is_onnxs_operator():
     """From opset 23 on scaled dot products are one operator; w_v . tanh is none."""
-    for name, args in (("dot", [*inputs(), None]), ("multi-head", [*inputs(), lengths("query", 2, 4, 7)]),
-                       ("additive", [*inputs(), lengths("item", 2, 4, 7)])):  # fmt: skip
-        module = modules()[name].eval()
-        model = exported(module, args, opset_version=23)
-        used = operators(model)
-        assert ("Attention" in used) == (name != "additive"), used
-        assert "MatMul" in used or "Gemm" in used or name == "dot"
-        torch.testing.assert_close(run(model, *args)[0], module(*args), rtol=0, atol=TOLERANCE)
+    named, lens = modules(), lengths("query", 2, 4, 7)
+    products = Together(named["dot"], named["multi-head"])
+    used = products.compare(((*inputs(),), (*inputs(), lens)), opset_version=23)
+    assert "Attention" in used and "Softmax" not in used and used & {"MatMul", "Gemm"}
+    assert "Attention" not in Together(named["additive"]).compare(((*inputs(), lens),), opset_version=23)
 
 
 class Weighing(nn.Module):
@@ -157,27 +177,21 @@ class Function(nn.Module):
         return functional.dot_product_attention(q, k, v, **self.options)
 
 
-OPTIONS = {
-    "causal": {"causal": "bottom_right"},
-    "window": {"causal": "top_left", "window": (2, 0)},
-    "keep_mask": {"keep_mask": (torch.arange(28) % 5 != 0).reshape(4, 7)},
-    "nothing kept": {"keep_mask": torch.tensor([True, False, True, True])[:, None].expand(4, 7)},
-    "bias": {"bias": torch.linspace(-2, 2, 28).reshape(4, 7), "valid_lens": torch.tensor([7, 3]), "scale": 0.3},
-    "softcap, sinks": {"softcap": 2.0, "sinks": torch.tensor([0.5, -1.0])},
-    "relative bias, lse": {"relative_bias": torch.linspace(-1, 1, 10).reshape(2, 5), "return_lse": True},
-    "uniform, weights": {"valid_lens": torch.tensor([0, 5]), "empty_rows": "uniform", "return_weights": True},
-}
+OPTIONS = [
+    {"causal": "bottom_right"},
+    {"causal": "top_left", "window": (2, 0)},
+    {"keep_mask": (torch.arange(28) % 5 != 0).reshape(4, 7)},
+    {"keep_mask": torch.tensor([True, False, True, True])[:, None].expand(4, 7)},
+    {"bias": torch.linspace(-2, 2, 28).reshape(4, 7), "valid_lens": torch.tensor([7, 3]), "scale": 0.3},
+    {"softcap": 2.0, "sinks": torch.tensor([0.5, -1.0])},
+    {"relative_bias": torch.linspace(-1, 1, 10).reshape(2, 5), "return_lse": True},
+    {"valid_lens": torch.tensor([0, 5]), "empty_rows": "uniform", "return_weights": True},
+]
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_functions_in_onnx(name):
-    model, args = Function(**OPTIONS[name]), inputs()
-    wanted = model(*args)
-    for dynamo in (True, False):
-        program = exported(model, args, dynamo)
-        operators(program)
-        for found, expected in zip(run(program, *args), wanted if isinstance(wanted, tuple) else [wanted]):
-            torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "TorchScript"])
+def test_functions_in_onnx(dynamo):
+    Together(*(Function(**options) for options in OPTIONS)).compare(((*inputs(),),) * len(OPTIONS), dynamo)
 
 
 @pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
@@ -203,20 +217,17 @@ def test_the_books_encoder(version, capsys):
 
 
 def test_other_modules():
-    """nn.MultiheadAttention's twin, those of other courses, KernelAttention, PositionalEncoding; a 16-bit layer."""
+    """nn.MultiheadAttention's twin, those of other courses, KernelAttention, PositionalEncoding."""
     torch.manual_seed(0)
     x = inputs()[1]
-    for module, args in (
-        (ours.MultiheadAttention(12, 3, batch_first=True), (x, x, x, torch.arange(7) > torch.tensor([[6], [3]]))),
-        (variants.MultiHeadedSelfAttention(12, 3), (x,)),
-        (variants.MultiHeadSelfAttentionAISummer(12, 3), (x, torch.ones(7, 7, dtype=torch.bool).triu(1))),
-        (ours.KernelAttention("epanechnikov", 6.0), (x, x, x, torch.tensor([7, 2]))),
-        (ours.PositionalEncoding(12, 0.1), (x,)),
-    ):
-        wanted = module.eval()(*args)
-        found = run(exported(module, args), *args)
-        for a, b in zip(found, wanted if isinstance(wanted, tuple) else [wanted]):
-            torch.testing.assert_close(a, b.detach(), rtol=0, atol=TOLERANCE)
+    cases = {
+        ours.MultiheadAttention(12, 3, batch_first=True): (x, x, x, torch.arange(7) > torch.tensor([[6], [3]])),
+        variants.MultiHeadedSelfAttention(12, 3): (x,),
+        variants.MultiHeadSelfAttentionAISummer(12, 3): (x, torch.ones(7, 7, dtype=torch.bool).triu(1)),
+        ours.KernelAttention("epanechnikov", 6.0): (x, x, x, torch.tensor([7, 2])),
+        ours.PositionalEncoding(12, 0.1): (x,),
+    }
+    Together(*cases).compare(tuple(cases.values()))
 
 
 # --- Programs of torch, without us ---------------------------------------------------------------------------
