@@ -137,6 +137,19 @@ def test_global_hooks_see_the_inner_modules(name):
     assert found == set(layer.modules())
 
 
+@pytest.mark.parametrize("owner, name", [(nn.functional, "linear"), (nn.Linear, "__call__"), (nn.Linear, "forward")])
+def test_projections_that_somebody_replaced(owner, name, monkeypatch):
+    d2l, tensors = needs.d2l("0.17.6"), inputs()
+    layer, theirs = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), d2l.MultiHeadAttention(12, 10, 14, 20, 5, 0.0)
+    theirs.load_state_dict(layer.state_dict())
+    lens, plain = torch.tensor([3, 2]), getattr(owner, name)
+    before = layer(*tensors, lens)
+    monkeypatch.setattr(owner, name, lambda *args, **named: 2 * plain(*args, **named))
+    torch.testing.assert_close(layer(*tensors, lens), theirs(*tensors, lens))
+    monkeypatch.undo()
+    assert torch.equal(layer(*tensors, lens), before)
+
+
 def test_methods_of_a_subclass_are_called():
     class Own(mt.MultiHeadAttention):
         def transpose_output(self, X):
@@ -196,7 +209,10 @@ def test_parts_of_a_layer(make, monkeypatch):
         found = _core.layer_parts(layer, layer._layout), _module.parts_in_python(layer)
         handle.remove()
         assert found == (None, None) and _core.layer_parts(layer, layer._layout) is not None
-    for kind, name in [(nn.Linear, "forward"), (nn.Dropout, "forward"), (mt.MultiHeadAttention, "transpose_qkv")]:
+    for kind, name in [
+        (nn.Linear, "forward"), (nn.Linear, "__call__"), (nn.functional, "linear"), (nn.Dropout, "forward"),
+        (mt.MultiHeadAttention, "transpose_qkv"),
+    ]:  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, lambda *_: None)
             found = _core.layer_parts(layer, layer._layout), _module.parts_in_python(layer)

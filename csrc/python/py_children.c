@@ -60,7 +60,7 @@ plain_state(reading *r, PyObject *module, PyObject *type)
     return plain ? state : NULL;
 }
 
-/* Classes whose methods are the ones that the layout remembers: (class, or None for the layer's, name, function). */
+/* What the layout remembers is what there is now: (owner, or None for the layer's class, name, function). */
 static int
 has_own_methods(const reading *r, PyObject *layer)
 {

@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
     dropout: type
-    methods: tuple[tuple[Optional[type], str, Any], ...]  # which are those of a class (None: the layer's) when made
+    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module of functions had when made
     all_hooks: tuple[dict[Any, Any], ...]
     hooks: tuple[str, ...]
     words: tuple[str, ...]
@@ -48,7 +48,8 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
         kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
-        methods = (*[(kind, "forward", kind.forward) for kind in kinds], *methods)
+        called: list[Any] = [(nn.Linear, "__call__"), (nn.functional, "linear"), *[(kind, "forward") for kind in kinds]]
+        methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout"
         return cls(tuple(slots), inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
 
