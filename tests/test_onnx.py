@@ -301,6 +301,8 @@ def test_what_an_exporter_leaves():
         _ = module.attention_weights
     twin = copy.deepcopy(module)
     assert torch.equal(twin(*args), module(*args)) and module.attention_weights.shape == (2, 3, 4, 7)
+    with pytest.raises(TypeError, match="training and cache by name"):
+        module(*args, True)
     torch.compile(module, backend="eager")(*args)  # compilers go on by our operators
     explained = torch._dynamo.explain(module)(*args)
     assert "mha_c.layer" in str([graph.code for graph in explained.graphs])
