@@ -18,11 +18,10 @@ from .._core import (
     dropout_factors,
     isa,
     layer_backward,
-    layer_forward_training,
 )  # fmt: skip
 from .._saved import saved_weights
 from . import mathematics
-from ._tensors import array, follow_threads, lengths, optional_array
+from ._tensors import array, follow_threads, layer_forward_training, lengths, optional_array
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
@@ -67,19 +66,16 @@ def _lens(lens: Tensor) -> Any:
 
 
 def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
-    *parameters, w_v, num_heads, empty_rows, dropout, seed = rest
+    *parameters, num_heads, empty_rows, dropout, seed = rest
     follow_threads()
-    projections: Any = tuple(
-        None if W is None else (array(W), optional_array(b)) for W, b in zip(parameters[:4], parameters[4:])
-    )
     out, _, tape = layer_forward_training(
-        array(queries), array(keys), array(values), lengths(valid_lens), projections,
-        None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout, _seed(seed),
+        queries, keys, values, lengths(valid_lens), tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
+        _seed(seed),
     )  # fmt: skip
     *parts, lens = tape
     if lens is None and valid_lens is not None:  # lengths that leave every key are not kept
         lens = np.full(tuple(valid_lens.shape), keys.shape[1])
-    return (torch.from_numpy(out), *[_tensor(part, queries) for part in parts], _tensor(lens, queries, torch.int64))
+    return (out, *[_tensor(part, queries) for part in parts], _tensor(lens, queries, torch.int64))
 
 
 def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
