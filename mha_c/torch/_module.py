@@ -18,7 +18,7 @@ from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import restored, run_layer, weights_of, without_graph
-from ._tensors import beyond_core, is_compiling
+from ._tensors import beyond_core, exporting, is_compiling
 from .decoding import KeyValueCache, ProjectedKeyValues
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def parts_in_python(module: AttentionModule) -> Optional[tuple[Nine, dict[str, A
     if type(dropout) is not layout.dropout or is_changed(dropout.__dict__):
         return None
     for owner, name, method in layout.methods:
+        if name == "__call__" and exporting():  # torch.export puts its own around every module's, to note where it is
+            continue
         if getattr(type(module) if owner is None else owner, name) is not method:
             return None
     nine: list[Any] = [None] * 9
