@@ -39,6 +39,9 @@ typedef struct {
     const void *scale; /* scale_i = scale[i * scale_step] */
     size_t scale_step; /* 0 or 1 */
     const void *bias;  /* cols numbers or NULL */
+    const void *ahead; /* of product: ahead_rows rows of panel_width numbers that are brought near meanwhile, */
+    ptrdiff_t ahead_row;
+    size_t ahead_rows; /* or 0 */
 } mha_product;
 
 /* scores[i][j] = scale * sum_d w[d] tanh(q[i][d] + k[j][d]), for additive attention. */

@@ -4,7 +4,8 @@
  *
  * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
  * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
- * copied side by side first, and likewise the columns of G; small operands are read where they are.
+ * copied side by side first, asked for while the panel before it is multiplied, and likewise the columns of G, unless
+ * they lie close together; small operands are read where they are.
  */
 #include "runtime/common.h"
 #include "linear.h"
@@ -17,6 +18,7 @@
 #define TASK_MOST ((size_t)384)            /* and what the second cache holds a block of the depth of */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
+#define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie */
 #define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
 
 typedef struct {
@@ -41,13 +43,27 @@ panel_bytes(const mha_kernels *k)
     return DEPTH_BLOCK * k->panel_width * k->itemsize;
 }
 
-/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if it lies in columns. */
+/* What is copied behind `column` of the block of the depth from p on: the next panel, or the next block's first. */
+static void
+look_ahead(const mha_kernels *k, const mha_product *whole, size_t p, size_t column, mha_product *product)
+{
+    const int next_block = column + k->panel_width >= whole->cols;
+    const size_t from = next_block ? p + product->depth : p, first = next_block ? 0 : column + k->panel_width;
+    const ptrdiff_t at = (ptrdiff_t)from * whole->b_step + (ptrdiff_t)first;
+
+    product->ahead = (const char *)whole->b + at * (ptrdiff_t)k->itemsize;
+    product->ahead_row = whole->b_step;
+    product->ahead_rows = mha_min(DEPTH_BLOCK, whole->depth - from);
+}
+
+/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if in far columns. */
 static void
 product_of_copies(const grads_job *job, mha_product product, char *memory)
 {
     const mha_kernels *k = job->kernels;
     const mha_product whole = product;
     const ptrdiff_t itemsize = (ptrdiff_t)k->itemsize, width = (ptrdiff_t)k->panel_width;
+    const int transposes = whole.a_row == 1 && (size_t)whole.a_step * k->itemsize >= FAR_STEP;
     char *a_copy = memory + panel_bytes(k);
     size_t p = 0;
 
@@ -59,7 +75,7 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
         product.depth = mha_min(DEPTH_BLOCK, whole.depth - p);
         product.accumulate = p > 0 || whole.accumulate;
         product.a = (const char *)whole.a + at * whole.a_step * itemsize;
-        if (whole.a_row == 1) {
+        if (transposes) {
             k->transpose_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, (ptrdiff_t)COPY_STRIDE);
             product.a = a_copy;
             product.a_row = (ptrdiff_t)COPY_STRIDE;
@@ -72,6 +88,7 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
             product.c = whole.c == NULL ? NULL : (char *)whole.c + (ptrdiff_t)column * itemsize;
             product.c_column = column;
             k->copy_rows(product.depth, product.cols, b, whole.b_step, memory, width);
+            look_ahead(k, &whole, p, column, &product);
             k->product(&product);
         }
         p += product.depth;

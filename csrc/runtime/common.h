@@ -20,11 +20,13 @@
 #define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MHA_PREFETCH_READ(p) __builtin_prefetch(p, 0, 3)
 #define MHA_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
+#define MHA_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* to the second cache */
 #else
 #define MHA_NOINLINE
 #define MHA_UNLIKELY(x) (x)
 #define MHA_PREFETCH_READ(p) ((void)0)
 #define MHA_PREFETCH_WRITE(p) ((void)0)
+#define MHA_PREFETCH_FAR(p) ((void)0)
 #endif
 
 /* Unroll the loop that follows completely: arrays of vectors then live in registers. */
