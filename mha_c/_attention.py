@@ -107,11 +107,12 @@ class AttentionLayer(Layer):
             and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
             and training is None
             and cache is None
-            and not self.training
             and plan[0] is queries.dtype
             and plan[1] is plan[7].states
             and plan[2] == isa()
         ):
+            if self.training:
+                return self._run_training(plan, (queries, keys, values), valid_lens, False)
             out, saved = layer_forward(queries, keys, values, valid_lens, plan[3], plan[4], plan[5], plan[6], 0.0, 0)
             self._last = last = saved, False
             if plan[8] is not None:

@@ -233,7 +233,7 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
-_Facts = Tuple[Any, ...]  # in the order of the mha_*_facts of csrc/mha.h; _facts.py names them
+_Facts = Tuple[Any, ...]  # in the order of the mha_*_facts of csrc/mha_explain.h; _facts.py names them
 
 def explain_kernels() -> _Facts:
     """What the active kernels look like, for float32 and for float64; when work is shared."""

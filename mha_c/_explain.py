@@ -38,7 +38,7 @@ class Explanation:
         self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
 
     def as_dict(self) -> Facts:
-        """The facts under the names they have in csrc/mha.h, times in seconds, sizes in bytes; yours to change."""
+        """The facts, named as in csrc/mha_explain.h, times in seconds, sizes in bytes; yours to change."""
         return copy.deepcopy(self._facts)
 
     def __repr__(self) -> str:

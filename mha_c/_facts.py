@@ -1,4 +1,4 @@
-"""The facts of csrc/layer/explain.c under the names that they have in mha.h: tuples of the core as dicts."""
+"""The facts of csrc/layer/explain.c under the names that they have in mha_explain.h: tuples of the core as dicts."""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ def python_reference():
 
 
 def c_reference():
-    """mha.h, its sections as headings, its functions as entries of the index."""
-    header = (ROOT / "csrc" / "mha.h").read_text()
+    """mha.h and mha_explain.h, their sections as headings, their functions as entries of the index."""
+    header = "".join((ROOT / "csrc" / name).read_text() for name in ("mha.h", "mha_explain.h"))
     intro, *sections = re.split(r"^/\* --- (.*?) -+ \*/\n", header, flags=re.MULTILINE)
     lines = ["# C API", "", "`cc -Icsrc csrc/{attention,kernels,layer,runtime}/*.c` is the core without Python.", ""]
     lines += ["```c", intro.strip(), "```", ""]
@@ -81,7 +81,8 @@ def c_reference():
         functions = re.findall(r"^[\w ]+[ *](mha_\w+)\(", text, flags=re.MULTILINE)
         entries = "; ".join(dict.fromkeys(functions))
         index = ["```{index} " + entries, "```"] if entries else []
-        lines += [*index, f"## {title}", "", "```c", text.replace("#endif /* MHA_H */", "").strip(), "```", ""]
+        declared = re.sub(r"#endif /\* MHA_\w+ \*/|/\*\n \* mha_explain.h(.|\n)*", "", text).strip()
+        lines += [*index, f"## {title}", "", "```c", declared, "```", ""]
     (SOURCE / "api" / "c.md").write_text("\n".join(lines))
 
 

@@ -5,7 +5,7 @@
  * tasks meet, is counted by walking over the tasks as the drivers do.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "mha.h"
+#include "mha_explain.h"
 
 #include "attention/walk.h"
 #include "runtime/common.h"

@@ -1,11 +1,13 @@
 /*
- * py_explain.c: what a call would do: the facts of mha_*_explain as tuples, in the order of the structs in mha.h;
- * mha_c/_facts.py gives them their names.
+ * py_explain.c: what a call would do: the facts of mha_*_explain as tuples, in the order of the structs in
+ * mha_explain.h; mha_c/_facts.py gives them their names.
  *
  * Each function takes the arguments of the call that it explains, checked by the same code, and gives the
  * core the same structs; where the call would allocate results, any address that is not NULL serves.
  * SPDX-License-Identifier: BSD-3-Clause
  */
+#include "mha_explain.h"
+
 #include "layer_call.h"
 
 /* --- Facts as tuples ------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 #ifndef MHA_THREADS_H
 #define MHA_THREADS_H
 
-#include "mha.h"
+#include "mha_explain.h"
 
 #include <stddef.h>
 

@@ -6,6 +6,8 @@
 #ifndef CASES_H
 #define CASES_H
 
+#include "mha_explain.h"
+
 #include "guarded.h"
 
 #define CHECK(ok, ...)                                                                                                 \

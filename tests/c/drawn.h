@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mha.h"
+#include "mha_explain.h"
 
 static int failures;
 
