@@ -31,14 +31,15 @@ class Isa:
     tile: str
     lanes: int
     stack: str
+    steps: int  # that the loops of tiles as wide as a panel take at a time
     cpus: tuple  # names for llvm-mca
 
 
 X86, ARM = ("x86_64-linux-gnu", ("cc",)), ("aarch64-linux-gnu", ("aarch64-linux-gnu-gcc",))
 ISAS = [
-    Isa("avx512", *X86, "12x2", 16, "%rsp", ("icelake-server", "sapphirerapids", "znver4")),
-    Isa("avx2", *X86, "6x2", 8, "%rsp", ("icelake-server", "sapphirerapids", "znver3", "znver4")),
-    Isa("neon", *ARM, "4x4", 4, "sp", ("neoverse-n1", "neoverse-v1", "apple-m1")),
+    Isa("avx512", *X86, "12x2", 16, "%rsp", 2, ("icelake-server", "sapphirerapids", "znver4")),
+    Isa("avx2", *X86, "6x2", 8, "%rsp", 1, ("icelake-server", "sapphirerapids", "znver3", "znver4")),
+    Isa("neon", *ARM, "4x4", 4, "sp", 1, ("neoverse-n1", "neoverse-v1", "apple-m1")),
 ]
 
 
@@ -87,7 +88,7 @@ def work_of(loop, tile_of):
     if tile_of is None:
         return n_multiply_adds(loop), len(loop)
     rows, vectors = map(int, tile_of.tile.split("x"))
-    return n_multiply_adds(loop) in (rows * vectors, 2 * rows * vectors), -len(loop)  # two steps at a time
+    return n_multiply_adds(loop) == tile_of.steps * rows * vectors, -len(loop)
 
 
 def loop_of(isa, code, kernel):
@@ -111,7 +112,8 @@ def spilling_tiles(isa, code):
         shape = re.fullmatch(rf"mha_tile_(\d+)x(\d)_(f\d\d)_{isa.name}", name)
         if shape:
             n_sums = int(shape.group(1)) * int(shape.group(2))
-            loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) in (n_sums, 2 * n_sums)]
+            steps = isa.steps if shape.group(2) == isa.tile.split("x")[1] else 1
+            loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) == steps * n_sums]
             if n_sums > 4 and any(touches_of(isa, loop) for loop in loops):
                 found.append("x".join(shape.groups()[:2]) + " " + shape.group(3))
     return found
