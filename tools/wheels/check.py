@@ -16,7 +16,7 @@ lief.logging.disable()  # it doubts an empty table of zig's linker
 LARGEST = 1_000_000  # bytes of a wheel
 HERE = Path(__file__).resolve().parent
 SYSTEM_LIBRARIES = {
-    "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-aarch64\.so\.1",
+    "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-(aarch64\.so\.1|x86-64\.so\.2)",
     "macos": r"/usr/lib/libSystem\.B\.dylib",
     "windows": r"(?i)python3(1\dt)?\.dll|kernel32\.dll|api-ms-win-(crt|core-synch)-[\w-]+\.dll",
 }
