@@ -154,8 +154,9 @@ class AttentionLayer(Layer):
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
         seed = self._next_seed() if p else 0
+        queries, keys, values = inputs
         try:
-            out, saved, tape = layer_forward_training(*inputs, valid_lens, *plan[3:7], p, seed)
+            out, saved, tape = layer_forward_training(queries, keys, values, valid_lens, *plan[3:7], p, seed)
         except BaseException:
             if p:
                 self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
