@@ -6,9 +6,9 @@
  * core the same structs; where the call would allocate results, any address that is not NULL serves.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "mha_explain.h"
+#include "layer_call.h" /* first: Python.h sets what system headers look at */
 
-#include "layer_call.h"
+#include "mha_explain.h"
 
 /* --- Facts as tuples ------------------------------------------------------------------------- */
 
