@@ -91,7 +91,8 @@ def threads(value: Any, most: int) -> Union[int, Exception]:
 def isa(name: Any) -> Exception:
     if not isinstance(name, str):
         return kind(name, "name", "a string")
-    there, offered = (", ".join(i for i, available in _core.isas() if available or all_) for all_ in (True, False))
+    isas = _core.isas()
+    there, offered = ", ".join([i for i, _ in isas]), ", ".join([i for i, available in isas if available])
     return ValueError(
         f"instruction set {name!r:.100} is not available: this CPU offers {offered} (this build has {there})"
     )
