@@ -16,7 +16,6 @@ typedef struct {
     size_t n_heads;      /* 1, or those of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
     int packs;           /* keys (and, on the way back, values) of a block when it is entered; starters may say 0 */
-    int started;         /* a tile has been walked to: before the next one, the call may be given up */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval packed; /* the task's keys in this block */
@@ -69,7 +68,6 @@ mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const
     walk->arena = arena;
     walk->keys = mha_interval_meet(task->keys, keys);
     walk->packs = 1;
-    walk->started = 0;
     walk->next_key = task->rows > 0 ? mha_block_start(plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
     walk->head = n_heads;
@@ -85,10 +83,9 @@ mha_walk_next(mha_walk *walk)
 {
     do {
         if ((walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) ||
-            (walk->started && walk->plan->watched && mha_interrupted())) {
+            (walk->plan->watched && mha_interrupted())) { /* before every tile: a task may be many walks of one */
             return 0;
         }
-        walk->started = 1;
         mha_task_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
         walk->block.keys = mha_interval_meet(walk->tile.keys, walk->packed);
         walk->row += walk->plan->tile_rows;
