@@ -158,6 +158,21 @@ def test_strides(call):
     assert bits(call.change(**last_axis).run()) == expected
 
 
+def test_strides_of_masks(isa, dtype, rng):
+    """Keys side by side, far apart or backwards: more rows and keys than are walked at once, with ends of their own."""
+    layouts = (
+        lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
+        lambda x: np.repeat(x, 3, axis=-1)[..., ::3],
+        lambda x: x[..., ::-1].copy()[..., ::-1],
+    )
+    shape = 1, 2, 1, 70, 150, 8, 8
+    masks = {"keep_mask": rng.random((1, 2, 70, 150)) < 0.8, "bias": rng.standard_normal((1, 2, 70, 150)).astype(dtype)}
+    call = draw(rng, dtype, shape, valid_lens=rng.integers(0, 151, (1, 70)), **masks)
+    expected = bits(call.run())
+    for layout in layouts:
+        assert bits(call.change(**{name: layout(mask) for name, mask in masks.items()}).run()) == expected
+
+
 def test_repeated_operands(isa, dtype, rng):
     """A stride of 0 reads as copies do."""
     call = draw(rng, dtype, (1, 2, 1, 9, 140, 16, 16))

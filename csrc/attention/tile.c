@@ -160,37 +160,61 @@ cap_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, c
     plan->kernels->cap_scores(&cap);
 }
 
+/* What the caller adds to, or hides of, a row's scores of these keys. */
+static void
+apply_to_row(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, char *scores)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t n = keys.last - keys.first;
+
+    if (args->relative_bias != NULL) {
+        add_relative_bias(plan, tile, row, keys, scores);
+    }
+    if (args->bias.data != NULL) {
+        k->add_bias(scores, n, mask_at(&args->bias, k->itemsize, tile, row, keys.first), args->bias.key_stride);
+    }
+    if (args->keep_mask.data != NULL) {
+        k->keep_keys(scores, n, (const uint8_t *)mask_at(&args->keep_mask, 1, tile, row, keys.first),
+                     args->keep_mask.key_stride);
+    }
+}
+
+/* Keys that all rows meet before the next ones: of a transposed mask, a cache line has one key's of many rows. */
+static size_t
+keys_at_once(const mha_attention_args *args, const mha_key_block *block)
+{
+    const ptrdiff_t bias = args->bias.data == NULL ? 0 : args->bias.key_stride;
+    const ptrdiff_t keep = args->keep_mask.data == NULL ? 0 : args->keep_mask.key_stride;
+
+    return (bias != 0 && bias != 1) || (keep != 0 && keep != 1) ? 32 : block->keys.last - block->keys.first;
+}
+
 static void
 apply_masks(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
+    const size_t row_bytes = plan->score_stride * k->itemsize, step = keys_at_once(args, block);
+    const int given = args->bias.data != NULL || args->keep_mask.data != NULL || args->relative_bias != NULL;
+    mha_interval keys = block->keys;
 
-    if (plan->same_visibility && args->bias.data == NULL && args->keep_mask.data == NULL &&
-        args->relative_bias == NULL) {
-        return;
+    for (; given && keys.first < block->keys.last; keys.first += step) {
+        keys.last = mha_min(keys.first + step, block->keys.last);
+        for (size_t i = 0; i < tile->rows; i++) {
+            const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), keys);
+            if (seen.first < seen.last) {
+                apply_to_row(plan, tile, i, seen,
+                             arena->scores + i * row_bytes + (seen.first - block->first_key) * k->itemsize);
+            }
+        }
     }
-    for (size_t i = 0; i < tile->rows; i++) {
-        char *scores = arena->scores + i * plan->score_stride * k->itemsize;
+    for (size_t i = 0; !plan->same_visibility && i < tile->rows; i++) {
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
-        const size_t n = seen.last - seen.first;
-
-        if (n > 0 && args->relative_bias != NULL) {
-            add_relative_bias(plan, tile, i, seen, scores + (seen.first - block->first_key) * k->itemsize);
-        }
-        if (n > 0 && args->bias.data != NULL) {
-            k->add_bias(scores + (seen.first - block->first_key) * k->itemsize, n,
-                        mask_at(&args->bias, k->itemsize, tile, i, seen.first), args->bias.key_stride);
-        }
-        if (n > 0 && args->keep_mask.data != NULL) {
-            k->keep_keys(scores + (seen.first - block->first_key) * k->itemsize, n,
-                         (const uint8_t *)mask_at(&args->keep_mask, 1, tile, i, seen.first),
-                         args->keep_mask.key_stride);
-        }
+        const size_t n = seen.last - seen.first, start = block->first_key + block->from;
         if (n != block->visible) {
-            const size_t start = block->first_key + block->from;
-            k->hide_keys(scores + block->from * k->itemsize, block->visible, n > 0 ? seen.first - start : 0,
-                         n > 0 ? seen.last - start : 0);
+            k->hide_keys(arena->scores + i * row_bytes + block->from * k->itemsize, block->visible,
+                         n > 0 ? seen.first - start : 0, n > 0 ? seen.last - start : 0);
         }
     }
 }
