@@ -124,8 +124,8 @@ sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
-	$(PYTEST) ../../tests $(call without,browser c_core notebooks packaging) -k 'not takes_little_longer' $(ARGS) \
-		|| { cat $(CURDIR)/build/sanitizer.*; exit 1; }
+	$(PYTEST) -n $(JOBS) --dist loadfile ../../tests $(call without,browser c_core notebooks packaging) \
+		-k 'not takes_little_longer' $(ARGS) || { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
 # The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
 # children: those of test_guards touch a forbidden page to see that it is one.
