@@ -204,6 +204,9 @@ void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena 
 void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,
                          const mha_key_block *block, const mha_product *product, int rows_are_keys);
 
+/* So many rows of a tile get their dropout factors, and use them, before the next do: from the first cache. */
+size_t mha_factor_rows(const mha_plan *plan);
+
 /* Dropout factors of the tile's rows and these keys, rows score_stride apart. */
 void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors);
 

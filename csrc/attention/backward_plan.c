@@ -33,7 +33,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         .scores = tile,
         .grads = tile,
         .slopes = plan->keeps_slopes ? tile : 0,
-        .factors = args->dropout > 0 ? tile : 0,
+        .factors = args->dropout > 0 ? mha_factor_rows(plan) * plan->score_stride : 0,
         .masked_values = mha_hides_single_keys(plan) ? mha_max(keys, plan->tile_rows) * widest : 0,
         .max = args->queries,
         .sum = args->queries,

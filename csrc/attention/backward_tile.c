@@ -70,6 +70,48 @@ visible_keys(const mha_plan *plan, const mha_rows *tile, size_t *numbers, const 
     return numbers;
 }
 
+/* dS from the tile's scores and dP. */
+static void
+score_grads(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
+            double scale)
+{
+    const mha_kernels *k = plan->kernels;
+    const int drop = plan->args->dropout > 0;
+    const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
+    const size_t at_once = drop ? mha_factor_rows(plan) : tile->rows;
+    mha_rows some = *tile;
+    size_t step;
+
+    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
+    if (visible == NULL) {
+        tile_weights(plan, tile, arena, block);
+    }
+    for (size_t row = 0; row < tile->rows; row += at_once) {
+        const size_t at = (row * plan->score_stride + block->from) * k->itemsize;
+        const size_t stat = (tile->query + row) * k->itemsize;
+        const mha_score_grads grads = {
+            .rows = mha_min(at_once, tile->rows - row),
+            .cols = block->width,
+            .visible = visible != NULL ? visible + row * step : NULL,
+            .visible_step = step,
+            .max = visible != NULL ? arena->max + stat : NULL,
+            .inverse = visible != NULL ? arena->inverse + stat : NULL,
+            .weights = arena->scores + at,
+            .grads = arena->grads + at,
+            .factors = drop ? arena->factors : NULL,
+            .row_stride = (ptrdiff_t)plan->score_stride,
+            .delta = arena->delta + stat,
+            .scale = scale,
+        };
+        if (drop) {
+            some.query = tile->query + row;
+            some.rows = grads.rows;
+            mha_dropout_tile(plan, &some, keys, arena->factors);
+        }
+        k->score_grads(&grads);
+    }
+}
+
 void
 mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena, mha_key_block *block,
                   double scale)
@@ -77,15 +119,8 @@ mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_ar
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const int drop = args->dropout > 0;
-    const size_t stat = tile->query * k->itemsize;
-    size_t step;
 
     mha_score_tile(plan, tile, arena, block);
-    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
-    if (visible == NULL) {
-        tile_weights(plan, tile, arena, block);
-    }
     /* Whole panels, as the values were packed; additive scores may start inside one. */
     const size_t from = block->from / k->panel_width * k->panel_width;
     const mha_product product = {
@@ -105,23 +140,5 @@ mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_ar
         .scale = &plan->one,
     };
     k->product(&product);
-    if (drop) {
-        const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-        mha_dropout_tile(plan, tile, keys, arena->factors + block->from * k->itemsize);
-    }
-    const mha_score_grads grads = {
-        .rows = tile->rows,
-        .cols = block->width,
-        .visible = visible,
-        .visible_step = step,
-        .max = visible != NULL ? arena->max + stat : NULL,
-        .inverse = visible != NULL ? arena->inverse + stat : NULL,
-        .weights = arena->scores + block->from * k->itemsize,
-        .grads = arena->grads + block->from * k->itemsize,
-        .factors = drop ? arena->factors + block->from * k->itemsize : NULL,
-        .row_stride = (ptrdiff_t)plan->score_stride,
-        .delta = arena->delta + stat,
-        .scale = scale,
-    };
-    k->score_grads(&grads);
+    score_grads(plan, tile, arena, block, scale);
 }

@@ -136,7 +136,7 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
     const mha_arena_sizes sizes = {
         .packed_keys = args->additive_weights == NULL ? panels * args->head_dim : 0,
         .scores = (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
-        .factors = args->dropout > 0 ? plan->tile_rows * plan->score_stride : 0,
+        .factors = args->dropout > 0 ? mha_factor_rows(plan) * plan->score_stride : 0,
         .block_out = plan->tile_rows * values,
         .masked_values = mha_hides_single_keys(plan) ? keys * values : 0,
         .max = rows,

@@ -10,6 +10,8 @@
 
 /* The products of an output are summed in parts of so many keys. */
 #define VALUE_PART ((size_t)64)
+/* Dropout factors of so many bytes, and what they are for, stay in the first cache. */
+#define FACTOR_BYTES ((size_t)16 * 1024)
 
 char *
 mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row)
@@ -310,6 +312,14 @@ mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena 
     }
 }
 
+size_t
+mha_factor_rows(const mha_plan *plan)
+{
+    const size_t fit = FACTOR_BYTES / (plan->score_stride * plan->kernels->itemsize);
+
+    return mha_min(mha_max(fit, 1), plan->tile_rows);
+}
+
 void
 mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors)
 {
@@ -363,9 +373,15 @@ void
 mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key;
+    const size_t first = block->keys.first - block->first_key, at_once = mha_factor_rows(plan);
+    mha_rows some = *tile;
 
-    mha_dropout_tile(plan, tile, block->keys, arena->factors + first * k->itemsize);
-    k->multiply_rows(tile->rows, block->keys.last - block->keys.first, arena->scores + first * k->itemsize,
-                     arena->factors + first * k->itemsize, (ptrdiff_t)plan->score_stride);
+    for (size_t row = 0; row < tile->rows; row += at_once) {
+        some.query = tile->query + row;
+        some.rows = mha_min(at_once, tile->rows - row);
+        mha_dropout_tile(plan, &some, block->keys, arena->factors);
+        k->multiply_rows(some.rows, block->keys.last - block->keys.first,
+                         arena->scores + (row * plan->score_stride + first) * k->itemsize, arena->factors,
+                         (ptrdiff_t)plan->score_stride);
+    }
 }

@@ -287,3 +287,11 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
     VF_NAME(transpose_in_blocks)(r);
     VF_NAME(transpose_in_blocks)(r + step);
 }
+
+typedef uint64_t vw __attribute__((vector_size(32)));
+
+MHA_INLINE vw
+vw_multiply(vw a, vw b)
+{
+    return (vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+}

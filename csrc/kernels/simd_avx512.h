@@ -300,3 +300,11 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
     VF_NAME(transpose_in_blocks)(r + 2 * step);
     VF_NAME(transpose_in_blocks)(r + 3 * step);
 }
+
+typedef uint64_t vw __attribute__((vector_size(64)));
+
+MHA_INLINE vw
+vw_multiply(vw a, vw b)
+{
+    return (vw)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+}

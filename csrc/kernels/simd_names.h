@@ -62,3 +62,6 @@
 #define vf_load_square VF_NAME(vf_load_square)
 #define vf_exp VF_NAME(vf_exp)
 #define vf_tanh VF_NAME(vf_tanh)
+
+#define vw VF_NAME(vw)
+#define vw_multiply VF_NAME(vw_multiply)

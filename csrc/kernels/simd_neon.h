@@ -240,3 +240,11 @@ vf_transpose(vf r[VF_LANES])
 }
 
 #include "load_square.inc"
+
+typedef uint64x2_t vw;
+
+MHA_INLINE vw
+vw_multiply(vw a, vw b)
+{
+    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
+}

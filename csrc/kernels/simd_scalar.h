@@ -203,3 +203,11 @@ vf_transpose(vf r[VF_LANES])
 }
 
 #include "load_square.inc"
+
+typedef uint64_t vw;
+
+MHA_INLINE vw
+vw_multiply(vw a, vw b)
+{
+    return (a & UINT32_MAX) * (b & UINT32_MAX);
+}

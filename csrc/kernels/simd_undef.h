@@ -66,3 +66,6 @@
 #undef vf_load_square
 #undef vf_exp
 #undef vf_tanh
+
+#undef vw
+#undef vw_multiply

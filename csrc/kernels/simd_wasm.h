@@ -254,3 +254,11 @@ vf_transpose(vf r[VF_LANES])
 }
 
 #include "load_square.inc"
+
+typedef uint64_t vw __attribute__((vector_size(16)));
+
+MHA_INLINE vw
+vw_multiply(vw a, vw b)
+{
+    return (a & UINT32_MAX) * (b & UINT32_MAX);
+}
