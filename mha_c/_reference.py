@@ -167,7 +167,7 @@ def _softmax(scores: Array, visible: Array, empty_rows: str, sinks: Any = None) 
         total = numerators.sum(-1, keepdims=True) + np.exp(sink - top)
         weights = numerators / np.where(is_empty, 1.0, total)
         lse = np.where(is_empty, -np.inf, largest + np.log(total))
-    if empty_rows == "uniform" and n_keys:
+    if empty_rows == "uniform" and n_keys and sinks is None:
         weights = np.where(is_empty, 1 / n_keys, weights)
     return weights, lse[..., 0]
 

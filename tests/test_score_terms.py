@@ -32,7 +32,7 @@ def calls(draw):
     wanted["causal"] = draw(st.sampled_from([None, "top_left", "bottom_right"]))
     wanted["window"] = draw(st.sampled_from([None, (0, 0), (3, 2), (40, 0)]))
     wanted["reach"] = draw(st.sampled_from([0, 1, 4, 30, 700]))
-    wanted["sink"] = draw(st.sampled_from([0.0, -5.0, 20.0, 200.0]))
+    wanted["sink"] = draw(st.sampled_from([0.0, -5.0, 20.0, 200.0, -np.inf]))
     wanted["empty_rows"] = draw(st.sampled_from(["zero", "uniform"]))
     return size, draw(st.integers(0, 2**32)), wanted
 
@@ -115,7 +115,7 @@ def loss_gradients(arrays, lens, options, grad_out):
         s = torch.cat([s, t["sinks"][:, None, None].expand(*s.shape[:-1], 1)], -1)
     empty = torch.isneginf(s).all(-1, keepdim=True)
     weights = torch.where(empty, 0, torch.softmax(s.masked_fill(empty, 0), -1))[..., :n_k]
-    if options["empty_rows"] == "uniform":
+    if options["empty_rows"] == "uniform" and "sinks" not in t:
         weights = torch.where(empty, 1 / n_k, weights)
     (weights @ v).backward(torch.from_numpy(grad_out.astype(np.float64)))
     return [t[name].grad.numpy() for name in ("q", "k", "v", "w_v", "bias", "relative_bias", "sinks") if name in t]
@@ -287,6 +287,32 @@ def test_torch_derivatives_of_every_kind(rng):
     table = torch.func.grad(lambda t: run(*tensors, t, terms["sinks"])[0].sum())(terms["relative_bias"])
     wanted = torch.autograd.grad(run(*tensors, *terms.values())[0].sum(), terms["relative_bias"])[0]
     torch.testing.assert_close(table, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_torch_derivatives_of_rows_with_nothing_but_a_sink_of_minus_infinity(rng):
+    torch, tensors, _ = torch_call(rng, 3, 4)
+    from mha_c.torch import functional as ours
+
+    sinks = torch.tensor([-torch.inf, 0.5], dtype=torch.float64, requires_grad=True)
+    tensors = [*tensors, sinks]
+
+    def run(q, k, v, sinks):
+        more = {"empty_rows": "uniform", "return_weights": True, "return_lse": True}
+        return ours.dot_product_attention(q, k, v, torch.tensor([0, 3]), sinks=sinks, **more)
+
+    out, weights, lse = run(*tensors)
+    assert (out[0, 0] == 0).all() and (weights[0, 0] == 0).all() and torch.isneginf(lse[0, 0]).all()
+    grads = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
+    for found in (torch.func.grad(lambda *x: run(*x)[0].square().sum(), argnums=(0, 1, 2, 3))(*tensors), grads):
+        for ours_, theirs in zip(torch.autograd.grad(run(*tensors)[0].square().sum(), tensors), found):
+            torch.testing.assert_close(ours_, theirs)
+    assert all(torch.isfinite(x).all() for x in torch.autograd.grad(sum(x.square().sum() for x in grads), tensors))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors[0].detach(), torch.ones_like(tensors[0]))
+        found = torch.autograd.forward_ad.unpack_dual(run(dual, *tensors[1:])[0])
+        torch.testing.assert_close(found.primal, out)
+        assert torch.isfinite(found.tangent).all()
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

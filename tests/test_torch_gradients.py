@@ -344,3 +344,14 @@ def test_masked_rows_may_hold_nan():
         for a, b in zip(*results):
             assert torch.equal(a, b)
         assert not results[1][2][0, 2:].any() and not results[1][2][1, 4:].any()
+
+
+@pytest.mark.parametrize("sizes", [(2, 0, 3, 4), (2, 3, 0, 4), (0, 2, 3, 4), (2, 2, 3, 0)])
+def test_functions_of_empty_sizes(sizes):
+    batch, queries, keys, features = sizes
+    q, k, v = (torch.randn(batch, n, features, requires_grad=True) for n in (queries, keys, keys))
+    w_v = torch.randn(features, requires_grad=True)
+    for out in (functional.dot_product_attention(q, k, v), functional.additive_attention(q, k, v, w_v)):
+        grads = torch.autograd.grad(out.sum(), (q, k, v, w_v), allow_unused=True)
+        for x, grad in zip((q, k, v, w_v), grads):
+            assert grad is None or torch.equal(grad, torch.zeros_like(x))

@@ -124,6 +124,9 @@ is_tensor(const mha_py_call *call, PyObject *value)
     return exchange_of(call) != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
 }
 
+/* Where a tensor without numbers begins: torch says NULL, which in the core's arguments means that there is none. */
+static double nothing[1];
+
 /* Whether the tensor has memory that we can read: *t tells where, and *type_ret NumPy's number of its type. */
 static int
 has_plain_memory(const mha_py_call *call, PyObject *tensor, dl_tensor *t, int *type_ret)
@@ -143,10 +146,12 @@ has_plain_memory(const mha_py_call *call, PyObject *tensor, dl_tensor *t, int *t
     for (int i = 0; i < t->rank; i++) {
         count *= (size_t)t->shape[i];
     }
-    if (t->data != NULL) {
+    if (t->data == NULL && count == 0) {
+        t->data = nothing;
+    } else if (t->data != NULL) {
         t->data = (char *)t->data + t->byte_offset;
     }
-    return t->data != NULL || count == 0; /* else zeros that were never written down */
+    return t->data != NULL; /* else zeros that were never written down */
 }
 
 /* An array on the tensor's memory, which it keeps; BufferError if it has none that we can read. */

@@ -83,14 +83,15 @@ def softmax(
     seen = scores > -torch.inf if visible is None else visible & (scores > -torch.inf)
     if sinks is not None:
         column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
-        joined = torch.cat([torch.where(seen, scores, -torch.inf), column], -1)
-        return torch.softmax(joined, -1)[..., :-1], torch.logsumexp(joined, -1)
+        scores = torch.cat([torch.where(seen, scores, -torch.inf), column], -1)
+        seen = scores > -torch.inf  # a sink of -inf is none
     empty = ~seen.any(-1, keepdim=True)
     # An empty row takes part with equal scores, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
     weights = torch.softmax(scores, -1)
-    weights = weights if empty_rows == "uniform" else torch.where(empty, 0.0, weights)
-    return weights, torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
+    weights = weights if empty_rows == "uniform" and sinks is None else torch.where(empty, 0.0, weights)
+    lse = torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
+    return weights if sinks is None else weights[..., :-1], lse
 
 
 def attention(
