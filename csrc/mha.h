@@ -249,6 +249,24 @@ MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *
                                              const void *x, ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
 
 /*
+ * The cache of a decoder: dense (batch, room, out_features), of which item b has before[b * before_step] rows.
+ * mha_linear_append puts the first counts[b * counts_step] of its `rows` new rows of x through the projection, or as
+ * they are, and behind them; a step is 0, one number for all items, or 1.  There has to be room.
+ */
+typedef struct {
+    mha_dtype dtype;
+    mha_linear linear;
+    size_t batch, rows, in_features;
+    mha_operand x; /* head_stride is not looked at */
+    void *cache;
+    size_t room;
+    const int64_t *before, *counts;
+    size_t before_step, counts_step;
+} mha_append;
+
+MHA_MUST_CHECK mha_status mha_linear_append(const mha_append *append);
+
+/*
  * Gradients of y = x W^T + bias.  x (rows, in_features) and grad_y (rows, out_features) with the given
  * row strides, weight row-major dense.  grad_x dense (rows, in_features), grad_weight dense (out, in),
  * grad_bias out_features numbers: each overwritten, NULL if not wanted; grad_x is added to if add_to_grad_x.

@@ -48,13 +48,13 @@ class KeyValueCache:
     KeyValueCache(batch=3, max_len=8, lengths=[3, 3, 3])
     """
 
-    __slots__ = ("_common", "_keys", "_lengths", "_max_len", "_values", "_weights")
+    __slots__ = ("_batch", "_keys", "_max_len", "_steps", "_values", "_weights")
     _same_numbers = staticmethod(same_numbers)
 
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = _arguments.whole(max_len, "max_len")
-        self._lengths = np.zeros(_arguments.whole(batch, "batch"), np.int64)
-        self._common: Optional[int] = 0  # what all lengths are; None where they differ
+        self._batch = _arguments.whole(batch, "batch")
+        self._steps: Counts = 0  # that each item has: a number where all have as many
         self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
         self._values: Optional[Array] = None
         self._weights: Optional[Weights] = None
@@ -62,7 +62,7 @@ class KeyValueCache:
     @property
     def batch(self) -> int:
         """How many items."""
-        return len(self._lengths)
+        return self._batch
 
     @property
     def max_len(self) -> int:
@@ -72,8 +72,7 @@ class KeyValueCache:
     @property
     def lengths(self) -> Array:
         """How many steps each item has: (B,) whole numbers, a copy."""
-        lengths: Array = self._lengths.copy()
-        return lengths
+        return self._full(self._steps)
 
     @property
     def nbytes(self) -> int:
@@ -82,8 +81,7 @@ class KeyValueCache:
 
     def clear(self) -> None:
         """Forget all steps; the memory stays."""
-        self._lengths[:] = 0
-        self._common, self._weights = 0, None
+        self._steps, self._weights = 0, None
 
     def reorder(self, index: Any) -> None:
         """Item i becomes what item index[i] was, as beam search wants it.
@@ -94,16 +92,17 @@ class KeyValueCache:
             May be shorter or longer than the batch, whose size it gives.
         """
         order = checked_index(index, self.batch)
-        longest = int(self._lengths.max(initial=0))
+        longest = most(self._steps)
         if self._keys is not None and self._values is not None:
             self._keys, self._values = (_reordered(x, order, longest) for x in (self._keys, self._values))
-        self._lengths = self._lengths[order]
+        self._batch = len(order)
+        self._steps = self._steps if isinstance(self._steps, int) else one_count(self._steps[order])
 
     def __repr__(self) -> str:
-        return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self._lengths.tolist()})"
+        return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
 
-    def check(self, weights: Weights, counts: Counts) -> Array:
-        """The lengths with `counts` more steps.
+    def check(self, weights: Weights, counts: Counts) -> Counts:
+        """How many steps each item will have with `counts` more.
 
         Parameters
         ----------
@@ -114,95 +113,85 @@ class KeyValueCache:
 
         Returns
         -------
-        Array (B,)
-            The lengths after it.
+        int or Array (B,)
+            For `keep`, once they are there.
 
         Raises
         ------
         ValueError
             Where there is no room, or the weights are others.
         """
-        lengths: Array = self._lengths + counts
-        if self._common is None or not isinstance(counts, int) or self._common + counts > self._max_len:
-            check_room(self._lengths, lengths, self._max_len)
+        after = self._steps + counts
+        if most(after) > self._max_len:
+            full, lengths = self._full(after), self._full(self._steps)
+            item = int(full.argmax())
+            raise ValueError(
+                f"the cache is full: it has room for {self._max_len} steps (max_len), item {item} has {lengths[item]} "
+                f"and {full[item] - lengths[item]} more came"
+            )
         if self._weights is not None and not self._same_numbers(self._weights, weights):
             raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
-        return lengths
+        return after
 
-    def put(self, keys: Array, values: Array, counts: Counts) -> tuple[Array, Array]:
-        """Write counts[b] new rows behind item b's.  They count once `keep` is called.
+    def room(self, features: tuple[int, int], dtype: Any) -> tuple[Array, Array]:
+        """Where the core writes new rows, behind those that are there; they count once `keep` is called.
 
         Parameters
         ----------
-        keys, values : Array (B, n, .)
-            Projected ones.
-        counts : int or Array (B,)
-            How many of the n rows count; a number is n.
+        features : tuple of int
+            Of projected keys and values.
+        dtype : dtype
+            Of their numbers.
 
         Returns
         -------
         tuple of two Arrays
-            All rows so far, of keys and of values.
+            (B, max_len, .), of keys and of values.
         """
         if self._keys is None or self._values is None or self._weights is None:
-            room = self.batch, self._max_len
-            self._keys = _room(self._keys, (*room, keys.shape[2]), keys.dtype)
-            self._values = _room(self._values, (*room, values.shape[2]), values.dtype)
-        if self._keys.dtype != keys.dtype or self._values.dtype != values.dtype:
-            raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {keys.dtype}")
-        if self._common is not None and isinstance(counts, int):
-            longest = self._common + counts
-            at = slice(self._common, longest)
-            self._keys[:, at], self._values[:, at] = keys, values
-        else:
-            after = self._lengths + counts
-            for item, (start, stop) in enumerate(zip(self._lengths.tolist(), after.tolist())):
-                self._keys[item, start:stop] = keys[item, : stop - start]
-                self._values[item, start:stop] = values[item, : stop - start]
-            longest = int(after.max())
-        return self._keys[:, :longest], self._values[:, :longest]
+            room = self._batch, self._max_len
+            self._keys = _room(self._keys, (*room, features[0]), dtype)
+            self._values = _room(self._values, (*room, features[1]), dtype)
+        if self._keys.dtype != dtype:
+            raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {dtype}")
+        return self._keys, self._values
 
-    def keep(self, weights: Weights, lengths: Array, counts: Counts) -> None:
-        """Let the rows count that `put` has written.
+    def keep(self, weights: Weights, after: Counts) -> None:
+        """Let the rows count that the core has written.
 
         Parameters
         ----------
         weights : Weights
             Whose projections they are.
-        lengths : Array (B,)
+        after : int or Array (B,)
             What `check` gave.
-        counts : int or Array (B,)
-            As given there.
         """
-        if self._common is not None and isinstance(counts, int):
-            self._common += counts
-        else:
-            self._common = int(lengths[0]) if (lengths == lengths[0]).all() else None
-        self._weights, self._lengths = weights, lengths
+        self._weights, self._steps = weights, after if isinstance(after, int) else one_count(after)
 
-    def visible_keys(self, after: Array, counts: Counts, n_steps: int) -> Optional[Array]:
+    def visible_keys(self, after: Counts, n_steps: int) -> Optional[Array]:
         """How many keys each of n_steps new queries sees: its own step's and all before it.
 
         Parameters
         ----------
-        after : Array (B,)
-            The lengths with the new steps.
-        counts : int or Array (B,)
-            How many of the new steps count.
+        after : int or Array (B,)
+            What `check` gave.
         n_steps : int
-            How many there are.
+            How many new steps there are.
 
         Returns
         -------
         Array (B,) or (B, n), optional
             None where all see what there is.
         """
-        if n_steps > 1:
-            seen: Array = np.minimum(self._lengths[:, None] + np.arange(1, n_steps + 1), after[:, None])
-            return seen
-        if self._common is not None and isinstance(counts, int):
-            return None
-        return None if (after == after[0]).all() else after
+        if n_steps == 1:
+            return None if isinstance(after, int) or isinstance(one_count(after), int) else after
+        seen = self._full(self._steps)[:, None] + np.arange(1, n_steps + 1)
+        found: Array = np.minimum(seen, self._full(after)[:, None])
+        return found
+
+    def _full(self, counts: Counts) -> Array:
+        """One for each item, a copy."""
+        return np.full(self._batch, counts, np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in KeyValueCache.__slots__}
@@ -315,13 +304,13 @@ def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:
     return counts
 
 
-def check_room(before: Array, after: Array, max_len: int) -> None:
-    if int(after.max()) > max_len:
-        item = int(after.argmax())
-        raise ValueError(
-            f"the cache is full: it has room for {max_len} steps (max_len), item {item} has {before[item]} and "
-            f"{after[item] - before[item]} more came"
-        )
+def most(counts: Counts) -> int:
+    return counts if isinstance(counts, int) else int(counts.max())
+
+
+def one_count(counts: Array) -> Counts:
+    """One number where all are the same."""
+    return int(counts[0]) if (counts == counts[0]).all() else counts
 
 
 def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:

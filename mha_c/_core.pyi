@@ -104,6 +104,27 @@ def layer_forward(
     row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
     be copied and pickled."""
 
+def layer_step(
+    queries: _Array,  # these as for layer_forward, but keys and values (B, n, .) are new rows alone
+    keys: _Array,
+    values: _Array,
+    valid_lens: Optional[_Array],  # of all rows, the new ones included
+    projections: _Projections,
+    w_v: Optional[_Array],
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,
+    seed: int,
+    cached_keys: _Array,  # (B, room, features of projected keys), dense: new rows are written into it
+    cached_values: _Array,
+    before: Union[int, _Array],  # how many rows each item has: one number, or (B,) int64
+    counts: Union[int, _Array],  # how many of its n new rows count
+    longest: int,  # how many the longest item has then
+    /,
+) -> Tuple[_Array, Tuple[Any, ...]]:
+    """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the
+    first `longest` of them.  (out, saved) as from layer_forward."""
+
 def attention_weights(
     q: _Array,  # (B, H, Q, D)
     k: _Array,  # (B, H, K, D)

@@ -17,11 +17,12 @@ from ._cache import (
     ProjectedKeyValues,
     check_steps,
     longest,
+    most,
     project_rows,
     step_counts,
     weights_of,
 )
-from ._core import layer_forward
+from ._core import layer_step
 from .errors import ShapeError
 from .linear import packing_type
 
@@ -177,14 +178,15 @@ class DecodingLayer(AttentionLayer):
         states = by_name.get("W_k"), by_name.get("W_v")
         weights = weights_of(*states)
         after = cache.check(weights, counts)
-        new = [project_rows(x, state, x.shape[1], queries.dtype) for x, state in zip((keys, values), states)]
-        all_keys, all_values = cache.put(new[0], new[1], counts)
+        widths = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
+        room = cache.room(tuple(widths), queries.dtype.type)
+        lens, n_steps = cache.visible_keys(after, queries.shape[1]), most(after)
         # An item without any step has no keys: zeros, not the mean of rows that do not count.
-        out, saved = layer_forward(
-            queries, all_keys, all_values, cache.visible_keys(after, counts, queries.shape[1]),
-            without_key_values(plan)[3], plan[4], self._num_heads, "zero", 0.0, 0,
+        out, saved = layer_step(
+            queries, keys, values, lens, plan[3], plan[4], self._num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
+            n_steps,
         )  # fmt: skip
-        cache.keep(weights, after, counts)
+        cache.keep(weights, after)
         return self._finish(out, saved, as_tensor)
 
 

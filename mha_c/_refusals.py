@@ -229,6 +229,12 @@ def relative_bias(table: Array, heads: int) -> Optional[Exception]:
 # --- Layers -------------------------------------------------------------------------------------------
 
 
+def cache_counts(before: Any, counts: Any, longest: int, room: int) -> Exception:
+    return ValueError(
+        f"a cache with room for {room} rows, of which {before} are taken, cannot take {counts} more and have {longest}"
+    )
+
+
 def inputs(queries: Array, keys: Array, values: Array) -> Optional[Exception]:
     return (
         rank(queries, "queries", 3, "(B, Q, features)")

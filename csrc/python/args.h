@@ -255,7 +255,7 @@ typedef PyObject *mha_py_one(PyObject *module, PyObject *value); /* value NULL: 
 
 mha_py_many py_attention_forward, py_attention_backward, py_attention_weights;
 mha_py_many py_masked_softmax, py_dropout_factors;
-mha_py_many py_layer_forward, py_layer_forward_training, py_layer_backward;
+mha_py_many py_layer_forward, py_layer_forward_training, py_layer_step, py_layer_backward;
 mha_py_many py_linear, py_linear_backward, py_serve_tensors, py_layer_parts, py_same_numbers;
 mha_py_many py_explain_attention, py_explain_layer, py_explain_linear;
 mha_py_one py_pack_linear, py_exp, py_tanh;

@@ -211,6 +211,14 @@ mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_projection_
     return 0;
 }
 
+void
+mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
+{
+    layer->keys.shape[1] = layer->values.shape[1] = n_keys;
+    layer->W[MHA_PY_W_K].linear = layer->W[MHA_PY_W_V].linear = (mha_linear){.weight = NULL};
+    note_sizes(layer);
+}
+
 /* --- What is kept ------------------------------------------------------------------------------------ */
 
 /* As doubles, which do not wrap; that they are rounded matters to nobody. */

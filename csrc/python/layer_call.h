@@ -43,6 +43,12 @@ typedef enum {
 /* values: one for each of the names.  *layer is zeroed by the caller. */
 int mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer);
 
+/* From now on keys and values, `n_keys` rows of each, have been through their projections. */
+void mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys);
+
+/* The forward call: (out, saved), or, in training, (out, saved, tape). */
+PyObject *mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training);
+
 /*
  * What a forward call keeps of itself, for attention_weights and, in training, for the backward call: the weights, or
  * queries and keys as they were scored (projected by the core, or copies of the inputs) with the row statistics; and in

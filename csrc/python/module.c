@@ -23,6 +23,7 @@ static PyMethodDef methods[] = {
     MANY(attention_weights),
     MANY(layer_forward),
     MANY(layer_forward_training),
+    MANY(layer_step),
     MANY(layer_backward),
     MANY(serve_tensors),
     MANY(layer_parts),

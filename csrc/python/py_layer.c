@@ -150,8 +150,8 @@ make_tape(const mha_py_layer *layer, PyArrayObject *const *kept)
                         mha_py_or_none(layer->lengths.array));
 }
 
-static PyObject *
-forward(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training)
+PyObject *
+mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training)
 {
     const npy_intp dims[] = {layer->queries.shape[0], layer->queries.shape[1], layer->out_features};
     PyArrayObject *kept[MHA_PY_N_KEPT_ARRAYS], *out, *w_v = NULL;
@@ -184,7 +184,7 @@ layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, int tr
     mha_py_begin(&call, module, training ? "layer_forward_training" : "layer_forward");
     if (mha_py_arguments(&call, args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER, values) == 0 &&
         mha_py_take_layer(&call, values, MHA_PY_PROJECTIONS, &layer) == 0) {
-        result = forward(&call, &layer, values, training);
+        result = mha_py_run_layer(&call, &layer, values, training);
     }
     return mha_py_end(&call, result);
 }

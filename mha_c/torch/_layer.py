@@ -58,21 +58,25 @@ def run_layer_without_gradient(
     inputs: Any, parameters: Nine, options: Options, packed: Any = None
 ) -> tuple[Tensor, Any]:
     """(out, what `saved_weights` needs); keys and values may be arrays."""
-    if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
-        with _profiler.record_function("mha_c::layer_forward"):
-            return _call_core(inputs, parameters, options, packed)
-    return _call_core(inputs, parameters, options, packed)
-
-
-def _call_core(inputs: Any, parameters: Nine, options: Options, packed: Any) -> tuple[Tensor, Any]:
-    queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
+    weights = parameters if packed is None else packed.projections(parameters)
+    return call_core(layer_forward, inputs, weights, parameters[8], valid_lens, num_heads, empty_rows, (), dropout)
+
+
+def call_core(
+    function: Any, inputs: Any, weights: Any, w_v: Optional[Tensor], valid_lens: Any, num_heads: int, empty_rows: str,
+    cached: tuple[Any, ...] = (), dropout: float = 0.0,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """layer_forward, or layer_step with what is cached."""
     seed = draw_seed() if dropout else 0
     follow_threads()
-    weights = parameters if packed is None else packed.projections(parameters)
-    found: tuple[Tensor, Any] = layer_forward(
-        queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
-    )
+    options = valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
+    found: tuple[Tensor, Any]
+    if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
+        with _profiler.record_function("mha_c::layer_forward"):
+            found = function(*inputs, *options, *cached)
+    else:
+        found = function(*inputs, *options, *cached)
     return found
 
 
@@ -92,7 +96,7 @@ def attend(
     check_inputs(queries=queries, keys=keys, values=values)
     tensors: Any = queries, keys, values, *parameters
     one = next((x for x in parameters if x is not None), None)
-    dtype, common = queries.dtype, _common_type(tensors, queries, keys, values, one)
+    dtype, common = queries.dtype, common_type(tensors, queries, keys, values, one)
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = tuple(None if x is None else x.to(common) for x in tensors)
     options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)
@@ -112,7 +116,10 @@ def attend(
     return (out if dtype is common else out.to(dtype)), (saved, dtype, source)
 
 
-def _common_type(tensors: Any, queries: Tensor, keys: Tensor, values: Tensor, weight: Optional[Tensor]) -> torch.dtype:
+def common_type(
+    tensors: Any, queries: Tensor, keys: Optional[Tensor] = None, values: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+) -> torch.dtype:  # fmt: skip
     """What to compute in: the type of all, or float32 where 16-bit floats meet each other or float32."""
     types = {x.dtype for x in tensors if x is not None}
     if len(types) == 1 and queries.dtype in FLOATS:

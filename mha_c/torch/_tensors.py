@@ -106,7 +106,7 @@ def _with_arrays(function: Any) -> Any:
         except (TypeError, RuntimeError) as error:
             raise BufferError(str(error)) from error
         result = function(*arrays)
-        if function is _core.layer_forward or function is _core.layer_forward_training:
+        if function in (_core.layer_forward, _core.layer_forward_training, _core.layer_step):
             return (torch.from_numpy(result[0]), *result[1:])
         if function is _core.same_numbers:
             return result
@@ -120,6 +120,7 @@ def _with_arrays(function: Any) -> Any:
 
 layer_forward: Any = _core.layer_forward
 layer_forward_training: Any = _core.layer_forward_training
+layer_step: Any = _core.layer_step
 layer_backward: Any = _core.layer_backward
 attention_forward: Any = _core.attention_forward
 attention_backward: Any = _core.attention_backward
@@ -131,7 +132,7 @@ except (AttributeError, ValueError):
     layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward = map(
         _with_arrays, (layer_forward, layer_forward_training, layer_backward, attention_forward, attention_backward)
     )
-    same_numbers, linear = _with_arrays(same_numbers), _with_arrays(linear)
+    same_numbers, linear, layer_step = map(_with_arrays, (same_numbers, linear, layer_step))
 
 
 def check_inputs(**named: Any) -> None:

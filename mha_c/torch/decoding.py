@@ -6,7 +6,7 @@ Weights are read where they lie at each call; what was projected by others is no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from .. import _cache
 from .._arrays import to_lengths
 from .._core import layer_parts
 from ..errors import ShapeError
-from ._layer import any_needs_grad, attend, run_layer_without_gradient
-from ._tensors import FLOATS, array, check_inputs, linear, refuse_transforms, same_numbers
+from ._layer import any_needs_grad, call_core, common_type
+from ._tensors import FLOATS, array, check_inputs, layer_forward, layer_step, linear, refuse_transforms, same_numbers
 from .autograd import Nine
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class KeyValueCache(_cache.KeyValueCache):
     @property
     def lengths(self) -> Any:
         """How many steps each item has: a tensor (B,) of whole numbers, a copy."""
-        return torch.from_numpy(self._lengths.copy())
+        return torch.from_numpy(super().lengths)
 
 
 class ProjectedKeyValues(_cache.ProjectedKeyValues):
@@ -79,28 +79,57 @@ def step(
     """The call with cache=: new steps behind those that are there; see DecodingLayer.new_cache of the NumPy layers."""
     if type(cache) is not KeyValueCache:
         raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
+    shape = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
+    if len(shape) != 3 or shape[0] != cache._batch:
+        shape = _checked_steps(cache.batch, queries, keys, values)
+    if module.training if training is None else training:
+        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
+    parameters, shown, _ = check_module(module, "a cache", queries, keys, values)
+    n_steps = shape[1]
+    counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
+    packed = frozen_weights(module, parameters)
+    weights = known_weights(cache, packed, parameters)
+    after = cache.check(weights, counts)
+    is_new = cache._weights is None
+    widths = [x.shape[2] if W is None else W.shape[0] for x, W in zip((keys, values), parameters[1:])] if is_new else ()
+    room = cache.room(widths, np.float64 if queries.dtype is torch.float64 else np.float32)
+    lens = None if n_steps == 1 and type(after) is int else cache.visible_keys(after, n_steps)
+    # An item without any step has no keys: zeros, not the mean of rows that do not count.
+    options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
+    out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
+    shown["_last"] = saved, queries.dtype, None
+    cache.keep(copies(weights) if is_new else cache._weights, after)
+    cache._packed = packed
+    return out
+
+
+def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> Any:
+    """The shape of the queries."""
     if values is None:
         raise TypeError("values are missing: with a cache, too, a layer takes queries, keys and values")
     check_inputs(queries=queries, keys=keys, values=values)
-    if module.training if training is None else training:
-        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
-    shape = queries.shape
-    _cache.check_steps(cache.batch, queries=shape, keys=keys.shape, values=values.shape)
+    _cache.check_steps(batch, queries=queries.shape, keys=keys.shape, values=values.shape)
     if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
         raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
-    parameters = check_module(module, "a cache", queries, keys, values)
-    counts = _cache.step_counts(valid_lens, shape[0], shape[1])
-    packed = frozen_weights(module, parameters, queries)
-    weights = known_weights(cache, packed, parameters)
-    after = cache.check(weights, counts)
-    rows = projected(parameters, 1, keys, packed), projected(parameters, 2, values, packed)
-    all_rows = cache.put(rows[0], rows[1], counts)
-    lens = cache.visible_keys(after, counts, shape[1])
-    # An item without any step has no keys: zeros, not the mean of rows that do not count.
-    out = attend_projected(module, parameters, queries, *all_rows, lens, "zero", packed)
-    cache.keep(copies(weights) if cache._weights is None else cache._weights, after, counts)
-    cache._packed = packed
-    return out
+    return queries.shape
+
+
+def _call_core(
+    function: Any, inputs: Any, parameters: Nine, packed: Any, lens: Any, num_heads: int, empty_rows: str, *cached: Any
+) -> tuple[Tensor, Any]:
+    """(out, what `saved_weights` needs).  packed: in the place of the parameters, where they are known."""
+    options = lens, num_heads, empty_rows, cached
+    try:
+        return call_core(function, inputs, packed or parameters, parameters[8], *options)
+    except (BufferError, TypeError):  # 16-bit floats, and what does not go together
+        tensors = [x for x in inputs if isinstance(x, Tensor)]
+        common = common_type((*tensors, *parameters), *tensors)
+        if all(x is None or x.dtype is common for x in (*tensors, *parameters)):
+            raise
+    inputs = [x.to(common) if isinstance(x, Tensor) else x for x in inputs]
+    parameters = tuple(None if x is None else x.to(common) for x in parameters)
+    out, saved = call_core(function, inputs, parameters, parameters[8], *options)
+    return out.to(tensors[0].dtype), saved
 
 
 def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> ProjectedKeyValues:
@@ -110,7 +139,7 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
     if values.dtype is not keys.dtype:
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
-    parameters = check_module(module, "projected keys and values", None, keys, values)
+    parameters, *_ = check_module(module, "projected keys and values", None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     n_rows = keys.shape[1] if lens is None else _cache.longest(lens, keys.shape[1])
     rows = [projected(parameters, 1, keys[:, :n_rows]), projected(parameters, 2, values[:, :n_rows])]
@@ -128,20 +157,26 @@ def call_projected(
     check_inputs(queries=queries)
     if queries.dim() != 3:
         raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
-    parameters = check_module(module, "projected keys and values", queries, None, None)
-    if module._dropout_now(training):
+    parameters, shown, dropout = check_module(module, "projected keys and values", queries, None, None)
+    if dropout.p and (dropout.training if training is None else training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    packed = frozen_weights(module, parameters, queries)
+    packed = frozen_weights(module, parameters)
     lens = kv.check(known_weights(kv, packed, parameters), valid_lens)
     kv._packed = packed
-    return attend_projected(module, parameters, queries, kv._keys, kv._values, lens, module.empty_rows, packed)
+    W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
+    outer = W_q, None, None, W_o, b_q, None, None, b_o, w_v  # W_k and W_v have done their work
+    ready = packed and (packed.ready[0], None, None, packed.ready[3])
+    options = lens, module.num_heads, module.empty_rows
+    out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
+    shown["_last"] = saved, queries.dtype, None
+    return out
 
 
 # --- The module's parts -------------------------------------------------------------------------------
 
 
-def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
-    """The module's parameters; RuntimeError where the call cannot go by their numbers alone, without gradients."""
+def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> tuple[Nine, dict[str, Any], Any]:
+    """What `layer_parts` finds; RuntimeError where the call cannot go by their numbers alone, without gradients."""
     refuse_transforms(f"decoding with {what}")
     parts = None if module._sequence else layer_parts(module, module._layout)
     if parts is None and not module._sequence:
@@ -154,7 +189,8 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Nine:
         )
     if torch.is_grad_enabled() and any_needs_grad(inputs, parts[0]):
         raise RuntimeError(NO_GRADIENT.format(what))
-    return parts[0]
+    found: tuple[Nine, dict[str, Any], Any] = parts
+    return found
 
 
 def materialize_all(module: Any, inputs: Any) -> None:
@@ -167,12 +203,10 @@ def materialize_all(module: Any, inputs: Any) -> None:
             materialize_after(children[slot], children[before])
 
 
-def frozen_weights(module: Any, parameters: Nine, queries: Tensor) -> Optional[Packed]:
+def frozen_weights(module: Any, parameters: Nine) -> Optional[Packed]:
     """What `frozen` packed, where the call can go by it."""
     packed: Optional[Packed] = module._frozen
-    if packed is None or queries.dtype not in FLOATS or packed.projections(parameters) is not packed.ready:
-        return None
-    return packed if all(x is None or x.dtype is queries.dtype for x in parameters) else None
+    return packed if packed is not None and packed.projections(parameters) is packed.ready else None
 
 
 def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
@@ -194,48 +228,13 @@ def copies(weights: Any) -> Any:
     return tuple(None if x is None else np.array(array(x)) for x in weights)
 
 
-def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] = None) -> Array:
+def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
     """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
     weight, bias = parameters[slot], parameters[slot + 4]
     if weight is None:
         return array(x)
-    if packed is not None:
-        ready, bias, sizes = packed.ready[slot]
-        return array(linear(x, (ready, bias, sizes)))
     if weight.dtype is not x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     return array(linear(x, (weight, bias)))
-
-
-class _OuterWeights(NamedTuple):
-    """Packed W_q and W_o, in the place of all four."""
-
-    packed: Packed
-
-    def projections(self, _: Any) -> Any:
-        W_q, _, _, W_o = self.packed.ready
-        return W_q, None, None, W_o
-
-
-def attend_projected(
-    module: Any, parameters: Nine, queries: Tensor, keys: Array, values: Array, valid_lens: Any, empty_rows: Any,
-    packed: Optional[Packed] = None,
-) -> Tensor:  # fmt: skip
-    """The call without W_k and W_v, whose work is done."""
-    W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
-    outer = (W_q, None, None, W_o, b_q, None, None, b_o, w_v)
-    weights = None if packed is None else _OuterWeights(packed)
-    if queries.dtype in FLOATS:
-        options = valid_lens, module.num_heads, empty_rows, 0.0
-        try:
-            out, saved = run_layer_without_gradient((queries, keys, values), outer, options, weights)
-            module._inner().__dict__["_last"] = saved, queries.dtype, None
-            return out
-        except (BufferError, TypeError):  # types that do not go together, tensors without memory: said or solved below
-            pass
-    lens = None if valid_lens is None else torch.from_numpy(np.asarray(valid_lens))
-    k, v = torch.from_numpy(keys), torch.from_numpy(values)
-    out, module._inner().__dict__["_last"] = attend(queries, k, v, lens, outer, module.num_heads, empty_rows, 0.0)
-    return out
