@@ -21,8 +21,9 @@
 size_t
 mha_linear_block(const mha_kernels *kernels, size_t in_features)
 {
-    const size_t fit = BLOCK_BYTES / kernels->itemsize / mha_max(mha_min(in_features, DEPTH_BLOCK), 1);
-    const size_t rows = mha_min(fit, BLOCK_MOST) / kernels->tile_rows * kernels->tile_rows;
+    const size_t row_bytes = mha_min(in_features, DEPTH_BLOCK) * kernels->itemsize;
+    const size_t fit = row_bytes <= BLOCK_BYTES / BLOCK_MOST ? BLOCK_MOST : BLOCK_BYTES / row_bytes;
+    const size_t rows = fit / kernels->tile_rows * kernels->tile_rows;
 
     return mha_max(rows, kernels->tile_rows);
 }
@@ -30,9 +31,10 @@ mha_linear_block(const mha_kernels *kernels, size_t in_features)
 size_t
 mha_linear_task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
-    const size_t n_tasks = mha_max(mha_ceil_div(rows, mha_linear_block(kernels, in_features)), 1);
+    const size_t block = mha_linear_block(kernels, in_features);
+    const size_t task_rows = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
 
-    return mha_max(mha_round_up(mha_ceil_div(rows, n_tasks), kernels->tile_rows), kernels->tile_rows);
+    return mha_max(mha_round_up(task_rows, kernels->tile_rows), kernels->tile_rows);
 }
 
 size_t

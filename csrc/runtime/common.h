@@ -86,7 +86,9 @@ mha_round_up(size_t a, size_t b)
 MHA_INLINE int
 mha_mul_size(size_t *total, size_t factor)
 {
-    if (factor != 0 && *total > SIZE_MAX / factor) {
+    const size_t half = (size_t)1 << (4 * sizeof(size_t)); /* below, no division: a small call would notice it */
+
+    if ((*total >= half || factor >= half) && factor != 0 && *total > SIZE_MAX / factor) {
         return -1;
     }
     *total *= factor;

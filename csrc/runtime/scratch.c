@@ -31,15 +31,14 @@ mha_set_allocator(mha_alloc_fn alloc, mha_free_fn release)
 size_t
 mha_scratch_add(mha_scratch *scratch, size_t count, size_t itemsize)
 {
-    const size_t offset = scratch->total_bytes, half = (size_t)1 << (4 * sizeof(size_t));
-    const int fits = count < half && itemsize < half; /* seen without a division, which a small call would notice */
-    size_t n_bytes = fits ? count * itemsize : count;
+    const size_t offset = scratch->total_bytes;
+    size_t n_bytes = count;
 
     MHA_ASSERT(scratch->block == NULL);
     if (count == 0) { /* what a plan has no use for, most of what it may ask for */
         return offset;
     }
-    if (offset == OVERFLOWED || (!fits && mha_mul_size(&n_bytes, itemsize) < 0) || n_bytes > LARGEST_BLOCK) {
+    if (offset == OVERFLOWED || mha_mul_size(&n_bytes, itemsize) < 0 || n_bytes > LARGEST_BLOCK) {
         scratch->total_bytes = OVERFLOWED;
         return 0;
     }
