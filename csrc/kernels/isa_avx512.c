@@ -25,12 +25,11 @@
 #define VF_F64 0
 #include "simd_avx512.h"
 #include "texts.inc"
-#include "simd_undef.h"
 
+#undef VF_F64
 #define VF_F64 1
 #include "simd_avx512.h"
 #include "texts.inc"
-#include "simd_undef.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

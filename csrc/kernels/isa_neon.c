@@ -17,10 +17,9 @@
 #define VF_F64 0
 #include "simd_neon.h"
 #include "texts.inc"
-#include "simd_undef.h"
 
+#undef VF_F64
 #define VF_F64 1
 #include "simd_neon.h"
 #include "texts.inc"
-#include "simd_undef.h"
 #endif

@@ -19,12 +19,11 @@
 #define VF_F64 0
 #include "simd_wasm.h"
 #include "texts.inc"
-#include "simd_undef.h"
 
+#undef VF_F64
 #define VF_F64 1
 #include "simd_wasm.h"
 #include "texts.inc"
-#include "simd_undef.h"
 
 #pragma clang attribute pop
 #endif

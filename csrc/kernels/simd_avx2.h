@@ -26,6 +26,11 @@ typedef __m256d vf;
 typedef __m256 vf;
 #endif
 typedef __m256i vf_mask;
+#define VF_SHIFT(i) VF_INT(slli)(i, VF_MANTISSA)
+#define VF_SUM(i, j) VF_INT(add)(i, j)
+#define VF_X86 1
+#define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
+#define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
 
 /* 6 x 2 sums, 2 vectors of the panel and 1 broadcast fill 15 of 16 registers. */
 #define VF_TILE_ROWS 6
@@ -33,30 +38,6 @@ typedef __m256i vf_mask;
 #define VF_ACCUMULATORS 12
 
 #define VF_FUSED 1
-
-MHA_INLINE vf
-vf_set1(real x)
-{
-    return VF_OP(set1)(x);
-}
-
-MHA_INLINE vf
-vf_zero(void)
-{
-    return VF_OP(setzero)();
-}
-
-MHA_INLINE vf
-vf_load(const real *p)
-{
-    return VF_OP(loadu)(p);
-}
-
-MHA_INLINE void
-vf_store(real *p, vf v)
-{
-    VF_OP(storeu)(p, v);
-}
 
 /* The mask of the first n lanes, of all of them if n >= VF_LANES. */
 MHA_INLINE vf_mask
@@ -82,7 +63,7 @@ MHA_INLINE void
 vf_store_first(real *p, vf v, size_t n)
 {
     if (n >= VF_LANES) { /* a masked store takes tens of cycles on Zen 2 to Zen 4, whatever the mask */
-        vf_store(p, v);
+        VF_OP(storeu)(p, v);
     } else {
         VF_OP(maskstore)(p, vf_first_lanes(n), v);
     }
@@ -95,64 +76,9 @@ vf_keep_first(vf v, size_t n, vf fill)
 }
 
 MHA_INLINE vf
-vf_add(vf a, vf b)
-{
-    return VF_OP(add)(a, b);
-}
-
-MHA_INLINE vf
-vf_sub(vf a, vf b)
-{
-    return VF_OP(sub)(a, b);
-}
-
-MHA_INLINE vf
-vf_mul(vf a, vf b)
-{
-    return VF_OP(mul)(a, b);
-}
-
-MHA_INLINE vf
-vf_div(vf a, vf b)
-{
-    return VF_OP(div)(a, b);
-}
-
-MHA_INLINE vf
-vf_fma(vf a, vf b, vf c)
-{
-    return VF_OP(fmadd)(a, b, c);
-}
-
-MHA_INLINE vf
-vf_fnma(vf a, vf b, vf c)
-{
-    return VF_OP(fnmadd)(a, b, c);
-}
-
-/* The instruction itself gives b where a or b is NaN. */
-MHA_INLINE vf
-vf_max(vf a, vf b)
-{
-    return VF_OP(max)(a, b);
-}
-
-MHA_INLINE vf
-vf_min(vf a, vf b)
-{
-    return VF_OP(min)(a, b);
-}
-
-MHA_INLINE vf
 vf_abs(vf a)
 {
-    return VF_OP(andnot)(vf_set1((real)-0.0), a); /* -0: only the sign bit set */
-}
-
-MHA_INLINE vf
-vf_copysign(vf a, vf sign)
-{
-    return VF_OP(or)(a, VF_OP(and)(vf_set1((real)-0.0), sign));
+    return VF_OP(andnot)(VF_OP(set1)((real)-0.0), a); /* -0: only the sign bit set */
 }
 
 MHA_INLINE vf
@@ -171,24 +97,6 @@ MHA_INLINE vf
 vf_round(vf a)
 {
     return VF_OP(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-/* The low bits of k, n plus the bias, move up to where the exponent lies. */
-MHA_INLINE vf
-vf_pow2(vf k)
-{
-    return VF_FROM_INT(VF_INT(slli)(VF_TO_INT(k), VF_MANTISSA));
-}
-
-/*
- * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
- * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
- */
-MHA_INLINE vf
-vf_scale2(vf a, vf k)
-{
-    const vf half = VF_FROM_INT(VF_INT(add)(VF_TO_INT(a), VF_INT(slli)(VF_TO_INT(k), VF_MANTISSA)));
-    return vf_fma(half, vf_set1(2), vf_sub(k, k));
 }
 
 /* The upper half onto the lower one, until one lane is left. */
@@ -218,31 +126,7 @@ vf_hmax(vf v)
 #endif
 }
 
-/*
- * A register is 2 blocks of 128 bits. Interleaving works within each block:
- * of a0 a1 a2 a3 and b0 b1 b2 b3 (float) it makes a0 b0 a1 b1 and a2 b2 a3 b3.
- */
-MHA_INLINE void
-VF_NAME(interleave)(vf *a, vf *b)
-{
-    const vf low = VF_OP(unpacklo)(*a, *b);
-    *b = VF_OP(unpackhi)(*a, *b);
-    *a = low;
-}
-
-/* Transposes the small square within each block: 4 rows of float, 2 of double. */
-MHA_INLINE void
-VF_NAME(transpose_in_blocks)(vf *r)
-{
-#if VF_F64
-    VF_NAME(interleave)(r, r + 1);
-#else
-    VF_NAME(interleave)(r, r + 2);
-    VF_NAME(interleave)(r + 1, r + 3);
-    VF_NAME(interleave)(r, r + 1);
-    VF_NAME(interleave)(r + 2, r + 3);
-#endif
-}
+#include "simd_words.inc"
 
 /* Blocks a0 a1 and b0 b1 become a0 b0 and a1 b1. */
 MHA_INLINE void

@@ -29,6 +29,9 @@ typedef __mmask8 vf_mask;
 typedef __m512 vf;
 typedef __mmask16 vf_mask;
 #endif
+#define VF_X86 1
+#define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
+#define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
 
 /* 12 x 2 sums, 2 vectors of the panel and 1 broadcast fill 27 of 32 registers. */
 #define VF_TILE_ROWS 12
@@ -40,30 +43,6 @@ typedef __mmask16 vf_mask;
 #if !VF_F64
 #define VF_TABLE 32 /* entries of a table that two registers hold */
 #endif
-
-MHA_INLINE vf
-vf_set1(real x)
-{
-    return VF_OP(set1)(x);
-}
-
-MHA_INLINE vf
-vf_zero(void)
-{
-    return VF_OP(set1)(0);
-}
-
-MHA_INLINE vf
-vf_load(const real *p)
-{
-    return VF_OP(loadu)(p);
-}
-
-MHA_INLINE void
-vf_store(real *p, vf v)
-{
-    VF_OP(storeu)(p, v);
-}
 
 /* A mask with the first n bits set, all of them if n >= VF_LANES. */
 MHA_INLINE vf_mask
@@ -91,55 +70,6 @@ vf_keep_first(vf v, size_t n, vf fill)
 }
 
 MHA_INLINE vf
-vf_add(vf a, vf b)
-{
-    return VF_OP(add)(a, b);
-}
-
-MHA_INLINE vf
-vf_sub(vf a, vf b)
-{
-    return VF_OP(sub)(a, b);
-}
-
-MHA_INLINE vf
-vf_mul(vf a, vf b)
-{
-    return VF_OP(mul)(a, b);
-}
-
-MHA_INLINE vf
-vf_div(vf a, vf b)
-{
-    return VF_OP(div)(a, b);
-}
-
-MHA_INLINE vf
-vf_fma(vf a, vf b, vf c)
-{
-    return VF_OP(fmadd)(a, b, c);
-}
-
-MHA_INLINE vf
-vf_fnma(vf a, vf b, vf c)
-{
-    return VF_OP(fnmadd)(a, b, c);
-}
-
-/* The instruction itself gives b where a or b is NaN. */
-MHA_INLINE vf
-vf_max(vf a, vf b)
-{
-    return VF_OP(max)(a, b);
-}
-
-MHA_INLINE vf
-vf_min(vf a, vf b)
-{
-    return VF_OP(min)(a, b);
-}
-
-MHA_INLINE vf
 vf_abs(vf a)
 {
     return VF_OP(abs)(a);
@@ -158,12 +88,6 @@ vf_zero_lt(vf a, vf b, vf x)
 }
 
 MHA_INLINE vf
-vf_copysign(vf a, vf sign)
-{
-    return VF_OP(or)(a, VF_OP(and)(vf_set1((real)-0.0), sign)); /* -0: only the sign bit set */
-}
-
-MHA_INLINE vf
 vf_round(vf a)
 {
     return VF_OP(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -174,7 +98,7 @@ MHA_INLINE vf
 vf_table(const real *table, vf x)
 {
     const __m512i index = _mm512_srli_epi32(_mm512_castps_si512(x), VF_MANTISSA - 2); /* its low five bits count */
-    return _mm512_permutex2var_ps(vf_load(table), index, vf_load(table + VF_LANES));
+    return _mm512_permutex2var_ps(VF_OP(loadu)(table), index, VF_OP(loadu)(table + VF_LANES));
 }
 #endif
 
@@ -189,7 +113,7 @@ vf_pow2(vf k)
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
-    return VF_OP(scalef)(a, vf_sub(k, vf_set1(VF_SCALE2_BASE)));
+    return VF_OP(scalef)(a, VF_OP(sub)(k, VF_OP(set1)(VF_SCALE2_BASE)));
 }
 
 /* Halves are added until one lane is left. */
@@ -205,18 +129,7 @@ vf_hmax(vf v)
     return VF_OP(reduce_max)(v);
 }
 
-/*
- * A register is 4 blocks of 128 bits. Interleaving works within each block:
- * of blocks a0 a1 a2 a3 and b0 b1 b2 b3 (float) it makes a0 b0 a1 b1 and
- * a2 b2 a3 b3.
- */
-MHA_INLINE void
-VF_NAME(interleave)(vf *a, vf *b)
-{
-    const vf low = VF_OP(unpacklo)(*a, *b);
-    *b = VF_OP(unpackhi)(*a, *b);
-    *a = low;
-}
+#include "simd_words.inc"
 
 /* Of whole blocks, a0 a1 a2 a3 and b0 b1 b2 b3: a0 a2 b0 b2 and a1 a3 b1 b3. */
 MHA_INLINE void
@@ -235,20 +148,6 @@ VF_NAME(transpose_blocks)(vf *r, size_t step)
     VF_NAME(sort_blocks)(r + 2 * step, r + 3 * step);
     VF_NAME(sort_blocks)(r, r + 2 * step);
     VF_NAME(sort_blocks)(r + step, r + 3 * step);
-}
-
-/* Transposes the small square within each block: 4 rows of float, 2 of double. */
-MHA_INLINE void
-VF_NAME(transpose_in_blocks)(vf *r)
-{
-#if VF_F64
-    VF_NAME(interleave)(r, r + 1);
-#else
-    VF_NAME(interleave)(r, r + 2);
-    VF_NAME(interleave)(r + 1, r + 3);
-    VF_NAME(interleave)(r, r + 1);
-    VF_NAME(interleave)(r + 2, r + 3);
-#endif
 }
 
 /*

@@ -8,23 +8,28 @@
 
 #if VF_F64
 #define VF_LANES 2
-#define VF_OP(op) op##_f64
-#define VF_INT(op) op##_u64
+#define VF_OP(op) v##op##q_f64
+#define VF_SPLAT(x) vdupq_n_f64(x)
+#define VF_INT(op) v##op##q_u64
 #define VF_TO_INT(v) vreinterpretq_u64_f64(v)
 #define VF_FROM_INT(i) vreinterpretq_f64_u64(i)
-#define VF_SIGN ((uint64_t)1 << 63)
+#define VF_SHIFT(i) vshlq_n_u64(i, VF_MANTISSA)
 typedef float64x2_t vf;
 typedef uint64x2_t vf_mask;
 #else
 #define VF_LANES 4
-#define VF_OP(op) op##_f32
-#define VF_INT(op) op##_u32
+#define VF_OP(op) v##op##q_f32
+#define VF_SPLAT(x) vdupq_n_f32(x)
+#define VF_INT(op) v##op##q_u32
 #define VF_TO_INT(v) vreinterpretq_u32_f32(v)
 #define VF_FROM_INT(i) vreinterpretq_f32_u32(i)
-#define VF_SIGN ((uint32_t)1 << 31)
+#define VF_SHIFT(i) vshlq_n_u32(i, VF_MANTISSA)
 typedef float32x4_t vf;
 typedef uint32x4_t vf_mask;
 #endif
+#define VF_SUM(i, j) VF_INT(add)(i, j)
+#define VF_LOW(a, b) VF_OP(zip1)(a, b)
+#define VF_HIGH(a, b) VF_OP(zip2)(a, b)
 
 /* 4 x 4 sums: 2 multiply-adds a load, which the two load units of Apple's cores ask for; 6 x 4 would spill. */
 #define VF_TILE_ROWS 4
@@ -36,25 +41,19 @@ typedef uint32x4_t vf_mask;
 MHA_INLINE vf
 vf_set1(real x)
 {
-    return VF_OP(vdupq_n)(x);
-}
-
-MHA_INLINE vf
-vf_zero(void)
-{
-    return VF_OP(vdupq_n)(0);
+    return VF_SPLAT(x);
 }
 
 MHA_INLINE vf
 vf_load(const real *p)
 {
-    return VF_OP(vld1q)(p);
+    return VF_OP(ld1)(p);
 }
 
 MHA_INLINE void
 vf_store(real *p, vf v)
 {
-    VF_OP(vst1q)(p, v);
+    VF_OP(st1)(p, v);
 }
 
 /* The mask of the first n lanes, of all of them if n >= VF_LANES. */
@@ -101,105 +100,63 @@ vf_store_first(real *p, vf v, size_t n)
 MHA_INLINE vf
 vf_keep_first(vf v, size_t n, vf fill)
 {
-    return VF_OP(vbslq)(vf_first_lanes(n), v, fill);
-}
-
-MHA_INLINE vf
-vf_add(vf a, vf b)
-{
-    return VF_OP(vaddq)(a, b);
-}
-
-MHA_INLINE vf
-vf_sub(vf a, vf b)
-{
-    return VF_OP(vsubq)(a, b);
-}
-
-MHA_INLINE vf
-vf_mul(vf a, vf b)
-{
-    return VF_OP(vmulq)(a, b);
-}
-
-MHA_INLINE vf
-vf_div(vf a, vf b)
-{
-    return VF_OP(vdivq)(a, b);
+    return VF_OP(bsl)(vf_first_lanes(n), v, fill);
 }
 
 /* NEON takes the addend first. */
 MHA_INLINE vf
 vf_fma(vf a, vf b, vf c)
 {
-    return VF_OP(vfmaq)(c, a, b);
+    return VF_OP(fma)(c, a, b);
 }
 
 MHA_INLINE vf
 vf_fnma(vf a, vf b, vf c)
 {
-    return VF_OP(vfmsq)(c, a, b);
+    return VF_OP(fms)(c, a, b);
 }
 
 /* Not the max of NEON, which is NaN for a NaN in a: the words give b then. */
 MHA_INLINE vf
 vf_max(vf a, vf b)
 {
-    return VF_OP(vbslq)(VF_OP(vcgtq)(a, b), a, b);
+    return VF_OP(bsl)(VF_OP(cgt)(a, b), a, b);
 }
 
 MHA_INLINE vf
 vf_min(vf a, vf b)
 {
-    return VF_OP(vbslq)(VF_OP(vcltq)(a, b), a, b);
+    return VF_OP(bsl)(VF_OP(clt)(a, b), a, b);
 }
 
 MHA_INLINE vf
 vf_abs(vf a)
 {
-    return VF_OP(vabsq)(a);
+    return VF_OP(abs)(a);
 }
 
 MHA_INLINE vf
 vf_copysign(vf a, vf sign)
 {
-    return VF_OP(vbslq)(VF_INT(vdupq_n)(VF_SIGN), sign, a);
+    return VF_OP(bsl)(VF_TO_INT(VF_SPLAT((real)-0.0)), sign, a);
 }
 
 MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {
-    return VF_OP(vbslq)(VF_OP(vcltq)(a, b), x, y);
+    return VF_OP(bsl)(VF_OP(clt)(a, b), x, y);
 }
 
 MHA_INLINE vf
 vf_zero_lt(vf a, vf b, vf x)
 {
-    return VF_FROM_INT(VF_INT(vbicq)(VF_TO_INT(x), VF_OP(vcltq)(a, b)));
+    return VF_FROM_INT(VF_INT(bic)(VF_TO_INT(x), VF_OP(clt)(a, b)));
 }
 
 MHA_INLINE vf
 vf_round(vf a)
 {
-    return VF_OP(vrndnq)(a);
-}
-
-/* The low bits of k, n plus the bias, move up to where the exponent lies. */
-MHA_INLINE vf
-vf_pow2(vf k)
-{
-    return VF_FROM_INT(VF_INT(vshlq_n)(VF_TO_INT(k), VF_MANTISSA));
-}
-
-/*
- * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
- * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
- */
-MHA_INLINE vf
-vf_scale2(vf a, vf k)
-{
-    const vf half = VF_FROM_INT(VF_INT(vaddq)(VF_TO_INT(a), VF_INT(vshlq_n)(VF_TO_INT(k), VF_MANTISSA)));
-    return vf_fma(half, vf_set1(2), vf_sub(k, k));
+    return VF_OP(rndn)(a);
 }
 
 MHA_INLINE real
@@ -209,37 +166,17 @@ vf_hsum(vf v)
     v = vaddq_f32(v, vextq_f32(v, v, 2)); /* lane j and j + 2 first; vaddvq alone takes neighbours */
     return vpadds_f32(vget_low_f32(v));
 #else
-    return VF_OP(vaddvq)(v);
+    return VF_OP(addv)(v);
 #endif
 }
 
 MHA_INLINE real
 vf_hmax(vf v)
 {
-    return VF_OP(vmaxvq)(v);
+    return VF_OP(maxv)(v);
 }
 
-/* Of a0 a1 a2 a3 and b0 b1 b2 b3 (float): a0 b0 a1 b1 and a2 b2 a3 b3. */
-MHA_INLINE void
-VF_NAME(interleave)(vf *a, vf *b)
-{
-    const vf low = VF_OP(vzip1q)(*a, *b);
-    *b = VF_OP(vzip2q)(*a, *b);
-    *a = low;
-}
-
-MHA_INLINE void
-vf_transpose(vf r[VF_LANES])
-{
-#if !VF_F64
-    VF_NAME(interleave)(r, r + 2);
-    VF_NAME(interleave)(r + 1, r + 3);
-    VF_NAME(interleave)(r + 2, r + 3);
-#endif
-    VF_NAME(interleave)(r, r + 1);
-}
-
-#include "load_square.inc"
+#include "simd_words.inc"
 
 typedef uint64x2_t vw;
 

@@ -24,6 +24,10 @@
 #define VF_FUSED 0
 
 typedef real vf;
+#define VF_TO_INT(v) VF_NAME(to_bits)(v)
+#define VF_FROM_INT(i) VF_NAME(from_bits)(i)
+#define VF_SHIFT(i) ((i) << VF_MANTISSA)
+#define VF_SUM(i, j) ((i) + (j))
 
 /* A number as the integer of the same bits, and back. */
 MHA_INLINE VF_BITS
@@ -46,12 +50,6 @@ MHA_INLINE vf
 vf_set1(real x)
 {
     return x;
-}
-
-MHA_INLINE vf
-vf_zero(void)
-{
-    return 0;
 }
 
 MHA_INLINE vf
@@ -166,24 +164,6 @@ vf_round(vf a)
     return (a + VF_MAGIC) - VF_MAGIC;
 }
 
-/* The low bits of k, n plus the bias, move up to where the exponent lies. */
-MHA_INLINE vf
-vf_pow2(vf k)
-{
-    return VF_NAME(from_bits)(VF_NAME(to_bits)(k) << VF_MANTISSA);
-}
-
-/*
- * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
- * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
- */
-MHA_INLINE vf
-vf_scale2(vf a, vf k)
-{
-    const vf half = VF_NAME(from_bits)(VF_NAME(to_bits)(a) + (VF_NAME(to_bits)(k) << VF_MANTISSA));
-    return half + half + (k - k);
-}
-
 MHA_INLINE real
 vf_hsum(vf v)
 {
@@ -196,13 +176,7 @@ vf_hmax(vf v)
     return v;
 }
 
-MHA_INLINE void
-vf_transpose(vf r[VF_LANES])
-{
-    (void)r;
-}
-
-#include "load_square.inc"
+#include "simd_words.inc"
 
 typedef uint64_t vw;
 

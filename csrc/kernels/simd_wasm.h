@@ -11,15 +11,21 @@
 #define VF_LANES 2
 #define VF_OP(op) wasm_f64x2_##op
 #define VF_INT(op) wasm_i64x2_##op
-#define VF_SIGN ((int64_t)((uint64_t)1 << 63))
+#define VF_LOW(a, b) wasm_i64x2_shuffle(a, b, 0, 2)
+#define VF_HIGH(a, b) wasm_i64x2_shuffle(a, b, 1, 3)
 #else
 #define VF_LANES 4
 #define VF_OP(op) wasm_f32x4_##op
 #define VF_INT(op) wasm_i32x4_##op
-#define VF_SIGN ((int32_t)((uint32_t)1 << 31))
+#define VF_LOW(a, b) wasm_i32x4_shuffle(a, b, 0, 4, 1, 5)
+#define VF_HIGH(a, b) wasm_i32x4_shuffle(a, b, 2, 6, 3, 7)
 #endif
 typedef v128_t vf;
 typedef v128_t vf_mask;
+#define VF_TO_INT(v) (v)
+#define VF_FROM_INT(i) (i)
+#define VF_SHIFT(i) VF_INT(shl)(i, VF_MANTISSA)
+#define VF_SUM(i, j) VF_INT(add)(i, j)
 
 /* 4 x 2 sums, 2 vectors of the panel, a broadcast and a product: 12 of the 16 registers of the x86 below. */
 #define VF_TILE_ROWS 4
@@ -32,12 +38,6 @@ MHA_INLINE vf
 vf_set1(real x)
 {
     return VF_OP(splat)(x);
-}
-
-MHA_INLINE vf
-vf_zero(void)
-{
-    return VF_OP(splat)(0);
 }
 
 MHA_INLINE vf
@@ -71,12 +71,12 @@ vf_load_first(const real *p, size_t n)
         return vf_load(p);
     }
 #if VF_F64
-    return n == 0 ? vf_zero() : wasm_v128_load64_zero(p);
+    return n == 0 ? vf_set1(0) : wasm_v128_load64_zero(p);
 #else
     if (n == 3) {
         return wasm_v128_load32_lane(p + 2, wasm_v128_load64_zero(p), 2);
     }
-    return n == 0 ? vf_zero() : n == 1 ? wasm_v128_load32_zero(p) : wasm_v128_load64_zero(p);
+    return n == 0 ? vf_set1(0) : n == 1 ? wasm_v128_load32_zero(p) : wasm_v128_load64_zero(p);
 #endif
 }
 
@@ -110,39 +110,15 @@ vf_keep_first(vf v, size_t n, vf fill)
 }
 
 MHA_INLINE vf
-vf_add(vf a, vf b)
-{
-    return VF_OP(add)(a, b);
-}
-
-MHA_INLINE vf
-vf_sub(vf a, vf b)
-{
-    return VF_OP(sub)(a, b);
-}
-
-MHA_INLINE vf
-vf_mul(vf a, vf b)
-{
-    return VF_OP(mul)(a, b);
-}
-
-MHA_INLINE vf
-vf_div(vf a, vf b)
-{
-    return VF_OP(div)(a, b);
-}
-
-MHA_INLINE vf
 vf_fma(vf a, vf b, vf c)
 {
-    return vf_add(vf_mul(a, b), c);
+    return VF_OP(add)(VF_OP(mul)(a, b), c);
 }
 
 MHA_INLINE vf
 vf_fnma(vf a, vf b, vf c)
 {
-    return vf_sub(c, vf_mul(a, b));
+    return VF_OP(sub)(c, VF_OP(mul)(a, b));
 }
 
 /* pmax(b, a) is b < a ? a : b, and so b for a NaN in either. */
@@ -167,7 +143,7 @@ vf_abs(vf a)
 MHA_INLINE vf
 vf_copysign(vf a, vf sign)
 {
-    return wasm_v128_or(a, wasm_v128_and(sign, VF_INT(splat)(VF_SIGN)));
+    return wasm_v128_or(a, wasm_v128_and(sign, VF_OP(splat)((real)-0.0)));
 }
 
 MHA_INLINE vf
@@ -188,30 +164,12 @@ vf_round(vf a)
     return VF_OP(nearest)(a);
 }
 
-/* The low bits of k, n plus the bias, move up to where the exponent lies. */
-MHA_INLINE vf
-vf_pow2(vf k)
-{
-    return VF_INT(shl)(k, VF_MANTISSA);
-}
-
-/*
- * The low bits of k, n - 1, are added to the exponent of a: half of what is wanted, so that inf comes by itself.
- * k - k is 0, but NaN for NaN, whose bits that sum does not keep.
- */
-MHA_INLINE vf
-vf_scale2(vf a, vf k)
-{
-    const vf half = VF_INT(add)(a, VF_INT(shl)(k, VF_MANTISSA));
-    return vf_add(vf_add(half, half), vf_sub(k, k));
-}
-
 /* The upper half onto the lower one, until one lane is left. */
 MHA_INLINE real
 vf_hsum(vf v)
 {
 #if !VF_F64
-    v = vf_add(v, wasm_i64x2_shuffle(v, v, 1, 1));
+    v = VF_OP(add)(v, wasm_i64x2_shuffle(v, v, 1, 1));
 #endif
     return VF_OP(extract_lane)(v, 0) + VF_OP(extract_lane)(v, 1);
 }
@@ -219,41 +177,14 @@ vf_hsum(vf v)
 MHA_INLINE real
 vf_hmax(vf v)
 {
+    v = vf_max(v, wasm_i64x2_shuffle(v, v, 1, 1));
 #if !VF_F64
-    v = vf_max(v, wasm_i64x2_shuffle(v, v, 1, 1));
     v = vf_max(v, wasm_i32x4_shuffle(v, v, 1, 1, 1, 1));
-#else
-    v = vf_max(v, wasm_i64x2_shuffle(v, v, 1, 1));
 #endif
     return VF_OP(extract_lane)(v, 0);
 }
 
-/* Of a0 a1 a2 a3 and b0 b1 b2 b3 (float): a0 b0 a1 b1 and a2 b2 a3 b3. */
-MHA_INLINE void
-VF_NAME(interleave)(vf *a, vf *b)
-{
-#if VF_F64
-    const vf low = wasm_i64x2_shuffle(*a, *b, 0, 2);
-    *b = wasm_i64x2_shuffle(*a, *b, 1, 3);
-#else
-    const vf low = wasm_i32x4_shuffle(*a, *b, 0, 4, 1, 5);
-    *b = wasm_i32x4_shuffle(*a, *b, 2, 6, 3, 7);
-#endif
-    *a = low;
-}
-
-MHA_INLINE void
-vf_transpose(vf r[VF_LANES])
-{
-#if !VF_F64
-    VF_NAME(interleave)(r, r + 2);
-    VF_NAME(interleave)(r + 1, r + 3);
-    VF_NAME(interleave)(r + 2, r + 3);
-#endif
-    VF_NAME(interleave)(r, r + 1);
-}
-
-#include "load_square.inc"
+#include "simd_words.inc"
 
 typedef uint64_t vw __attribute__((vector_size(16)));
 
