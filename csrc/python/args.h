@@ -53,12 +53,12 @@ typedef struct {
 int mha_py_select_isa(mha_py_state *state, mha_isa isa); /* py_system.c */
 
 /*
- * One call of a function, on that function's stack: begun first, ended last.  Whatever the call comes to own, arrays
- * and views on tensors, is noted here and released at its end, however far it got.
+ * One call of a function.  Whatever it comes to own, arrays and views on tensors, is noted here and released at its
+ * end, however far it got.
  */
 typedef struct {
     const char *function;
-    const mha_py_state *state;
+    mha_py_state *state;
     PyThreadState *detached; /* while other threads may run */
     int failed;              /* an output could not be had */
     int has_tensors;         /* among its arguments: its results are tensors, too */
@@ -66,13 +66,22 @@ typedef struct {
     PyObject *owned[MHA_PY_MAX_OWNED];
 } mha_py_call;
 
-void mha_py_begin(mha_py_call *call, PyObject *module, const char *function);
-PyObject *mha_py_own(mha_py_call *call, void *object); /* takes the reference; what was given, or NULL */
-PyObject *mha_py_end(mha_py_call *call, PyObject *result); /* the result */
+/*
+ * What a function of the module does with its arguments: values[i] is the i-th (borrowed), NULL where the caller's end
+ * before; all are positional.  mha_py_run begins and ends the call around it.
+ */
+typedef PyObject *mha_py_function(mha_py_call *call, PyObject *const *values);
 
-/* All functions are positional.  values[i] becomes the i-th argument (borrowed), NULL where the call ends before. */
-int mha_py_arguments(const mha_py_call *call, PyObject *const *args, Py_ssize_t n_args, int least, int most,
-                     PyObject **values);
+typedef struct {
+    const char *name;
+    mha_py_function *run;
+    int least, most; /* arguments */
+} mha_py_entry;
+
+PyObject *mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args);
+
+PyObject *mha_py_own(mha_py_call *call, void *object); /* takes the reference; what was given, or NULL */
+void mha_py_release(mha_py_call *call, int n_left);     /* what came after the first n_left, before the call's end */
 
 /*
  * Let other threads run during a core call of `work` multiply-adds, and come back with its status.  Below the threshold
@@ -249,17 +258,37 @@ int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const
 
 /* --- The module's functions --------------------------------------------------------------- */
 
-/* Described in mha_c/_core.pyi. */
-typedef PyObject *mha_py_many(PyObject *module, PyObject *const *args, Py_ssize_t n_args);
-typedef PyObject *mha_py_one(PyObject *module, PyObject *value); /* value NULL: takes nothing */
+/* (name, fewest arguments, most), described in mha_c/_core.pyi: this list declares them and makes the method table. */
+#define MHA_PY_FUNCTIONS(X) \
+    X(attention_forward, 3, MHA_PY_N_ATTENTION + 5) \
+    X(attention_backward, 6, MHA_PY_N_ATTENTION + 6) \
+    X(attention_weights, 7, 7) \
+    X(masked_softmax, 3, 3) \
+    X(dropout_factors, 3, 3) \
+    X(layer_forward, 10, 10) \
+    X(layer_forward_training, 10, 10) \
+    X(layer_step, 15, 15) \
+    X(layer_backward, 11, 15) \
+    X(layer_parts, 2, 2) \
+    X(serve_tensors, 4, 4) \
+    X(pack_linear, 1, 1) \
+    X(linear, 2, 2) \
+    X(linear_backward, 4, 4) \
+    X(same_numbers, 2, 2) \
+    X(explain_attention, 3, MHA_PY_N_ATTENTION + 3) \
+    X(explain_layer, 10, 11) \
+    X(explain_linear, 2, 2) \
+    X(explain_kernels, 0, 0) \
+    X(exp, 1, 1) \
+    X(tanh, 1, 1) \
+    X(isas, 0, 0) \
+    X(isa, 0, 0) \
+    X(set_isa, 1, 1) \
+    X(get_num_threads, 0, 0) \
+    X(set_num_threads, 1, 1) \
+    X(available_threads, 0, 0)
 
-mha_py_many py_attention_forward, py_attention_backward, py_attention_weights;
-mha_py_many py_masked_softmax, py_dropout_factors;
-mha_py_many py_layer_forward, py_layer_forward_training, py_layer_step, py_layer_backward;
-mha_py_many py_linear, py_linear_backward, py_serve_tensors, py_layer_parts, py_same_numbers;
-mha_py_many py_explain_attention, py_explain_layer, py_explain_linear;
-mha_py_one py_pack_linear, py_exp, py_tanh;
-mha_py_one py_explain_kernels, py_isas, py_isa, py_set_isa;
-mha_py_one py_get_num_threads, py_set_num_threads, py_available_threads;
+#define MHA_PY_DECLARE(name, least, most) mha_py_function py_##name;
+MHA_PY_FUNCTIONS(MHA_PY_DECLARE)
 
 #endif /* MHA_PY_ARGS_H */

@@ -48,18 +48,10 @@ enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR 
 /* --- Which tensors ------------------------------------------------------------------------------- */
 
 PyObject *
-py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_serve_tensors(mha_py_call *call, PyObject *const *values)
 {
-    mha_py_state *state = PyModule_GetState(module);
-    PyObject *values[MHA_PY_N_FROM_TORCH];
-    mha_py_call call;
-    const dl_exchange *exchange;
+    const dl_exchange *exchange = PyCapsule_GetPointer(values[MHA_PY_EXCHANGE], "dlpack_exchange_api");
 
-    mha_py_begin(&call, module, "serve_tensors");
-    if (mha_py_arguments(&call, args, n_args, MHA_PY_N_FROM_TORCH, MHA_PY_N_FROM_TORCH, values) < 0) {
-        return NULL;
-    }
-    exchange = PyCapsule_GetPointer(values[MHA_PY_EXCHANGE], "dlpack_exchange_api");
     if (exchange == NULL) {
         return NULL;
     }
@@ -68,13 +60,13 @@ py_serve_tensors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     }
     for (int i = 0; i < MHA_PY_N_FROM_TORCH; i++) {
-        PyObject *before = state->kept[i];
+        PyObject *before = call->state->kept[i];
 
         Py_INCREF(values[i]);
-        state->kept[i] = values[i];
+        call->state->kept[i] = values[i];
         Py_XDECREF(before);
     }
-    state->exchange = exchange;
+    call->state->exchange = exchange;
     Py_RETURN_NONE;
 }
 

@@ -7,13 +7,27 @@
 
 /* --- Beginning and end ----------------------------------------------------------------------- */
 
-void
-mha_py_begin(mha_py_call *call, PyObject *module, const char *function)
+PyObject *
+mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
-    call->function = function;
-    call->state = PyModule_GetState(module);
-    call->detached = NULL;
-    call->failed = call->has_tensors = call->n_owned = 0;
+    PyObject *values[MHA_PY_MAX_ARGS], *result;
+    mha_py_call call; /* most of it stays as it is */
+
+    if (n_args < entry->least || n_args > entry->most) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d to %d arguments, got %zd", entry->name, entry->least, entry->most,
+                     n_args);
+        return NULL;
+    }
+    for (int i = 0; i < entry->most; i++) {
+        values[i] = i < n_args ? args[i] : NULL;
+    }
+    call.function = entry->name;
+    call.state = PyModule_GetState(module);
+    call.detached = NULL;
+    call.failed = call.has_tensors = call.n_owned = 0;
+    result = entry->run(&call, values);
+    mha_py_release(&call, 0);
+    return result;
 }
 
 PyObject *
@@ -25,27 +39,12 @@ mha_py_own(mha_py_call *call, void *object)
     return object;
 }
 
-PyObject *
-mha_py_end(mha_py_call *call, PyObject *result)
+void
+mha_py_release(mha_py_call *call, int n_left)
 {
-    while (call->n_owned > 0) {
+    while (call->n_owned > n_left) {
         Py_DECREF(call->owned[--call->n_owned]);
     }
-    return result;
-}
-
-int
-mha_py_arguments(const mha_py_call *call, PyObject *const *args, Py_ssize_t n_args, int least, int most,
-                 PyObject **values)
-{
-    if (n_args < least || n_args > most) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %d to %d arguments, got %zd", call->function, least, most, n_args);
-        return -1;
-    }
-    for (int i = 0; i < most; i++) {
-        values[i] = i < n_args ? args[i] : NULL;
-    }
-    return 0;
 }
 
 /* --- Refusals ---------------------------------------------------------------------------------- */

@@ -13,40 +13,16 @@
 #define METH_FASTCALL 0x0080
 #endif
 
-#define MANY(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
-#define ONE(name) {#name, py_##name, METH_O, NULL}
-#define NOTHING(name) {#name, py_##name, METH_NOARGS, NULL}
+#define ENTER(name, least, most) \
+    static PyObject *enter_##name(PyObject *module, PyObject *const *args, Py_ssize_t n_args) \
+    { \
+        static const mha_py_entry entry = {#name, py_##name, least, most}; \
+        return mha_py_run(&entry, module, args, n_args); \
+    }
+#define METHOD(name, least, most) {#name, (PyCFunction)(void (*)(void))enter_##name, METH_FASTCALL, NULL},
 
-static PyMethodDef methods[] = {
-    MANY(attention_forward),
-    MANY(attention_backward),
-    MANY(attention_weights),
-    MANY(layer_forward),
-    MANY(layer_forward_training),
-    MANY(layer_step),
-    MANY(layer_backward),
-    MANY(serve_tensors),
-    MANY(layer_parts),
-    MANY(linear),
-    MANY(linear_backward),
-    MANY(masked_softmax),
-    MANY(dropout_factors),
-    MANY(same_numbers),
-    MANY(explain_attention),
-    MANY(explain_layer),
-    MANY(explain_linear),
-    ONE(pack_linear),
-    ONE(exp),
-    ONE(tanh),
-    ONE(set_isa),
-    ONE(set_num_threads),
-    NOTHING(explain_kernels),
-    NOTHING(isas),
-    NOTHING(isa),
-    NOTHING(get_num_threads),
-    NOTHING(available_threads),
-    {NULL, NULL, 0, NULL},
-};
+MHA_PY_FUNCTIONS(ENTER)
+static PyMethodDef methods[] = {MHA_PY_FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 
 /* The widest instruction set that this CPU offers; Python may ask for another one later. */
 static int

@@ -10,22 +10,30 @@
 /* --- Forward --------------------------------------------------------------------------------- */
 
 /* Each result as the caller gets it: (out, weights, lse[, (row_max, row_sum)]), None for what was not asked for. */
-static PyObject *
-forward(mha_py_call *call, mha_py_attention *attention, const int wanted[3])
+PyObject *
+py_attention_forward(mha_py_call *call, PyObject *const *values)
 {
-    mha_attention_args *args = &attention->args;
-    const int rank = attention->q.rank, type = attention->q.type;
-    const npy_intp *scores = attention->scores;
+    enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, STATS, ORIGIN, TERMS };
+    mha_py_attention attention = {0};
+    mha_attention_args *args = &attention.args;
+    PyObject *answer, *statistics;
+    int wanted[3];
+
+    if (mha_py_take_attention(call, values, values[ORIGIN], values[TERMS], &attention) < 0 ||
+        mha_py_flag(values[WEIGHTS], &wanted[0]) < 0 || mha_py_flag(values[LSE], &wanted[1]) < 0 ||
+        mha_py_flag(values[STATS], &wanted[2]) < 0) {
+        return NULL;
+    }
+    const int rank = attention.q.rank, type = attention.q.type;
+    const npy_intp *scores = attention.scores;
     PyArrayObject *results[] = {
-        mha_py_new(call, "the output", rank, attention->out_shape, type),
+        mha_py_new(call, "the output", rank, attention.out_shape, type),
         wanted[0] ? mha_py_new(call, "weights", rank, scores, type) : NULL,
         wanted[1] ? mha_py_new(call, "lse", rank - 1, scores, type) : NULL,
         NULL, /* the place of the statistics' tuple */
         wanted[2] ? mha_py_new(call, "row_max", rank - 1, scores, type) : NULL,
         wanted[2] ? mha_py_new(call, "row_sum", rank - 1, scores, type) : NULL,
     };
-    PyObject *answer, *statistics;
-
     if (call->failed) {
         return NULL;
     }
@@ -35,7 +43,7 @@ forward(mha_py_call *call, mha_py_attention *attention, const int wanted[3])
     args->row_max = mha_py_data(results[4]);
     args->row_sum = mha_py_data(results[5]);
     if (args->heads > 0) { /* the core wants at least one head; without, there is nothing to fill in */
-        mha_py_detach(call, attention->work);
+        mha_py_detach(call, attention.work);
         if (mha_py_attach(call, mha_attention_forward(args)) < 0) {
             return NULL;
         }
@@ -48,28 +56,9 @@ forward(mha_py_call *call, mha_py_attention *attention, const int wanted[3])
     return answer;
 }
 
-PyObject *
-py_attention_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
-{
-    enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, STATS, ORIGIN, TERMS, N_ARGS };
-    PyObject *values[N_ARGS], *result = NULL;
-    mha_py_attention attention = {0};
-    mha_py_call call;
-    int wanted[3];
-
-    mha_py_begin(&call, module, "attention_forward");
-    if (mha_py_arguments(&call, args, n_args, 3, N_ARGS, values) == 0 &&
-        mha_py_take_attention(&call, values, values[ORIGIN], values[TERMS], &attention) == 0 &&
-        mha_py_flag(values[WEIGHTS], &wanted[0]) == 0 && mha_py_flag(values[LSE], &wanted[1]) == 0 &&
-        mha_py_flag(values[STATS], &wanted[2]) == 0) {
-        result = forward(&call, &attention, wanted);
-    }
-    return mha_py_end(&call, result);
-}
-
 /* --- Backward -------------------------------------------------------------------------------- */
 
-enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, TERMS, N_ARGS };
+enum { GRAD_OUT, OUT, ROW_STATS, FORWARD, BIAS_GRAD = FORWARD + MHA_PY_N_ATTENTION, ORIGIN, TERMS };
 enum { GRAD_Q, GRAD_K, GRAD_V, GRAD_W_V, GRAD_BIAS, N_GRADS, GRAD_TABLE = N_GRADS, GRAD_SINKS, N_GRADS_WITH_TERMS };
 
 static int
@@ -158,111 +147,91 @@ backward(mha_py_call *call, const mha_py_attention *attention, mha_attention_gra
 }
 
 PyObject *
-py_attention_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_attention_backward(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[N_ARGS], *result = NULL;
     mha_py_attention attention = {0};
     mha_attention_grads grads = {0};
-    mha_py_call call;
     int with_bias;
 
-    mha_py_begin(&call, module, "attention_backward");
-    if (mha_py_arguments(&call, args, n_args, 6, N_ARGS, values) == 0 &&
-        mha_py_take_attention(&call, values + FORWARD, values[ORIGIN], values[TERMS], &attention) == 0 &&
-        take_results(&call, values, &attention, &grads) == 0 && mha_py_flag(values[BIAS_GRAD], &with_bias) == 0) {
-        result = backward(&call, &attention, &grads, with_bias, mha_py_given(values[TERMS]));
+    if (mha_py_take_attention(call, values + FORWARD, values[ORIGIN], values[TERMS], &attention) < 0 ||
+        take_results(call, values, &attention, &grads) < 0 || mha_py_flag(values[BIAS_GRAD], &with_bias) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    return backward(call, &attention, &grads, with_bias, mha_py_given(values[TERMS]));
 }
 
 /* --- Weights of an earlier call ------------------------------------------------------------------- */
 
 PyObject *
-py_attention_weights(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_attention_weights(mha_py_call *call, PyObject *const *given)
 {
-    enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, N };
-    PyObject *v[N], *result = NULL;
+    enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY };
+    PyObject *const values[MHA_PY_N_ATTENTION] = {given[Q],   given[K],    given[K],
+                                                  given[W_V], given[LENS], [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
     mha_py_attention attention = {0};
-    PyArrayObject *weights = NULL;
-    mha_py_call call;
+    PyArrayObject *weights;
 
-    mha_py_begin(&call, module, "attention_weights");
-    if (mha_py_arguments(&call, args, n_args, N, N, v) < 0) {
+    if (mha_py_take_attention(call, values, NULL, NULL, &attention) < 0 ||
+        mha_py_take_statistics(call, given[ROW_MAX], given[ROW_SUM], &attention) < 0) {
         return NULL;
     }
-    PyObject *const values[MHA_PY_N_ATTENTION] = {v[Q], v[K], v[K], v[W_V], v[LENS],
-                                                  [MHA_PY_N_ATTENTION - 1] = v[EMPTY]};
-    if (mha_py_take_attention(&call, values, NULL, NULL, &attention) == 0 &&
-        mha_py_take_statistics(&call, v[ROW_MAX], v[ROW_SUM], &attention) == 0) {
-        weights = mha_py_new(&call, "attention_weights", attention.q.rank, attention.scores, attention.q.type);
-        attention.args.weights = mha_py_data(weights);
+    weights = mha_py_new(call, "attention_weights", attention.q.rank, attention.scores, attention.q.type);
+    if (weights == NULL) {
+        return NULL;
     }
-    if (weights != NULL) {
-        mha_py_detach(&call, attention.work);
-        result = mha_py_finish(&call, attention.args.heads == 0 ? MHA_OK : mha_attention_weights(&attention.args),
-                               weights);
-    }
-    return mha_py_end(&call, result);
+    attention.args.weights = PyArray_DATA(weights);
+    mha_py_detach(call, attention.work);
+    return mha_py_finish(call, attention.args.heads == 0 ? MHA_OK : mha_attention_weights(&attention.args), weights);
 }
 
 /* --- The book's function, and dropout ------------------------------------------------------------ */
 
 PyObject *
-py_masked_softmax(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_masked_softmax(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[3], *result = NULL;
     mha_py_array x = {0};
     mha_py_lengths lengths = {0};
     mha_empty empty_rows;
-    PyArrayObject *out = NULL;
-    mha_py_call call;
+    PyArrayObject *out;
 
-    mha_py_begin(&call, module, "masked_softmax");
-    if (mha_py_arguments(&call, args, n_args, 3, 3, values) == 0 &&
-        mha_py_take(&call, values[0], "X", MHA_PY_DENSE, NULL, &x) == 0 &&
-        mha_py_need_rank(&x, 3, "(B, Q, K)") == 0 &&
-        mha_py_take_lengths(&call, values[1], x.shape[0], x.shape[1], &lengths) == 0 &&
-        mha_py_empty_rows(values[2], &empty_rows) == 0) {
-        out = mha_py_new(&call, "the output", 3, x.shape, x.type);
+    if (mha_py_take(call, values[0], "X", MHA_PY_DENSE, NULL, &x) < 0 || mha_py_need_rank(&x, 3, "(B, Q, K)") < 0 ||
+        mha_py_take_lengths(call, values[1], x.shape[0], x.shape[1], &lengths) < 0 ||
+        mha_py_empty_rows(values[2], &empty_rows) < 0) {
+        return NULL;
     }
-    if (out != NULL) {
-        const mha_visibility visible = mha_py_visibility(&lengths);
-
-        mha_py_detach(&call, 8 * (double)PyArray_SIZE(out));
-        result = mha_py_finish(&call,
-                               mha_masked_softmax(mha_py_dtype(x.type), (size_t)x.shape[0], (size_t)x.shape[1],
-                                                  (size_t)x.shape[2], x.data, &visible, empty_rows, PyArray_DATA(out)),
-                               out);
+    out = mha_py_new(call, "the output", 3, x.shape, x.type);
+    if (out == NULL) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    const mha_visibility visible = mha_py_visibility(&lengths);
+    mha_py_detach(call, 8 * (double)PyArray_SIZE(out));
+    return mha_py_finish(call,
+                         mha_masked_softmax(mha_py_dtype(x.type), (size_t)x.shape[0], (size_t)x.shape[1],
+                                            (size_t)x.shape[2], x.data, &visible, empty_rows, PyArray_DATA(out)),
+                         out);
 }
 
 PyObject *
-py_dropout_factors(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_dropout_factors(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[3], *result = NULL;
     mha_py_array weights = {0};
+    const npy_intp *shape = weights.shape;
     double dropout;
     uint64_t seed;
-    PyArrayObject *factors = NULL;
-    mha_py_call call;
+    PyArrayObject *factors;
 
-    mha_py_begin(&call, module, "dropout_factors");
-    if (mha_py_arguments(&call, args, n_args, 3, 3, values) == 0 &&
-        mha_py_take(&call, values[0], "weights", MHA_PY_LOOSE, NULL, &weights) == 0 &&
-        mha_py_need_rank(&weights, 4, "(B, H, Q, K)") == 0 && mha_py_probability(values[1], &dropout) == 0 &&
-        mha_py_seed(values[2], &seed) == 0) {
-        factors = mha_py_new(&call, "the factors", 4, weights.shape, weights.type);
+    if (mha_py_take(call, values[0], "weights", MHA_PY_LOOSE, NULL, &weights) < 0 ||
+        mha_py_need_rank(&weights, 4, "(B, H, Q, K)") < 0 || mha_py_probability(values[1], &dropout) < 0 ||
+        mha_py_seed(values[2], &seed) < 0) {
+        return NULL;
     }
-    if (factors != NULL) {
-        const npy_intp *shape = weights.shape;
-
-        mha_py_detach(&call, 8 * (double)PyArray_SIZE(factors));
-        result = mha_py_finish(&call,
-                               mha_dropout_factors(mha_py_dtype(weights.type), (size_t)shape[0], (size_t)shape[1],
-                                                   (size_t)shape[2], (size_t)shape[3], dropout, seed,
-                                                   PyArray_DATA(factors)),
-                               factors);
+    factors = mha_py_new(call, "the factors", 4, shape, weights.type);
+    if (factors == NULL) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    mha_py_detach(call, 8 * (double)PyArray_SIZE(factors));
+    return mha_py_finish(call,
+                         mha_dropout_factors(mha_py_dtype(weights.type), (size_t)shape[0], (size_t)shape[1],
+                                             (size_t)shape[2], (size_t)shape[3], dropout, seed, PyArray_DATA(factors)),
+                         factors);
 }

@@ -15,13 +15,13 @@ enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
 typedef struct {
     PyObject *part[N_PARTS], *word[N_WORDS]; /* borrowed from the layout */
-    mha_py_call call;                        /* owns all that was read: another thread may be changing the module */
+    mha_py_call *call;                       /* owns all that was read: another thread may be changing the module */
 } reading;
 
 static int
 has_room(const reading *r)
 {
-    return r->call.n_owned < MHA_PY_MAX_OWNED;
+    return r->call->n_owned < MHA_PY_MAX_OWNED;
 }
 
 /* Of a dictionary; NULL, and no exception, where it is none or has no such thing. */
@@ -34,7 +34,7 @@ get(reading *r, PyObject *dict, PyObject *key)
     if (value == NULL) {
         PyErr_Clear();
     }
-    return mha_py_own(&r->call, value);
+    return mha_py_own(r->call, value);
 }
 
 static int
@@ -51,7 +51,7 @@ plain_state(reading *r, PyObject *module, PyObject *type)
     int plain = module != NULL && (PyObject *)Py_TYPE(module) == type && has_room(r);
 
     if (plain) {
-        state = mha_py_own(&r->call, PyObject_GetAttr(module, r->word[STATE]));
+        state = mha_py_own(r->call, PyObject_GetAttr(module, r->word[STATE]));
         plain = state != NULL && PyDict_Check(state) && PyDict_Contains(state, r->word[FORWARD]) == 0;
     }
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[HOOKS]); i++) {
@@ -114,7 +114,7 @@ read_layer(reading *r, PyObject *layer)
     for (int i = 0; i < N_PARAMETERS; i++) {
         parameters[i] = Py_None;
     }
-    state = inner = plain ? mha_py_own(&r->call, PyObject_GetAttr(layer, r->word[STATE])) : NULL;
+    state = inner = plain ? mha_py_own(r->call, PyObject_GetAttr(layer, r->word[STATE])) : NULL;
     modules = get(r, state, r->word[MODULES]);
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[SLOTS]); i++) {
         plain = take_linear(r, modules, PyTuple_GetItem(r->part[SLOTS], i), parameters);
@@ -136,17 +136,12 @@ read_layer(reading *r, PyObject *layer)
 
 /* layer_parts(layer, layout) -> (parameters, state, dropout), or None */
 PyObject *
-py_layer_parts(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_layer_parts(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[2], *result = NULL;
-    reading r;
-    int complete;
+    PyObject *result;
+    reading r = {.call = call};
+    int complete = PyTuple_Check(values[1]) && PyTuple_Size(values[1]) == N_PARTS;
 
-    mha_py_begin(&r.call, module, "layer_parts");
-    if (mha_py_arguments(&r.call, args, n_args, 2, 2, values) < 0) {
-        return NULL;
-    }
-    complete = PyTuple_Check(values[1]) && PyTuple_Size(values[1]) == N_PARTS;
     for (int i = 0; i < N_PARTS && complete; i++) {
         r.part[i] = PyTuple_GetItem(values[1], i);
     }
@@ -159,7 +154,7 @@ py_layer_parts(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
         mha_py_type_error(values[1], "layout", "a Layout of mha_c.torch");
         return NULL;
     }
-    result = mha_py_end(&r.call, read_layer(&r, values[0]));
+    result = read_layer(&r, values[0]);
     if (PyErr_Occurred()) { /* a layout of other things than it should hold */
         Py_CLEAR(result);
     } else if (result == NULL) {

@@ -75,34 +75,27 @@ same_numbers(mha_py_call *call, const mha_py_array *a, const mha_py_array *b)
 
 /* 1 or 0; -1 with an exception. */
 static int
-same_pair(PyObject *module, PyObject *first, PyObject *second)
+same_pair(mha_py_call *call, PyObject *first, PyObject *second)
 {
-    mha_py_call call;
+    const int n_owned = call->n_owned;
     mha_py_array a = {0}, b = {0};
     int same = -1;
 
     if (first == Py_None || second == Py_None) {
         return first == second;
     }
-    mha_py_begin(&call, module, "same_numbers");
-    if (take(&call, first, "first", &a) == 0 && take(&call, second, "second", &b) == 0) {
-        same = same_numbers(&call, &a, &b);
+    if (take(call, first, "first", &a) == 0 && take(call, second, "second", &b) == 0) {
+        same = same_numbers(call, &a, &b);
     }
-    (void)mha_py_end(&call, NULL);
+    mha_py_release(call, n_owned);
     return same;
 }
 
 PyObject *
-py_same_numbers(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_same_numbers(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[2];
-    mha_py_call call;
-    int same = 1;
+    int same;
 
-    mha_py_begin(&call, module, "same_numbers");
-    if (mha_py_arguments(&call, args, n_args, 2, 2, values) < 0) {
-        return NULL;
-    }
     for (int i = 0; i < 2; i++) {
         if (!PyTuple_Check(values[i])) {
             mha_py_type_error(values[i], i == 0 ? "first" : "second", "a tuple of arrays");
@@ -111,7 +104,7 @@ py_same_numbers(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
     }
     same = PyTuple_Size(values[0]) == PyTuple_Size(values[1]);
     for (Py_ssize_t i = 0; same == 1 && i < PyTuple_Size(values[0]); i++) {
-        same = same_pair(module, PyTuple_GetItem(values[0], i), PyTuple_GetItem(values[1], i));
+        same = same_pair(call, PyTuple_GetItem(values[0], i), PyTuple_GetItem(values[1], i));
     }
     return same < 0 ? NULL : PyBool_FromLong(same);
 }

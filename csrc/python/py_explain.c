@@ -48,45 +48,38 @@ attention_facts(const mha_attention_facts *facts)
         PyBool_FromLong(facts->by_columns), PyBool_FromLong(facts->weights_again), (Py_ssize_t)facts->scratch_bytes);
 }
 
-/* --- Kernels ------------------------------------------------------------------------------------ */
+/* --- Kernels and attention ------------------------------------------------------------------------- */
 
 PyObject *
-py_explain_kernels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+py_explain_kernels(mha_py_call *call, PyObject *const *Py_UNUSED(values))
 {
     const mha_share_facts share = mha_threads_explain();
     mha_kernel_facts single, twice;
 
-    if (mha_py_check(mha_kernels_explain(MHA_F32, &single), "explain_kernels") < 0 ||
-        mha_py_check(mha_kernels_explain(MHA_F64, &twice), "explain_kernels") < 0) {
+    if (mha_py_check(mha_kernels_explain(MHA_F32, &single), call->function) < 0 ||
+        mha_py_check(mha_kernels_explain(MHA_F64, &twice), call->function) < 0) {
         return NULL;
     }
     return Py_BuildValue("(NNN)", kernel_facts(&single), kernel_facts(&twice), share_facts(&share));
 }
 
-/* --- Attention ------------------------------------------------------------------------------------- */
-
 PyObject *
-py_explain_attention(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_explain_attention(mha_py_call *call, PyObject *const *values)
 {
-    enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, TERMS, N_ARGS };
-    PyObject *values[N_ARGS], *result = NULL;
+    enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, TERMS };
     mha_py_attention attention = {0};
     mha_attention_facts facts;
-    mha_py_call call;
     int want_weights, want_lse;
 
-    mha_py_begin(&call, module, "explain_attention");
-    if (mha_py_arguments(&call, args, n_args, 3, N_ARGS, values) == 0 &&
-        mha_py_take_attention(&call, values, NULL, values[TERMS], &attention) == 0 &&
-        mha_py_flag(values[WEIGHTS], &want_weights) == 0 && mha_py_flag(values[LSE], &want_lse) == 0) {
-        attention.args.out.data = &facts;
-        attention.args.weights = want_weights ? &facts : NULL;
-        attention.args.lse = want_lse ? &facts : NULL;
-        if (mha_py_check(mha_attention_explain(&attention.args, &facts), call.function) == 0) {
-            result = attention_facts(&facts);
-        }
+    if (mha_py_take_attention(call, values, NULL, values[TERMS], &attention) < 0 ||
+        mha_py_flag(values[WEIGHTS], &want_weights) < 0 || mha_py_flag(values[LSE], &want_lse) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    attention.args.out.data = &facts;
+    attention.args.weights = want_weights ? &facts : NULL;
+    attention.args.lse = want_lse ? &facts : NULL;
+    return mha_py_check(mha_attention_explain(&attention.args, &facts), call->function) < 0 ? NULL
+                                                                                             : attention_facts(&facts);
 }
 
 /* --- Layers ------------------------------------------------------------------------------------------ */
@@ -132,45 +125,36 @@ layer_facts(const mha_py_layer *layer, const mha_layer_facts *facts, double kept
 }
 
 PyObject *
-py_explain_layer(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_explain_layer(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[MHA_PY_N_LAYER + 1], *result = NULL;
     mha_py_layer layer = {0};
     mha_layer_facts facts;
-    mha_py_call call;
     int training;
 
-    mha_py_begin(&call, module, "explain_layer");
-    if (mha_py_arguments(&call, args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER + 1, values) == 0 &&
-        mha_py_take_layer(&call, values, MHA_PY_PROJECTIONS, &layer) == 0 &&
-        mha_py_flag(values[MHA_PY_N_LAYER], &training) == 0) {
-        const double kept_bytes = want_kept(&layer, training, &facts);
-
-        if (mha_py_check(mha_layer_explain(&layer.args, &facts), call.function) == 0) {
-            result = layer_facts(&layer, &facts, kept_bytes);
-        }
+    if (mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0 ||
+        mha_py_flag(values[MHA_PY_N_LAYER], &training) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    const double kept_bytes = want_kept(&layer, training, &facts);
+    return mha_py_check(mha_layer_explain(&layer.args, &facts), call->function) < 0
+               ? NULL
+               : layer_facts(&layer, &facts, kept_bytes);
 }
 
 /* --- One projection ----------------------------------------------------------------------------------- */
 
 PyObject *
-py_explain_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_explain_linear(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[2], *result = NULL;
     mha_py_rows x = {.rank = 0};
     mha_py_projection projection = {.linear = {0}};
     mha_linear_facts facts;
-    mha_py_call call;
 
-    mha_py_begin(&call, module, "explain_linear");
-    if (mha_py_arguments(&call, args, n_args, 2, 2, values) == 0 &&
-        mha_py_take_rows(&call, values[0], "x", NULL, &x) == 0 &&
-        mha_py_take_projection(&call, values[1], "projection", &x.rows, &projection) == 0 &&
+    if (mha_py_take_rows(call, values[0], "x", NULL, &x) < 0 ||
+        mha_py_take_projection(call, values[1], "projection", &x.rows, &projection) < 0 ||
         mha_py_check(mha_linear_explain(mha_py_dtype(x.rows.type), &projection.linear, (size_t)x.rows.shape[0], &facts),
-                     call.function) == 0) {
-        result = linear_facts(&facts);
+                     call->function) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    return linear_facts(&facts);
 }

@@ -175,28 +175,23 @@ mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values
 }
 
 static PyObject *
-layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args, int training)
+layer_forward(mha_py_call *call, PyObject *const *values, int training)
 {
-    PyObject *values[MHA_PY_N_LAYER], *result = NULL;
     mha_py_layer layer = {0};
-    mha_py_call call;
 
-    mha_py_begin(&call, module, training ? "layer_forward_training" : "layer_forward");
-    if (mha_py_arguments(&call, args, n_args, MHA_PY_N_LAYER, MHA_PY_N_LAYER, values) == 0 &&
-        mha_py_take_layer(&call, values, MHA_PY_PROJECTIONS, &layer) == 0) {
-        result = mha_py_run_layer(&call, &layer, values, training);
-    }
-    return mha_py_end(&call, result);
+    return mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0
+               ? NULL
+               : mha_py_run_layer(call, &layer, values, training);
 }
 
 PyObject *
-py_layer_forward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_layer_forward(mha_py_call *call, PyObject *const *values)
 {
-    return layer_forward(module, args, n_args, 0);
+    return layer_forward(call, values, 0);
 }
 
 PyObject *
-py_layer_forward_training(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_layer_forward_training(mha_py_call *call, PyObject *const *values)
 {
-    return layer_forward(module, args, n_args, 1);
+    return layer_forward(call, values, 1);
 }

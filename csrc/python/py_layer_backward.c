@@ -23,8 +23,7 @@ enum {
     NEEDS_INPUTS,
     NEEDS_WEIGHTS,
     NEEDS_BIASES,
-    JOIN,
-    N_ARGS
+    JOIN
 };
 enum { N_INPUTS = 3 };
 
@@ -218,26 +217,22 @@ backward(mha_py_call *call, const mha_py_layer *layer, const mha_layer_grads *gr
 }
 
 PyObject *
-py_layer_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_layer_backward(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[N_ARGS], *result = NULL;
     mha_py_layer layer = {0};
     gradients made = {.w_v = NULL};
     mha_layer_grads grads = {.forward = &layer.args};
-    mha_py_call call;
     void *grad_out;
 
-    mha_py_begin(&call, module, "layer_backward");
-    if (mha_py_arguments(&call, args, n_args, SEED + 1, N_ARGS, values) == 0 &&
-        take_layer(&call, values, &layer) == 0 && take_tape(&call, values[TAPE], &layer) == 0) {
-        const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
-
-        if (take_part(&call, values[GRAD_OUT], "grad_out", dims, &layer.queries, &grad_out) == 0 &&
-            make_input_gradients(&call, &layer, values, &made, &grads) == 0 &&
-            make_parameter_gradients(&call, &layer, values, &made, &grads) == 0) {
-            grads.grad_out = grad_out;
-            result = backward(&call, &layer, &grads, &made);
-        }
+    if (take_layer(call, values, &layer) < 0 || take_tape(call, values[TAPE], &layer) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
+    if (take_part(call, values[GRAD_OUT], "grad_out", dims, &layer.queries, &grad_out) < 0 ||
+        make_input_gradients(call, &layer, values, &made, &grads) < 0 ||
+        make_parameter_gradients(call, &layer, values, &made, &grads) < 0) {
+        return NULL;
+    }
+    grads.grad_out = grad_out;
+    return backward(call, &layer, &grads, &made);
 }

@@ -45,67 +45,64 @@ new_aligned(mha_py_call *call, size_t n_numbers, int type)
 }
 
 PyObject *
-py_pack_linear(PyObject *module, PyObject *value)
+py_pack_linear(mha_py_call *call, PyObject *const *values)
 {
     mha_py_array weight = {0};
-    mha_py_call call;
-    PyArrayObject *packed = NULL;
-    PyObject *result = NULL;
+    PyArrayObject *packed;
+    PyObject *result;
     size_t size;
 
-    mha_py_begin(&call, module, "pack_linear");
-    if (mha_py_take(&call, value, "weight", MHA_PY_ROWS, NULL, &weight) == 0 &&
-        mha_py_need_rank(&weight, 2, "(out_features, in_features)") == 0 &&
-        mha_py_check(mha_linear_packed_size(mha_py_dtype(weight.type), (size_t)weight.shape[0],
-                                            (size_t)weight.shape[1], &size),
-                     call.function) == 0) {
-        packed = new_aligned(&call, size, weight.type);
+    if (mha_py_take(call, values[0], "weight", MHA_PY_ROWS, NULL, &weight) < 0 ||
+        mha_py_need_rank(&weight, 2, "(out_features, in_features)") < 0) {
+        return NULL;
     }
-    if (packed != NULL) {
-        mha_py_detach(&call, (double)size);
-        result = mha_py_finish(&call,
-                               mha_linear_pack(mha_py_dtype(weight.type), (size_t)weight.shape[0],
-                                               (size_t)weight.shape[1], weight.data, weight.stride[0],
-                                               PyArray_DATA(packed)),
-                               packed);
-        PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE);
+    const mha_dtype dtype = mha_py_dtype(weight.type);
+    const size_t out_features = (size_t)weight.shape[0], in_features = (size_t)weight.shape[1];
+    if (mha_py_check(mha_linear_packed_size(dtype, out_features, in_features, &size), call->function) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    packed = new_aligned(call, size, weight.type);
+    if (packed == NULL) {
+        return NULL;
+    }
+    mha_py_detach(call, (double)size);
+    result = mha_py_finish(call,
+                           mha_linear_pack(dtype, out_features, in_features, weight.data, weight.stride[0],
+                                           PyArray_DATA(packed)),
+                           packed);
+    PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE);
+    return result;
 }
 
 /* --- linear -------------------------------------------------------------------------------------- */
 
 PyObject *
-py_linear(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_linear(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[2], *result = NULL;
     mha_py_rows x = {.rank = 0};
     mha_py_projection projection = {.linear = {0}};
     const mha_linear *linear = &projection.linear;
-    PyArrayObject *y = NULL;
-    mha_py_call call;
+    PyArrayObject *y;
 
-    mha_py_begin(&call, module, "linear");
-    if (mha_py_arguments(&call, args, n_args, 2, 2, values) == 0 &&
-        mha_py_take_rows(&call, values[0], "x", NULL, &x) == 0 &&
-        mha_py_take_projection(&call, values[1], "projection", &x.rows, &projection) == 0) {
-        if ((size_t)x.rows.shape[1] != linear->in_features) {
-            mha_py_refuse("x_features", "(On)", x.rows.array, (Py_ssize_t)linear->in_features);
-        } else {
-            x.dims[x.rank - 1] = (npy_intp)linear->out_features;
-            y = mha_py_new(&call, "the output", x.rank, x.dims, x.rows.type);
-        }
+    if (mha_py_take_rows(call, values[0], "x", NULL, &x) < 0 ||
+        mha_py_take_projection(call, values[1], "projection", &x.rows, &projection) < 0) {
+        return NULL;
     }
-    if (y != NULL) {
-        const size_t rows = (size_t)x.rows.shape[0];
-
-        mha_py_detach(&call, (double)rows * (double)linear->out_features * (double)linear->in_features);
-        result = mha_py_finish(&call,
-                               mha_linear_forward(mha_py_dtype(x.rows.type), linear, rows, x.rows.data,
-                                                  x.rows.stride[0], PyArray_DATA(y), (ptrdiff_t)linear->out_features),
-                               y);
+    if ((size_t)x.rows.shape[1] != linear->in_features) {
+        mha_py_refuse("x_features", "(On)", x.rows.array, (Py_ssize_t)linear->in_features);
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    x.dims[x.rank - 1] = (npy_intp)linear->out_features;
+    y = mha_py_new(call, "the output", x.rank, x.dims, x.rows.type);
+    if (y == NULL) {
+        return NULL;
+    }
+    const size_t rows = (size_t)x.rows.shape[0];
+    mha_py_detach(call, (double)rows * (double)linear->out_features * (double)linear->in_features);
+    return mha_py_finish(call,
+                         mha_linear_forward(mha_py_dtype(x.rows.type), linear, rows, x.rows.data, x.rows.stride[0],
+                                            PyArray_DATA(y), (ptrdiff_t)linear->out_features),
+                         y);
 }
 
 /* --- linear_backward ------------------------------------------------------------------------------- */
@@ -153,21 +150,17 @@ backward(mha_py_call *call, const mha_py_rows *x, const mha_py_rows *grad_y, con
 }
 
 PyObject *
-py_linear_backward(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_linear_backward(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[4], *result = NULL;
     mha_py_rows grad_y = {.rank = 0}, x = {.rank = 0};
     mha_py_array weight = {0};
-    mha_py_call call;
     int with_bias;
 
-    mha_py_begin(&call, module, "linear_backward");
-    if (mha_py_arguments(&call, args, n_args, 4, 4, values) == 0 &&
-        mha_py_take_rows(&call, values[1], "x", NULL, &x) == 0 &&
-        mha_py_take_rows(&call, values[0], "grad_y", &x.rows, &grad_y) == 0 &&
-        mha_py_take(&call, values[2], "weight", MHA_PY_DENSE, &x.rows, &weight) == 0 &&
-        check_shapes(&x, &grad_y, &weight, values) == 0 && mha_py_flag(values[3], &with_bias) == 0) {
-        result = backward(&call, &x, &grad_y, &weight, with_bias);
+    if (mha_py_take_rows(call, values[1], "x", NULL, &x) < 0 ||
+        mha_py_take_rows(call, values[0], "grad_y", &x.rows, &grad_y) < 0 ||
+        mha_py_take(call, values[2], "weight", MHA_PY_DENSE, &x.rows, &weight) < 0 ||
+        check_shapes(&x, &grad_y, &weight, values) < 0 || mha_py_flag(values[3], &with_bias) < 0) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    return backward(call, &x, &grad_y, &weight, with_bias);
 }

@@ -11,8 +11,7 @@ enum {
     CACHED_VALUES,
     BEFORE, /* rows that each item has: a number, or (B,) */
     COUNTS, /* new rows of each that count: likewise */
-    LONGEST, /* rows of the longest afterwards */
-    N_ARGUMENTS
+    LONGEST /* rows of the longest afterwards */
 };
 
 /* A number for all items, or one for each. */
@@ -132,16 +131,9 @@ step(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 }
 
 PyObject *
-py_layer_step(PyObject *module, PyObject *const *args, Py_ssize_t n_args)
+py_layer_step(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *values[N_ARGUMENTS], *result = NULL;
     mha_py_layer layer = {0};
-    mha_py_call call;
 
-    mha_py_begin(&call, module, "layer_step");
-    if (mha_py_arguments(&call, args, n_args, N_ARGUMENTS, N_ARGUMENTS, values) == 0 &&
-        mha_py_take_layer(&call, values, MHA_PY_PROJECTIONS, &layer) == 0) {
-        result = step(&call, values, &layer);
-    }
-    return mha_py_end(&call, result);
+    return mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0 ? NULL : step(call, values, &layer);
 }

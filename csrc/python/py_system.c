@@ -11,50 +11,42 @@
 
 /* fn over all numbers of an array of any shape. */
 static PyObject *
-each_number(PyObject *module, PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *))
+each_number(mha_py_call *call, PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *))
 {
     npy_intp all[] = {-1};
     PyArray_Dims flat = {all, 1};
-    PyArrayObject *x, *y = NULL;
+    PyArrayObject *x = mha_py_floats(call, value, "x", NULL), *y, *row;
     mha_py_array numbers = {0};
-    PyObject *result = NULL;
-    mha_py_call call;
 
-    mha_py_begin(&call, module, "exp and tanh");
-    x = mha_py_floats(&call, value, "x", NULL);
-    if (x != NULL) {
-        PyArrayObject *row = (PyArrayObject *)mha_py_own(&call, PyArray_Newshape(x, &flat, NPY_CORDER));
-
-        if (row != NULL && mha_py_lay_out(&call, row, "x", MHA_PY_DENSE, &numbers) == 0) {
-            y = mha_py_new(&call, "the output", PyArray_NDIM(x), PyArray_DIMS(x), numbers.type);
-        }
+    row = x == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_Newshape(x, &flat, NPY_CORDER));
+    if (row == NULL || mha_py_lay_out(call, row, "x", MHA_PY_DENSE, &numbers) < 0) {
+        return NULL;
     }
-    if (y != NULL) {
-        const size_t n = (size_t)numbers.shape[0];
-
-        mha_py_detach(&call, 8 * (double)n);
-        fn(mha_py_dtype(numbers.type), n, numbers.data, PyArray_DATA(y));
-        result = mha_py_finish(&call, MHA_OK, y);
+    y = mha_py_new(call, "the output", PyArray_NDIM(x), PyArray_DIMS(x), numbers.type);
+    if (y == NULL) {
+        return NULL;
     }
-    return mha_py_end(&call, result);
+    mha_py_detach(call, 8 * (double)numbers.shape[0]);
+    fn(mha_py_dtype(numbers.type), (size_t)numbers.shape[0], numbers.data, PyArray_DATA(y));
+    return mha_py_finish(call, MHA_OK, y);
 }
 
 PyObject *
-py_exp(PyObject *module, PyObject *value)
+py_exp(mha_py_call *call, PyObject *const *values)
 {
-    return each_number(module, value, mha_exp);
+    return each_number(call, values[0], mha_exp);
 }
 
 PyObject *
-py_tanh(PyObject *module, PyObject *value)
+py_tanh(mha_py_call *call, PyObject *const *values)
 {
-    return each_number(module, value, mha_tanh);
+    return each_number(call, values[0], mha_tanh);
 }
 
 /* --- Instruction sets ------------------------------------------------------------------------ */
 
 PyObject *
-py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+py_isas(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
     PyObject *list = PyList_New(0), *result;
 
@@ -76,12 +68,10 @@ py_isas(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
 }
 
 PyObject *
-py_isa(PyObject *module, PyObject *Py_UNUSED(nothing))
+py_isa(mha_py_call *call, PyObject *const *Py_UNUSED(values))
 {
-    const mha_py_state *state = PyModule_GetState(module);
-
-    Py_INCREF(state->kept[MHA_PY_WORD_ISA]);
-    return state->kept[MHA_PY_WORD_ISA];
+    Py_INCREF(call->state->kept[MHA_PY_WORD_ISA]);
+    return call->state->kept[MHA_PY_WORD_ISA];
 }
 
 int
@@ -99,14 +89,13 @@ mha_py_select_isa(mha_py_state *state, mha_isa isa)
 }
 
 PyObject *
-py_set_isa(PyObject *module, PyObject *name)
+py_set_isa(mha_py_call *call, PyObject *const *values)
 {
+    PyObject *const name = values[0];
+
     for (int i = 0; i < MHA_N_ISAS && PyUnicode_Check(name); i++) {
         if (PyUnicode_CompareWithASCIIString(name, mha_isa_name((mha_isa)i)) == 0 && mha_isa_available((mha_isa)i)) {
-            if (mha_py_select_isa(PyModule_GetState(module), (mha_isa)i) < 0) {
-                return NULL;
-            }
-            Py_RETURN_NONE;
+            return mha_py_select_isa(call->state, (mha_isa)i) < 0 ? NULL : Py_BuildValue("");
         }
     }
     mha_py_refuse("isa", "(O)", name);
@@ -116,15 +105,15 @@ py_set_isa(PyObject *module, PyObject *name)
 /* --- Threads ------------------------------------------------------------------------------------- */
 
 PyObject *
-py_get_num_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+py_get_num_threads(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
     return PyLong_FromUnsignedLong(mha_threads_get());
 }
 
 PyObject *
-py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *value)
+py_set_num_threads(mha_py_call *Py_UNUSED(call), PyObject *const *values)
 {
-    PyObject *n = mha_py_ask("threads", "(Oi)", value, INT_MAX);
+    PyObject *n = mha_py_ask("threads", "(Oi)", values[0], INT_MAX);
 
     if (n == NULL) {
         return NULL;
@@ -135,7 +124,7 @@ py_set_num_threads(PyObject *Py_UNUSED(module), PyObject *value)
 }
 
 PyObject *
-py_available_threads(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+py_available_threads(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
     return PyLong_FromUnsignedLong(mha_threads_available());
 }
