@@ -21,7 +21,7 @@ from .linear import Linear, Parameter, Parameters, State
 if TYPE_CHECKING:
     from ._types import Array, RngLike
 
-    Self = TypeVar("Self", bound="Layer")
+    Self = TypeVar("Self", bound="Trained")
     Kind = TypeVar("Kind")
 
 INITIALIZERS = ("xavier_uniform", "torch")
@@ -65,22 +65,10 @@ OF_TORCH_MODULES = frozenset(
 )
 
 
-class Layer:
-    """Parameters by name, `train()` and `eval()`, `state_dict()`, pickling, and the repr of an nn.Module."""
+class Trained:
+    """A layer's `training`, which `train()` and `eval()` switch."""
 
-    training: bool
-
-    def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
-        self._rng = _arguments.generator(rng)
-        self._drawing = (self._rng, INITIALIZERS[0])  # how open weights will be drawn
-        self._parameters = Parameters(_arguments.float_type(dtype), states)
-        self._linears = {state.name: Linear(self._parameters, i) for i, state in enumerate(states)}
-        self.training = False
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The type of the parameters, float32 or float64.  A result has the type of the inputs."""
-        return self._parameters.dtype
+    training = False
 
     def train(self: Self, mode: bool = True) -> Self:
         """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
@@ -96,6 +84,9 @@ class Layer:
             The layer itself.
         """
         self.training = _arguments.flag(mode, "mode")
+        for _, child in self._children():
+            if isinstance(child, Trained):
+                child.train(mode)
         return self
 
     def eval(self: Self) -> Self:
@@ -107,6 +98,26 @@ class Layer:
             The layer itself.
         """
         return self.train(False)
+
+    def _children(self) -> Iterable[tuple[str, Any]]:
+        """The named parts in the order in which torch prints them."""
+        return ()
+
+
+class Layer(Trained):
+    """Parameters by name, `train()` and `eval()`, `state_dict()`, pickling, and the repr of an nn.Module."""
+
+    def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
+        self._rng = _arguments.generator(rng)
+        self._drawing = (self._rng, INITIALIZERS[0])  # how open weights will be drawn
+        self._parameters = Parameters(_arguments.float_type(dtype), states)
+        self._linears = {state.name: Linear(self._parameters, i) for i, state in enumerate(states)}
+        self.training = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the parameters, float32 or float64.  A result has the type of the inputs."""
+        return self._parameters.dtype
 
     def initialize(self, rng: RngLike = None, method: str = "xavier_uniform") -> None:
         """Draw all weights anew; sizes that are still open, at the first call.
@@ -320,7 +331,6 @@ class Layer:
     # --- Printing -------------------------------------------------------------------------------
 
     def _children(self) -> Iterable[tuple[str, Any]]:
-        """The named parts in the order in which torch prints them."""
         return self._linears.items()
 
     def __repr__(self) -> str:

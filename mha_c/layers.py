@@ -213,22 +213,6 @@ class MultiHeadAttention(DecodingLayer):
         weights: Array = like_input(*self._weights())
         return weights
 
-    def train(self, mode: bool = True) -> MultiHeadAttention:
-        """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
-
-        Parameters
-        ----------
-        mode : bool
-            False: as `eval`.
-
-        Returns
-        -------
-        MultiHeadAttention
-            The layer itself.
-        """
-        self._attention.train(mode)
-        return super().train(mode)
-
     @overload
     def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
     @overload

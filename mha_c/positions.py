@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _arguments
 from ._arrays import floats, like_input, to_array, to_arrays
-from ._base import Dropout
+from ._base import Dropout, Trained, with_own_names
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ __all__ = ["PositionalEncoding", "alibi_slopes", "rotary", "rotary_backward", "t
 __dir__ = __all__.copy  # what dir() and completion show
 
 
-class PositionalEncoding:
+@with_own_names
+class PositionalEncoding(Trained):
     """X plus sines and cosines of each step's position, then dropout: the book's way to tell steps apart.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
@@ -72,8 +73,6 @@ class PositionalEncoding:
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]])
     """
-
-    training = False
 
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000, *, rng: RngLike = None) -> None:
         self.num_hiddens = _arguments.whole(num_hiddens, "num_hiddens", least=2)
@@ -132,32 +131,6 @@ class PositionalEncoding:
             raise ShapeError(f"grad_output has shape {grad.shape}, but the output it belongs to has {shape}")
         self._kept = None
         return like_input(grad.copy() if kept is None else grad * kept.astype(grad.dtype), as_tensor)
-
-    def train(self, mode: bool = True) -> PositionalEncoding:
-        """In the calls to come, drop numbers and keep what `backward` needs.
-
-        Parameters
-        ----------
-        mode : bool
-            False: as `eval`.
-
-        Returns
-        -------
-        PositionalEncoding
-            The layer itself.
-        """
-        self.training = _arguments.flag(mode, "mode")
-        return self
-
-    def eval(self) -> PositionalEncoding:
-        """Drop nothing in the calls to come.
-
-        Returns
-        -------
-        PositionalEncoding
-            The layer itself.
-        """
-        return self.train(False)
 
     def __repr__(self) -> str:
         return f"PositionalEncoding(\n  (dropout): {self.dropout!r}\n)"

@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _arguments
 from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
+from ._base import Trained, with_own_names
 from ._core import attention_backward, attention_forward
 from .errors import ShapeError
 
@@ -46,7 +47,8 @@ class _Record(NamedTuple):
     as_tensor: bool
 
 
-class KernelAttention:
+@with_own_names
+class KernelAttention(Trained):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Each weight is kernel(distance of query and key / width), divided by the sum of a query's weights.
@@ -95,8 +97,6 @@ class KernelAttention:
     >>> attention.attention_weights[0]
     array([0.5, 0.5, 0. ])
     """
-
-    training = False
 
     def __init__(
         self,
@@ -272,32 +272,6 @@ class KernelAttention:
             slope = slope / np.exp(np.where(counts, record.bias, 0))
         of_u = np.where(counts, of_bias * slope, 0).astype(of_bias.dtype)
         return of_u / u, of_u * u
-
-    def train(self, mode: bool = True) -> KernelAttention:
-        """In the calls to come, keep what `backward` needs.
-
-        Parameters
-        ----------
-        mode : bool
-            False: as `eval`.
-
-        Returns
-        -------
-        KernelAttention
-            The layer itself.
-        """
-        self.training = _arguments.flag(mode, "mode")
-        return self
-
-    def eval(self) -> KernelAttention:
-        """Keep nothing in the calls to come.
-
-        Returns
-        -------
-        KernelAttention
-            The layer itself.
-        """
-        return self.train(False)
 
     def zero_grad(self) -> None:
         """Forgets the gradient of the width."""
