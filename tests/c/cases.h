@@ -10,6 +10,8 @@
 
 #include "guarded.h"
 
+#include <math.h>
+
 #define CHECK(ok, ...)                                                                                                 \
     do {                                                                                                               \
         if (!(ok) && n_failed++ < 20) {                                                                                \
@@ -128,10 +130,12 @@ hide_keys(mha_visibility *visible, size_t queries, size_t K)
 
 /* --- Projections and layers ------------------------------------------------------------------------- */
 
+/* Weights as torch draws them: with larger ones scores may differ by more than 80, and a value times the weight of such
+ * a key is subnormal by right. */
 static mha_linear
 projection(size_t out_features, size_t in_features, const void **weight_ret)
 {
-    const void *weight = numbers(dtype, out_features * in_features);
+    const void *weight = numbers_up_to(1 / sqrt((double)in_features), dtype, out_features * in_features);
     size_t n = 0;
 
     CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n) == MHA_OK, "%s: size", guard.doing);

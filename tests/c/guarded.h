@@ -134,14 +134,14 @@ size_of(mha_dtype dtype)
     return dtype == MHA_F64 ? sizeof(double) : sizeof(float);
 }
 
-/* n numbers in -1 .. 1 in guarded memory. */
+/* n numbers in -most .. most in guarded memory. */
 static void *
-numbers(mha_dtype dtype, size_t n)
+numbers_up_to(double most, mha_dtype dtype, size_t n)
 {
     void *x = guarded(n * size_of(dtype));
 
     for (size_t i = 0; i < n; i++) {
-        const double value = uniform();
+        const double value = most * uniform();
         if (dtype == MHA_F64) {
             ((double *)x)[i] = value;
         } else {
@@ -149,6 +149,12 @@ numbers(mha_dtype dtype, size_t n)
         }
     }
     return x;
+}
+
+static void *
+numbers(mha_dtype dtype, size_t n)
+{
+    return numbers_up_to(1, dtype, n);
 }
 
 /* Room for n results, all NaN until written. */
