@@ -264,7 +264,7 @@ def test_keyboard_interrupt(what):
     if what == "torch":
         pytest.importorskip("torch")
     lines = run(ISOLATED / "interrupts.py", what, "3", seconds=300).splitlines()
-    assert len(lines) == {"numpy": 9, "torch": 3}[what] and all(line.endswith(" in time") for line in lines), lines
+    assert len(lines) == {"numpy": 10, "torch": 3}[what] and all(line.endswith(" in time") for line in lines), lines
 
 
 def test_another_threads_call_is_not_interrupted():

@@ -20,6 +20,7 @@
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
 #define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie */
 #define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
+#define ASKED_DEPTH (16 * DEPTH_BLOCK)     /* after so much of a long depth a call is asked whether it was given up */
 
 typedef struct {
     const mha_linear_grads *grads;
@@ -92,7 +93,26 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
             k->product(&product);
         }
         p += product.depth;
-    } while (p < whole.depth);
+    } while (p < whole.depth && !mha_interrupted());
+}
+
+/* A product of operands as they lie. */
+static void
+product_in_place(const grads_job *job, mha_product product)
+{
+    const mha_product whole = product;
+    const ptrdiff_t itemsize = (ptrdiff_t)job->kernels->itemsize;
+    size_t p = 0;
+
+    do {
+        const ptrdiff_t at = (ptrdiff_t)p * itemsize;
+        product.depth = mha_min(ASKED_DEPTH, whole.depth - p);
+        product.accumulate = p > 0 || whole.accumulate;
+        product.a = (const char *)whole.a + at * whole.a_step;
+        product.b = (const char *)whole.b + at * whole.b_step;
+        job->kernels->product(&product);
+        p += product.depth;
+    } while (p < whole.depth && !mha_interrupted());
 }
 
 static void
@@ -104,7 +124,7 @@ run_product(const grads_job *job, mha_product product, unsigned worker)
     if (copies(job->kernels, product.rows, product.depth, product.cols)) {
         product_of_copies(job, product, job->room->memory + worker * job->room->bytes);
     } else {
-        job->kernels->product(&product);
+        product_in_place(job, product);
     }
 }
 
@@ -131,18 +151,31 @@ input_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
     run_product(job, product, worker);
 }
 
+/* Sums of so many columns of G: a vector of them at a time, as the kernel goes. */
+static void
+bias_grads(const grads_job *job, size_t first, size_t columns)
+{
+    const mha_linear_grads *g = job->grads;
+    const mha_kernels *k = job->kernels;
+
+    for (size_t j = 0; j < columns && !mha_interrupted(); j += k->lanes) {
+        const size_t at = (first + j) * k->itemsize;
+        k->column_sums(g->rows, mha_min(k->lanes, columns - j), (const char *)g->grad_y + at, g->grad_y_row_stride,
+                       (char *)g->grad_bias + at);
+    }
+}
+
 /* Rows of grad_W = G^T x, and the elements of grad_bias that belong to them. */
 static void
 weight_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
 {
     const mha_linear_grads *g = job->grads;
     const size_t itemsize = job->kernels->itemsize;
-    const char *grad_y = (const char *)g->grad_y + first * itemsize;
     const mha_product product = {
         .rows = rows,
         .cols = g->in_features,
         .depth = g->rows,
-        .a = grad_y,
+        .a = (const char *)g->grad_y + first * itemsize,
         .a_row = 1,
         .a_step = g->grad_y_row_stride,
         .b = g->x,
@@ -152,7 +185,7 @@ weight_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
     };
 
     if (g->grad_bias != NULL) {
-        job->kernels->column_sums(g->rows, rows, grad_y, g->grad_y_row_stride, (char *)g->grad_bias + first * itemsize);
+        bias_grads(job, first, rows);
     }
     if (g->grad_weight != NULL) {
         run_product(job, product, worker);

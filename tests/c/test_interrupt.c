@@ -187,6 +187,33 @@ check_other_threads(size_t rows)
     drop(&c);
 }
 
+/* One task of a weight's gradient is a sum over all rows, which here are one and the same. */
+static void
+check_weight_gradient(size_t in_features, size_t out_features, int with_weight)
+{
+    float *x = calloc(in_features, sizeof(float)), *grad_y = calloc(out_features, sizeof(float));
+    float *weight = calloc(2 * in_features * out_features, sizeof(float)), *bias = calloc(out_features, sizeof(float));
+    mha_linear_grads grads = {.dtype = MHA_F32, .in_features = in_features, .out_features = out_features,
+                              .rows = 1024, .x = x, .grad_y = grad_y, .weight = weight, .grad_bias = bias,
+                              .grad_weight = with_weight ? weight + in_features * out_features : NULL};
+    watcher w = {this_thread(), 0, -1};
+
+    for (; w.n_asked < 3 && grads.rows < (size_t)1 << 23; grads.rows *= 2) {
+        w.n_asked = 0;
+        mha_interrupt_watch(watch, &w);
+        CHECK(mha_linear_backward(&grads) == MHA_OK, "a gradient whose watcher says no");
+        mha_interrupt_watch(NULL, NULL);
+    }
+    CHECK(w.n_asked >= 3, "a gradient of %zu rows asked %d times", grads.rows / 2, w.n_asked);
+    w = (watcher){this_thread(), 0, 1};
+    mha_interrupt_watch(watch, &w);
+    check_interrupted("weight's gradient", mha_linear_backward(&grads), &w);
+    free(x);
+    free(grad_y);
+    free(weight);
+    free(bias);
+}
+
 int
 main(void)
 {
@@ -201,6 +228,10 @@ main(void)
         check_calls(rows);
         check_other_threads(rows);
     }
+    mha_threads_set(1);
+    check_weight_gradient(128, 64, 1); /* of copies, */
+    check_weight_gradient(32, 47, 1);  /* of operands as they lie, */
+    check_weight_gradient(8, 2560, 0); /* and a bias's alone */
     printf("%s\n", n_failed ? "see above" : "calls end when they are asked to");
     return n_failed != 0;
 }

@@ -34,6 +34,8 @@ def numpy_calls():
     layer = mha_c.MultiHeadAttention(64, 2, 0.1, rng=0)
     trained = mha_c.MultiHeadAttention(64, 2, 0.1, rng=0)
     many = np.ones((400, 400, 64), np.float32)  # a batch in slices
+    table = np.zeros((8, 129), np.float32)
+    heads = np.ones((2000, 8, 40, 64), np.float32)  # many short walks
 
     def again(function, *arguments, **options):
         while True:
@@ -48,6 +50,9 @@ def numpy_calls():
         "bias": (nothing, lambda: again(F.dot_product_attention_backward, few, few, few, few, bias=bias)),
         "layer": (nothing, lambda: layer(x, x, x)),
         "layer backward": (lambda: trained(part, part, part, training=True), lambda: trained.backward(part)),
+        "relative bias": (
+            nothing, lambda: again(F.dot_product_attention_backward, heads, heads, heads, heads, relative_bias=table)
+        ),
         "slices": (nothing, lambda: again(layer, many, many, many)),
     }
 
