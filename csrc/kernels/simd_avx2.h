@@ -38,6 +38,7 @@ typedef __m256i vf_mask;
 #define VF_ACCUMULATORS 12
 
 #define VF_FUSED 1
+#define VF_MASKED 0
 
 /* The mask of the first n lanes, of all of them if n >= VF_LANES. */
 MHA_INLINE vf_mask

@@ -39,6 +39,7 @@ typedef __mmask16 vf_mask;
 #define VF_ACCUMULATORS 24
 
 #define VF_FUSED 1
+#define VF_MASKED 1
 
 #if !VF_F64
 #define VF_TABLE 32 /* entries of a table that two registers hold */

@@ -33,6 +33,7 @@
 #undef VF_TILE_VECTORS
 #undef VF_ACCUMULATORS
 #undef VF_FUSED
+#undef VF_MASKED
 #undef VF_TABLE
 #undef VF_X86
 #undef VF_SPLAT
@@ -98,6 +99,7 @@
 #define vf_transpose VF_NAME(vf_transpose)
 #define vf_load_square VF_NAME(vf_load_square)
 #define vf_exp VF_NAME(vf_exp)
+#define vf_exp_falling VF_NAME(vf_exp_falling)
 #define vf_tanh VF_NAME(vf_tanh)
 #define vw VF_NAME(vw)
 #define vw_multiply VF_NAME(vw_multiply)

@@ -37,6 +37,7 @@ typedef uint32x4_t vf_mask;
 #define VF_ACCUMULATORS 16
 
 #define VF_FUSED 1
+#define VF_MASKED 0
 
 MHA_INLINE vf
 vf_set1(real x)

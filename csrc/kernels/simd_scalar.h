@@ -22,6 +22,7 @@
 #define VF_ACCUMULATORS 16
 
 #define VF_FUSED 0
+#define VF_MASKED 0
 
 typedef real vf;
 #define VF_TO_INT(v) VF_NAME(to_bits)(v)

@@ -33,6 +33,7 @@ typedef v128_t vf_mask;
 #define VF_ACCUMULATORS 8
 
 #define VF_FUSED 0
+#define VF_MASKED 0
 
 MHA_INLINE vf
 vf_set1(real x)
