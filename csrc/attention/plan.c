@@ -95,6 +95,15 @@ choose_by_columns(const mha_plan *plan)
            args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL && args->dropout == 0;
 }
 
+/* Rows whose ends differ go in low tiles: a tile reaches as far as its furthest row. */
+static size_t
+choose_tile_rows(const mha_plan *plan)
+{
+    const size_t high = plan->same_visibility || plan->by_columns ? TILES_HIGH : 1;
+
+    return mha_min(high * plan->kernels->tile_rows, mha_max(plan->args->queries, 1));
+}
+
 void
 mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch)
 {
@@ -225,8 +234,8 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
         return status;
     }
     const mha_kernels *k = plan->kernels;
-    plan->tile_rows = mha_min(TILES_HIGH * k->tile_rows, mha_max(args->queries, 1));
     plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
+    plan->tile_rows = choose_tile_rows(plan);
     plan->packs_keys = args->additive_weights == NULL && !plan->by_columns;
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
     choose_tasks(plan, use);
