@@ -203,7 +203,9 @@ backward_head(const mha_backward_plan *b, const mha_rows *head, mha_arena *arena
     const int overwrite = plan->same_visibility && seen.first < seen.last;
     mha_walk walk;
 
-    mha_backward_rows(b, head, arena);
+    if (span == 0 || plan->group > 1 || b->spans_abreast > 1) { /* else they stand there since the span before */
+        mha_backward_rows(b, head, arena);
+    }
     if (!overwrite || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }

@@ -26,8 +26,8 @@ MHA_MUST_CHECK mha_status mha_backward_plan_init(mha_backward_plan *b, const mha
                                                  mha_scratch *scratch);
 void mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch);
 
-/* Statistics, 1/sum and delta of all queries of one head, into the arena. */
-void mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena);
+/* Statistics, 1/sum and delta of some queries of one head, to their places in the arena. */
+void mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_arena *arena);
 
 /* P (times F) in arena->scores and dS * scale in arena->grads, for one tile and block. */
 void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,

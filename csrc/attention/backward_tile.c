@@ -9,19 +9,21 @@
 #include <string.h>
 
 void
-mha_backward_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena)
+mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_arena *arena)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t at = (head->item * args->heads + head->head) * args->queries * k->itemsize;
+    const size_t at = rows->query * k->itemsize, bytes = rows->rows * k->itemsize;
+    const size_t head_at = (rows->item * args->heads + rows->head) * args->queries * k->itemsize;
     const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
 
-    memcpy(arena->max, (const char *)args->row_max + at, args->queries * k->itemsize);
-    memcpy(arena->sum, (const char *)args->row_sum + at, args->queries * k->itemsize);
-    k->invert_sums(args->queries, arena->max, arena->sum, arena->inverse);
-    k->row_dots(args->queries, args->value_dim, mha_operand_at(k, grad, head->item, head->head, 0),
-                grad->row_stride, mha_operand_at(k, out, head->item, head->head, 0), out->row_stride, arena->delta);
+    memcpy(arena->max + at, (const char *)args->row_max + head_at + at, bytes);
+    memcpy(arena->sum + at, (const char *)args->row_sum + head_at + at, bytes);
+    k->invert_sums(rows->rows, arena->max + at, arena->sum + at, arena->inverse + at);
+    k->row_dots(rows->rows, args->value_dim, mha_operand_at(k, grad, rows->item, rows->head, rows->query),
+                grad->row_stride, mha_operand_at(k, out, rows->item, rows->head, rows->query), out->row_stride,
+                arena->delta + at);
 }
 
 /* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */

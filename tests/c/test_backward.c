@@ -128,7 +128,7 @@ test_linear(mha_dtype dtype, size_t draw)
 
 /* --- Parts of the keys ------------------------------------------------------------------------------- */
 
-enum { ITEMS = 9, ROWS = 5, KEYS = 1300, DIM = 6, N_ROWS = ITEMS * ROWS, N_OF_PARTS = 3 };
+enum { ITEMS = 9, ROWS = 5, KEYS = 1300, DIM = 6, N_OF_PARTS = 3 };
 
 typedef struct {
     mha_attention_args args;
@@ -140,35 +140,40 @@ typedef struct {
 static void
 run_items(const parts_call *c, size_t first, size_t n, void *const *results)
 {
-    const size_t item = size_of(c->args.dtype), rows = first * ROWS * item, keys = first * KEYS * DIM * item;
-    const ptrdiff_t q = ROWS * DIM, k = KEYS * DIM;
+    const size_t item = size_of(c->args.dtype), rows = first * c->args.heads * ROWS * item;
+    const size_t keys = first * KEYS * DIM * item;
+    const ptrdiff_t head = ROWS * DIM, q = (ptrdiff_t)c->args.heads * head, k = KEYS * DIM;
     mha_attention_args a = c->args;
 
     a.batch = n;
     a.visible.valid_lens += first;
-    a.q = (mha_operand){(char *)c->operands[0] + rows * DIM, q, q, DIM};
+    a.q = (mha_operand){(char *)c->operands[0] + rows * DIM, q, head, DIM};
     a.k = (mha_operand){(char *)c->operands[1] + keys, k, k, DIM};
     a.v = (mha_operand){(char *)c->operands[2] + keys, k, k, DIM};
-    a.out = (mha_result){(char *)c->stats[0] + rows * DIM, q, q, DIM};
+    a.out = (mha_result){(char *)c->stats[0] + rows * DIM, q, head, DIM};
     a.row_max = (char *)c->stats[1] + rows;
     a.row_sum = (char *)c->stats[2] + rows;
     const mha_attention_grads grads = {
-        .out = {a.out.data, q, q, DIM},
-        .grad_out = {(char *)c->operands[3] + rows * DIM, q, q, DIM},
-        .grad_q = {(char *)results[0] + rows * DIM, q, q, DIM},
+        .out = {a.out.data, q, head, DIM},
+        .grad_out = {(char *)c->operands[3] + rows * DIM, q, head, DIM},
+        .grad_q = {(char *)results[0] + rows * DIM, q, head, DIM},
         .grad_k = {(char *)results[1] + keys, k, k, DIM},
         .grad_v = {(char *)results[2] + keys, k, k, DIM},
     };
     CHECK(mha_attention_forward(&a) == MHA_OK && mha_attention_backward(&a, &grads) == MHA_OK, "parts");
 }
 
-/* Many keys: those of few heads are shared out, those of many are not.  An item alone has the bits it has among nine. */
+/*
+ * Many keys: those of few heads are shared out, those of many are not.  An item alone has the bits it has among nine,
+ * whether or not its heads share the keys.
+ */
 static void
-test_parts(mha_dtype dtype, int additive)
+test_parts(mha_dtype dtype, int additive, size_t heads)
 {
     static const int64_t lens[ITEMS] = {KEYS, 1, 511, 512, 513, 1024, 0, 900, KEYS};
-    const size_t item = size_of(dtype), n[N_OF_PARTS] = {N_ROWS * DIM, ITEMS * KEYS * DIM, ITEMS * KEYS * DIM};
-    parts_call c = {.args = {.dtype = dtype, .heads = 1, .kv_heads = 1, .queries = ROWS, .keys = KEYS, .head_dim = DIM,
+    const size_t item = size_of(dtype), n_keys = ITEMS * KEYS * DIM;
+    const size_t n[N_OF_PARTS] = {ITEMS * heads * ROWS * DIM, n_keys, n_keys};
+    parts_call c = {.args = {.dtype = dtype, .heads = heads, .kv_heads = 1, .queries = ROWS, .keys = KEYS, .head_dim = DIM,
                              .value_dim = DIM, .scale = 0.5, .empty_rows = MHA_EMPTY_UNIFORM,
                              .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}}};
     void *w = numbers(dtype, DIM, 1.0), *alone[N_OF_PARTS];
@@ -178,7 +183,7 @@ test_parts(mha_dtype dtype, int additive)
     }
     for (int i = 0; i < N_OF_PARTS; i++) {
         c.results[i] = numbers(dtype, n[i], 1.0);
-        c.stats[i] = numbers(dtype, N_ROWS * DIM, 1.0);
+        c.stats[i] = numbers(dtype, n[0], 1.0);
         alone[i] = numbers(dtype, n[i], 1.0);
     }
     c.args.additive_weights = additive ? w : NULL;
@@ -417,7 +422,8 @@ main(int argc, char **argv)
             }
         }
         for (int kind = 0; kind < 4; kind++) {
-            test_parts(kind & 1 ? MHA_F64 : MHA_F32, kind >> 1);
+            test_parts(kind & 1 ? MHA_F64 : MHA_F32, kind >> 1, 1);
+            test_parts(kind & 1 ? MHA_F64 : MHA_F32, kind >> 1, 2);
         }
         for (size_t draw = 0; draw < (quick ? 20 : 100); draw++) {
             test_layer(draw);
