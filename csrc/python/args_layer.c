@@ -13,14 +13,27 @@ is_projected(const mha_py_layer *layer, int which)
 
 /* --- Inputs ---------------------------------------------------------------------------------- */
 
+/* Keys, or values, which are often the array before: a tensor has to be asked a few things. */
+static int
+take_another(mha_py_call *call, PyObject *value, const char *name, PyObject *before, const mha_py_array *taken,
+             mha_py_layer *layer, mha_py_array *array)
+{
+    if (value != before) {
+        return mha_py_take(call, value, name, MHA_PY_ROWS, &layer->queries, array);
+    }
+    *array = *taken;
+    array->name = name;
+    return 0;
+}
+
 static int
 take_inputs(mha_py_call *call, mha_py_layer *layer, PyObject *const *values)
 {
     mha_py_array *queries = &layer->queries, *keys = &layer->keys, *items = &layer->values, *w_v = &layer->w_v;
 
     if (mha_py_take(call, values[MHA_PY_QUERIES], "queries", MHA_PY_ROWS, NULL, queries) < 0 ||
-        mha_py_take(call, values[MHA_PY_KEYS], "keys", MHA_PY_ROWS, queries, keys) < 0 ||
-        mha_py_take(call, values[MHA_PY_VALUES], "values", MHA_PY_ROWS, queries, items) < 0) {
+        take_another(call, values[MHA_PY_KEYS], "keys", values[MHA_PY_QUERIES], queries, layer, keys) < 0 ||
+        take_another(call, values[MHA_PY_VALUES], "values", values[MHA_PY_KEYS], keys, layer, items) < 0) {
         return -1;
     }
     if (queries->rank != 3 || keys->rank != 3 || items->rank != 3 || keys->shape[0] != queries->shape[0] ||

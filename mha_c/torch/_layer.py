@@ -51,32 +51,22 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
         call = valid_lens, num_heads, empty_rows, dropout, draw_seed() if dropout else 0
         out, saved, lens = differentiable_layer(call, queries, keys, values, parameters)
         return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions(queries, keys, parameters))
-    return *run_layer_without_gradient(inputs, parameters, options, packed), None
-
-
-def run_layer_without_gradient(
-    inputs: Any, parameters: Nine, options: Options, packed: Any = None
-) -> tuple[Tensor, Any]:
-    """(out, what `saved_weights` needs); keys and values may be arrays."""
     valid_lens, num_heads, empty_rows, dropout = options
     weights = parameters if packed is None else packed.projections(parameters)
-    return call_core(layer_forward, inputs, weights, parameters[8], valid_lens, num_heads, empty_rows, (), dropout)
-
-
-def call_core(
-    function: Any, inputs: Any, weights: Any, w_v: Optional[Tensor], valid_lens: Any, num_heads: int, empty_rows: str,
-    cached: tuple[Any, ...] = (), dropout: float = 0.0,
-) -> tuple[Tensor, Any]:  # fmt: skip
-    """layer_forward, or layer_step with what is cached."""
     seed = draw_seed() if dropout else 0
+    call = queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
+    return *call_core(layer_forward, call), None
+
+
+def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:
+    """(out, what `saved_weights` needs) of layer_forward or layer_step: a call that records no gradient."""
     follow_threads()
-    options = valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
     found: tuple[Tensor, Any]
     if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
         with _profiler.record_function("mha_c::layer_forward"):
-            found = function(*inputs, *options, *cached)
+            found = function(*call)
     else:
-        found = function(*inputs, *options, *cached)
+        found = function(*call)
     return found
 
 

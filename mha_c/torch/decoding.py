@@ -118,9 +118,9 @@ def _call_core(
     function: Any, inputs: Any, parameters: Nine, packed: Any, lens: Any, num_heads: int, empty_rows: str, *cached: Any
 ) -> tuple[Tensor, Any]:
     """(out, what `saved_weights` needs).  packed: in the place of the parameters, where they are known."""
-    options = lens, num_heads, empty_rows, cached
+    options = num_heads, empty_rows, 0.0, 0, *cached
     try:
-        return call_core(function, inputs, packed or parameters, parameters[8], *options)
+        return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *options))
     except (BufferError, TypeError):  # 16-bit floats, and what does not go together
         tensors = [x for x in inputs if isinstance(x, Tensor)]
         common = common_type((*tensors, *parameters), *tensors)
@@ -128,7 +128,7 @@ def _call_core(
             raise
     inputs = [x.to(common) if isinstance(x, Tensor) else x for x in inputs]
     parameters = tuple(None if x is None else x.to(common) for x in parameters)
-    out, saved = call_core(function, inputs, parameters, parameters[8], *options)
+    out, saved = call_core(function, (*inputs, lens, parameters, parameters[8], *options))
     return out.to(tensors[0].dtype), saved
 
 
