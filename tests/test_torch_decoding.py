@@ -153,9 +153,9 @@ def used(monkeypatch):
 
     rows = []
 
-    def counted(module, role, x):
+    def counted(module, role, x, packed):
         rows.append(x.shape[1])
-        return projected(module, role, x)
+        return projected(module, role, x, packed)
 
     projected = memory.projected
     monkeypatch.setattr(memory, "projected", counted)
@@ -361,3 +361,46 @@ def test_frozen(kind, monkeypatch, rng):
                     module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
                 with pytest.raises(ValueError, match="another W_k or W_v"):
                     module(x, kv)
+
+
+def test_frozen_biases_are_looked_at(rng):
+    """They are no part of what is frozen."""
+    module, _ = module_of("multi-head with biases")
+    x = torch.from_numpy(rng.standard_normal((1, 2, 24))).float()
+    for name in ("W_k", "W_v"):
+        with torch.no_grad(), ours.frozen(module):
+            cache, kv = module.new_cache(1, 9), module.project(x, x)
+            for _ in range(2):  # the second knows that the weights are frozen
+                module(x, x, x, cache=cache)
+                module(x, kv)
+            getattr(module, name).bias[5] += 1
+            with pytest.raises(ValueError, match="cache was filled by another W_k or W_v"):
+                module(x, x, x, cache=cache)
+            with pytest.raises(ValueError, match="project again"):
+                module(x, kv)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_frozen_modules_remember_too(grad, used, monkeypatch, rng):
+    """The same bits, packed weights are looked at once, biases at each call; not where gradients are recorded."""
+    module, _ = module_of("multi-head with biases")
+    x = torch.from_numpy(rng.standard_normal((2, 40, 24))).float()
+    looked = []
+    from mha_c.torch import decoding
+
+    weights = decoding.key_value_weights
+    monkeypatch.setattr(decoding, "key_value_weights", lambda parameters: looked.append(1) or weights(parameters))
+    with torch.set_grad_enabled(grad), ours.frozen(module):
+        for n in range(1, 41):
+            args = x[:, n - 1 : n], x[:, :n], x[:, :n]
+            assert torch.equal(module(*args), without_memory(module, *args))
+            if n == 30:
+                with torch.no_grad():
+                    module.W_v.bias[3] += 1
+        assert used == [2, 2] + [1, 1] * 28 + [31, 31] + [1, 1] * 9
+        assert len(looked) == (39 if grad else 1)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"W_k\.weight"), ours.frozen(module):
+        module(*args)
+        module.W_k.weight.data.view(-1)[3] += 1
+    with torch.no_grad():
+        assert torch.equal(module(*args), without_memory(module, *args))

@@ -87,7 +87,7 @@ def step(
     parameters, shown, _ = check_module(module, "a cache", queries, keys, values)
     n_steps = shape[1]
     counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
-    packed = frozen_weights(module, parameters)
+    packed = usable(module._frozen, parameters)
     weights = known_weights(cache, packed, parameters)
     after = cache.check(weights, counts)
     is_new = cache._weights is None
@@ -160,13 +160,11 @@ def call_projected(
     parameters, shown, dropout = check_module(module, "projected keys and values", queries, None, None)
     if dropout.p and (dropout.training if training is None else training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    packed = frozen_weights(module, parameters)
+    packed = usable(module._frozen, parameters)
     lens = kv.check(known_weights(kv, packed, parameters), valid_lens)
     kv._packed = packed
-    W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
-    outer = W_q, None, None, W_o, b_q, None, None, b_o, w_v  # W_k and W_v have done their work
-    ready = packed and (packed.ready[0], None, None, packed.ready[3])
     options = lens, module.num_heads, module.empty_rows
+    outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
     shown["_last"] = saved, queries.dtype, None
     return out
@@ -203,16 +201,17 @@ def materialize_all(module: Any, inputs: Any) -> None:
             materialize_after(children[slot], children[before])
 
 
-def frozen_weights(module: Any, parameters: Nine) -> Optional[Packed]:
-    """What `frozen` packed, where the call can go by it."""
-    packed: Optional[Packed] = module._frozen
+def usable(packed: Optional[Packed], parameters: Nine) -> Optional[Packed]:
+    """What `frozen` packed, where it is of these parameters and this instruction set."""
     return packed if packed is not None and packed.projections(parameters) is packed.ready else None
 
 
 def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
-    """The weights to hold what is kept against: its own where they are frozen since it met them last."""
-    frozen = packed is not None and getattr(kept, "_packed", None) is packed and kept._weights is not None
-    return kept._weights if frozen else key_value_weights(parameters)
+    """The weights to hold what is kept against: its own where they are frozen since it met them last; never a bias."""
+    if packed is None or kept._weights is None or getattr(kept, "_packed", None) is not packed:
+        return key_value_weights(parameters)
+    W_k, _, W_v, _ = kept._weights
+    return W_k, parameters[5], W_v, parameters[6]
 
 
 def key_value_weights(parameters: Nine) -> Any:
@@ -228,8 +227,18 @@ def copies(weights: Any) -> Any:
     return tuple(None if x is None else np.array(array(x)) for x in weights)
 
 
-def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
+def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
+    """What the core takes where W_k and W_v have done their work."""
+    if packed is not None:
+        return packed.ready[0], None, None, packed.ready[3]
+    W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
+    return W_q, None, None, W_o, b_q, None, None, b_o, w_v
+
+
+def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] = None) -> Array:
     """x through a projection, in the type that the core computes in."""
+    if packed is not None:
+        return array(linear(x, packed.ready[slot]))
     if x.dtype not in FLOATS:
         x = x.float()
     weight, bias = parameters[slot], parameters[slot + 4]

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._layer import any_needs_grad
-from ._tensors import array, follow_threads, layer_forward, lengths, same_numbers
+from ._layer import any_needs_grad, call_core
+from ._tensors import array, layer_forward, lengths, same_numbers
 from .autograd import Nine, differentiable_layer, versions
-from .decoding import copies, key_value_weights, projected
+from .decoding import copies, key_value_weights, known_weights, outer_weights, projected, usable
 
 if TYPE_CHECKING:
+    from .frozen import Packed
+
     Array = np.ndarray[Any, Any]
 
 ROOM = 32  # rows at first; doubled when they are full
@@ -36,22 +38,26 @@ class Memory:
         self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
         self._n_rows = 0
         self._weights: Any = None
+        self._packed: Any = None  # the frozen weights of the last call, whose numbers need no look
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features)
         self._projected: list[Array] = []  # keys, values
 
-    def project(self, parameters: Nine, keys: Tensor, values: Tensor, k: Array, v: Array) -> list[Array]:
+    def project(
+        self, parameters: Nine, packed: Optional[Packed], keys: Tensor, values: Tensor, k: Array, v: Array
+    ) -> list[Array]:
         """All rows through W_k and W_v: those that are known, and the others from now on.  k, v: the same memory."""
-        inputs = [k] if v is k else [k, v]
-        weights, n_rows = key_value_weights(parameters), k.shape[1]
+        inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
+        weights, self._packed = known_weights(self, packed, parameters), None
         known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
         if known == 0:
-            self._weights = copies(weights)
+            self._weights = copies(key_value_weights(parameters))
         self._n_rows = known
         if known < n_rows:
-            new = [projected(parameters, 1, keys[:, known:]), projected(parameters, 2, values[:, known:])]
+            new = [projected(parameters, i, x[:, known:], packed) for i, x in ((1, keys), (2, values))]
             for kept, x in ((self._inputs, [x[:, known:] for x in inputs]), (self._projected, new)):
                 self._append(kept, x, known, n_rows)
             self._n_rows = n_rows
+        self._packed = packed
         return [x[:, :n_rows] for x in self._projected]
 
     def _knows(self, inputs: list[Array], weights: Any) -> bool:
@@ -89,6 +95,8 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
         return None
     if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
         return None  # the core says what is wrong
+    records = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
+    packed = None if records else usable(state.get("_frozen"), parameters)
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
@@ -97,26 +105,18 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     if not memory.lock.acquire(blocking=False):
         return None
     try:
-        out, saved = _attend(queries, memory.project(parameters, keys, values, k, v), parameters, options)
+        rows = memory.project(parameters, packed, keys, values, k, v)
+        weights = outer_weights(parameters, packed)
+        out, saved = call_core(layer_forward, (queries, *rows, options[0], weights, None, *options[1:3], 0.0, 0))
     finally:
         memory.lock.release()
-    if not (torch.is_grad_enabled() and any_needs_grad(parameters, inputs)):
+    if not records:
         return out, saved, None
     distinct = queries, None if keys is queries else keys, None if values is keys else values
     lens = None if options[0] is None else np.array(lengths(options[0]))
     call = (lens, *options[1:], 0)
     source = lens, options[1], options[2], queries, keys, parameters, versions(queries, keys, parameters)
     return RememberedFunction.apply((out, call), *distinct, *parameters), saved, source
-
-
-def _attend(queries: Tensor, rows: list[Array], parameters: Nine, options: Any) -> tuple[Tensor, Any]:
-    W_q, _, _, W_o, b_q, _, _, b_o, _ = parameters
-    outer = W_q, None, None, W_o, b_q, None, None, b_o, None
-    follow_threads()
-    found: tuple[Tensor, Any] = layer_forward(
-        queries, *rows, options[0], outer, None, *options[1:3], 0.0, 0
-    )
-    return found
 
 
 class RememberedFunction(Function):
