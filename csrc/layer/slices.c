@@ -151,7 +151,7 @@ run_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_linear_packi
 static int
 exceeds(size_t a, size_t b, size_t most)
 {
-    return a != 0 && b > most / a;
+    return mha_mul_size(&a, b) < 0 || a > most;
 }
 
 int

@@ -152,6 +152,8 @@ int mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_lay
 PyArrayObject *mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like);
 int mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
                    mha_py_array *array);
+/* Does it lie like that?  Axes of length 0 or 1, whose stride means nothing, get that of a dense array. */
+int mha_py_fits(mha_py_array *array, mha_py_layout layout);
 
 /* ShapeError unless the rank, the whole shape is this one; `expected` is what the message shows: "(B, Q, features)". */
 int mha_py_need_rank(const mha_py_array *array, int rank, const char *expected);

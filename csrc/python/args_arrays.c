@@ -40,62 +40,59 @@ mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py
     return array;
 }
 
-/* May the core read it in place? */
-static int
-fits(PyArrayObject *array, npy_intp itemsize, mha_py_layout layout)
+int
+mha_py_fits(mha_py_array *array, mha_py_layout layout)
 {
-    const int rank = PyArray_NDIM(array);
+    size_t dense = 1; /* unsigned: may wrap for arrays without elements, harmlessly */
 
-    if (!PyArray_ISALIGNED(array) || !PyArray_ISNOTSWAPPED(array)) {
-        return 0;
-    }
-    if (layout == MHA_PY_DENSE) {
-        return PyArray_IS_C_CONTIGUOUS(array);
-    }
-    for (int i = 0; i < rank; i++) {
-        const npy_intp stride = PyArray_STRIDE(array, i);
+    for (int i = array->rank - 1; i >= 0; i--) {
+        const int must_be_dense = layout == MHA_PY_DENSE || (layout == MHA_PY_ROWS && i == array->rank - 1);
 
-        /* The stride of an axis of length 0 or 1 means nothing. */
-        if (PyArray_DIM(array, i) > 1 &&
-            (stride % itemsize != 0 || (layout == MHA_PY_ROWS && i == rank - 1 && stride != itemsize))) {
+        array->stride[i] = array->shape[i] > 1 ? array->stride[i] : (ptrdiff_t)dense;
+        if (must_be_dense && array->stride[i] != (ptrdiff_t)dense) {
             return 0;
         }
+        dense = (size_t)array->stride[i] * (size_t)array->shape[i];
     }
     return 1;
 }
 
-/* The same numbers, dense, aligned and native. */
-static PyArrayObject *
-dense(mha_py_call *call, PyArrayObject *array, int type)
+/* Notes where the numbers are; may the core read them there? */
+static int
+note(PyArrayObject *value, mha_py_layout layout, mha_py_array *array)
 {
-    const int flags = NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ENSUREARRAY;
-    PyArray_Descr *native = PyArray_DescrFromType(type);
+    const npy_intp itemsize = (npy_intp)mha_py_itemsize(array->type);
+    int whole = PyArray_ISALIGNED(value) && PyArray_ISNOTSWAPPED(value);
 
-    return native == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_FromArray(array, native, flags));
+    array->array = (PyObject *)value;
+    array->data = PyArray_DATA(value);
+    for (int i = 0; i < array->rank; i++) {
+        const npy_intp bytes = PyArray_STRIDE(value, i);
+        /* A division by what is not known would take longer than all the rest. */
+        const npy_intp stride = itemsize == 4 ? bytes / 4 : itemsize == 8 ? bytes / 8 : bytes;
+
+        array->shape[i] = PyArray_DIM(value, i);
+        array->stride[i] = stride;
+        whole = whole && (stride * itemsize == bytes || array->shape[i] <= 1);
+    }
+    return whole && mha_py_fits(array, layout);
 }
 
 int
 mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout, mha_py_array *array)
 {
-    const int type = PyArray_TYPE(value), rank = PyArray_NDIM(value);
-    const npy_intp itemsize = (npy_intp)mha_py_itemsize(type);
-    size_t stride = 1; /* of a dense array; unsigned: may wrap for arrays without elements, harmlessly */
+    const int flags = NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ENSUREARRAY;
 
     array->name = name;
-    array->type = type;
-    array->rank = rank;
-    value = rank > MHA_PY_MAX_RANK || fits(value, itemsize, layout) ? value : dense(call, value, type);
-    array->array = (PyObject *)value;
-    if (value == NULL) {
-        return -1;
-    }
-    array->data = PyArray_DATA(value);
-    for (int i = rank <= MHA_PY_MAX_RANK ? rank - 1 : -1; i >= 0; i--) {
-        const npy_intp length = PyArray_DIM(value, i);
+    array->type = PyArray_TYPE(value);
+    array->rank = PyArray_NDIM(value);
+    if (array->rank > MHA_PY_MAX_RANK) {
+        array->array = (PyObject *)value;
+    } else if (!note(value, layout, array)) { /* the same numbers, dense, aligned and native */
+        PyArray_Descr *native = PyArray_DescrFromType(array->type);
 
-        array->shape[i] = length;
-        array->stride[i] = length > 1 ? PyArray_STRIDE(value, i) / itemsize : (ptrdiff_t)stride;
-        stride = (size_t)array->stride[i] * (size_t)length;
+        value = native == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_FromArray(value, native, flags));
+        return value == NULL || !note(value, layout, array) ? -1 : 0;
     }
     return 0;
 }

@@ -189,7 +189,6 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
                    const mha_py_array *like, mha_py_array *array)
 {
     dl_tensor t = {0};
-    size_t dense = 1; /* of an axis of a dense array; unsigned: may wrap for tensors without elements, harmlessly */
     int type;
 
     if (!is_tensor(call, value) || !has_plain_memory(call, value, &t, &type) || t.rank == 0 ||
@@ -198,15 +197,12 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
         return 0;
     }
     *array = (mha_py_array){.array = (PyObject *)value, .data = t.data, .name = name, .type = type, .rank = t.rank};
-    for (int i = t.rank - 1; i >= 0; i--) {
-        const int must_be_dense = layout == MHA_PY_DENSE || (layout == MHA_PY_ROWS && i == t.rank - 1);
-
+    for (int i = 0; i < t.rank; i++) {
         array->shape[i] = (npy_intp)t.shape[i];
-        array->stride[i] = t.shape[i] > 1 ? (ptrdiff_t)t.stride[i] : (ptrdiff_t)dense;
-        if (must_be_dense && array->stride[i] != (ptrdiff_t)dense) {
-            return 0;
-        }
-        dense = (size_t)array->stride[i] * (size_t)t.shape[i];
+        array->stride[i] = (ptrdiff_t)t.stride[i];
+    }
+    if (!mha_py_fits(array, layout)) {
+        return 0;
     }
     call->has_tensors = 1;
     return 1;

@@ -75,11 +75,11 @@ mha_ceil_div(size_t a, size_t b)
     return a / b + (a % b != 0);
 }
 
-/* a rounded up to a multiple of b; the caller knows that it does not overflow. */
+/* a rounded up to a multiple of b, for most callers a power of two; they know that it does not overflow. */
 MHA_INLINE size_t
 mha_round_up(size_t a, size_t b)
 {
-    return mha_ceil_div(a, b) * b;
+    return (b & (b - 1)) == 0 ? (a + b - 1) & ~(b - 1) : mha_ceil_div(a, b) * b;
 }
 
 /* *total *= factor; returns 0, or -1 on overflow and then *total is unchanged. */
