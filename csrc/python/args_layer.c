@@ -93,7 +93,7 @@ take_projection(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind k
 static int
 take_projections(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value)
 {
-    const Py_ssize_t n = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
+    const Py_ssize_t n = PyTuple_CheckExact(value) ? PyTuple_Size(value) : 0;
 
     if (n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
         return mha_py_type_error(value, kind == MHA_PY_PROJECTIONS ? "projections" : "weights",

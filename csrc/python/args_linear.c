@@ -28,7 +28,7 @@ take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
     PyObject *sizes = PyTuple_GetItem(value, 2);
     size_t size;
 
-    if (!PyTuple_Check(sizes) || PyTuple_Size(sizes) != 2) {
+    if (!PyTuple_CheckExact(sizes) || PyTuple_Size(sizes) != 2) {
         return mha_py_refuse("projection", "(s)", name);
     }
     if (take_size(sizes, 0, name, &linear->out_features) < 0 || take_size(sizes, 1, name, &linear->in_features) < 0 ||
@@ -93,7 +93,7 @@ int
 mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
                        mha_py_projection *projection)
 {
-    const Py_ssize_t n_parts = PyTuple_Check(value) ? PyTuple_Size(value) : 0;
+    const Py_ssize_t n_parts = PyTuple_CheckExact(value) ? PyTuple_Size(value) : 0;
 
     if (n_parts == 2) {
         return mha_py_take_in_rows(call, PyTuple_GetItem(value, 0), PyTuple_GetItem(value, 1), name, like, projection);

@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -32,104 +33,68 @@
 
 #define NO_QUOTA UINT_MAX
 
-/* A path under the cgroup tree; longer ones are not looked at. */
-typedef struct {
-    char text[1024];
-    size_t length;
-} path_buffer;
-
-/* Reads the start of a file, NUL-terminated; returns its length, 0 if it cannot be read. */
-static size_t
+/* Reads the start of a file, NUL-terminated: "" if it cannot be read. */
+static void
 read_start(const char *path, char *text, size_t capacity)
 {
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     size_t length = 0;
 
-    if (fd >= 0) {
-        while (length < capacity - 1) {
-            const ssize_t n = read(fd, text + length, capacity - 1 - length);
-            if (n > 0) {
-                length += (size_t)n;
-            }
-            else if (n == 0 || errno != EINTR) {
-                break;
-            }
+    while (fd >= 0 && length < capacity - 1) {
+        const ssize_t n = read(fd, text + length, capacity - 1 - length);
+        if (n > 0) {
+            length += (size_t)n;
         }
+        else if (n == 0 || errno != EINTR) {
+            break;
+        }
+    }
+    if (fd >= 0) {
         close(fd);
     }
     text[length] = '\0';
-    return length;
 }
 
-/* Reads a decimal number after blanks, moving *text on; -1 if there is none ("max", "-1") or it is absurd. */
-static int64_t
-parse_number(const char **text)
+/* Reads a number, moving *text on; -1 if there is none ("max", "-1") or it is absurd. */
+static long long
+parse_number(char **text)
 {
-    int64_t value = -1;
+    char *const start = *text;
+    const long long value = strtoll(start, text, 10);
 
-    while (**text == ' ') {
-        (*text)++;
-    }
-    for (; **text >= '0' && **text <= '9'; (*text)++) {
-        value = (value < 0 ? 0 : value) * 10 + (**text - '0');
-        if (value > INT64_MAX / 100) {
-            return -1;
-        }
-    }
-    return value;
+    return *text == start || value < 0 || value == LLONG_MAX ? -1 : value;
 }
 
-/* Returns 0, or -1 and an unchanged path if the result would be too long. */
-static int
-path_append(path_buffer *path, const char *text, size_t length)
+/* A number from `file` in the directory that the first `length` characters of `path` name, which has room for it. */
+static long long
+number_in(char *path, size_t length, const char *file, long long *second)
 {
-    if (length >= sizeof path->text - path->length) {
-        return -1;
-    }
-    memcpy(path->text + path->length, text, length);
-    path->length += length;
-    path->text[path->length] = '\0';
-    return 0;
-}
+    char text[64], *at = text;
 
-/* Reads `file` in the directory `path` and leaves `path` as it was; *text is "" if there is no such file. */
-static void
-read_in(path_buffer *path, const char *file, char *text, size_t capacity)
-{
-    const size_t length = path->length;
-
-    text[0] = '\0';
-    if (path_append(path, file, strlen(file)) == 0) {
-        read_start(path->text, text, capacity);
-    }
-    path->length = length;
-    path->text[length] = '\0';
+    strcpy(path + length, file);
+    read_start(path, text, sizeof text);
+    const long long first = parse_number(&at);
+    *second = parse_number(&at);
+    return first;
 }
 
 /* The quota that one cgroup directory sets, in CPUs rounded up. */
 static unsigned
-quota_in(path_buffer *path, int version)
+quota_in(char *path, size_t length, int version)
 {
-    char text[64];
-    int64_t quota, period;
-    const char *at = text;
+    long long quota, period, unused;
 
     if (version == 2) { /* one file: "max 100000" or "150000 100000" */
-        read_in(path, "/cpu.max", text, sizeof text);
-        quota = parse_number(&at);
-        period = parse_number(&at);
+        quota = number_in(path, length, "/cpu.max", &period);
     }
     else { /* two files, a quota of -1 for none */
-        read_in(path, "/cpu.cfs_quota_us", text, sizeof text);
-        quota = parse_number(&at);
-        read_in(path, "/cpu.cfs_period_us", text, sizeof text);
-        at = text;
-        period = parse_number(&at);
+        quota = number_in(path, length, "/cpu.cfs_quota_us", &unused);
+        period = number_in(path, length, "/cpu.cfs_period_us", &unused);
     }
     if (quota < 0 || period <= 0) {
         return NO_QUOTA;
     }
-    const int64_t n_cpus = quota / period + (quota % period != 0);
+    const long long n_cpus = quota / period + (quota % period != 0);
     return n_cpus < 1 ? 1 : n_cpus < NO_QUOTA ? (unsigned)n_cpus : NO_QUOTA;
 }
 
@@ -141,91 +106,75 @@ quota_in(path_buffer *path, int version)
  * mount finds the container's quota.
  */
 static unsigned
-smallest_quota(const char *mount, const char *own, size_t own_length, int version)
+smallest_quota(const char *mount, const char *own, int version)
 {
-    path_buffer path = {"", 0};
-    unsigned smallest = NO_QUOTA;
-    const int fits = path_append(&path, mount, strlen(mount));
+    char path[1024 + 32]; /* a longer name than the first is not looked at; the rest is for a file's name */
+    const size_t root_length = strlen(mount), own_length = strlen(own);
+    size_t length = root_length + (root_length + own_length < 1024 ? own_length : 0);
 
-    MHA_ASSERT(fits == 0); /* the mounts are literals */
-    (void)fits;
-    const size_t root_length = path.length;
-    if (path_append(&path, own, own_length) < 0) {
-        path.length = root_length; /* look at the root alone */
-    }
-    for (;;) {
-        const unsigned quota = quota_in(&path, version);
+    memcpy(path, mount, root_length);
+    memcpy(path + root_length, own, length - root_length);
+    for (unsigned smallest = NO_QUOTA;;) {
+        const unsigned quota = quota_in(path, length, version);
         smallest = quota < smallest ? quota : smallest;
-        if (path.length == root_length) {
+        if (length == root_length) {
             return smallest;
         }
         do { /* one level up */
-            path.length--;
-        } while (path.length > root_length && path.text[path.length] != '/');
-        path.text[path.length] = '\0';
+            length--;
+        } while (length > root_length && path[length] != '/');
     }
 }
 
-/* 1 if the comma-separated list of `length` characters contains "cpu". */
+/* 1 if the comma-separated list, which a colon ends, contains "cpu". */
 static int
-lists_cpu(const char *list, size_t length)
+lists_cpu(const char *list)
 {
-    for (size_t start = 0; start < length; start++) {
-        const char *comma = memchr(list + start, ',', length - start);
-        const size_t end = comma == NULL ? length : (size_t)(comma - list);
-        if (end - start == 3 && memcmp(list + start, "cpu", 3) == 0) {
-            return 1;
+    for (size_t n; (n = strcspn(list, ",:")) != 3 || memcmp(list, "cpu", 3) != 0; list += n + 1) {
+        if (list[n] == ':') {
+            return 0;
         }
-        start = end;
     }
-    return 0;
+    return 1;
 }
 
 /* The quota for one line of /proc/self/cgroup, "number:controllers:path"; version 2 has number 0 and no controllers. */
 static unsigned
-quota_of_line(const char *line, size_t length)
+quota_of_line(const char *line)
 {
     /* The usual mount points; a name that is a link to another costs one more look. */
     static const char *const mounts_v1[] = {MHA_CGROUP_ROOT "/cpu", MHA_CGROUP_ROOT "/cpu,cpuacct"};
     static const char *const mounts_v2[] = {MHA_CGROUP_ROOT, MHA_CGROUP_ROOT "/unified"};
-    unsigned smallest = NO_QUOTA;
+    const char *controllers = strchr(line, ':');
+    const char *own = controllers == NULL ? NULL : strchr(controllers + 1, ':');
 
-    const char *controllers = memchr(line, ':', length);
-    if (controllers == NULL) {
-        return NO_QUOTA;
-    }
-    controllers++;
-    const char *own = memchr(controllers, ':', length - (size_t)(controllers - line));
     if (own == NULL) {
         return NO_QUOTA;
     }
-    const size_t controllers_length = (size_t)(own - controllers);
-    own++;
-    const int version = controllers_length == 0 ? 2 : 1;
-    if (version == 1 && !lists_cpu(controllers, controllers_length)) {
+    const int version = own == controllers + 1 ? 2 : 1;
+    if (version == 1 && !lists_cpu(controllers + 1)) {
         return NO_QUOTA;
     }
-    for (size_t i = 0; i < 2; i++) {
-        const char *mount = version == 2 ? mounts_v2[i] : mounts_v1[i];
-        const unsigned quota = smallest_quota(mount, own, length - (size_t)(own - line), version);
-        smallest = quota < smallest ? quota : smallest;
-    }
-    return smallest;
+    const char *const *mounts = version == 2 ? mounts_v2 : mounts_v1;
+    const unsigned first = smallest_quota(mounts[0], own + 1, version);
+    const unsigned second = smallest_quota(mounts[1], own + 1, version);
+    return first < second ? first : second;
 }
 
 static unsigned
 quota_of_process(void)
 {
-    char text[4096];
+    char text[4096], *next;
     unsigned smallest = NO_QUOTA;
-    const char *line = text;
 
     read_start(MHA_CGROUP_OF_SELF, text, sizeof text);
-    while (*line != '\0') {
-        const size_t length = strcspn(line, "\n");
-        const unsigned quota = quota_of_line(line, length);
+    for (char *line = text; line != NULL; line = next) {
+        next = strchr(line, '\n');
+        if (next != NULL) {
+            *next++ = '\0';
+        }
+        const unsigned quota = quota_of_line(line);
         smallest = quota < smallest ? quota : smallest;
-        line += length + (line[length] == '\n');
     }
     return smallest;
 }
