@@ -8,28 +8,20 @@
 
 #include "runtime/cpu.h"
 
-/* Plainest first, in the order of mha_isa; an entry without tables is not compiled in. */
-static const struct {
-    const char *name;
-    const mha_kernels *kernels[2]; /* by mha_dtype */
-} isas[MHA_N_ISAS] = {
-    [MHA_ISA_SCALAR] = {"scalar", {&mha_kernels_f32_scalar, &mha_kernels_f64_scalar}},
+static const char *const names[MHA_N_ISAS] = {"scalar", "neon", "wasm", "avx2", "avx512"};
+
+/* By mha_dtype; without tables an instruction set is not compiled in. */
+static const mha_kernels *const tables[MHA_N_ISAS][2] = {
+    [MHA_ISA_SCALAR] = {&mha_kernels_f32_scalar, &mha_kernels_f64_scalar},
 #if MHA_HAVE_NEON
-    [MHA_ISA_NEON] = {"neon", {&mha_kernels_f32_neon, &mha_kernels_f64_neon}},
-#else
-    [MHA_ISA_NEON] = {"neon", {NULL, NULL}},
+    [MHA_ISA_NEON] = {&mha_kernels_f32_neon, &mha_kernels_f64_neon},
 #endif
 #if MHA_HAVE_WASM
-    [MHA_ISA_WASM] = {"wasm", {&mha_kernels_f32_wasm, &mha_kernels_f64_wasm}},
-#else
-    [MHA_ISA_WASM] = {"wasm", {NULL, NULL}},
+    [MHA_ISA_WASM] = {&mha_kernels_f32_wasm, &mha_kernels_f64_wasm},
 #endif
 #if MHA_HAVE_X86
-    [MHA_ISA_AVX2] = {"avx2", {&mha_kernels_f32_avx2, &mha_kernels_f64_avx2}},
-    [MHA_ISA_AVX512] = {"avx512", {&mha_kernels_f32_avx512, &mha_kernels_f64_avx512}},
-#else
-    [MHA_ISA_AVX2] = {"avx2", {NULL, NULL}},
-    [MHA_ISA_AVX512] = {"avx512", {NULL, NULL}},
+    [MHA_ISA_AVX2] = {&mha_kernels_f32_avx2, &mha_kernels_f64_avx2},
+    [MHA_ISA_AVX512] = {&mha_kernels_f32_avx512, &mha_kernels_f64_avx512},
 #endif
 };
 
@@ -45,13 +37,13 @@ is_isa(mha_isa isa)
 const char *
 mha_isa_name(mha_isa isa)
 {
-    return is_isa(isa) ? isas[isa].name : NULL;
+    return is_isa(isa) ? names[isa] : NULL;
 }
 
 int
 mha_isa_compiled(mha_isa isa)
 {
-    return is_isa(isa) && isas[isa].kernels[MHA_F32] != NULL;
+    return is_isa(isa) && tables[isa][MHA_F32] != NULL;
 }
 
 int
@@ -79,7 +71,7 @@ mha_isa_select(mha_isa isa)
 const mha_kernels *
 mha_kernels_for(mha_dtype dtype)
 {
-    return dtype == MHA_F32 || dtype == MHA_F64 ? isas[active].kernels[dtype] : NULL;
+    return dtype == MHA_F32 || dtype == MHA_F64 ? tables[active][dtype] : NULL;
 }
 
 mha_scalar

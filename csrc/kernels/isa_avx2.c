@@ -14,7 +14,7 @@
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#elif defined(__GNUC__)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #endif
@@ -32,7 +32,7 @@
 
 #if defined(__clang__)
 #pragma clang attribute pop
-#elif defined(__GNUC__)
+#else
 #pragma GCC pop_options
 #endif
 #endif

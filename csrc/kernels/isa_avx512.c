@@ -15,7 +15,7 @@
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))), \
                              apply_to = function)
-#elif defined(__GNUC__)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")
 #endif
@@ -33,7 +33,7 @@
 
 #if defined(__clang__)
 #pragma clang attribute pop
-#elif defined(__GNUC__)
+#else
 #pragma GCC pop_options
 #endif
 #endif

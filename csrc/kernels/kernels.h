@@ -210,12 +210,12 @@ typedef struct {
 } mha_kernels;
 
 /* The compiled tables, see texts.inc; which of them exist is decided here alone. */
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
 #define MHA_HAVE_X86 1
 #else
 #define MHA_HAVE_X86 0
 #endif
-#if defined(__aarch64__) || defined(_M_ARM64)
+#if defined(__aarch64__)
 #define MHA_HAVE_NEON 1
 #else
 #define MHA_HAVE_NEON 0

@@ -1,5 +1,6 @@
 /*
- * common.h: compiler differences and small helpers that every C file of the core may use.
+ * common.h: what GCC and clang, for which this is written, say differently, and small helpers that every C file of the
+ * core may use.
  * No libc beyond the headers named here; Python, NumPy and stdio never come in.
  */
 #ifndef MHA_COMMON_H
@@ -10,41 +11,27 @@
 
 #if defined(MHA_COVERAGE) /* one copy for all callers: gcov counts the branches of every copy */
 #define MHA_INLINE static __attribute__((unused))
-#elif defined(__GNUC__)
-#define MHA_INLINE static inline __attribute__((always_inline))
 #else
-#define MHA_INLINE static inline
+#define MHA_INLINE static inline __attribute__((always_inline))
 #endif
-#if defined(__GNUC__)
 #define MHA_NOINLINE __attribute__((noinline))
 #define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MHA_PREFETCH_READ(p) __builtin_prefetch(p, 0, 3)
 #define MHA_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #define MHA_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* to the second cache */
-#else
-#define MHA_NOINLINE
-#define MHA_UNLIKELY(x) (x)
-#define MHA_PREFETCH_READ(p) ((void)0)
-#define MHA_PREFETCH_WRITE(p) ((void)0)
-#define MHA_PREFETCH_FAR(p) ((void)0)
-#endif
 
 /* Unroll the loop that follows completely: arrays of vectors then live in registers. */
 #if defined(__clang__)
 #define MHA_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__)
-#define MHA_UNROLL _Pragma("GCC unroll 16")
 #else
-#define MHA_UNROLL
+#define MHA_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 /* The loop that follows takes two steps at a time: half as many additions to addresses. */
 #if defined(__clang__)
 #define MHA_UNROLL_TWICE _Pragma("clang loop unroll_count(2)")
-#elif defined(__GNUC__)
-#define MHA_UNROLL_TWICE _Pragma("GCC unroll 2")
 #else
-#define MHA_UNROLL_TWICE
+#define MHA_UNROLL_TWICE _Pragma("GCC unroll 2")
 #endif
 
 #if defined(MHA_DEBUG)

@@ -8,7 +8,7 @@
  */
 #include "cpu.h"
 
-#if defined(__GNUC__) && (defined(__x86_64__) || defined(__i386__))
+#if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 
 /* CPUID leaf 1, ECX. */
@@ -78,7 +78,7 @@ mha_cpu_offers(mha_isa isa)
     case MHA_ISA_SCALAR:
         return 1;
     case MHA_ISA_NEON: /* part of every 64-bit Arm CPU */
-#if defined(__aarch64__) || defined(_M_ARM64)
+#if defined(__aarch64__)
         return 1;
 #else
         return 0;

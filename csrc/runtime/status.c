@@ -9,19 +9,13 @@
 const char *
 mha_status_text(mha_status status)
 {
-    switch (status) {
-    case MHA_OK:
-        return "no error";
-    case MHA_ERR_NOMEM:
-        return "out of memory";
-    case MHA_ERR_ARG:
-        return "invalid argument to the C core";
-    case MHA_ERR_ISA:
-        return "instruction set unknown, not compiled in, or not offered by this CPU";
-    case MHA_ERR_SIZE:
-        return "sizes too large: their product does not fit in memory";
-    case MHA_ERR_INTERRUPTED:
-        return "interrupted";
-    }
-    return "unknown status";
+    static const char *const texts[] = {
+        [-MHA_OK] = "no error",
+        [-MHA_ERR_NOMEM] = "out of memory",
+        [-MHA_ERR_ARG] = "invalid argument to the C core",
+        [-MHA_ERR_ISA] = "instruction set unknown, not compiled in, or not offered by this CPU",
+        [-MHA_ERR_SIZE] = "sizes too large: their product does not fit in memory",
+        [-MHA_ERR_INTERRUPTED] = "interrupted",
+    };
+    return status <= MHA_OK && status >= MHA_ERR_INTERRUPTED ? texts[-status] : "unknown status";
 }

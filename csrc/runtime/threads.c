@@ -18,17 +18,6 @@
 #include "mha.h"
 #include "threads_interrupt.h"
 
-/* Everything on the calling thread. */
-static void
-run_inline(size_t n_tasks, mha_task_fn run, void *context)
-{
-    const int watched = mha_interrupt_watched();
-
-    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
-        run(context, task, 0);
-    }
-}
-
 #if MHA_HAVE_THREADS
 #include <errno.h>
 #include <fenv.h>
@@ -48,15 +37,6 @@ run_inline(size_t n_tasks, mha_task_fn run, void *context)
 
 /* How long a caller whose call may be interrupted sleeps at most, waiting for its helpers. */
 #define LOOK_AGAIN_NS 20000000
-
-/*
- * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
- * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
- * and every further thread should bring 15 us of work as well.
- */
-#define MADDS_PER_SECOND 25e9
-#define WORTH_SHARING (30e-6 * MADDS_PER_SECOND)
-#define WORK_PER_THREAD (15e-6 * MADDS_PER_SECOND)
 
 /* The gate: how many workers may join in its upper half, how many have joined in the lower; 0 is closed. */
 #define GATE_OPEN(places) ((unsigned)(places) << 16)
@@ -106,52 +86,6 @@ mha_threads_get(void)
         }
     }
     return limit;
-}
-
-/* How many threads, and why. */
-static unsigned
-decide(size_t n_tasks, double work, mha_share_reason *reason)
-{
-    if (n_tasks <= 1) {
-        *reason = MHA_SHARE_ONE_TASK;
-        return 1;
-    }
-    if (!(work >= WORTH_SHARING)) {
-        *reason = MHA_SHARE_LITTLE;
-        return 1;
-    }
-    const unsigned allowed = mha_threads_get();
-    const size_t most = mha_min(allowed, n_tasks);
-    const double worth = work / WORK_PER_THREAD;
-
-    if (worth < (double)most) {
-        *reason = MHA_SHARE_WORK;
-        return (unsigned)worth;
-    }
-    *reason = n_tasks < allowed ? MHA_SHARE_TASKS : MHA_SHARE_ALL;
-    return (unsigned)most;
-}
-
-unsigned
-mha_threads_for(size_t n_tasks, double work)
-{
-    mha_share_reason unused;
-
-    return decide(n_tasks, work, &unused);
-}
-
-mha_share_facts
-mha_threads_share(size_t n_tasks, double work)
-{
-    mha_share_facts facts = {
-        .n_tasks = n_tasks,
-        .most_threads = mha_threads_get(),
-        .seconds = work / MADDS_PER_SECOND,
-        .least_seconds = WORTH_SHARING / MADDS_PER_SECOND,
-        .least_each = WORK_PER_THREAD / MADDS_PER_SECOND,
-    };
-    facts.n_threads = decide(n_tasks, work, &facts.reason);
-    return facts;
 }
 
 /* --- Worker threads ----------------------------------------------------------------- */
@@ -291,21 +225,16 @@ wait_for_helpers(void)
     }
 }
 
-void
-mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *context)
+/* Shares the tasks with n_useful - 1 workers, if they can be had; returns whether all are done. */
+static int
+share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
 {
-    const unsigned n_useful = (unsigned)mha_min(mha_min(n_workers, MOST_THREADS), n_tasks);
-
     /* A pool that is taken has another caller, or is the one that this very task runs in. */
-    if (n_useful <= 1 || atomic_exchange_explicit(&pool.busy, 1, memory_order_acquire) != 0) {
-        run_inline(n_tasks, run, context);
-        return;
+    if (atomic_exchange_explicit(&pool.busy, 1, memory_order_acquire) != 0) {
+        return 0;
     }
     const unsigned n_helpers = start_workers(n_useful - 1);
-    if (n_helpers == 0) {
-        run_inline(n_tasks, run, context);
-    }
-    else {
+    if (n_helpers > 0) {
         pool.run = run;
         pool.context = context;
         pool.n_tasks = n_tasks;
@@ -318,11 +247,11 @@ mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *cont
         wait_for_helpers();
     }
     atomic_store_explicit(&pool.busy, 0, memory_order_release);
+    return n_helpers > 0;
 }
 
 #else
-
-/* --- Platforms without threads: the calling thread does everything, and says so ------ */
+#define MOST_THREADS 1u
 
 void
 mha_threads_set(unsigned n_threads)
@@ -335,26 +264,84 @@ mha_threads_get(void)
 {
     return 1;
 }
+#endif
+
+/* --- How many threads, and all of it ------------------------------------------------------------ */
+
+/*
+ * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
+ * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
+ * and every further thread should bring 15 us of work as well.
+ */
+#define MADDS_PER_SECOND 25e9
+#define WORTH_SHARING (30e-6 * MADDS_PER_SECOND)
+#define WORK_PER_THREAD (15e-6 * MADDS_PER_SECOND)
+
+/* How many threads, and why. */
+static unsigned
+decide(size_t n_tasks, double work, mha_share_reason *reason)
+{
+    *reason = MHA_SHARE_ALL;
+    if (MOST_THREADS == 1) {
+        return 1;
+    }
+    if (n_tasks <= 1) {
+        *reason = MHA_SHARE_ONE_TASK;
+        return 1;
+    }
+    if (!(work >= WORTH_SHARING)) {
+        *reason = MHA_SHARE_LITTLE;
+        return 1;
+    }
+    const unsigned allowed = mha_threads_get();
+    const size_t most = mha_min(allowed, n_tasks);
+    const double worth = work / WORK_PER_THREAD;
+
+    if (worth < (double)most) {
+        *reason = MHA_SHARE_WORK;
+        return (unsigned)worth;
+    }
+    if (n_tasks < allowed) {
+        *reason = MHA_SHARE_TASKS;
+    }
+    return (unsigned)most;
+}
 
 unsigned
 mha_threads_for(size_t n_tasks, double work)
 {
-    (void)n_tasks;
-    (void)work;
-    return 1;
+    mha_share_reason unused;
+
+    return decide(n_tasks, work, &unused);
 }
 
 mha_share_facts
 mha_threads_share(size_t n_tasks, double work)
 {
-    (void)work;
-    return (mha_share_facts){.n_tasks = n_tasks, .n_threads = 1, .most_threads = 1, .reason = MHA_SHARE_ALL};
+    mha_share_facts facts = {
+        .n_tasks = n_tasks,
+        .most_threads = mha_threads_get(),
+        .seconds = work / MADDS_PER_SECOND,
+        .least_seconds = WORTH_SHARING / MADDS_PER_SECOND,
+        .least_each = WORK_PER_THREAD / MADDS_PER_SECOND,
+    };
+    facts.n_threads = decide(n_tasks, work, &facts.reason);
+    return facts;
 }
 
 void
 mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *context)
 {
+#if MHA_HAVE_THREADS
+    const unsigned n_useful = (unsigned)mha_min(mha_min(n_workers, MOST_THREADS), n_tasks);
+    if (n_useful > 1 && share_out(n_tasks, n_useful, run, context)) {
+        return;
+    }
+#else
     (void)n_workers;
-    run_inline(n_tasks, run, context);
-}
 #endif
+    const int watched = mha_interrupt_watched(); /* everything on the calling thread */
+    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
+        run(context, task, 0);
+    }
+}

@@ -13,16 +13,10 @@
 
 #include <stddef.h>
 
-/* A system whose clock is known: calls can be watched (threads_interrupt.h). */
-#if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(__STDC_NO_ATOMICS__)
-#define MHA_HAVE_CLOCK 1
-#else
-#define MHA_HAVE_CLOCK 0
-#endif
 #if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(MHA_NO_THREADS)
 #define MHA_NO_THREADS /* a page without special headers has none */
 #endif
-#if MHA_HAVE_CLOCK && !defined(MHA_NO_THREADS)
+#if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(MHA_NO_THREADS)
 #define MHA_HAVE_THREADS 1
 #else
 #define MHA_HAVE_THREADS 0

@@ -30,7 +30,11 @@ mha_now_ns(void)
 {
     struct timespec now;
 
+#if defined(CLOCK_MONOTONIC)
     clock_gettime(CLOCK_MONOTONIC, &now);
+#else
+    (void)timespec_get(&now, TIME_UTC);
+#endif
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 #endif

@@ -8,19 +8,10 @@
 
 #include "threads_interrupt.h"
 
-#include "common.h"
-#include "threads.h"
-
-#if MHA_HAVE_CLOCK
 #include <stdatomic.h>
 
+#include "common.h"
 #include "threads_clock.h"
-
-#if defined(_MSC_VER) && !defined(__clang__)
-#define THREAD_LOCAL __declspec(thread)
-#else
-#define THREAD_LOCAL _Thread_local
-#endif
 
 /* So often the watcher is asked: what it does may have to wait for others (the binding's, for Python's lock). */
 #define ASK_EVERY_NS 50000000
@@ -28,15 +19,15 @@
 #define LOOK_EVERY_NS 1000000
 #define MOST_SKIPPED 64u
 
-static THREAD_LOCAL struct {
+static _Thread_local struct {
     mha_interrupt_fn check;
     void *context;
     int asking; /* a call inside of `check` is not watched */
     unsigned skip, skipped;
     int64_t looked_at, ask_at;
 } watch;
-static THREAD_LOCAL atomic_int stopped;       /* this thread's own call */
-static THREAD_LOCAL const atomic_int *follow; /* that of the call it works for */
+static _Thread_local atomic_int stopped;       /* this thread's own call */
+static _Thread_local const atomic_int *follow; /* that of the call it works for */
 
 void
 mha_interrupt_watch(mha_interrupt_fn check, void *context)
@@ -99,40 +90,6 @@ mha_interrupted(void)
     }
     return atomic_load_explicit(follow, memory_order_relaxed);
 }
-
-#else
-
-void
-mha_interrupt_watch(mha_interrupt_fn check, void *context)
-{
-    (void)check;
-    (void)context;
-}
-
-const void *
-mha_interrupt_flag(void)
-{
-    return NULL;
-}
-
-void
-mha_interrupt_follow(const void *flag)
-{
-    (void)flag;
-}
-
-int
-mha_interrupt_watched(void)
-{
-    return 0;
-}
-
-int
-mha_interrupted(void)
-{
-    return 0;
-}
-#endif
 
 mha_status
 mha_interrupt_status(void)
