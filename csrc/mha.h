@@ -217,10 +217,10 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads);
 
 /*
- * What the weights of a call with this dropout and seed are multiplied by: 0 or 1 / (1 - dropout), dense (B,H,Q,K).
+ * Fills args->weights with what the weights of a call with these sizes, dropout and seed are multiplied by: 0 or
+ * 1 / (1 - dropout).  Nothing else of args is looked at.
  */
-MHA_MUST_CHECK mha_status mha_dropout_factors(mha_dtype dtype, size_t batch, size_t heads, size_t queries,
-                                              size_t keys, double dropout, uint64_t seed, void *factors);
+MHA_MUST_CHECK mha_status mha_dropout_factors(const mha_attention_args *args);
 
 /* --- Linear projections --------------------------------------------------------------------- */
 
@@ -341,9 +341,16 @@ MHA_MUST_CHECK mha_status mha_layer_backward(const mha_layer_grads *grads);
  * Softmax over the last axis of dense (batch, queries, keys) scores into dense `out` (may be the
  * same memory), each row over the keys that `visible` (lengths only) leaves it; the others become 0.
  */
-MHA_MUST_CHECK mha_status mha_masked_softmax(mha_dtype dtype, size_t batch, size_t queries, size_t keys,
-                                             const void *scores, const mha_visibility *visible,
-                                             mha_empty empty_rows, void *out);
+typedef struct {
+    mha_dtype dtype;
+    size_t batch, queries, keys;
+    const void *scores;
+    mha_visibility visible;
+    mha_empty empty_rows;
+    void *out;
+} mha_masked_softmax_args;
+
+MHA_MUST_CHECK mha_status mha_masked_softmax(const mha_masked_softmax_args *args);
 
 /* --- Hooks for tests and probes ------------------------------------------------------------------- */
 

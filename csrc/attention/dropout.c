@@ -7,44 +7,36 @@
 #include "runtime/threads_interrupt.h"
 #include "kernels/dispatch.h"
 
-typedef struct {
-    const mha_kernels *kernels;
-    size_t heads, queries, keys;
-    double p;
-    uint64_t seed;
-    char *factors;
-} dropout_job;
-
 /* One task is one head of one item. */
 static void
 run_head(void *context, size_t task, unsigned worker)
 {
-    const dropout_job *job = context;
+    const mha_attention_args *args = context;
+    const mha_kernels *kernels = mha_kernels_for(args->dtype);
     const mha_dropout tile = {
-        .rows = job->queries,
-        .keys = job->keys,
-        .seed = job->seed,
-        .item = task / job->heads,
-        .head = task % job->heads,
-        .p = job->p,
-        .factors = job->factors + task * job->queries * job->keys * job->kernels->itemsize,
-        .factors_row = (ptrdiff_t)job->keys,
+        .rows = args->queries,
+        .keys = args->keys,
+        .seed = args->seed,
+        .item = task / args->heads,
+        .head = task % args->heads,
+        .p = args->dropout,
+        .factors = (char *)args->weights + task * args->queries * args->keys * kernels->itemsize,
+        .factors_row = (ptrdiff_t)args->keys,
     };
 
     (void)worker;
-    job->kernels->dropout_factors(&tile);
+    kernels->dropout_factors(&tile);
 }
 
 mha_status
-mha_dropout_factors(mha_dtype dtype, size_t batch, size_t heads, size_t queries, size_t keys, double dropout,
-                    uint64_t seed, void *factors)
+mha_dropout_factors(const mha_attention_args *args)
 {
-    const dropout_job job = {mha_kernels_for(dtype), heads, queries, keys, dropout, seed, factors};
-    const double n = (double)batch * (double)heads * (double)queries * (double)keys;
+    const size_t n_tasks = args->batch * args->heads;
+    const double n = (double)n_tasks * (double)args->queries * (double)args->keys;
 
-    if (job.kernels == NULL || !(dropout >= 0 && dropout <= 1)) {
+    if (mha_kernels_for(args->dtype) == NULL || !(args->dropout >= 0 && args->dropout <= 1)) {
         return MHA_ERR_ARG;
     }
-    mha_parallel_for(batch * heads, mha_threads_for(batch * heads, 10.0 * n), run_head, (void *)&job);
+    mha_parallel_for(n_tasks, mha_threads_for(n_tasks, 10.0 * n), run_head, (void *)(uintptr_t)args);
     return mha_interrupt_status();
 }

@@ -10,45 +10,34 @@
 
 #include <string.h>
 
-typedef struct {
-    const mha_kernels *kernels;
-    const mha_visibility *visible;
-    size_t queries, keys;
-    const char *scores;
-    char *out;
-    double empty;
-} softmax_job;
-
 /* One task is one item of the batch. */
 static void
 run_item(void *context, size_t item, unsigned worker)
 {
-    const softmax_job *job = context;
-    const size_t row_bytes = job->keys * job->kernels->itemsize;
+    const mha_masked_softmax_args *args = context;
+    const mha_kernels *kernels = mha_kernels_for(args->dtype);
+    const size_t row_bytes = args->keys * kernels->itemsize;
+    const double empty = args->empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)args->keys : 0.0;
 
     (void)worker;
-    for (size_t i = 0; i < job->queries && (i % 64 != 0 || !mha_interrupted()); i++) {
-        const size_t at = (item * job->queries + i) * row_bytes;
-        const mha_interval seen = mha_visible_keys(job->visible, job->queries, job->keys, item, i);
-        memmove(job->out + at, job->scores + at, row_bytes);
-        job->kernels->softmax_row(job->out + at, job->keys, seen.last, job->empty);
+    for (size_t i = 0; i < args->queries && (i % 64 != 0 || !mha_interrupted()); i++) {
+        const size_t at = (item * args->queries + i) * row_bytes;
+        const mha_interval seen = mha_visible_keys(&args->visible, args->queries, args->keys, item, i);
+        memmove((char *)args->out + at, (const char *)args->scores + at, row_bytes);
+        kernels->softmax_row((char *)args->out + at, args->keys, seen.last, empty);
     }
 }
 
 mha_status
-mha_masked_softmax(mha_dtype dtype, size_t batch, size_t queries, size_t keys, const void *scores,
-                   const mha_visibility *visible, mha_empty empty_rows, void *out)
+mha_masked_softmax(const mha_masked_softmax_args *args)
 {
-    softmax_job job = {mha_kernels_for(dtype), visible, queries, keys, scores, out, 0};
+    const double n = (double)args->batch * (double)args->queries * (double)args->keys;
 
-    if (job.kernels == NULL) {
+    if (mha_kernels_for(args->dtype) == NULL) {
         return MHA_ERR_ARG;
     }
-    if (queries == 0 || keys == 0) {
-        return MHA_OK;
+    if (args->queries > 0 && args->keys > 0) {
+        mha_parallel_for(args->batch, mha_threads_for(args->batch, 20.0 * n), run_item, (void *)(uintptr_t)args);
     }
-    job.empty = empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)keys : 0.0;
-    mha_parallel_for(batch, mha_threads_for(batch, 20.0 * (double)batch * (double)queries * (double)keys),
-                     run_item, &job);
     return mha_interrupt_status();
 }

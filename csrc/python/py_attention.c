@@ -191,47 +191,54 @@ py_masked_softmax(mha_py_call *call, PyObject *const *values)
 {
     mha_py_array x = {0};
     mha_py_lengths lengths = {0};
-    mha_empty empty_rows;
+    mha_masked_softmax_args args;
     PyArrayObject *out;
 
     if (mha_py_take(call, values[0], "X", MHA_PY_DENSE, NULL, &x) < 0 || mha_py_need_rank(&x, 3, "(B, Q, K)") < 0 ||
         mha_py_take_lengths(call, values[1], x.shape[0], x.shape[1], &lengths) < 0 ||
-        mha_py_empty_rows(values[2], &empty_rows) < 0) {
+        mha_py_empty_rows(values[2], &args.empty_rows) < 0) {
         return NULL;
     }
     out = mha_py_new(call, "the output", 3, x.shape, x.type);
     if (out == NULL) {
         return NULL;
     }
-    const mha_visibility visible = mha_py_visibility(&lengths);
+    args = (mha_masked_softmax_args){
+        .dtype = mha_py_dtype(x.type),
+        .batch = (size_t)x.shape[0],
+        .queries = (size_t)x.shape[1],
+        .keys = (size_t)x.shape[2],
+        .scores = x.data,
+        .visible = mha_py_visibility(&lengths),
+        .empty_rows = args.empty_rows,
+        .out = PyArray_DATA(out),
+    };
     mha_py_detach(call, 8 * (double)PyArray_SIZE(out));
-    return mha_py_finish(call,
-                         mha_masked_softmax(mha_py_dtype(x.type), (size_t)x.shape[0], (size_t)x.shape[1],
-                                            (size_t)x.shape[2], x.data, &visible, empty_rows, PyArray_DATA(out)),
-                         out);
+    return mha_py_finish(call, mha_masked_softmax(&args), out);
 }
 
 PyObject *
 py_dropout_factors(mha_py_call *call, PyObject *const *values)
 {
     mha_py_array weights = {0};
-    const npy_intp *shape = weights.shape;
-    double dropout;
-    uint64_t seed;
+    mha_attention_args args = {0};
     PyArrayObject *factors;
 
     if (mha_py_take(call, values[0], "weights", MHA_PY_LOOSE, NULL, &weights) < 0 ||
-        mha_py_need_rank(&weights, 4, "(B, H, Q, K)") < 0 || mha_py_probability(values[1], &dropout) < 0 ||
-        mha_py_seed(values[2], &seed) < 0) {
+        mha_py_need_rank(&weights, 4, "(B, H, Q, K)") < 0 || mha_py_probability(values[1], &args.dropout) < 0 ||
+        mha_py_seed(values[2], &args.seed) < 0) {
         return NULL;
     }
-    factors = mha_py_new(call, "the factors", 4, shape, weights.type);
+    factors = mha_py_new(call, "the factors", 4, weights.shape, weights.type);
     if (factors == NULL) {
         return NULL;
     }
+    args.dtype = mha_py_dtype(weights.type);
+    args.batch = (size_t)weights.shape[0];
+    args.heads = (size_t)weights.shape[1];
+    args.queries = (size_t)weights.shape[2];
+    args.keys = (size_t)weights.shape[3];
+    args.weights = PyArray_DATA(factors);
     mha_py_detach(call, 8 * (double)PyArray_SIZE(factors));
-    return mha_py_finish(call,
-                         mha_dropout_factors(mha_py_dtype(weights.type), (size_t)shape[0], (size_t)shape[1],
-                                             (size_t)shape[2], (size_t)shape[3], dropout, seed, PyArray_DATA(factors)),
-                         factors);
+    return mha_py_finish(call, mha_dropout_factors(&args), factors);
 }

@@ -276,10 +276,14 @@ check_masked_softmax(void)
     guarded_reset(1);
     void *x = numbers(dtype, 6);
     const uint64_t before = hash_operands();
-    CHECK(mha_masked_softmax(NO_DTYPE, 1, 2, 3, x, &all, MHA_EMPTY_ZERO, x) == MHA_ERR_ARG, "softmax: type");
-    CHECK(mha_masked_softmax(dtype, HALF, 0, 3, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no queries");
-    CHECK(mha_masked_softmax(dtype, HALF, 2, 0, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no keys");
-    CHECK(mha_masked_softmax(dtype, 0, 2, 3, x, &all, MHA_EMPTY_UNIFORM, x) == MHA_OK, "softmax: no items");
+    CHECK(mha_masked_softmax(&(mha_masked_softmax_args){NO_DTYPE, 1, 2, 3, x, all, MHA_EMPTY_ZERO, x}) == MHA_ERR_ARG,
+          "softmax: type");
+    CHECK(mha_masked_softmax(&(mha_masked_softmax_args){dtype, HALF, 0, 3, x, all, MHA_EMPTY_UNIFORM, x}) == MHA_OK,
+          "softmax: no queries");
+    CHECK(mha_masked_softmax(&(mha_masked_softmax_args){dtype, HALF, 2, 0, x, all, MHA_EMPTY_UNIFORM, x}) == MHA_OK,
+          "softmax: no keys");
+    CHECK(mha_masked_softmax(&(mha_masked_softmax_args){dtype, 0, 2, 3, x, all, MHA_EMPTY_UNIFORM, x}) == MHA_OK,
+          "softmax: no items");
     CHECK(hash_operands() == before, "softmax: something was written");
 }
 

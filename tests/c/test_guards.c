@@ -162,7 +162,8 @@ softmax(size_t D, size_t K)
         lens[i] = (int64_t)((i * 7 + K) % (K + 3)) - 1;
     }
     const mha_visibility visible = {lens, D, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
-    CHECK(mha_masked_softmax(dtype, 2, D, K, scores, &visible, MHA_EMPTY_UNIFORM, out) == MHA_OK, "%s", guard.doing);
+    const mha_masked_softmax_args args = {dtype, 2, D, K, scores, visible, MHA_EMPTY_UNIFORM, out};
+    CHECK(mha_masked_softmax(&args) == MHA_OK, "%s", guard.doing);
     return hash_bits(0, dtype, out, 2 * D * K);
 }
 

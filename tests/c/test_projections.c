@@ -142,7 +142,8 @@ check_softmax(size_t keys, size_t valid, mha_empty empty_rows)
     for (size_t j = 0; j < 2 * keys; j++) {
         set(dtype, x, j, j % keys < valid ? -7.25 : (double)NAN);
     }
-    CHECK(mha_masked_softmax(dtype, 1, 2, keys, x, &visible, empty_rows, x) == MHA_OK, "softmax");
+    CHECK(mha_masked_softmax(&(mha_masked_softmax_args){dtype, 1, 2, keys, x, visible, empty_rows, x}) == MHA_OK,
+          "softmax");
     for (size_t j = 0; j < 2 * keys; j++) {
         const double all = empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)keys : 0.0;
         const double weight = valid == 0 ? all : j % keys < valid ? 1.0 / (double)valid : 0.0;
