@@ -173,10 +173,12 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
     VF_NAME(transpose_in_blocks)(r + step);
 }
 
-typedef uint64_t vw __attribute__((vector_size(32)));
+typedef uint64_t vw_word;
+typedef vw_word vw __attribute__((vector_size(32)));
 
 MHA_INLINE vw
-vw_multiply(vw a, vw b)
+vw_multiply(vw a, vw b, vw *low)
 {
-    return (vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+    *low = (vw)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+    return *low >> 32;
 }

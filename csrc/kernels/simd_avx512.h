@@ -201,10 +201,12 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
     VF_NAME(transpose_in_blocks)(r + 3 * step);
 }
 
-typedef uint64_t vw __attribute__((vector_size(64)));
+typedef uint64_t vw_word;
+typedef vw_word vw __attribute__((vector_size(64)));
 
 MHA_INLINE vw
-vw_multiply(vw a, vw b)
+vw_multiply(vw a, vw b, vw *low)
 {
-    return (vw)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+    *low = (vw)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+    return *low >> 32;
 }

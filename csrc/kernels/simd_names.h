@@ -102,6 +102,7 @@
 #define vf_exp_falling VF_NAME(vf_exp_falling)
 #define vf_tanh VF_NAME(vf_tanh)
 #define vw VF_NAME(vw)
+#define vw_word VF_NAME(vw_word)
 #define vw_multiply VF_NAME(vw_multiply)
 
 #endif

@@ -178,11 +178,3 @@ vf_hmax(vf v)
 }
 
 #include "simd_words.inc"
-
-typedef uint64x2_t vw;
-
-MHA_INLINE vw
-vw_multiply(vw a, vw b)
-{
-    return vmull_u32(vmovn_u64(a), vmovn_u64(b));
-}

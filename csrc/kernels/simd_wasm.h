@@ -186,11 +186,3 @@ vf_hmax(vf v)
 }
 
 #include "simd_words.inc"
-
-typedef uint64_t vw __attribute__((vector_size(16)));
-
-MHA_INLINE vw
-vw_multiply(vw a, vw b)
-{
-    return (a & UINT32_MAX) * (b & UINT32_MAX);
-}
