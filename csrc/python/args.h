@@ -148,7 +148,10 @@ typedef enum {
  */
 int mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
                 mha_py_array *array);
-/* The same in two steps: an array of any rank, then its layout (type: the array's own, checked by the caller). */
+/* The same, dense and of this shape, for those who want its numbers alone. */
+int mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int rank, const npy_intp *dims,
+                        const mha_py_array *like, void **numbers_ret);
+/* mha_py_take in two steps: an array of any rank, then its layout (type: the array's own, checked by the caller). */
 PyArrayObject *mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like);
 int mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
                    mha_py_array *array);
@@ -244,6 +247,8 @@ typedef struct {
  */
 int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
                            mha_py_projection *projection);
+int mha_py_take_weight(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
+                       const mha_py_array *like, mha_py_projection *projection); /* row-major, without its bias */
 int mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
                         const mha_py_array *like, mha_py_projection *projection);
 

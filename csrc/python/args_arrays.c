@@ -5,6 +5,8 @@
  */
 #include "args.h"
 
+#include <stdint.h>
+
 size_t
 mha_py_itemsize(int type)
 {
@@ -159,6 +161,19 @@ mha_py_need_shape(const mha_py_array *array, int rank, const npy_intp *dims)
         same = array->shape[i] == dims[i];
     }
     return same ? 0 : mha_py_refuse("shape", "(OsN)", array->array, array->name, mha_py_shape(rank, dims));
+}
+
+int
+mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int rank, const npy_intp *dims,
+                    const mha_py_array *like, void **numbers_ret)
+{
+    mha_py_array array = {0};
+
+    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, &array) < 0 || mha_py_need_shape(&array, rank, dims) < 0) {
+        return -1;
+    }
+    *numbers_ret = (void *)(uintptr_t)array.data; /* only read, whatever the place for them is */
+    return 0;
 }
 
 /* --- Outputs ---------------------------------------------------------------------------------- */

@@ -223,15 +223,11 @@ int
 mha_py_take_statistics(mha_py_call *call, PyObject *row_max, PyObject *row_sum, mha_py_attention *attention)
 {
     const mha_py_array *q = &attention->q;
-    mha_py_array max = {0}, sum = {0};
+    const npy_intp *scores = attention->scores;
+    mha_attention_args *args = &attention->args;
 
-    if (mha_py_take(call, row_max, "row_max", MHA_PY_DENSE, q, &max) < 0 ||
-        mha_py_take(call, row_sum, "row_sum", MHA_PY_DENSE, q, &sum) < 0 ||
-        mha_py_need_shape(&max, q->rank - 1, attention->scores) < 0 ||
-        mha_py_need_shape(&sum, q->rank - 1, attention->scores) < 0) {
-        return -1;
-    }
-    attention->args.row_max = (void *)max.data; /* read only, in this direction */
-    attention->args.row_sum = (void *)sum.data;
-    return 0;
+    return mha_py_take_numbers(call, row_max, "row_max", q->rank - 1, scores, q, &args->row_max) < 0 ||
+                   mha_py_take_numbers(call, row_sum, "row_sum", q->rank - 1, scores, q, &args->row_sum) < 0
+               ? -1
+               : 0;
 }

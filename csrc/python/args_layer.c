@@ -51,23 +51,6 @@ take_inputs(mha_py_call *call, mha_py_layer *layer, PyObject *const *values)
     return mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);
 }
 
-/* A row-major weight in the place of a packed one: read as mha_layer_grads wants it. */
-static int
-take_weight(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-            mha_py_projection *projection)
-{
-    mha_py_array *weight = &projection->weight;
-
-    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, weight) < 0 ||
-        mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
-        return -1;
-    }
-    projection->linear.weight = weight->data;
-    projection->linear.out_features = (size_t)weight->shape[0];
-    projection->linear.in_features = (size_t)weight->shape[1];
-    return 0;
-}
-
 /* One of four projections; or, of nine parameters, a weight and its bias four places on. */
 static int
 take_projection(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *tuple, int i)
@@ -80,7 +63,7 @@ take_projection(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind k
         return 0; /* the caller zeroed the struct */
     }
     if (kind == MHA_PY_WEIGHTS) {
-        return take_weight(call, item, names[i], like, &layer->W[i]);
+        return mha_py_take_weight(call, item, names[i], MHA_PY_DENSE, like, &layer->W[i]);
     }
     if (PyTuple_Size(tuple) == MHA_PY_N_PARAMETERS) {
         PyObject *bias = PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS);
@@ -122,23 +105,15 @@ projected(const mha_py_layer *layer, int which, npy_intp features, int *fits)
     return (npy_intp)linear->out_features;
 }
 
-static int
-refuse_features(const mha_py_layer *layer)
+/* Those of a projection, or None; a new reference. */
+static PyObject *
+sizes_of(const mha_py_layer *layer, int which)
 {
-    PyObject *sizes = PyTuple_New(MHA_PY_N_PROJECTIONS);
+    const mha_linear *linear = &layer->W[which].linear;
 
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS && sizes != NULL; i++) {
-        const mha_linear *linear = &layer->W[i].linear;
-        PyObject *pair = is_projected(layer, i) ? Py_BuildValue("(nn)", (Py_ssize_t)linear->out_features,
-                                                                (Py_ssize_t)linear->in_features)
-                                                : Py_BuildValue("");
-
-        if (pair == NULL || PyTuple_SetItem(sizes, i, pair) < 0) {
-            Py_CLEAR(sizes);
-        }
-    }
-    return mha_py_refuse("features", "(OOONOn)", layer->queries.array, layer->keys.array, layer->values.array, sizes,
-                         mha_py_or_none(layer->w_v.array), (Py_ssize_t)layer->heads);
+    return is_projected(layer, which)
+               ? Py_BuildValue("(nn)", (Py_ssize_t)linear->out_features, (Py_ssize_t)linear->in_features)
+               : Py_BuildValue("");
 }
 
 static int
@@ -154,7 +129,11 @@ check_features(mha_py_layer *layer)
     fit = projected(layer, MHA_PY_W_K, layer->keys.shape[2], &fit) == layer->qk_features && fit;
     fit = fit && layer->qk_features % heads == 0 && layer->value_features % heads == 0;
     fit = fit && (w_v->array == NULL || (w_v->rank == 1 && w_v->shape[0] == layer->qk_features / heads));
-    return fit ? 0 : refuse_features(layer);
+    return fit ? 0
+               : mha_py_refuse("features", "(OOO(NNNN)On)", layer->queries.array, layer->keys.array,
+                               layer->values.array, sizes_of(layer, MHA_PY_W_Q), sizes_of(layer, MHA_PY_W_K),
+                               sizes_of(layer, MHA_PY_W_V), sizes_of(layer, MHA_PY_W_O),
+                               mha_py_or_none(w_v->array), (Py_ssize_t)heads);
 }
 
 /* --- Options and sizes -------------------------------------------------------------------------------------- */

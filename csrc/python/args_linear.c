@@ -43,21 +43,21 @@ take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
                : mha_py_refuse("packed", "(sOn)", name, sizes, (Py_ssize_t)size);
 }
 
-/* A row-major weight, read where it lies. */
-static int
-take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-          mha_py_projection *projection)
+int
+mha_py_take_weight(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
+                   mha_py_projection *projection)
 {
     mha_py_array *weight = &projection->weight;
 
-    if (mha_py_take(call, value, name, MHA_PY_ROWS, like, weight) < 0 ||
+    if (mha_py_take(call, value, name, layout, like, weight) < 0 ||
         mha_py_need_rank(weight, 2, "(out_features, in_features)") < 0) {
         return -1;
     }
-    projection->linear.out_features = (size_t)weight->shape[0];
-    projection->linear.in_features = (size_t)weight->shape[1];
-    projection->linear.layout = MHA_WEIGHT_ROWS;
-    projection->linear.row_stride = weight->stride[0];
+    projection->linear = (mha_linear){.weight = weight->data,
+                                      .out_features = (size_t)weight->shape[0],
+                                      .in_features = (size_t)weight->shape[1],
+                                      .layout = MHA_WEIGHT_ROWS,
+                                      .row_stride = weight->stride[0]};
     return 0;
 }
 
@@ -82,11 +82,9 @@ int
 mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, const mha_py_array *like,
                     mha_py_projection *projection)
 {
-    if (take_rows(call, weight, name, like, projection) < 0) {
-        return -1;
-    }
-    projection->linear.weight = projection->weight.data;
-    return take_bias(call, bias, name, like, &projection->linear);
+    return mha_py_take_weight(call, weight, name, MHA_PY_ROWS, like, projection) < 0
+               ? -1
+               : take_bias(call, bias, name, like, &projection->linear);
 }
 
 int

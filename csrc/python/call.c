@@ -106,25 +106,14 @@ mha_py_type_error(PyObject *value, const char *name, const char *expected)
 int
 mha_py_check(mha_status status, const char *function)
 {
-    PyObject *kind = PyExc_SystemError; /* MHA_ERR_ARG: this folder has a bug */
+    PyObject *const kind = status == MHA_ERR_NOMEM                             ? PyExc_MemoryError
+                           : status == MHA_ERR_ISA || status == MHA_ERR_SIZE ? PyExc_ValueError
+                                                                             : PyExc_SystemError; /* our own bug */
 
-    switch (status) {
-    case MHA_OK:
-        return 0;
-    case MHA_ERR_NOMEM:
-        kind = PyExc_MemoryError;
-        break;
-    case MHA_ERR_ISA:
-    case MHA_ERR_SIZE:
-        kind = PyExc_ValueError;
-        break;
-    case MHA_ERR_INTERRUPTED: /* signal_came has what the handler raised */
-        return -1;
-    case MHA_ERR_ARG:
-        break;
+    if (status != MHA_OK && status != MHA_ERR_INTERRUPTED) { /* signal_came has what the handler raised */
+        PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
     }
-    PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
-    return -1;
+    return status == MHA_OK ? 0 : -1;
 }
 
 /* --- While the core works ------------------------------------------------------------------------ */

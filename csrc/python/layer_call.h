@@ -9,19 +9,8 @@
 #include "args.h"
 
 /* The arguments: the projections are a tuple of four, or of nine (weights, their biases, w_v); the scorer is w_v. */
-enum {
-    MHA_PY_QUERIES,
-    MHA_PY_KEYS,
-    MHA_PY_VALUES,
-    MHA_PY_LENS,
-    MHA_PY_FOUR,
-    MHA_PY_SCORER,
-    MHA_PY_HEADS,
-    MHA_PY_EMPTY,
-    MHA_PY_DROPOUT,
-    MHA_PY_SEED,
-    MHA_PY_N_LAYER
-};
+enum { MHA_PY_QUERIES, MHA_PY_KEYS, MHA_PY_VALUES, MHA_PY_LENS, MHA_PY_FOUR, MHA_PY_SCORER, MHA_PY_HEADS };
+enum { MHA_PY_EMPTY = MHA_PY_HEADS + 1, MHA_PY_DROPOUT, MHA_PY_SEED, MHA_PY_N_LAYER };
 
 /* W[0..3] are W_q, W_k, W_v, W_o, as in mha_layer_grads. */
 enum { MHA_PY_W_Q, MHA_PY_W_K, MHA_PY_W_V, MHA_PY_W_O, MHA_PY_N_PROJECTIONS, MHA_PY_N_PARAMETERS = 9 };

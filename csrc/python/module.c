@@ -24,18 +24,6 @@
 MHA_PY_FUNCTIONS(ENTER)
 static PyMethodDef methods[] = {MHA_PY_FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 
-/* The widest instruction set that this CPU offers; Python may ask for another one later. */
-static int
-select_isa(mha_py_state *state)
-{
-    mha_isa widest = MHA_ISA_SCALAR;
-
-    for (int i = 0; i < MHA_N_ISAS; i++) {
-        widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
-    }
-    return mha_py_select_isa(state, widest);
-}
-
 static int
 core_exec(PyObject *module)
 {
@@ -44,6 +32,7 @@ core_exec(PyObject *module)
         [MHA_PY_WORD_RECOMPUTE] = "recompute",
     };
     mha_py_state *state = PyModule_GetState(module);
+    mha_isa widest = MHA_ISA_SCALAR; /* that this CPU offers; Python may ask for another one later */
 
     if (PyArray_ImportNumPyAPI() < 0) {
         return -1;
@@ -55,7 +44,10 @@ core_exec(PyObject *module)
             return -1;
         }
     }
-    return select_isa(state);
+    for (int i = 0; i < MHA_N_ISAS; i++) {
+        widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
+    }
+    return mha_py_select_isa(state, widest);
 }
 
 static int

@@ -108,19 +108,19 @@ want_kept(mha_py_layer *layer, int training, void *somewhere)
 }
 
 static PyObject *
+projection_facts(const mha_py_layer *layer, const mha_layer_facts *facts, int which)
+{
+    return layer->W[which].linear.weight == NULL ? Py_BuildValue("") : linear_facts(&facts->projections[which]);
+}
+
+static PyObject *
 layer_facts(const mha_py_layer *layer, const mha_layer_facts *facts, double kept_bytes)
 {
-    PyObject *projections = PyTuple_New(MHA_PY_N_PROJECTIONS);
-
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS && projections != NULL; i++) {
-        PyObject *of_one = layer->W[i].linear.weight == NULL ? Py_BuildValue("") : linear_facts(&facts->projections[i]);
-
-        if (of_one == NULL || PyTuple_SetItem(projections, i, of_one) < 0) {
-            Py_CLEAR(projections);
-        }
-    }
-    return Py_BuildValue("(NNnnnsd)", projections, attention_facts(&facts->attention), (Py_ssize_t)facts->slice_items,
-                         (Py_ssize_t)facts->n_slices, (Py_ssize_t)facts->scratch_bytes,
+    return Py_BuildValue("((NNNN)Nnnnsd)", projection_facts(layer, facts, MHA_PY_W_Q),
+                         projection_facts(layer, facts, MHA_PY_W_K), projection_facts(layer, facts, MHA_PY_W_V),
+                         projection_facts(layer, facts, MHA_PY_W_O), attention_facts(&facts->attention),
+                         (Py_ssize_t)facts->slice_items, (Py_ssize_t)facts->n_slices,
+                         (Py_ssize_t)facts->scratch_bytes,
                          layer->args.weights != NULL ? "weights" : "queries and keys", kept_bytes);
 }
 

@@ -8,23 +8,8 @@
  */
 #include "layer_call.h"
 
-enum {
-    GRAD_OUT,
-    TAPE,
-    QUERIES,
-    KEYS,
-    VALUES,
-    WEIGHTS,
-    W_V,
-    HEADS,
-    EMPTY,
-    DROPOUT,
-    SEED,
-    NEEDS_INPUTS,
-    NEEDS_WEIGHTS,
-    NEEDS_BIASES,
-    JOIN
-};
+enum { GRAD_OUT, TAPE, QUERIES, KEYS, VALUES, WEIGHTS, W_V, HEADS, EMPTY, DROPOUT, SEED, NEEDS_INPUTS };
+enum { NEEDS_WEIGHTS = NEEDS_INPUTS + 1, NEEDS_BIASES, JOIN };
 enum { N_INPUTS = 3 };
 
 typedef struct {
@@ -49,20 +34,6 @@ take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
     return mha_py_take_layer(call, forward, MHA_PY_WEIGHTS, layer);
 }
 
-/* One dense array of this shape. */
-static int
-take_part(mha_py_call *call, PyObject *value, const char *name, const npy_intp *dims, const mha_py_array *like,
-          void **data_ret)
-{
-    mha_py_array part = {0};
-
-    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, &part) < 0 || mha_py_need_shape(&part, 3, dims) < 0) {
-        return -1;
-    }
-    *data_ret = (void *)part.data; /* the backward call only reads it */
-    return 0;
-}
-
 static int
 take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
 {
@@ -73,8 +44,8 @@ take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
         kept[MHA_PY_CONTEXT].place = &layer->args.out;
     }
     for (int i = 0; i < MHA_PY_N_TAPE_ARRAYS; i++) {
-        if (kept[i].place != NULL && take_part(call, PyTuple_GetItem(tape, i), kept[i].name, kept[i].dims,
-                                               &layer->queries, kept[i].place) < 0) {
+        if (kept[i].place != NULL && mha_py_take_numbers(call, PyTuple_GetItem(tape, i), kept[i].name, 3, kept[i].dims,
+                                                         &layer->queries, kept[i].place) < 0) {
             return -1;
         }
     }
@@ -228,7 +199,7 @@ py_layer_backward(mha_py_call *call, PyObject *const *values)
         return NULL;
     }
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
-    if (take_part(call, values[GRAD_OUT], "grad_out", dims, &layer.queries, &grad_out) < 0 ||
+    if (mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries, &grad_out) < 0 ||
         make_input_gradients(call, &layer, values, &made, &grads) < 0 ||
         make_parameter_gradients(call, &layer, values, &made, &grads) < 0) {
         return NULL;

@@ -18,15 +18,10 @@
 static PyArrayObject *
 new_aligned(mha_py_call *call, size_t n_numbers, int type)
 {
-    const npy_intp itemsize = (npy_intp)mha_py_itemsize(type);
-    npy_intp n = (npy_intp)n_numbers, room = n + ALIGNMENT / itemsize;
+    npy_intp n = (npy_intp)n_numbers, room = n + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
     PyArrayObject *whole, *view;
     char *start;
 
-    if (n_numbers > (size_t)NPY_MAX_INTP / 2) {
-        mha_py_refuse("size", "(sN)", "the packed weight", mha_py_shape(1, &n));
-        return NULL;
-    }
     whole = mha_py_new(call, "the packed weight", 1, &room, type);
     if (whole == NULL) {
         return NULL;

@@ -48,23 +48,19 @@ py_tanh(mha_py_call *call, PyObject *const *values)
 PyObject *
 py_isas(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
-    PyObject *list = PyList_New(0), *result;
+    PyObject *all = PyTuple_New(0);
 
-    for (int i = 0; i < MHA_N_ISAS && list != NULL; i++) {
-        PyObject *pair;
+    for (int i = 0; i < MHA_N_ISAS && all != NULL; i++) {
+        if (mha_isa_compiled((mha_isa)i)) {
+            PyObject *const before = all, *const available = mha_isa_available((mha_isa)i) ? Py_True : Py_False;
+            PyObject *const one = Py_BuildValue("((sO))", mha_isa_name((mha_isa)i), available);
 
-        if (!mha_isa_compiled((mha_isa)i)) {
-            continue;
+            all = one == NULL ? NULL : PySequence_Concat(before, one);
+            Py_XDECREF(one);
+            Py_DECREF(before);
         }
-        pair = Py_BuildValue("(sO)", mha_isa_name((mha_isa)i), mha_isa_available((mha_isa)i) ? Py_True : Py_False);
-        if (pair == NULL || PyList_Append(list, pair) < 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(pair);
     }
-    result = list == NULL ? NULL : PyList_AsTuple(list);
-    Py_XDECREF(list);
-    return result;
+    return all;
 }
 
 PyObject *
