@@ -350,12 +350,18 @@ def with_own_names(layer: type[Kind]) -> type[Kind]:
         for name, method in vars(base).items():
             public = name == "__call__" or not name.startswith("_")
             if public and name not in vars(layer) and isinstance(method, FunctionType):
-                own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
-                update_wrapper(own, method)
-                own.__kwdefaults__ = method.__kwdefaults__
-                own.__qualname__ = f"{layer.__name__}.{name}"
-                setattr(layer, name, own)
+                setattr(layer, name, own_method(layer, method))
     return layer
+
+
+def own_method(owner: type, method: FunctionType) -> FunctionType:
+    """The same function under the name of this class."""
+    name = method.__name__
+    own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
+    update_wrapper(own, method)
+    own.__kwdefaults__ = method.__kwdefaults__
+    own.__qualname__ = f"{owner.__name__}.{name}"
+    return own
 
 
 def _arrays_of(state: State) -> list[tuple[str, Optional[Array]]]:

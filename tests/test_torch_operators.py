@@ -109,3 +109,50 @@ def test_seeds_compiled_and_not(rng):
         assert torch.equal(*outcomes)
     else:
         assert outcomes[0] == outcomes[1] and "rng must" in outcomes[0][1]
+
+
+class Marked(torch.Tensor):
+    """As fastai's and torchvision's tensors: torch's operations on it give its class again."""
+
+
+def layers():
+    multi_head = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, True)
+    return multi_head, mt.DotProductAttention(0.0), mt.AdditiveAttention(8, 8, 6, 0.0)
+
+
+@pytest.mark.parametrize("layer", layers(), ids=lambda layer: type(layer).__name__)
+def test_tensors_of_a_subclass(layer):
+    x, lens = torch.randn(2, 5, 8), torch.tensor([2, 5])
+    ours, theirs = x.as_subclass(Marked).requires_grad_(), x.clone().requires_grad_()
+    out, wanted = layer(ours, ours, ours, lens.as_subclass(Marked)), layer(theirs, theirs, theirs, lens)
+    assert type(out) is Marked and torch.equal(out, wanted)
+    pairs = (out, ours), (wanted, theirs)
+    found, expected = [torch.autograd.grad(y.sum(), [z, *layer.parameters()]) for y, z in pairs]
+    for grad, its in zip(found, expected):
+        torch.testing.assert_close(grad.as_subclass(torch.Tensor), its)
+    layer(theirs, theirs, theirs, lens)
+    weights = layer.attention_weights + 0
+    with torch.no_grad():
+        assert torch.equal(layer(ours, x, x, lens), wanted)
+        assert torch.equal(layer.attention_weights, weights)
+        layer.eval()
+        cache, others = layer.new_cache(2, 5), layer.new_cache(2, 5)
+        assert torch.equal(layer(ours, ours, ours, cache=cache), layer(x, x, x, cache=others))
+        assert torch.equal(layer(ours, layer.project(ours, ours)), layer(x, layer.project(x, x)))
+
+
+@pytest.mark.parametrize("layer", layers(), ids=lambda layer: type(layer).__name__)
+def test_words_about_a_wrong_call(layer):
+    x, name = torch.randn(2, 5, 8), type(layer).__name__
+    with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):
+        layer(x, x, x, mask=None)
+    for training in (1, "no", torch.tensor(True)):
+        with pytest.raises(TypeError, match="training must be True or False"):
+            layer(x, x, x, training=training)
+    assert layer(x, x, x, training=np.bool_(False)).shape == (2, 5, 8)
+
+
+def test_a_bias_of_bools_is_a_mask():
+    x = torch.randn(2, 5, 8)
+    with pytest.raises(TypeError, match="as keep_mask"):
+        functional.dot_product_attention(x, x, x, bias=torch.ones(5, 5, dtype=torch.bool))

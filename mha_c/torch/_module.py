@@ -14,6 +14,7 @@ from torch.fx import Proxy
 
 from .. import _arguments
 from .._arrays import to_lengths
+from .._base import own_method
 from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
@@ -122,6 +123,12 @@ class AttentionModule(nn.Module):
     _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
     _last: Any = None  # of the last call: what the core or an operator kept, type of the inputs, parts of WeightsSource
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" not in vars(cls) and cls.__module__.startswith("mha_c."):
+            # Python's words about a wrong call name the class in use.
+            cls.forward = own_method(cls, cls.forward)  # type: ignore[method-assign,arg-type]
+
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
         self.empty_rows = _arguments.empty_rows(empty_rows)
@@ -219,6 +226,8 @@ class AttentionModule(nn.Module):
         """
         if defaults and any(x is not None for x in defaults):
             raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
+        if training is not None:
+            training = _arguments.flag(training, "training")
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):

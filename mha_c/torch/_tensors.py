@@ -66,6 +66,11 @@ def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
     return None if tensor is None else array(tensor)
 
 
+def plain(tensor: Any) -> Any:
+    """A subclass's tensor (fastai's, torchvision's) as the core knows it."""
+    return tensor if tensor is None or type(tensor) is Tensor else tensor.as_subclass(Tensor)
+
+
 def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
     return None if value is None else torch.from_numpy(value)
 
@@ -144,6 +149,11 @@ def check_inputs(**named: Any) -> None:
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
         if value.device.type not in ("cpu", "meta"):
             raise TypeError(f"{name} is on device {value.device}, but mha_c computes on the CPU: pass {name}.cpu()")
+        if name == "bias" and value.dtype is torch.bool:
+            raise TypeError(
+                "bias has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
+                "keep_mask"
+            )
         if value.layout is not torch.strided or not value.is_floating_point():
             raise TypeError(
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "

@@ -17,7 +17,17 @@ from .._arrays import to_lengths
 from .._core import layer_parts
 from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core, common_type
-from ._tensors import FLOATS, array, check_inputs, layer_forward, layer_step, linear, refuse_transforms, same_numbers
+from ._tensors import (
+    FLOATS,
+    array,
+    check_inputs,
+    layer_forward,
+    layer_step,
+    linear,
+    plain,
+    refuse_transforms,
+    same_numbers,
+)  # fmt: skip
 from .autograd import Nine
 
 if TYPE_CHECKING:
@@ -82,6 +92,7 @@ def step(
     shape = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
     if len(shape) != 3 or shape[0] != cache._batch:
         shape = _checked_steps(cache.batch, queries, keys, values)
+        queries, keys, values = plain(queries), plain(keys), plain(values)
     if module.training if training is None else training:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
     parameters, shown, _ = check_module(module, "a cache", queries, keys, values)
@@ -134,6 +145,7 @@ def _call_core(
 
 def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> ProjectedKeyValues:
     check_inputs(keys=keys, values=values)
+    keys, values = plain(keys), plain(values)
     for name, x in (("keys", keys), ("values", values)):
         if x.dim() != 3 or x.shape[:2] != keys.shape[:2]:
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
@@ -155,6 +167,7 @@ def call_projected(
     if values is not None:
         raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
     check_inputs(queries=queries)
+    queries = plain(queries)
     if queries.dim() != 3:
         raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
     parameters, shown, dropout = check_module(module, "projected keys and values", queries, None, None)

@@ -21,7 +21,7 @@ from .._core import (
 )  # fmt: skip
 from .._saved import saved_weights
 from . import mathematics
-from ._tensors import array, follow_threads, layer_forward_training, lengths, optional_array
+from ._tensors import array, follow_threads, layer_forward_training, lengths, optional_array, plain
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
@@ -68,6 +68,7 @@ def _lens(lens: Tensor) -> Any:
 def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, num_heads, empty_rows, dropout, seed = rest
     follow_threads()
+    queries, keys, values, *parameters = map(plain, (queries, keys, values, *parameters))
     out, _, tape = layer_forward_training(
         queries, keys, values, lengths(valid_lens), tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
         _seed(seed),
