@@ -70,8 +70,15 @@ typedef struct {
     MHA_ARENA(MHA_ARENA_SIZE)
 } mha_arena_sizes;
 
+typedef enum {
+    MHA_PLAN_FORWARD,
+    MHA_PLAN_IN_TASK, /* forward inside a task of the caller's: one thread */
+    MHA_PLAN_WEIGHTS  /* the weights pass alone, which goes by rows */
+} mha_plan_use;
+
 /* Everything about a call that does not change from task to task. */
 typedef struct {
+    mha_plan_use use;
     const mha_attention_args *args;
     const mha_kernels *kernels;
     mha_scalar scale, one;
@@ -127,12 +134,6 @@ mha_hides_single_keys(const mha_plan *plan)
 
 /* What a plan that forward and backward have in common, and the checks. */
 MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
-
-typedef enum {
-    MHA_PLAN_FORWARD,
-    MHA_PLAN_IN_TASK, /* forward inside a task of the caller's: one thread */
-    MHA_PLAN_WEIGHTS  /* the weights pass alone, which goes by rows */
-} mha_plan_use;
 
 /*
  * A call's life: init checks the sizes and adds what it needs to `scratch` (operands need not

@@ -252,22 +252,25 @@ void
 mha_attention_run(const mha_plan *plan)
 {
     void *context = (void *)(uintptr_t)plan;
+    const int weights_alone = plan->use == MHA_PLAN_WEIGHTS;
 
-    if (plan->n_splits > 1) {
+    if (plan->n_splits > 1 && !weights_alone) {
         mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, split_task, context);
     }
-    mha_parallel_for(plan->n_tasks, plan->n_workers, forward_task, context);
-    if (plan->weights_later) {
+    if (!weights_alone) {
+        mha_parallel_for(plan->n_tasks, plan->n_workers, forward_task, context);
+    }
+    if (plan->weights_later || weights_alone) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
     }
 }
 
-mha_status
-mha_attention_forward(const mha_attention_args *args)
+static mha_status
+call(const mha_attention_args *args, mha_plan_use use)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_plan plan;
-    mha_status status = mha_plan_init(&plan, args, MHA_PLAN_FORWARD, &scratch);
+    mha_status status = mha_plan_init(&plan, args, use, &scratch);
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);
@@ -279,4 +282,18 @@ mha_attention_forward(const mha_attention_args *args)
     mha_attention_run(&plan);
     mha_scratch_close(&scratch);
     return mha_interrupt_status();
+}
+
+mha_status
+mha_attention_forward(const mha_attention_args *args)
+{
+    return call(args, MHA_PLAN_FORWARD);
+}
+
+mha_status
+mha_attention_weights(const mha_attention_args *args)
+{
+    const int is_complete = args->weights != NULL && args->row_max != NULL && args->row_sum != NULL;
+
+    return is_complete ? call(args, MHA_PLAN_WEIGHTS) : MHA_ERR_ARG;
 }

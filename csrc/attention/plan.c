@@ -56,12 +56,12 @@ writes_nothing(const mha_attention_args *args)
 
 /* Queries per task: all of them, unless there are too few heads to go round. */
 static void
-choose_tasks(mha_plan *plan, mha_plan_use use)
+choose_tasks(mha_plan *plan)
 {
     const mha_attention_args *args = plan->args;
     const size_t heads = args->batch * args->kv_heads;
     plan->work = estimate_work(args);
-    const size_t most = use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
+    const size_t most = plan->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
     const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
     size_t queries = mha_ceil_div(args->queries, wanted);
 
@@ -234,11 +234,12 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
         return status;
     }
     const mha_kernels *k = plan->kernels;
+    plan->use = use;
     plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
     plan->tile_rows = choose_tile_rows(plan);
     plan->packs_keys = args->additive_weights == NULL && !plan->by_columns;
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
-    choose_tasks(plan, use);
+    choose_tasks(plan);
 
     /* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
     const int own_stats = plan->weights_later && args->row_max == NULL;

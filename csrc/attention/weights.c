@@ -8,7 +8,6 @@
 #include "walk.h"
 
 #include "runtime/common.h"
-#include "runtime/threads.h"
 
 #include <string.h>
 
@@ -111,27 +110,4 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
         mha_task_head(&task, g, &rows);
         fill_outside(plan, &task, &rows, &arena);
     }
-}
-
-mha_status
-mha_attention_weights(const mha_attention_args *args)
-{
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_plan plan;
-    mha_status status;
-
-    if (args->weights == NULL || args->row_max == NULL || args->row_sum == NULL) {
-        return MHA_ERR_ARG;
-    }
-    status = mha_plan_init(&plan, args, MHA_PLAN_WEIGHTS, &scratch);
-    if (status == MHA_OK) {
-        status = mha_scratch_open(&scratch);
-    }
-    if (status != MHA_OK) {
-        return status;
-    }
-    mha_plan_place(&plan, &scratch);
-    mha_parallel_for(plan.n_tasks, plan.n_workers, mha_weights_task, &plan);
-    mha_scratch_close(&scratch);
-    return mha_interrupt_status();
 }

@@ -16,8 +16,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Sizes of the three inputs, and who holds their projected rows. */
-static void
+/* Sizes of the three inputs, and who holds their projected rows; 0 if the sizes do not fit together. */
+static int
 describe_inputs(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
@@ -38,7 +38,13 @@ describe_inputs(mha_layer_job *job)
         if (linear[i]->weight != NULL) {
             in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }
+        if (a->num_heads == 0 || in->features % a->num_heads != 0 ||
+            (linear[i]->weight != NULL && linear[i]->in_features != features[i])) {
+            return 0;
+        }
     }
+    return job->inputs[MHA_QUERIES].features == job->inputs[MHA_KEYS].features &&
+           (a->W_o.weight == NULL || a->W_o.in_features == job->inputs[MHA_VALUES].features);
 }
 
 /* The attention problem between the projections; addresses follow once there is memory. */
@@ -261,41 +267,17 @@ mha_layer_run(mha_layer_job *job)
     }
 }
 
-static int
-is_sane(const mha_layer_args *a)
-{
-    const mha_linear *linear[MHA_N_INPUTS] = {&a->W_q, &a->W_k, &a->W_v};
-    const size_t size[MHA_N_INPUTS] = {a->query_size, a->key_size, a->value_size};
-
-    for (int i = 0; i < MHA_N_INPUTS; i++) {
-        const size_t features = linear[i]->weight != NULL ? linear[i]->out_features : size[i];
-        if (a->num_heads == 0 || features % a->num_heads != 0 ||
-            (linear[i]->weight != NULL && linear[i]->in_features != size[i])) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 mha_status
 mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
 {
     size_t rows = args->keys;
 
     *job = (mha_layer_job){.args = args, .kernels = mha_kernels_for(args->dtype), .scratch = MHA_SCRATCH_EMPTY};
-    if (job->kernels == NULL || !is_sane(args)) {
+    if (job->kernels == NULL || !describe_inputs(job)) {
         return MHA_ERR_ARG;
     }
-    if (mha_mul_size(&rows, args->batch) < 0) {
-        return MHA_ERR_SIZE;
-    }
-    describe_inputs(job);
     describe_attention(job);
-    if (job->inputs[MHA_QUERIES].features != job->inputs[MHA_KEYS].features ||
-        (args->W_o.weight != NULL && args->W_o.in_features != job->inputs[MHA_VALUES].features)) {
-        return MHA_ERR_ARG;
-    }
-    return MHA_OK;
+    return mha_mul_size(&rows, args->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
 }
 
 mha_status

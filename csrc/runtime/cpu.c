@@ -57,44 +57,23 @@ x86_offers(unsigned features, unsigned states)
     features |= HAS_AVX2;
     return (ebx & features) == features;
 }
-#else
-#define HAS_AVX512 0u
-#define SAVES_YMM 0u
-#define SAVES_ZMM 0u
-
-static int
-x86_offers(unsigned features, unsigned states)
-{
-    (void)features;
-    (void)states;
-    return 0;
-}
 #endif
 
 int
 mha_cpu_offers(mha_isa isa)
 {
-    switch (isa) {
-    case MHA_ISA_SCALAR:
-        return 1;
-    case MHA_ISA_NEON: /* part of every 64-bit Arm CPU */
-#if defined(__aarch64__)
-        return 1;
-#else
-        return 0;
-#endif
-    case MHA_ISA_WASM: /* an engine without SIMD128 does not load a module that holds it */
-#if defined(__wasm__)
-        return 1;
-#else
-        return 0;
-#endif
-    case MHA_ISA_AVX2:
-        return x86_offers(0, SAVES_YMM);
-    case MHA_ISA_AVX512: /* its kernels use AVX2 and FMA instructions too */
-        return x86_offers(HAS_AVX512, SAVES_ZMM);
-    case MHA_N_ISAS:
-        break;
+#if defined(__x86_64__) || defined(__i386__)
+    if (isa == MHA_ISA_AVX2 || isa == MHA_ISA_AVX512) { /* kernels of the latter use the former's instructions, too */
+        return isa == MHA_ISA_AVX2 ? x86_offers(0, SAVES_YMM) : x86_offers(HAS_AVX512, SAVES_ZMM);
     }
-    return 0;
+#elif defined(__aarch64__) /* every such CPU has NEON */
+    if (isa == MHA_ISA_NEON) {
+        return 1;
+    }
+#elif defined(__wasm__) /* an engine without SIMD128 does not load a module that holds it */
+    if (isa == MHA_ISA_WASM) {
+        return 1;
+    }
+#endif
+    return isa == MHA_ISA_SCALAR;
 }
