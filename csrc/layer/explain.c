@@ -173,7 +173,7 @@ explain_inputs(mha_layer_job *job, mha_layer_facts *facts)
     const mha_status status = mha_scratch_open(&scratch);
 
     if (status == MHA_OK) {
-        mha_layer_find_needed(job, (mha_interval *)(void *)(scratch.base + needed_at));
+        mha_layer_place_inputs(job, scratch.base + needed_at);
         for (int i = 0; i < MHA_N_INPUTS; i++) {
             explain_input(job, &job->inputs[i], &facts->projections[i]);
         }

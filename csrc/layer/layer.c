@@ -111,8 +111,9 @@ plan_memory(mha_layer_job *job)
     job->panel_at = mha_scratch_add(&job->scratch, mha_max(job->n_workers, MHA_LINEAR_READS), job->panel_bytes);
 }
 
-void
-mha_layer_find_needed(mha_layer_job *job, mha_interval *room)
+/* Which rows of keys and values each item needs; room for 2 * B intervals is at `room`. */
+static void
+find_needed(mha_layer_job *job, mha_interval *room)
 {
     const mha_layer_args *a = job->args;
     mha_interval *keys = room, *values = room + a->batch;
@@ -132,8 +133,9 @@ mha_layer_find_needed(mha_layer_job *job, mha_interval *room)
     job->inputs[MHA_VALUES].needed = values;
 }
 
-mha_operand
-mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in)
+/* The projected rows of an input (or the input itself), with heads as column slices. */
+static mha_operand
+by_heads(const mha_layer_job *job, const mha_layer_input *in)
 {
     const ptrdiff_t features = (ptrdiff_t)in->features;
     mha_operand x = *in->input;
@@ -143,6 +145,15 @@ mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in)
     }
     x.head_stride = features / (ptrdiff_t)job->args->num_heads;
     return x;
+}
+
+void
+mha_layer_place_inputs(mha_layer_job *job, void *room)
+{
+    find_needed(job, room);
+    job->attention.q = by_heads(job, &job->inputs[MHA_QUERIES]);
+    job->attention.k = by_heads(job, &job->inputs[MHA_KEYS]);
+    job->attention.v = by_heads(job, &job->inputs[MHA_VALUES]);
 }
 
 static void
@@ -158,10 +169,7 @@ place_memory(mha_layer_job *job)
             in->projected = job->scratch.base + in->at;
         }
     }
-    mha_layer_find_needed(job, (mha_interval *)(void *)(job->scratch.base + job->needed_at));
-    attention->q = mha_layer_by_heads(job, &job->inputs[MHA_QUERIES]);
-    attention->k = mha_layer_by_heads(job, &job->inputs[MHA_KEYS]);
-    attention->v = mha_layer_by_heads(job, &job->inputs[MHA_VALUES]);
+    mha_layer_place_inputs(job, job->scratch.base + job->needed_at);
     attention->out = (mha_result){
         .data = a->W_o.weight == NULL ? a->out
                 : a->context != NULL  ? a->context

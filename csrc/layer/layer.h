@@ -73,10 +73,10 @@ mha_layer_slices mha_layer_slices_for(const mha_layer_job *whole);
 /* `n` items of a batch from item `first` on, as arguments of their own. */
 mha_layer_args mha_layer_items(const mha_layer_job *whole, size_t first, size_t n);
 
-/* Which rows of keys and values each item needs, into job->inputs; room for 2 * B intervals is at `room`. */
-void mha_layer_find_needed(mha_layer_job *job, mha_interval *room);
-
-/* The projected rows of an input (or the input itself), with heads as column slices. */
-mha_operand mha_layer_by_heads(const mha_layer_job *job, const mha_layer_input *in);
+/*
+ * Where attention finds its inputs, once it is known where their projected rows are, and which rows of keys and values
+ * each item needs; room for 2 * B intervals is at `room`.
+ */
+void mha_layer_place_inputs(mha_layer_job *job, void *room);
 
 #endif

@@ -302,10 +302,7 @@ mha_layer_backward(const mha_layer_grads *grads)
     }
     job.memory = scratch.base;
     job.room.memory = scratch.base + job.room_at;
-    mha_layer_find_needed(layer, (mha_interval *)(void *)(scratch.base + layer->needed_at));
-    layer->attention.q = mha_layer_by_heads(layer, &layer->inputs[MHA_QUERIES]);
-    layer->attention.k = mha_layer_by_heads(layer, &layer->inputs[MHA_KEYS]);
-    layer->attention.v = mha_layer_by_heads(layer, &layer->inputs[MHA_VALUES]);
+    mha_layer_place_inputs(layer, scratch.base + layer->needed_at);
     const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
     mha_backward_plan_run(&plan, &attention, &scratch);
     add_shared(&job);
