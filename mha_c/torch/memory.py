@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 ROOM = 32  # rows at first; doubled when they are full
-LEAST = 1 << 14  # numbers of keys from which comparing them and the weights costs less than projecting them
+LEAST = 1 << 13  # numbers of keys from which comparing them and the weights costs less than projecting them
 
 
 class Memory:
