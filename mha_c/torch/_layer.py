@@ -54,8 +54,8 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     valid_lens, num_heads, empty_rows, dropout = options
     weights = parameters if packed is None else packed.projections(parameters)
     seed = draw_seed() if dropout else 0
-    call = queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
-    return *call_core(layer_forward, call), None
+    options = num_heads, empty_rows, dropout, seed
+    return *call_core(layer_forward, (*inputs, valid_lens, weights, parameters[8], *options)), None
 
 
 def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:

@@ -89,7 +89,7 @@ def step(
     """The call with cache=: new steps behind those that are there; see DecodingLayer.new_cache of the NumPy layers."""
     if type(cache) is not KeyValueCache:
         raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
-    shape = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
+    shape: Any = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
     if len(shape) != 3 or shape[0] != cache._batch:
         shape = _checked_steps(cache.batch, queries, keys, values)
         queries, keys, values = plain(queries), plain(keys), plain(values)
@@ -101,15 +101,17 @@ def step(
     packed = usable(module._frozen, parameters)
     weights = known_weights(cache, packed, parameters)
     after = cache.check(weights, counts)
-    is_new = cache._weights is None
-    widths = [x.shape[2] if W is None else W.shape[0] for x, W in zip((keys, values), parameters[1:])] if is_new else ()
+    widths = 0, 0  # not asked for once there are rows
+    if cache._weights is None:
+        _, W_k, W_v, *_ = parameters
+        widths = (keys if W_k is None else W_k.T).shape[-1], (values if W_v is None else W_v.T).shape[-1]
     room = cache.room(widths, np.float64 if queries.dtype is torch.float64 else np.float32)
     lens = None if n_steps == 1 and type(after) is int else cache.visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
     shown["_last"] = saved, queries.dtype, None
-    cache.keep(copies(weights) if is_new else cache._weights, after)
+    cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
     cache._packed = packed
     return out
 
