@@ -110,15 +110,14 @@ mha_interval
 mha_visible_item(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t *n_empty_ret)
 {
     const size_t n = mha_same_for_all_queries(visible) ? mha_min(queries, 1) : queries;
-    mha_interval all = {0, 0};
+    mha_interval all = NOTHING_JOINED;
     size_t n_empty = 0;
 
     for (size_t i = 0; i < n; i++) {
-        const mha_interval seen = mha_visible_keys(visible, queries, keys, item, i);
-        n_empty += seen.first == seen.last;
-        const mha_interval both[2] = {all, seen};
-        all = mha_intervals_join(both, 2);
+        const mha_interval seen = visible_keys(visible, queries, keys, item, i);
+        n_empty += seen.last == 0;
+        all = join(all, seen);
     }
     *n_empty_ret = n < queries ? n_empty * queries : n_empty;
-    return all;
+    return all.last == 0 ? EMPTY : all;
 }
