@@ -38,8 +38,7 @@ describe_inputs(mha_layer_job *job)
         if (linear[i]->weight != NULL) {
             in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
         }
-        if (a->num_heads == 0 || in->features % a->num_heads != 0 ||
-            (linear[i]->weight != NULL && linear[i]->in_features != features[i])) {
+        if (linear[i]->weight != NULL && linear[i]->in_features != features[i]) {
             return 0;
         }
     }
@@ -47,12 +46,13 @@ describe_inputs(mha_layer_job *job)
            (a->W_o.weight == NULL || a->W_o.in_features == job->inputs[MHA_VALUES].features);
 }
 
-/* The attention problem between the projections; addresses follow once there is memory. */
-static void
+/* The attention problem between the projections; addresses follow once there is memory.  0 as above. */
+static int
 describe_attention(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    const size_t head_dim = job->inputs[MHA_QUERIES].features / a->num_heads;
+    const size_t qk_features = job->inputs[MHA_QUERIES].features, v_features = job->inputs[MHA_VALUES].features;
+    const size_t head_dim = qk_features / a->num_heads, value_dim = v_features / a->num_heads;
 
     job->attention = (mha_attention_args){
         .dtype = a->dtype,
@@ -62,7 +62,7 @@ describe_attention(mha_layer_job *job)
         .queries = a->queries,
         .keys = a->keys,
         .head_dim = head_dim,
-        .value_dim = job->inputs[MHA_VALUES].features / a->num_heads,
+        .value_dim = value_dim,
         .additive_weights = a->additive_weights,
         .scale = a->additive_weights != NULL || head_dim == 0 ? 1.0 : 1.0 / sqrt((double)head_dim),
         .visible = a->visible,
@@ -73,6 +73,7 @@ describe_attention(mha_layer_job *job)
         .row_max = a->row_max,
         .row_sum = a->row_sum,
     };
+    return head_dim * a->num_heads == qk_features && value_dim * a->num_heads == v_features;
 }
 
 static void
@@ -281,10 +282,9 @@ mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
     size_t rows = args->keys;
 
     *job = (mha_layer_job){.args = args, .kernels = mha_kernels_for(args->dtype), .scratch = MHA_SCRATCH_EMPTY};
-    if (job->kernels == NULL || !describe_inputs(job)) {
+    if (job->kernels == NULL || args->num_heads == 0 || !describe_inputs(job) || !describe_attention(job)) {
         return MHA_ERR_ARG;
     }
-    describe_attention(job);
     return mha_mul_size(&rows, args->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
 }
 

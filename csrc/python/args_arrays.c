@@ -24,7 +24,7 @@ mha_py_dtype(int type)
 PyArrayObject *
 mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like)
 {
-    PyArrayObject *array = (PyArrayObject *)mha_py_viewed(call, value);
+    PyArrayObject *array = (PyArrayObject *)(PyArray_CheckExact(value) ? value : mha_py_viewed(call, value));
 
     if (array == NULL) {
         return NULL;
@@ -108,7 +108,7 @@ mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout 
 {
     PyArrayObject *floats;
 
-    if (mha_py_take_tensor(call, value, name, layout, like, array)) {
+    if (!PyArray_CheckExact(value) && mha_py_take_tensor(call, value, name, layout, like, array)) {
         return 0;
     }
     floats = mha_py_floats(call, value, name, like);
