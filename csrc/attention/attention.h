@@ -93,6 +93,7 @@ typedef struct {
     size_t n_tasks;
     size_t n_splits;   /* > 1: few queries on many keys; so many key blocks of each task are tasks of their own */
     size_t partial_at, partial_bytes; /* what these leave behind for each block, see forward.c */
+    int keys_in_rows;  /* one register tile of queries: keys are read where they lie, and once */
     int by_columns;    /* rows are short: scores stand transposed, see short.c */
     int watched;       /* the call may be given up half-way, see runtime/threads_interrupt.h */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */

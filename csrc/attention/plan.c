@@ -141,7 +141,10 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
 
     /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
     plan->score_stride = plan->by_columns ? columns : keys + k->lanes;
-    const size_t panels = plan->by_columns ? mha_round_up(plan->tile_rows, k->panel_width) : keys;
+    /* Of queries, of edges alone, or of a block of keys. */
+    const size_t panels = plan->by_columns     ? mha_round_up(plan->tile_rows, k->panel_width)
+                          : plan->keys_in_rows ? k->panel_width
+                                               : keys;
     const mha_arena_sizes sizes = {
         .packed_keys = args->additive_weights == NULL ? panels * args->head_dim : 0,
         .scores = (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
@@ -237,7 +240,9 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
     plan->use = use;
     plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
     plan->tile_rows = choose_tile_rows(plan);
-    plan->packs_keys = args->additive_weights == NULL && !plan->by_columns;
+    plan->keys_in_rows = args->additive_weights == NULL && !plan->by_columns && plan->group == 1 &&
+                         args->queries <= k->tile_rows;
+    plan->packs_keys = args->additive_weights == NULL && !plan->by_columns && !plan->keys_in_rows;
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
     choose_tasks(plan);
 

@@ -46,18 +46,21 @@ mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
     return seen.first < seen.last && !masked ? seen : all;
 }
 
+/*
+ * Scores against packed keys.  Panels are whole: they start at the first that holds a visible key, and go on to a full
+ * vector.
+ */
 static void
 dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t end = block->keys.last - block->first_key;
+    const size_t first = block->keys.first - block->first_key, end = block->keys.last - block->first_key;
 
-    /* Panels are whole: start at the first that holds a visible key, and go on to a full vector. */
-    block->from = (block->keys.first - block->first_key) / k->panel_width * k->panel_width;
+    block->from = first / k->panel_width * k->panel_width;
     block->visible = end - block->from;
     block->width = mha_round_up(block->visible, k->lanes);
-    const mha_product product = {
+    mha_product product = {
         .rows = tile->rows,
         .cols = block->width,
         .depth = args->head_dim,
@@ -66,14 +69,23 @@ dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, m
         .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
         .a_row = args->q.row_stride,
         .a_step = 1,
-        .b = arena->packed_keys + block->from * args->head_dim * k->itemsize,
-        .b_step = (ptrdiff_t)k->panel_width,
-        .b_group = (ptrdiff_t)(k->panel_width * args->head_dim),
-        .b_padded = 1,
-        .c = arena->scores + block->from * k->itemsize,
         .c_row = (ptrdiff_t)plan->score_stride,
         .scale = &plan->scale,
     };
+    if (plan->keys_in_rows) { /* as they lie: none but the visible ones */
+        product.cols = end - first;
+        product.b = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first);
+        product.b_row = args->k.row_stride;
+        product.panel = arena->packed_keys;
+        product.c = arena->scores + first * k->itemsize;
+        k->product_rows(&product);
+        return;
+    }
+    product.b = arena->packed_keys + block->from * args->head_dim * k->itemsize;
+    product.b_step = (ptrdiff_t)k->panel_width;
+    product.b_group = (ptrdiff_t)(k->panel_width * args->head_dim);
+    product.b_padded = 1;
+    product.c = arena->scores + block->from * k->itemsize;
     k->product(&product);
 }
 

@@ -145,7 +145,7 @@ typedef struct {
     X(void, transpose_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, \
                              ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
-    /* The same for b in rows: column j dense from b + j*b_row on; depth cut by depth_block alone (phase, part 0). */ \
+    /* The same for b in rows: column j dense from b + j*b_row on; phase 0, nothing accumulated, a_step 1. */ \
     X(void, product_rows, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
     /* scores outside [first, last) of the row become -inf. */ \
