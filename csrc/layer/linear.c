@@ -124,15 +124,35 @@ mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_l
     mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
 }
 
+void
+mha_linear_call_plan(mha_linear_call *call, const mha_kernels *kernels, const mha_linear *linear, size_t rows,
+                     mha_scratch *scratch)
+{
+    *call = (mha_linear_call){.kernels = kernels, .linear = *linear};
+    if (rows > mha_linear_most_rows(kernels, linear)) {
+        mha_linear_pack_later(&call->packing, &call->linear);
+        mha_linear_packing_plan(&call->packing, kernels, scratch);
+    } else {
+        call->panel_at = mha_scratch_add(scratch, MHA_LINEAR_READS, mha_linear_panel_bytes(kernels, linear));
+    }
+}
+
+void
+mha_linear_call_run(mha_linear_call *call, mha_linear_rows rows, const mha_scratch *scratch)
+{
+    rows.panel = scratch->base + call->panel_at;
+    mha_linear_packing_run(&call->packing, call->kernels, scratch);
+    mha_linear_run(call->kernels, &call->linear, &rows);
+}
+
 mha_status
 mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
                    ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
 {
     const mha_kernels *kernels = mha_kernels_for(dtype);
-    mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
-    mha_linear_packing packing = {.n = 0};
+    const mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_linear used = *linear;
+    mha_linear_call call;
     mha_status status;
 
     if (kernels == NULL || linear->weight == NULL) {
@@ -142,17 +162,10 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
         mha_linear_run(kernels, linear, &all);
         return mha_interrupt_status();
     }
-    if (rows > mha_linear_most_rows(kernels, linear)) {
-        mha_linear_pack_later(&packing, &used);
-        mha_linear_packing_plan(&packing, kernels, &scratch);
-    } else {
-        (void)mha_scratch_add(&scratch, MHA_LINEAR_READS, mha_linear_panel_bytes(kernels, linear));
-    }
+    mha_linear_call_plan(&call, kernels, linear, rows, &scratch);
     status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {
-        all.panel = scratch.base;
-        mha_linear_packing_run(&packing, kernels, &scratch);
-        mha_linear_run(kernels, &used, &all);
+        mha_linear_call_run(&call, all, &scratch);
         mha_scratch_close(&scratch);
         status = mha_interrupt_status();
     }

@@ -65,6 +65,18 @@ void mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear);
 void mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch);
 void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
 
+/* mha_linear_forward in the memory of a larger call: planned, then, once there is memory, run. */
+typedef struct {
+    const mha_kernels *kernels;
+    mha_linear linear; /* as it is used: packing points here */
+    mha_linear_packing packing;
+    size_t panel_at;
+} mha_linear_call;
+
+void mha_linear_call_plan(mha_linear_call *call, const mha_kernels *kernels, const mha_linear *linear, size_t rows,
+                          mha_scratch *scratch);
+void mha_linear_call_run(mha_linear_call *call, mha_linear_rows rows, const mha_scratch *scratch);
+
 /* Memory in which products of gradients pack what they would walk with long strides: a part for each worker. */
 typedef struct {
     size_t bytes; /* of one part */

@@ -11,7 +11,9 @@
 /* What all steps of one call share. */
 typedef struct {
     const mha_append *append;
-    size_t itemsize, in_bytes, out_bytes, n_rows; /* bytes of a row */
+    const mha_kernels *kernels;
+    size_t in_bytes, out_bytes; /* of a row */
+    size_t n_rows;
 } append_job;
 
 static char *
@@ -29,7 +31,7 @@ input_row(const append_job *job, size_t item, size_t row)
     const mha_operand *x = &job->append->x;
     const ptrdiff_t at = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)row * x->row_stride;
 
-    return (const char *)x->data + at * (ptrdiff_t)job->itemsize;
+    return (const char *)x->data + at * (ptrdiff_t)job->kernels->itemsize;
 }
 
 /* To their places, those that count: rows that lie side by side, or, where that is NULL, those of x. */
@@ -52,7 +54,7 @@ project_in_place(const append_job *job)
 {
     const mha_append *a = job->append;
     const int one_item = a->batch == 1;
-    const ptrdiff_t apart = (ptrdiff_t)(job->out_bytes / job->itemsize) * (ptrdiff_t)(one_item ? 1 : a->room);
+    const ptrdiff_t apart = (ptrdiff_t)a->linear.out_features * (ptrdiff_t)(one_item ? 1 : a->room);
 
     return mha_linear_forward(a->dtype, &a->linear, job->n_rows, a->x.data,
                               one_item ? a->x.row_stride : a->x.batch_stride, place_of(job, 0, 0), apart);
@@ -63,23 +65,24 @@ project_and_copy(const append_job *job)
 {
     const mha_append *a = job->append;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_linear_call call;
+    mha_linear_call_plan(&call, job->kernels, &a->linear, job->n_rows, &scratch);
     const size_t x_at = mha_scratch_add(&scratch, job->n_rows, job->in_bytes);
     const size_t y_at = mha_scratch_add(&scratch, job->n_rows, job->out_bytes);
-    mha_status status = mha_scratch_open(&scratch);
+    const mha_status status = mha_scratch_open(&scratch);
 
     if (status != MHA_OK) {
         return status;
     }
+    const mha_linear_rows rows = {job->n_rows, scratch.base + x_at, (ptrdiff_t)a->in_features, scratch.base + y_at,
+                                  (ptrdiff_t)a->linear.out_features, NULL, NULL};
     for (size_t r = 0; r < job->n_rows; r++) {
         memcpy(scratch.base + x_at + r * job->in_bytes, input_row(job, r / a->rows, r % a->rows), job->in_bytes);
     }
-    status = mha_linear_forward(a->dtype, &a->linear, job->n_rows, scratch.base + x_at, (ptrdiff_t)a->in_features,
-                                scratch.base + y_at, (ptrdiff_t)a->linear.out_features);
-    if (status == MHA_OK) {
-        copy_rows(job, scratch.base + y_at);
-    }
+    mha_linear_call_run(&call, rows, &scratch);
+    copy_rows(job, scratch.base + y_at);
     mha_scratch_close(&scratch);
-    return status;
+    return mha_interrupt_status();
 }
 
 mha_status
@@ -97,7 +100,7 @@ mha_linear_append(const mha_append *append)
     }
     const append_job job = {
         .append = append,
-        .itemsize = kernels->itemsize,
+        .kernels = kernels,
         .in_bytes = append->in_features * kernels->itemsize,
         .out_bytes = (projects ? append->linear.out_features : append->in_features) * kernels->itemsize,
         .n_rows = n_rows,

@@ -135,6 +135,33 @@ check_linear_forward(void)
 }
 
 static void
+check_linear_append(void)
+{
+    enum { OUT = 5, IN = 7, BATCH = 2, ROWS = 3, ROOM = 6 };
+    const int64_t before[] = {1, 3}, all = ROWS;
+    const void *weight;
+
+    guarded_reset(1);
+    const mha_append good = {.dtype = dtype, .linear = projection(OUT, IN, &weight), .batch = BATCH, .rows = ROWS,
+                             .in_features = IN, .x = {numbers(dtype, BATCH * ROWS * IN), ROWS * IN, 0, IN},
+                             .cache = room(dtype, BATCH * ROOM * OUT), .room = ROOM, .before = before, .counts = &all,
+                             .before_step = 1};
+    const uint64_t untouched = hash_operands();
+    mha_append bad = good;
+
+    bad.dtype = NO_DTYPE;
+    CHECK(mha_linear_append(&bad) == MHA_ERR_ARG, "append: type");
+    bad = good;
+    bad.in_features = IN - 1;
+    CHECK(mha_linear_append(&bad) == MHA_ERR_ARG, "append: features");
+    bad = good;
+    bad.rows = HALF;
+    CHECK(mha_linear_append(&bad) == MHA_ERR_SIZE, "append: how many rows");
+    CHECK(hash_operands() == untouched, "append: something was written");
+    CHECK(mha_linear_append(&good) == MHA_OK && hash_operands() != untouched, "append");
+}
+
+static void
 check_linear_backward(void)
 {
     enum { OUT = 5, IN = 7, ROWS = 3 };
@@ -318,6 +345,7 @@ main(void)
         check_attention_arguments();
         check_attention_sizes();
         check_linear_forward();
+    check_linear_append();
         check_linear_backward();
         check_layer_arguments();
         check_layer_backward_needs();

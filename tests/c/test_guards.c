@@ -86,6 +86,29 @@ hidden_keys(size_t D, size_t K)
 
 /* --- Projections, layers, softmax ---------------------------------------------------------------- */
 
+/* Two items' rows behind one and two others, the second's without its last: each as mha_linear_forward gave it in y. */
+static void
+check_append(const mha_linear *linear, size_t rows, const void *x, const char *y)
+{
+    const size_t each = rows / 2, n = linear->out_features, bytes = n * size_of(dtype);
+    const int64_t before[] = {1, 2}, counts[] = {(int64_t)each, (int64_t)each - 1};
+    const ptrdiff_t d = (ptrdiff_t)linear->in_features;
+    char *cache = room(dtype, 2 * (each + 1) * n);
+    const mha_append append = {.dtype = dtype, .linear = *linear, .batch = 2, .rows = each,
+                               .in_features = linear->in_features, .x = {x, (ptrdiff_t)each * d, 0, d}, .cache = cache,
+                               .room = each + 1, .before = before, .counts = counts, .before_step = 1,
+                               .counts_step = 1};
+
+    if (each == 0) {
+        return;
+    }
+    CHECK(mha_linear_append(&append) == MHA_OK, "%s: append", guard.doing);
+    for (size_t b = 0; b < 2; b++) {
+        CHECK(memcmp(cache + (b * (each + 1) + (size_t)before[b]) * bytes, y + b * each * bytes,
+                     (size_t)counts[b] * bytes) == 0, "%s: other bits where rows are appended", guard.doing);
+    }
+}
+
 static uint64_t
 linear(size_t D, size_t K)
 {
@@ -99,6 +122,7 @@ linear(size_t D, size_t K)
     const mha_linear in_rows = {weight, one.bias, K, D, MHA_WEIGHT_ROWS, d};
     CHECK(mha_linear_forward(dtype, &in_rows, rows, x, d, again, k) == MHA_OK, "%s: in rows", guard.doing);
     CHECK(memcmp(y, again, rows * K * size_of(dtype)) == 0, "%s: other bits from a weight in rows", guard.doing);
+    check_append(&in_rows, rows, x, y);
     const mha_linear_grads grads = {dtype, rows, K, D, x, weight, numbers(dtype, rows * K), d, k,
                                     room(dtype, rows * D), room(dtype, K * D), room(dtype, K), 0};
     CHECK(mha_linear_backward(&grads) == MHA_OK, "%s: backward", guard.doing);
