@@ -4,8 +4,8 @@
  *
  * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
  * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
- * copied side by side first, asked for while the panel before it is multiplied, and likewise the columns of G, unless
- * they lie close together; small operands are read where they are.
+ * copied side by side first, asked for while the panel before it is multiplied, and likewise the columns or rows of G,
+ * unless they lie close together; small operands are read where they are.
  */
 #include "runtime/common.h"
 #include "linear.h"
@@ -18,7 +18,8 @@
 #define TASK_MOST ((size_t)384)            /* and what the second cache holds a block of the depth of */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
-#define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie */
+#define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie, */
+#define FAR_ROWS ((size_t)4096)            /* and rows closer than this: a page, or all of them in one cache set */
 #define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
 #define ASKED_DEPTH (16 * DEPTH_BLOCK)     /* after so much of a long depth a call is asked whether it was given up */
 
@@ -57,7 +58,7 @@ look_ahead(const mha_kernels *k, const mha_product *whole, size_t p, size_t colu
     product->ahead_rows = mha_min(DEPTH_BLOCK, whole->depth - from);
 }
 
-/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if in far columns. */
+/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if far apart. */
 static void
 product_of_copies(const grads_job *job, mha_product product, char *memory)
 {
@@ -65,6 +66,7 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
     const mha_product whole = product;
     const ptrdiff_t itemsize = (ptrdiff_t)k->itemsize, width = (ptrdiff_t)k->panel_width;
     const int transposes = whole.a_row == 1 && (size_t)whole.a_step * k->itemsize >= FAR_STEP;
+    const int copies_rows = whole.a_step == 1 && (size_t)whole.a_row * k->itemsize >= FAR_ROWS;
     char *a_copy = memory + panel_bytes(k);
     size_t p = 0;
 
@@ -78,6 +80,10 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
         product.a = (const char *)whole.a + at * whole.a_step * itemsize;
         if (transposes) {
             k->transpose_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, (ptrdiff_t)COPY_STRIDE);
+        } else if (copies_rows) {
+            k->copy_rows(whole.rows, product.depth, product.a, whole.a_row, a_copy, (ptrdiff_t)COPY_STRIDE);
+        }
+        if (transposes || copies_rows) {
             product.a = a_copy;
             product.a_row = (ptrdiff_t)COPY_STRIDE;
             product.a_step = 1;
