@@ -1,5 +1,7 @@
 """The attention view in a real Chromium, without network: what is pointed at, clicked and pressed is shown."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -257,6 +259,17 @@ def test_layers_and_examples_are_selected(show):
             return weight == pytest.approx(there[query, key], abs=6e-4)
 
         shown.browser.until(is_shown)
+
+
+def test_joined_neighbours_count_as_what_they_are(show):
+    array = weights_of(2, 140)
+    shown = show(view(array, max_bytes=20_000))
+    assert shown.run("return R.querySelector('header').textContent").count("140 queries × 140 keys") == 1
+    entropy, most = re.search(r"entropy ([0-9.]+) of ([0-9.]+) bits", shown.run("return R.textContent")).groups()
+    assert float(entropy) <= float(most) == pytest.approx(np.log2(140), abs=5e-3)
+    shown.point(MATRIX, 0.6, 0.6)
+    query, key = (int(text.split(" … ")[0]) for text in shown.texts(".mhac-pair bdi"))
+    assert query > 70 < key and [int(text) for text in shown.texts(".mhac-pair sub")] == [query, key]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, 9), (2, 9, 1), (3, 2, 40), (20, 6, 6)])

@@ -223,6 +223,8 @@ def test_neighbours_are_joined_where_even_that_is_too_large(weights):
     np.testing.assert_allclose(unpacked(panel).sum(axis=-1), 1, atol=0.02)  # rows still sum to 1
     assert "joined into one cell" in page.text
     assert panel["qt"][0].startswith("0 … ")
+    assert (panel["queries"], panel["keys"]) == (700, 900)  # what the page says; and its positions are those of tokens
+    assert panel["q"] == -(-700 // panel["qStep"]) and panel["k"] == -(-900 // panel["kStep"])
 
 
 def test_pool_sums_keys_and_averages_queries(rng):

@@ -33,8 +33,8 @@ function Frame(app, parts, grid, readout) {
   function update() {
     const { panel } = app;
     const heads = panel.h > 1 ? panel.h + " heads · " : "";
-    setText(subtitle, heads + panel.q + " quer" + (panel.q > 1 ? "ies" : "y") + " × " + panel.k + " key" +
-      (panel.k > 1 ? "s" : ""));
+    setText(subtitle, heads + panel.queries + " quer" + (panel.queries > 1 ? "ies" : "y") + " × " + panel.keys + " key" +
+      (panel.keys > 1 ? "s" : ""));
     if (!modes.includes(state.mode)) state.mode = "Matrix";
     for (const mode of modes) parts[mode].node.hidden = mode !== state.mode;
     root.setAttribute("data-mode", state.mode);
@@ -44,7 +44,7 @@ function Frame(app, parts, grid, readout) {
     words.replaceChildren(el("b", { text: alone ? "" : app.headName(state.head) }),
       (alone ? said[0].toUpperCase() + said.slice(1) : " " + said) + " ",
       el("span", { class: "mhac-note", text: "entropy " + entropy.toFixed(2) + " of " +
-        Math.log2(panel.k).toFixed(2) + " bits · largest weight " + confidence.toFixed(2) + " on average" }));
+        Math.log2(panel.keys).toFixed(2) + " bits · largest weight " + confidence.toFixed(2) + " on average" }));
     legend.draw();
   }
 

@@ -193,6 +193,10 @@ def _encode(panel: _Panel, factor: int) -> dict[str, Any]:
         "h": heads.shape[0],
         "q": heads.shape[1],
         "k": heads.shape[2],
+        "queries": panel.weights.shape[1],  # of which q_step make a row, k_step of the keys a column
+        "keys": panel.weights.shape[2],
+        "qStep": q_step,
+        "kStep": k_step,
         "self": panel.self_attention,
         "qt": _joined(panel.queries, panel.weights.shape[1], q_step),
         "kt": _joined(panel.keys, panel.weights.shape[2], k_step),

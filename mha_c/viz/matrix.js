@@ -158,7 +158,8 @@ function Matrix(app) {
 
   // Position numbers where the tokens are too many to be written: every tenth word would say nothing.
   function axisLabel(side, i) {
-    return (side === "q" ? g.qStep : g.kStep) > 1 ? String(i) : app.label(side, i);
+    const [every, tokens] = side === "q" ? [g.qStep, app.panel.qStep] : [g.kStep, app.panel.kStep];
+    return every > 1 ? String(i * tokens) : app.label(side, i);
   }
 
   function drawAxes(context) {

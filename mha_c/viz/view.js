@@ -187,7 +187,7 @@ function Grid(app) {
       const label = app.headName(h) + ": " + words + "; entropy " + entropy.toFixed(2) + " bits";
       card.button.setAttribute("aria-label", label);
       card.button.title = label;
-      const most = Math.log2(app.panel.k) || 1;
+      const most = Math.log2(app.panel.keys) || 1;
       card.button.lastChild.firstChild.style.width = clamp(100 * (entropy / most), 0, 100) + "%";
     });
     mark();
@@ -252,15 +252,17 @@ function Readout(app) {
     const w = row[k];
     setText(query, app.label("q", q));
     setText(key, app.label("k", k));
-    setText(queryAt, app.panel.qt ? String(q) : "");
-    setText(keyAt, app.panel.kt ? String(k) : "");
+    setText(queryAt, app.panel.qt ? String(q * app.panel.qStep) : "");
+    setText(keyAt, app.panel.kt ? String(k * app.panel.kStep) : "");
     setText(value, app.number(w));
     const larger = row.reduce((n, other) => n + (other > w ? 1 : 0), 0);
-    setText(rank, w > 0 ? "rank " + (larger + 1) + " of " + row.length + " keys" : "no weight at all");
+    setText(rank, w > 0 ? "rank " + (larger + 1) + " of " + row.length + places() : "no weight at all");
     setText(rowTitle, "“" + app.label("q", q) + "” looks at");
     drawBars(row, k);
     drawAcross(q, k);
   }
+
+  const places = () => (app.panel.kStep > 1 ? " cells" : " keys");
 
   function drawBars(row, k) {
     const best = strongest(row, 1, row.length, Math.min(BARS, row.length));
@@ -276,7 +278,7 @@ function Readout(app) {
       bar.fill.style.width = 100 * (row[at] / (row[best[0]] || 1)) + "%";
       bar.item.classList.toggle("mhac-now", at === k);
     });
-    setText(spread, "entropy " + entropy.toFixed(2) + " bits, as if over " + (2 ** entropy).toFixed(1) + " keys");
+    setText(spread, "entropy " + entropy.toFixed(2) + " bits, as if over " + (2 ** entropy).toFixed(1) + places());
   }
 
   function drawAcross(q, k) {
