@@ -130,6 +130,41 @@ check_layouts(size_t rows, size_t outs, size_t ins)
     }
 }
 
+/* Without a fused multiply-add the vectors of WebAssembly do what scalar does to each number, in the same order. */
+static void
+check_bits_of_scalar(size_t rows, size_t outs, size_t ins)
+{
+    const size_t sizes[] = {rows * outs, rows * ins, outs * ins, outs};
+    void *x = numbers(dtype, rows * ins, 1.0), *weight = numbers(dtype, outs * ins, 1.0);
+    void *bias = numbers(dtype, outs, 1.0), *grad_y = numbers(dtype, rows * outs, 1.0);
+    const mha_isa isas[] = {MHA_ISA_SCALAR, MHA_ISA_WASM};
+    void *found[2][4]; /* y, grad_x, grad_weight, grad_bias */
+
+    for (int k = 0; k < 2; k++) {
+        const mha_linear linear = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)ins};
+        CHECK(mha_isa_select(isas[k]) == MHA_OK, "select %s", mha_isa_name(isas[k]));
+        for (int i = 0; i < 4; i++) {
+            found[k][i] = allocate(sizes[i] * size_of(dtype));
+        }
+        const mha_linear_grads grads = {
+            .dtype = dtype, .rows = rows, .out_features = outs, .in_features = ins, .x = x, .weight = weight,
+            .grad_y = grad_y, .x_row_stride = (ptrdiff_t)ins, .grad_y_row_stride = (ptrdiff_t)outs,
+            .grad_x = found[k][1], .grad_weight = found[k][2], .grad_bias = found[k][3]};
+        CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)ins, found[k][0], (ptrdiff_t)outs) == MHA_OK, "y");
+        CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
+    }
+    for (int i = 0; i < 4; i++) {
+        CHECK(memcmp(found[0][i], found[1][i], sizes[i] * size_of(dtype)) == 0,
+              "%zu rows x %zu x %zu: other bits than scalar's in result %d", rows, outs, ins, i);
+        free(found[0][i]);
+        free(found[1][i]);
+    }
+    void *const all[] = {x, weight, bias, grad_y};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        free(all[i]);
+    }
+}
+
 /* --- Softmax of equal scores ---------------------------------------------------------------------- */
 
 static void
@@ -200,6 +235,10 @@ main(int argc, char **argv)
             mha_threads_set(type == MHA_F32 ? 1 : 2);
             run_all(quick);
         }
+    }
+    for (int n = 0; n < 200 && mha_isa_available(MHA_ISA_WASM); n++) {
+        dtype = n % 2 ? MHA_F64 : MHA_F32;
+        check_bits_of_scalar(1 + below(n < 100 ? 12 : 300), 1 + below(100), 1 + below(n < 100 ? 600 : 100));
     }
     printf("%d checks failed\n", failures);
     return failures != 0;
