@@ -41,10 +41,13 @@ score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
 static void
 write_ends(const mha_plan *plan, const mha_rows *tile, char *ends)
 {
-    for (size_t i = 0; i < mha_round_up(tile->rows, plan->kernels->lanes); i++) {
-        const size_t seen = i < tile->rows ? tile->row_keys[i].last : tile->keys.last; /* no lane looks empty */
+    const size_t lanes = mha_round_up(tile->rows, plan->kernels->lanes);
+
+    for (size_t i = 0; i < lanes; i++) {
+        /* Few: an int becomes a float in one instruction.  No lane behind the rows looks empty. */
+        const int seen = (int)(i < tile->rows ? tile->row_keys[i].last : tile->keys.last);
         if (plan->kernels->itemsize == sizeof(double)) {
-            ((double *)(void *)ends)[i] = (double)seen;
+            ((double *)(void *)ends)[i] = seen;
         } else {
             ((float *)(void *)ends)[i] = (float)seen;
         }
@@ -60,6 +63,7 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     const mha_softmax_columns softmax = {
         .queries = tile->rows,
         .keys = tile->keys.last,
+        .ends = tile->row_keys != NULL ? arena->ends : NULL,
         .scores = arena->scores,
         .scores_row = (ptrdiff_t)plan->score_stride,
         .max = mha_state_at(plan, task, tile, arena->max),
@@ -72,9 +76,6 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
         write_ends(plan, tile, arena->ends);
     }
     score_columns(plan, tile, arena);
-    if (tile->row_keys != NULL) {
-        k->hide_columns(&softmax, arena->ends);
-    }
     const int has_empty = k->softmax_columns(&softmax);
     if (plan->args->weights != NULL) {
         const size_t keys = plan->args->keys, at = mha_row_index(plan, tile) * keys * k->itemsize;

@@ -67,6 +67,7 @@ typedef struct {
 /* The same with the scores transposed: row j holds key j of all queries: lanes are queries.  At most 64 keys. */
 typedef struct {
     size_t queries, keys;
+    const void *ends; /* NULL, or whole vectors: keys from ends[i] on are hidden from query i */
     void *scores; /* whole vectors of queries */
     ptrdiff_t scores_row;
     void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
@@ -163,9 +164,7 @@ typedef struct {
      * sum_compensation, 0 before the first join, keeps what the sums lose: many small weights beside a large one. */ \
     X(void, join_statistics, (size_t rows, void *max, void *sum, void *sum_compensation, const void *block_max, \
                               const void *block_sum, void *rescale, void *factor)) \
-    /* Transposed scores of the keys from ends[i] on, hidden from query i, become -inf; whole vectors of ends. */ \
-    X(void, hide_columns, (const mha_softmax_columns *tile, const void *ends)) \
-    /* The same for transposed scores; returns 1 if some query's row is empty. */ \
+    /* As softmax_rows for transposed scores; returns 1 if some query's row is empty. */ \
     X(int, softmax_columns, (const mha_softmax_columns *tile)) \
     /* Then the weights, a row of `keys` numbers for each query: 0 behind the tile's keys. */ \
     X(void, weights_columns, (const mha_softmax_columns *tile, size_t keys, void *weights)) \
