@@ -37,6 +37,7 @@ static int failures;
         }                                                                                                              \
     } while (0)
 
+#undef real /* the last vocabulary's */
 #define real float
 #define TYPE "float32"
 #define NAME(x) x##_f32
