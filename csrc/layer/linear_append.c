@@ -4,6 +4,7 @@
  */
 #include "linear.h"
 
+#include "attention/attention.h"
 #include "runtime/threads_interrupt.h"
 
 #include <string.h>
@@ -25,15 +26,6 @@ place_of(const append_job *job, size_t item, size_t row)
     return (char *)a->cache + (item * a->room + before + row) * job->out_bytes;
 }
 
-static const char *
-input_row(const append_job *job, size_t item, size_t row)
-{
-    const mha_operand *x = &job->append->x;
-    const ptrdiff_t at = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)row * x->row_stride;
-
-    return (const char *)x->data + at * (ptrdiff_t)job->kernels->itemsize;
-}
-
 /* To their places, those that count: rows that lie side by side, or, where that is NULL, those of x. */
 static void
 copy_rows(const append_job *job, const char *made)
@@ -42,7 +34,8 @@ copy_rows(const append_job *job, const char *made)
 
     for (size_t b = 0; b < a->batch; b++) {
         for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++) {
-            const char *row = made == NULL ? input_row(job, b, t) : made + (b * a->rows + t) * job->out_bytes;
+            const char *row = made == NULL ? mha_operand_at(job->kernels, &a->x, b, 0, t)
+                                           : made + (b * a->rows + t) * job->out_bytes;
             memcpy(place_of(job, b, t), row, job->out_bytes);
         }
     }
@@ -77,7 +70,8 @@ project_and_copy(const append_job *job)
     const mha_linear_rows rows = {job->n_rows, scratch.base + x_at, (ptrdiff_t)a->in_features, scratch.base + y_at,
                                   (ptrdiff_t)a->linear.out_features, NULL, NULL};
     for (size_t r = 0; r < job->n_rows; r++) {
-        memcpy(scratch.base + x_at + r * job->in_bytes, input_row(job, r / a->rows, r % a->rows), job->in_bytes);
+        const char *row = mha_operand_at(job->kernels, &a->x, r / a->rows, 0, r % a->rows);
+        memcpy(scratch.base + x_at + r * job->in_bytes, row, job->in_bytes);
     }
     mha_linear_call_run(&call, rows, &scratch);
     copy_rows(job, scratch.base + y_at);
