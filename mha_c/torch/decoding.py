@@ -97,7 +97,7 @@ def step(
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
     parameters, shown, _ = check_module(module, "a cache", queries, keys, values)
     n_steps = shape[1]
-    counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
+    counts = _cache.step_counts(valid_lens, shape[0], n_steps)
     packed = usable(module._frozen, parameters)
     weights = known_weights(cache, packed, parameters)
     after = cache.check(weights, counts)
@@ -106,7 +106,7 @@ def step(
         _, W_k, W_v, *_ = parameters
         widths = (keys if W_k is None else W_k.T).shape[-1], (values if W_v is None else W_v.T).shape[-1]
     room = cache.room(widths, np.float64 if queries.dtype is torch.float64 else np.float32)
-    lens = None if n_steps == 1 and type(after) is int else cache.visible_keys(after, n_steps)
+    lens = cache.visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
