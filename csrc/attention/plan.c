@@ -17,6 +17,8 @@
 #define BLOCK_MOST ((size_t)512)
 /* Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache. */
 #define TILES_HIGH ((size_t)4)
+/* Rows of a low tile whose scores stand by columns: whole vectors of them, whatever the instruction set. */
+#define LOW_COLUMNS ((size_t)16)
 /* A task has at most so many queries, which bounds its row statistics. */
 #define TASK_QUERIES_MOST ((size_t)1536)
 /* Up to so many rows of a task, its key blocks may be shared out: their partial results are small. */
@@ -99,9 +101,9 @@ choose_by_columns(const mha_plan *plan)
 static size_t
 choose_tile_rows(const mha_plan *plan)
 {
-    const size_t high = plan->same_visibility || plan->by_columns ? TILES_HIGH : 1;
+    const size_t tile = plan->kernels->tile_rows, low = plan->by_columns ? LOW_COLUMNS : tile;
 
-    return mha_min(high * plan->kernels->tile_rows, mha_max(plan->args->queries, 1));
+    return mha_min(plan->same_visibility ? TILES_HIGH * tile : low, mha_max(plan->args->queries, 1));
 }
 
 void
