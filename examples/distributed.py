@@ -123,19 +123,9 @@ def train_epoch(model, optimizer, batches, pad):
     return float(sums[0] / sums[1])
 
 
-def main():
-    parser = translation.arguments(__doc__.split("\n")[0], epochs=30)
-    parser.add_argument("--num-heads", type=int, default=4)
-    parser.add_argument("--ffn-num-hiddens", type=int, default=64)
-    parser.add_argument("--checkpoints", type=Path, default=Path("build") / "checkpoints")
-    options = parser.parse_args()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
+def train(options, corpus):
+    """What this rank does of the training; then rank 0 translates."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    with contextlib.redirect_stdout(None if rank else sys.stdout):
-        mha_c.d2l.patch()
-    if rank == 0:
-        options.checkpoints.mkdir(parents=True, exist_ok=True)
-    corpus = translation.Corpus(options.data, options.pairs, options.num_steps)
     sizes = len(corpus.source_vocab), len(corpus.target_vocab)
     torch.manual_seed(options.seed)
     model = Transformer(
@@ -163,6 +153,23 @@ def main():
         progress.close()
     if rank == 0:
         translation.show_translations(model, corpus, n_sentences=6)
+
+
+def main():
+    parser = translation.arguments(__doc__.split("\n")[0], epochs=30)
+    parser.add_argument("--num-heads", type=int, default=4)
+    parser.add_argument("--ffn-num-hiddens", type=int, default=64)
+    parser.add_argument("--checkpoints", type=Path, default=Path("build") / "checkpoints")
+    options = parser.parse_args()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
+    rank = dist.get_rank()
+    with contextlib.redirect_stdout(None if rank else sys.stdout):
+        mha_c.d2l.patch()
+    if rank == 0:
+        options.checkpoints.mkdir(parents=True, exist_ok=True)
+    train(options, translation.Corpus(options.data, options.pairs, options.num_steps))
+    # The DistributedDataParallel went with train's frame.  One that outlives its group can hang the process: it then
+    # ends gloo's threads with Python's lock in hand, for which they may be waiting (seen with torch 2.13).
     dist.destroy_process_group()
 
 

@@ -18,14 +18,33 @@ if not torch.distributed.is_available():
 
 VERSION = "1.0.3"
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "distributed.py"
+# d2l under its own name; and what the processes may not have any more when they part.
+PACKAGE = f"""
+import gc
+import sys
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import real_d2l
+
+
+def destroy_process_group(destroy=dist.destroy_process_group):
+    assert not any(type(found) is DistributedDataParallel for found in gc.get_objects()), "it outlives its group"
+    destroy()
+
+
+dist.destroy_process_group = destroy_process_group
+sys.modules[__name__] = real_d2l.load({VERSION!r})
+"""
 OPTIONS = ["--epochs", "4", "--pairs", "150", "--num-hiddens", "16", "--ffn-num-hiddens", "16"]
 
 
 def start(tmp_path, checkpoints, n=2):
-    package = tmp_path / "packages" / "d2l"  # the real one under its own name
+    package = tmp_path / "packages" / "d2l"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").touch()
-    (package / "torch.py").write_text(f"import sys, real_d2l\nsys.modules[__name__] = real_d2l.load({VERSION!r})\n")
+    (package / "torch.py").write_text(PACKAGE)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path]),
@@ -58,7 +77,11 @@ def losses(text):
 
 
 def finish(process):
-    out, problems = process.communicate(timeout=300)
+    try:
+        out, problems = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # torchrun ends its processes
+        raise
     assert process.returncode == 0, problems
     return out
 
@@ -72,7 +95,7 @@ def test_a_killed_run_goes_on(tmp_path):
         if line.startswith("epoch 2"):
             os.kill(children(killed.pid)[-1], signal.SIGKILL)  # then torchrun ends the others
             break
-    killed.communicate(timeout=300)
+    killed.communicate(timeout=200)
     assert killed.returncode != 0
     resumed = finish(start(tmp_path, tmp_path / "killed"))
     whole = finish(straight)
