@@ -23,6 +23,7 @@ from cases import CASES, D2L, GEOMETRIC_MEAN_TARGET
 from machine import Peak, describe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+LONGEST_PROBE = 0.01  # seconds that the peak is measured before and after a turn
 ROUNDS = 15  # turns of each contender, at least; fewer only where a single call is very long
 
 
@@ -62,32 +63,50 @@ def time_burst(call, n_calls):
     return times
 
 
-def measure(contenders, seconds):
-    """{name: times in ns}, the contenders taking turns until the time is used."""
+def no_peak(seconds):
+    """In the place of a Peak, where a share of it would say nothing."""
+
+
+def measure(contenders, seconds, peak=no_peak):
+    """{name: times in ns}, the contenders taking turns until the time is used; and, for each turn of ours, how long a
+    call took and the machine's peak beside it."""
     estimate = {name: min(time_burst(call, 3)) for name, call in contenders.items()}
     turn = seconds * 1e9 / ROUNDS / len(contenders)
     n_calls = {name: max(1, min(200, int(turn / estimate[name]))) for name in contenders}
-    times = {name: [] for name in contenders}
+    times, beside = {name: [] for name in contenders}, []
     start, rounds = perf_counter_ns(), 0
     gc.collect()
     gc.disable()
     try:
         while rounds < 4 or perf_counter_ns() - start < seconds * 1e9:
             for name, call in contenders.items():
-                times[name] += time_burst(call, n_calls[name])
+                probe = peak if name == "mha_c" else no_peak
+                span = min(n_calls[name] * estimate[name] / 1e9, LONGEST_PROBE)
+                before = probe(span)
+                burst = time_burst(call, n_calls[name])
+                after = probe(span)
+                times[name] += burst
+                if before and after:
+                    beside.append((statistics.median(burst), (before + after) / 2))
             rounds += 1
     finally:
         gc.enable()
-    return times
+    return times, beside
+
+
+def share_of_peak(flops, beside):
+    """What part of the peak at that moment our calls reached, in the median of the turns; None if it was not measured.
+
+    The machine may be shared: a call's best time and the probe's best are of different moments.
+    """
+    return statistics.median(flops / time / rate for time, rate in beside) if beside else None
 
 
 def run_case(case, libs, seconds, peak):
     contenders = case.contenders(libs)
     with libs.torch.no_grad():
         check_agreement({name: call() for name, call in contenders.items()})
-        before = peak()
-        times = measure(contenders, seconds)
-        after = peak()
+        times, beside = measure(contenders, seconds, peak)
     summary = {
         name: {"min_us": min(t) / 1e3, "median_us": statistics.median(t) / 1e3, "calls": len(t)}
         for name, t in times.items()
@@ -104,12 +123,12 @@ def run_case(case, libs, seconds, peak):
         "ratio_median": min(rival["median_us"] for rival in rivals) / ours["median_us"],
         "target": case.target,
         "gflops": gflops,
-        "peak_gflops": before and max(before, after),
+        "share_of_peak": share_of_peak(case.flops(), beside),
     }
 
 
 def show_row(result):
-    times, peak = result["times"], result["peak_gflops"]
+    times, share = result["times"], result["share_of_peak"]
     theirs = [name for name in times if name != "mha_c" and name != "nn.MultiheadAttention"]
     fastest = min(theirs, key=lambda name: times[name]["min_us"])
     layer = times.get("nn.MultiheadAttention")
@@ -119,7 +138,7 @@ def show_row(result):
         f"{times[fastest]['min_us']:>11.1f}{layer['min_us'] if layer else math.nan:>11.1f}"
         f"{ratio:>8.2f}{result['ratio_median']:>8.2f}"
         f"{target or math.nan:>8.2f} {'MISS' if target and ratio < target else '    '}"
-        f"{result['gflops']:>8.1f}{100 * result['gflops'] / peak if peak else math.nan:>6.0f}%".replace("nan", "  -"),
+        f"{result['gflops']:>8.1f}{100 * share if share else math.nan:>6.0f}%".replace("nan", "  -"),
         flush=True,
     )
 
@@ -152,7 +171,7 @@ def main():
 
     libs = Libraries(arguments.threads)
     machine = describe(libs.torch, libs.mha_c, arguments.threads)
-    peak = Peak(machine["isa"]) if arguments.threads == 1 else lambda: None
+    peak = Peak(machine["isa"]) if arguments.threads == 1 else no_peak
     for key, value in machine.items():
         print(f"{key:<11} {value}")
     print("\nmicroseconds, minima; ratio = fastest of d2l or torch SDPA / ours; % of the FMA peak of this moment\n")

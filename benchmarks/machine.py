@@ -50,7 +50,7 @@ def describe(torch, mha_c, threads):
 
 
 class Peak:
-    """`peak()` measures the multiply-add rate of one core in GFLOP/s, in about 5 ms; None without a C compiler."""
+    """`peak(seconds)`: the multiply-add rate of one core in GFLOP/s over so long; None without a C compiler."""
 
     def __init__(self, isa):
         compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -59,11 +59,11 @@ class Peak:
             return
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "peak.c"), Path(folder, "peak.so")
-            source.write_text(f'#include "peak.h"\ndouble probe(void) {{ return peak_{isa}(); }}\n')
+            source.write_text(f'#include "peak.h"\ndouble probe(double seconds) {{ return peak_{isa}_for(seconds); }}\n')
             command = [compiler, "-O3", "-std=gnu11", "-w", "-fPIC", "-shared", f"-I{HERE}", source, "-o", library]
             subprocess.run(command, check=True)
             self.probe = ctypes.CDLL(str(library)).probe
-        self.probe.restype = ctypes.c_double
+        self.probe.restype, self.probe.argtypes = ctypes.c_double, [ctypes.c_double]
 
-    def __call__(self):
-        return self.probe() if self.probe else None
+    def __call__(self, seconds):
+        return self.probe(seconds) if self.probe else None

@@ -35,7 +35,7 @@ def line(what, figure, target, met):
 
 
 def minima(contenders, seconds):
-    return {name: min(times) for name, times in measure(contenders, seconds).items()}
+    return {name: min(times) for name, times in measure(contenders, seconds)[0].items()}
 
 
 def with_threads(n, call):

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import Optional
 
-from bench import Libraries, measure, options_of
+from bench import Libraries, measure, no_peak, options_of, share_of_peak
 from cases import D2L, SEED, lengths, visible
 from machine import Peak, describe
 
@@ -208,9 +208,7 @@ def check(torch, calls, leaves, grad):
 
 def run_case(case, libs, seconds, peak):
     contenders = case.contenders(libs)
-    before = peak()
-    times = measure(contenders, seconds)
-    after = peak()
+    times, beside = measure(contenders, seconds, peak)
     best = {name: min(t) / 1e3 for name, t in times.items()}
     middle = {name: sorted(t)[len(t) // 2] / 1e3 for name, t in times.items()}
     rate = case.flops() / best["mha_c"] / 1e3
@@ -220,7 +218,7 @@ def run_case(case, libs, seconds, peak):
         "ratio_min": min(best[name] for name in case.reference) / best["mha_c"],
         "ratio_median": min(middle[name] for name in case.reference) / middle["mha_c"],
         "ratio_limit": min(best[name] for name in case.reference) / best["autograd"],
-        "gflops": rate, "peak_gflops": before and max(before, after),
+        "gflops": rate, "share_of_peak": share_of_peak(case.flops(), beside),
     }  # fmt: skip
 
 
@@ -228,7 +226,7 @@ def show_row(result):
     best = {name: t["min_us"] for name, t in result["times"].items()}
     theirs = best["mha_c"] * result["ratio_min"]
     miss = "MISS" if result["ratio_min"] < result["target"] else ""
-    share = f"{100 * result['gflops'] / result['peak_gflops']:.0f}%" if result["peak_gflops"] else "-"
+    share = f"{100 * result['share_of_peak']:.0f}%" if result["share_of_peak"] else "-"
     print(
         f"{result['case']:<8}{result['shape']:<26}{best['mha_c']:>10.1f}{theirs:>11.1f}{best['autograd']:>10.1f}"
         f"{result['ratio_min']:>8.2f}{result['ratio_median']:>8.2f}{result['target']:>8.2f} {miss:<4}"
@@ -340,7 +338,7 @@ def main():
     if options.to_the_end:
         return train_to_the_end(libs)
     machine = describe(libs.torch, libs.mha_c, options.threads)
-    peak = Peak(machine["isa"]) if options.threads == 1 else lambda: None
+    peak = Peak(machine["isa"]) if options.threads == 1 else no_peak
     names = tuple(options.filter)
     exact = {case.name for case in CASES}.intersection(names)
     cases = [c for c in CASES if not names or c.name in exact or c.name.startswith(tuple(set(names) - exact) or "?")]
