@@ -129,7 +129,7 @@ class KeyValueCache:
                 f"the cache is full: it has room for {self._max_len} steps (max_len), item {item} has {lengths[item]} "
                 f"and {full[item] - lengths[item]} more came"
             )
-        if self._weights is not None and not self._same_numbers(self._weights, weights):
+        if not (self._weights is None or self._weights is weights or self._same_numbers(self._weights, weights)):
             raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
         return after
 
@@ -263,7 +263,7 @@ class ProjectedKeyValues:
         ValueError
             Where the call cannot be served: other weights, or keys that were not projected.
         """
-        if not self._same_numbers(self._weights, weights):
+        if not (self._weights is weights or self._same_numbers(self._weights, weights)):
             raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
         if self._n_projected < self.shape[1] and longest(lens, self.shape[1]) > self._n_projected:

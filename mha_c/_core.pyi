@@ -248,9 +248,10 @@ def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
     BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
 
-def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any]]:
-    """(parameters, state of the module that shows the weights, dropout) of a layer of mha_c.torch; None where one call
-    does not stand for calling its children.  layout: a `Layout`, which tells what that means."""
+def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any, Any]]:
+    """(parameters, state of the module that shows the weights, dropout, what `frozen` packed of these parameters for
+    the active instruction set, or None) of a layer of mha_c.torch; None where one call does not stand for calling its
+    children.  layout: a `Layout`, which tells what that means."""
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 

@@ -153,12 +153,13 @@ def used(monkeypatch):
 
     rows = []
 
-    def counted(module, role, x, packed):
-        rows.append(x.shape[1])
-        return projected(module, role, x, packed)
+    def counted(queries, keys, values, *options):
+        rows.append(keys.shape[1])
+        assert values.shape[1] == keys.shape[1] == options[-2]
+        return layer_step(queries, keys, values, *options)
 
-    projected = memory.projected
-    monkeypatch.setattr(memory, "projected", counted)
+    layer_step = memory.layer_step
+    monkeypatch.setattr(memory, "layer_step", counted)
     return rows
 
 
@@ -198,7 +199,7 @@ def test_each_row_is_projected_once(used, rng):
         for n in range(1, 71):
             keys = x[:, :n].clone()
             module(x[:, n - 1 : n], keys, keys)
-    assert used == [2, 2] + [1, 1] * 68  # the first call shows only where a sequence begins
+    assert used == [2] + [1] * 68  # the first call shows only where a sequence begins
 
 
 def test_every_change_is_noticed(rng):
@@ -273,8 +274,8 @@ def test_the_books_decoder_uses_it(version, used, capsys):
         return torch.cat(found, 1)
 
     first = translate()
-    # Two blocks: 10 encoder rows once (at the second step), 2 + 10 x 1 rows of the decoder's own; keys and values each.
-    assert sum(used) == 2 * 2 * (10 + 2 + 10)
+    # Two blocks: 10 encoder rows once (at the second step), 2 + 10 x 1 rows of the decoder's own.
+    assert sum(used) == 2 * (10 + 2 + 10)
     for module in decoder.modules():
         if isinstance(module, ours.MultiHeadAttention):
             module._remembers = False
@@ -397,7 +398,7 @@ def test_frozen_modules_remember_too(grad, used, monkeypatch, rng):
             if n == 30:
                 with torch.no_grad():
                     module.W_v.bias[3] += 1
-        assert used == [2, 2] + [1, 1] * 28 + [31, 31] + [1, 1] * 9
+        assert used == [2] + [1] * 28 + [31] + [1] * 9
         assert len(looked) == (39 if grad else 1)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"W_k\.weight"), ours.frozen(module):
         module(*args)

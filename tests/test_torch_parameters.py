@@ -201,9 +201,22 @@ def test_frozen_gives_the_same_bits(rows, isa):
     with mt.frozen(model) as inside:
         assert inside is model
         assert all(torch.equal(a, b) for a, b in zip(results(model, x), expected))
-        packed = model["multi-head"]._frozen
-        assert packed is not None and len(packed.projections(packed.parameters)[0]) == 3  # it is used
+        module = model["multi-head"]
+        packed, usable = module._frozen, lambda: _core.layer_parts(module, module._layout)[3]
+        assert packed is not None and usable() is packed and len(packed.ready[0]) == 3
         copies = copy.deepcopy(model)
+        for name in (name for name, offered in _core.isas() if offered):
+            _core.set_isa(name)
+            assert usable() is (packed if name == isa else None)
+        _core.set_isa(isa)
+        for parent in (module.W_o, module.W_q):
+            weight, parent.weight = parent.weight, torch.nn.Parameter(parent.weight.detach().clone())
+            assert usable() is None
+            parent.weight = weight
+        assert usable() is packed
+        module.__dict__["_frozen"] = packed[:2]
+        assert usable() is None
+        module.__dict__["_frozen"] = packed
     assert model["multi-head"]._frozen is None and copies["multi-head"]._frozen is None
 
 

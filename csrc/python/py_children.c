@@ -10,7 +10,8 @@
 
 /* What a `Layout` of mha_c.torch holds, in its order. */
 enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, N_PARTS };
-enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, N_WORDS };
+enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, FROZEN, N_WORDS };
+enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 3 }; /* of a `Packed` */
 enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
 typedef struct {
@@ -104,11 +105,35 @@ take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters
     return 1;
 }
 
-/* (parameters, state of the module that has the dropout, dropout); NULL where one call does not stand for all. */
+/* What `frozen` has made of exactly these parameters for this instruction set; None otherwise. */
+static PyObject *
+frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
+{
+    PyObject *frozen, *isa, *made_of;
+    int same = PyDict_Contains(state, r->word[FROZEN]) == 1;
+
+    frozen = same ? get(r, state, r->word[FROZEN]) : NULL;
+    if (frozen == NULL || !PyTuple_Check(frozen) || PyTuple_Size(frozen) != N_FROZEN) {
+        return Py_None;
+    }
+    isa = PyTuple_GetItem(frozen, FROZEN_ISA);
+    made_of = PyTuple_GetItem(frozen, FROZEN_PARAMETERS);
+    same = PyUnicode_Check(isa) && PyUnicode_Compare(isa, r->call->state->kept[MHA_PY_WORD_ISA]) == 0 &&
+           PyTuple_Check(made_of) && PyTuple_Size(made_of) == N_PARAMETERS;
+    for (int i = 0; same && i < N_PARAMETERS; i++) {
+        same = PyTuple_GetItem(made_of, i) == parameters[i];
+    }
+    return same ? frozen : Py_None;
+}
+
+/*
+ * (parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL where one call does not
+ * stand for all.
+ */
 static PyObject *
 read_layer(reading *r, PyObject *layer)
 {
-    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *tuple, *result;
+    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *tuple, *result;
     int plain = has_own_methods(r, layer);
 
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -127,14 +152,15 @@ read_layer(reading *r, PyObject *layer)
     if (!plain || plain_state(r, dropout, r->part[DROPOUT]) == NULL) {
         return NULL;
     }
+    frozen = frozen_of(r, state, parameters);
     tuple = PyTuple_Pack(N_PARAMETERS, parameters[0], parameters[1], parameters[2], parameters[3], parameters[4],
                          parameters[5], parameters[6], parameters[7], parameters[8]);
-    result = tuple == NULL ? NULL : PyTuple_Pack(3, tuple, inner, dropout);
+    result = tuple == NULL ? NULL : PyTuple_Pack(4, tuple, inner, dropout, frozen);
     Py_XDECREF(tuple);
     return result;
 }
 
-/* layer_parts(layer, layout) -> (parameters, state, dropout), or None */
+/* layer_parts(layer, layout) -> (parameters, state, dropout, frozen), or None */
 PyObject *
 py_layer_parts(mha_py_call *call, PyObject *const *values)
 {

@@ -42,7 +42,7 @@ Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, drop
 def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = None) -> tuple[Tensor, Any, Any]:
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
 
-    packed  projections for calls that record no gradient, in the place of the parameters as they lie
+    packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
     queries, keys, values = inputs
@@ -52,7 +52,7 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
         out, saved, lens = differentiable_layer(call, queries, keys, values, parameters)
         return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions(queries, keys, parameters))
     valid_lens, num_heads, empty_rows, dropout = options
-    weights = parameters if packed is None else packed.projections(parameters)
+    weights = parameters if packed is None else packed.ready
     seed = draw_seed() if dropout else 0
     options = num_heads, empty_rows, dropout, seed
     return *call_core(layer_forward, (*inputs, valid_lens, weights, parameters[8], *options)), None

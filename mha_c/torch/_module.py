@@ -51,20 +51,25 @@ class Layout(NamedTuple):
         kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
         called: list[Any] = [(nn.Linear, "__call__"), (nn.functional, "linear"), *[(kind, "forward") for kind in kinds]]
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
-        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout"
+        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
         return cls(tuple(slots), inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
 
 
-def standard_parts(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
-    """The parameters, the state of the module that shows the weights, and the dropout: None where not all children are
-    what d2l's constructor makes, so that one call cannot stand for calling each of them."""
+Parts = tuple["Nine", dict[str, Any], Any, Optional["Packed"]]
+
+
+def standard_parts(module: AttentionModule) -> Optional[Parts]:
+    """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
+    these parameters: None where not all children are what d2l's constructor makes, so that one call cannot stand for
+    calling each of them."""
     if module._sequence:
         return None
     return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
 
 
-def parts_in_python(module: AttentionModule) -> Optional[tuple[Nine, dict[str, Any], Any]]:
-    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked."""
+def parts_in_python(module: AttentionModule) -> Optional[Parts]:
+    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked: no weights
+    packed before, which a compiled call does not use."""
     layout, children = module._layout, module._modules
     inner: Any = module if layout.inner is None else children.get(layout.inner[0])
     linears: list[Any] = [children.get(name) for _, name in layout.slots]
@@ -88,7 +93,7 @@ def parts_in_python(module: AttentionModule) -> Optional[tuple[Nine, dict[str, A
         nine[slot] = own["weight"]
         if slot < 4:
             nine[slot + 4] = own["bias"]
-    return tuple(nine), inner.__dict__, dropout
+    return tuple(nine), inner.__dict__, dropout, None
 
 
 def is_changed(own: dict[str, Any]) -> bool:
@@ -236,7 +241,7 @@ class AttentionModule(nn.Module):
         parts = None if elsewhere else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
-        parameters, shown, dropout = parts
+        parameters, shown, dropout, packed = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0
@@ -245,8 +250,8 @@ class AttentionModule(nn.Module):
         try:
             large = self._remembers and not p and keys.numel() >= memory.LEAST
             if large and queries.dim() == 3 and queries.size(1) == 1:
-                found = memory.remembered(self.__dict__, inputs, parameters, options)
-            out, saved, source = run_layer(inputs, parameters, options, self._frozen) if found is None else found
+                found = memory.remembered(self.__dict__, inputs, parameters, options, packed)
+            out, saved, source = run_layer(inputs, parameters, options, packed) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
             return self._slowly(queries, keys, values, valid_lens, training)
         shown["_last"] = saved, queries.dtype, source

@@ -31,12 +31,15 @@ from ._tensors import (
 from .autograd import Nine
 
 if TYPE_CHECKING:
+    from ._module import Parts
     from .frozen import Packed
 
     Array = np.ndarray[Any, Any]
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+PROJECTED = "decoding with projected keys and values"
 NO_GRADIENT = (
-    "decoding with {} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
+    "{} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
     "layer the keys and values themselves"
 )
 
@@ -95,17 +98,16 @@ def step(
         queries, keys, values = plain(queries), plain(keys), plain(values)
     if module.training if training is None else training:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
-    parameters, shown, _ = check_module(module, "a cache", queries, keys, values)
+    parameters, shown, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
-    counts = _cache.step_counts(valid_lens, shape[0], n_steps)
-    packed = usable(module._frozen, parameters)
+    counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
     weights = known_weights(cache, packed, parameters)
     after = cache.check(weights, counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
         _, W_k, W_v, *_ = parameters
         widths = (keys if W_k is None else W_k.T).shape[-1], (values if W_v is None else W_v.T).shape[-1]
-    room = cache.room(widths, np.float64 if queries.dtype is torch.float64 else np.float32)
+    room = cache.room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
     lens = cache.visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
@@ -136,6 +138,8 @@ def _call_core(
         return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *options))
     except (BufferError, TypeError):  # 16-bit floats, and what does not go together
         tensors = [x for x in inputs if isinstance(x, Tensor)]
+        for x in tensors:
+            check_inputs(**{"queries" if x is tensors[0] else "keys and values": x})
         common = common_type((*tensors, *parameters), *tensors)
         if all(x is None or x.dtype is common for x in (*tensors, *parameters)):
             raise
@@ -153,7 +157,7 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
     if values.dtype is not keys.dtype:
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
-    parameters, *_ = check_module(module, "projected keys and values", None, keys, values)
+    parameters, *_ = check_module(module, PROJECTED, None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     n_rows = keys.shape[1] if lens is None else _cache.longest(lens, keys.shape[1])
     rows = [projected(parameters, 1, keys[:, :n_rows]), projected(parameters, 2, values[:, :n_rows])]
@@ -168,14 +172,14 @@ def call_projected(
 ) -> Tensor:
     if values is not None:
         raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
-    check_inputs(queries=queries)
-    queries = plain(queries)
+    if type(queries) is not Tensor:
+        check_inputs(queries=queries)
+        queries = plain(queries)
     if queries.dim() != 3:
         raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
-    parameters, shown, dropout = check_module(module, "projected keys and values", queries, None, None)
+    parameters, shown, dropout, packed = check_module(module, PROJECTED, queries, None, None)
     if dropout.p and (dropout.training if training is None else training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    packed = usable(module._frozen, parameters)
     lens = kv.check(known_weights(kv, packed, parameters), valid_lens)
     kv._packed = packed
     options = lens, module.num_heads, module.empty_rows
@@ -188,21 +192,21 @@ def call_projected(
 # --- The module's parts -------------------------------------------------------------------------------
 
 
-def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> tuple[Nine, dict[str, Any], Any]:
+def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
     """What `layer_parts` finds; RuntimeError where the call cannot go by their numbers alone, without gradients."""
-    refuse_transforms(f"decoding with {what}")
+    refuse_transforms(what)
     parts = None if module._sequence else layer_parts(module, module._layout)
     if parts is None and not module._sequence:
         materialize_all(module, inputs)
         parts = layer_parts(module, module._layout)
     if parts is None:
         raise RuntimeError(
-            f"decoding with {what} needs the layer's own projections, attention and dropout, without hooks, in one "
+            f"{what} needs the layer's own projections, attention and dropout, without hooks, in one "
             f"process: this {type(module).__name__} has others"
         )
     if torch.is_grad_enabled() and any_needs_grad(inputs, parts[0]):
         raise RuntimeError(NO_GRADIENT.format(what))
-    found: tuple[Nine, dict[str, Any], Any] = parts
+    found: Parts = parts
     return found
 
 
@@ -216,16 +220,13 @@ def materialize_all(module: Any, inputs: Any) -> None:
             materialize_after(children[slot], children[before])
 
 
-def usable(packed: Optional[Packed], parameters: Nine) -> Optional[Packed]:
-    """What `frozen` packed, where it is of these parameters and this instruction set."""
-    return packed if packed is not None and packed.projections(parameters) is packed.ready else None
-
-
 def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
     """The weights to hold what is kept against: its own where they are frozen since it met them last; never a bias."""
     if packed is None or kept._weights is None or getattr(kept, "_packed", None) is not packed:
         return key_value_weights(parameters)
-    W_k, _, W_v, _ = kept._weights
+    W_k, b_k, W_v, b_v = kept._weights
+    if b_k is b_v is parameters[5] is parameters[6] is None:
+        return kept._weights
     return W_k, parameters[5], W_v, parameters[6]
 
 
@@ -250,10 +251,8 @@ def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
     return W_q, None, None, W_o, b_q, None, None, b_o, w_v
 
 
-def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed] = None) -> Array:
+def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
     """x through a projection, in the type that the core computes in."""
-    if packed is not None:
-        return array(linear(x, packed.ready[slot]))
     if x.dtype not in FLOATS:
         x = x.float()
     weight, bias = parameters[slot], parameters[slot + 4]

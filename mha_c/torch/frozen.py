@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ _NAMES = "W_q", "W_k", "W_v", "W_o"
 
 
 class Packed(NamedTuple):
-    """The weights of one module as the kernels want them, for the parameters that they were made of."""
+    """Weights as the kernels want them; `layer_parts` finds them while parameters and instruction set are these."""
 
     isa: str
     parameters: Any
@@ -30,11 +29,6 @@ class Packed(NamedTuple):
             None if W is None else (pack(W), b, tuple(W.shape)) for W, b in zip(parameters[:4], parameters[4:])
         )
         return cls(_core.isa(), parameters, ready)
-
-    def projections(self, parameters: Any) -> Any:
-        """What the core takes in the place of parameters."""
-        same = all(map(operator.is_, parameters, self.parameters)) and self.isa == _core.isa()
-        return self.ready if same else parameters
 
     def changed(self) -> list[str]:
         """Names of the weights that have other numbers now, each of which is looked at."""

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core
-from ._tensors import array, layer_forward, lengths, same_numbers
+from ._tensors import array, layer_step, lengths, same_numbers
 from .autograd import Nine, differentiable_layer, versions
-from .decoding import copies, key_value_weights, known_weights, outer_weights, projected, usable
+from .decoding import copies, key_value_weights, known_weights
 
 if TYPE_CHECKING:
     from .frozen import Packed
@@ -42,23 +43,26 @@ class Memory:
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features)
         self._projected: list[Array] = []  # keys, values
 
-    def project(
-        self, parameters: Nine, packed: Optional[Packed], keys: Tensor, values: Tensor, k: Array, v: Array
-    ) -> list[Array]:
-        """All rows through W_k and W_v: those that are known, and the others from now on.  k, v: the same memory."""
+    def attend(
+        self, queries: Tensor, k: Array, v: Array, options: Any, parameters: Nine, packed: Optional[Packed]
+    ) -> tuple[Tensor, Any]:
+        """What `call_core` gives: rows that are known are not projected again, the others are known from now on."""
         inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
         weights, self._packed = known_weights(self, packed, parameters), None
         known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
         if known == 0:
             self._weights = copies(key_value_weights(parameters))
         self._n_rows = known
-        if known < n_rows:
-            new = [projected(parameters, i, x[:, known:], packed) for i, x in ((1, keys), (2, values))]
-            for kept, x in ((self._inputs, [x[:, known:] for x in inputs]), (self._projected, new)):
-                self._append(kept, x, known, n_rows)
-            self._n_rows = n_rows
-        self._packed = packed
-        return [x[:, :n_rows] for x in self._projected]
+        self._make_room(known, n_rows, inputs, parameters)
+        new = slice(known, n_rows)
+        out = call_core(layer_step, (
+            queries, k[:, new], v[:, new], options[0], parameters if packed is None else packed.ready, None,
+            *options[1:3], 0.0, 0, *self._projected, known, n_rows - known, n_rows,
+        ))  # fmt: skip
+        for kept, x in zip(self._inputs, inputs):
+            kept[:, new] = x[:, new]
+        self._n_rows, self._packed = n_rows, packed
+        return out
 
     def _knows(self, inputs: list[Array], weights: Any) -> bool:
         """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
@@ -69,23 +73,29 @@ class Memory:
         found: bool = same_numbers((*kept, *self._weights), (*now, *weights))
         return found
 
-    def _append(self, kept: list[Array], new: list[Array], known: int, n_rows: int) -> None:
-        for i, x in enumerate(new):
-            shape = x.shape[0], max(ROOM, 2 * n_rows), x.shape[2]
-            if known == 0 or i >= len(kept) or kept[i].shape[1] < n_rows:
-                grown = np.empty(shape, x.dtype)
-                if known:
-                    grown[:, :known] = kept[i][:, :known]
-                kept[i : i + 1] = [grown]
-            kept[i][:, known:n_rows] = x
-        del kept[len(new) :]
+    def _make_room(self, known: int, n_rows: int, inputs: list[Array], parameters: Any) -> None:
+        """For n_rows rows of each array; those that are known stay."""
+        if known and self._inputs[0].shape[1] >= n_rows:
+            return
+        widths = [x.shape[2] for x in inputs], [W.shape[0] for W in parameters[1:3]]
+        grown = [
+            [np.empty((len(inputs[0]), max(ROOM, 2 * n_rows), width), inputs[0].dtype) for width in group]
+            for group in widths
+        ]
+        if known:
+            for old, room in zip((*self._inputs, *self._projected), (*grown[0], *grown[1])):
+                room[:, :known] = old[:, :known]
+        self._inputs, self._projected = grown
 
 
-def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: Any) -> Optional[tuple[Tensor, Any, Any]]:
+def remembered(
+    state: dict[str, Any], inputs: Any, parameters: Nine, options: Any, packed: Optional[Packed]
+) -> Optional[tuple[Tensor, Any, Any]]:
     """What `run_layer` gives for a call with one query and LEAST numbers of keys or more, without dropout.
 
     None where it does not go on from the last one.
-    state  the module's own: the memory is in it
+    state   the module's own: the memory is in it
+    packed  of `frozen`, for calls that record no gradient
     """
     queries, keys, values = inputs
     try:
@@ -96,7 +106,7 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
         return None  # the core says what is wrong
     records = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
-    packed = None if records else usable(state.get("_frozen"), parameters)
+    packed = None if records else packed
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
@@ -105,9 +115,9 @@ def remembered(state: dict[str, Any], inputs: Any, parameters: Nine, options: An
     if not memory.lock.acquire(blocking=False):
         return None
     try:
-        rows = memory.project(parameters, packed, keys, values, k, v)
-        weights = outer_weights(parameters, packed)
-        out, saved = call_core(layer_forward, (queries, *rows, options[0], weights, None, *options[1:3], 0.0, 0))
+        out, saved = memory.attend(queries, k, v, options, parameters, packed)
+    except ShapeError:  # of queries: said of the whole call
+        return None
     finally:
         memory.lock.release()
     if not records:
