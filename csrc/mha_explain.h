@@ -51,6 +51,7 @@ typedef struct {
     size_t most_blocks;  /* key blocks that a query walks through, at most; > 1: their softmaxes are joined */
     size_t tile_queries; /* queries that meet a block together */
     size_t task_queries; /* queries of a task, for each of the heads that share a key head */
+    size_t task_heads;   /* those heads, or, where items with one query each go side by side, so many times as many */
     size_t n_splits;     /* > 1: few queries on many keys; so many blocks of each task are tasks of their own */
     size_t n_tiles, n_tiles_all; /* pairs (queries, key block): computed, and if every query saw every key */
     int by_columns;      /* few keys: scores stand transposed, so that the softmax crosses no lanes */

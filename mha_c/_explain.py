@@ -260,11 +260,11 @@ def _blocks(attention: Facts) -> str:
 
 
 def _tiles(attention: Facts, sliced: bool) -> str:
-    queries, tasks = attention["task_queries"], attention["share"]["n_tasks"]
-    if sliced:  # those tasks are the slices
-        tasks = attention["batch"] * attention["kv_heads"] * -(-attention["queries"] // queries)
+    queries, tasks, n_heads = attention["task_queries"], attention["share"]["n_tasks"], attention["task_heads"]
     group = attention["heads"] // attention["kv_heads"] if attention["kv_heads"] else 1
-    heads = f" of {group} heads" if group > 1 else ""
+    if sliced:  # those tasks are the slices
+        tasks = -(-attention["batch"] * attention["heads"] // n_heads) * -(-attention["queries"] // queries)
+    heads = f" of up to {n_heads} items or heads" if n_heads > group else f" of {group} heads" if group > 1 else ""
     up_to = "up to " if queries and attention["queries"] % queries else ""
     text = f"{_count(attention['tile_queries'], 'query')} at a time; "
     return text + f"{_count(tasks, 'task')} of {up_to}{_count(queries, 'query')}{heads}"

@@ -13,8 +13,8 @@ SHARE = "n_tasks", "n_threads", "most_threads", "reason", "seconds", "least_seco
 LINEAR = "rows", "rows_needed", "in_features", "out_features", "task_rows", "share"
 ATTENTION = (
     "kernels", "share", "batch", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "key_block",
-    "most_blocks", "tile_queries", "task_queries", "n_splits", "n_tiles", "n_tiles_all", "by_columns", "weights_again",
-    "scratch_bytes",
+    "most_blocks", "tile_queries", "task_queries", "task_heads", "n_splits", "n_tiles", "n_tiles_all", "by_columns",
+    "weights_again", "scratch_bytes",
 )  # fmt: skip
 LAYER = "projections", "attention", "slice_items", "n_slices", "scratch_bytes", "kept", "kept_bytes"
 

@@ -162,6 +162,32 @@ def test_short_rows_by_columns_or_by_rows(isa, keys, dtype, rng):
     assert (True in chosen) == (keys <= 64)  # 50 queries fill the lanes of any vector
 
 
+@pytest.mark.parametrize("keys", [1, 3, 17, 64, 65])
+@pytest.mark.parametrize("batch, dim", [(1, 3), (2, 20), (37, 8), (131, 33)])
+def test_single_queries_by_items_or_by_rows(isa, threads, batch, dim, keys, dtype, rng):
+    """One query an item: items side by side, but with a mask of single keys one by one; on threads, too."""
+    q, k, v = (numbers(rng, batch, rows, size, dtype=dtype) for rows, size in ((1, 7), (keys, 7), (keys, dim)))
+    w_v = numbers(rng, 7, dtype=dtype)
+    v[batch // 2, keys // 2, dim - 1], k[0, keys - 1, 0], q[batch - 1, 0, 0] = np.inf, np.nan, np.nan
+    lens = rng.integers(0, keys + 1, batch)
+    extras = {"return_weights": True, "return_lse": True}
+    for options in (
+        {},
+        {"valid_lens": lens},
+        {"valid_lens": lens, "empty_rows": "uniform"},
+        {"causal": "top_left"},
+        {"window": (None, keys // 2), "valid_lens": lens},
+    ):
+        expected = F.additive_attention(q, k, v, w_v, **options, keep_mask=np.ones((1, keys), bool), **extras)
+        for n in (1, 3):
+            threads(n)
+            plain = F.additive_attention(q, k, v, w_v, **options)
+            found = F.additive_attention(q, k, v, w_v, **options, **extras)
+            np.testing.assert_array_equal(plain, found[0])
+            for a, b in zip(found, expected):
+                np.testing.assert_array_equal(a, b, err_msg=f"{options}")
+
+
 @pytest.mark.parametrize("asked", [(False, True), (True, False), (True, True)])
 def test_extras_change_nothing(isa, asked, dtype, rng):
     q, k, v = (numbers(rng, B, rows, FEATURES, dtype=dtype) for rows in (Q, 3 * K, 3 * K))

@@ -20,8 +20,9 @@
 /* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
 #define MHA_SCORE_PART ((size_t)32)
 
-/* So many keys at most may be scored by columns. */
+/* So many keys at most may be scored by columns, and so many rows of different items go side by side. */
 #define MHA_SHORT_KEYS ((size_t)64)
+#define MHA_SHORT_ITEMS ((size_t)64)
 
 /*
  * So many blocks of a row are joined by plain additions, whose errors grow with the square root of their number; the
@@ -95,6 +96,8 @@ typedef struct {
     size_t partial_at, partial_bytes; /* what these leave behind for each block, see forward.c */
     int keys_in_rows;  /* one register tile of queries: keys are read where they lie, and once */
     int by_columns;    /* rows are short: scores stand transposed, see short.c */
+    int by_items;      /* the same for one query an item, of several items at once */
+    size_t heads_at_once; /* key heads per task: 1, or several by_items */
     int watched;       /* the call may be given up half-way, see runtime/threads_interrupt.h */
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
@@ -195,6 +198,9 @@ typedef struct {
 
 mha_relative mha_relative_keys(const mha_plan *plan, size_t query, mha_interval keys);
 
+/* Describes additive scores of the tile and these keys; the caller adds where to. */
+mha_additive mha_describe_additive(const mha_plan *plan, const mha_rows *tile, mha_interval keys);
+
 /* Scores of the tile against one block, masks applied, into arena->scores; *block says where. */
 void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block);
 
@@ -261,6 +267,9 @@ void mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena
 
 /* Where scores stand by columns (short.c): a tile from queries to output; returns 1 if one of its rows is empty. */
 int mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena);
+
+/* A task of a call by_items (short.c). */
+void mha_attend_items(void *plan, size_t task, unsigned worker);
 
 /* A task of the weights pass (weights.c): fills the task's rows of args->weights. */
 void mha_weights_task(void *plan, size_t task, unsigned worker);

@@ -258,7 +258,7 @@ mha_attention_run(const mha_plan *plan)
         mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, split_task, context);
     }
     if (!weights_alone) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, forward_task, context);
+        mha_parallel_for(plan->n_tasks, plan->n_workers, plan->by_items ? mha_attend_items : forward_task, context);
     }
     if (plan->weights_later || weights_alone) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);

@@ -71,7 +71,12 @@ choose_tasks(mha_plan *plan)
     queries = mha_min(queries, mha_round_up(TASK_QUERIES_MOST, plan->tile_rows));
     plan->task_queries = mha_min(queries, mha_max(args->queries, 1));
     plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
-    plan->n_tasks = writes_nothing(args) ? 0 : heads * plan->tasks_per_head;
+    plan->heads_at_once = 1;
+    if (plan->by_items) {
+        const size_t n_tasks = most > 1 ? most * TASKS_PER_WORKER : 1;
+        plan->heads_at_once = mha_min(MHA_SHORT_ITEMS / plan->group, mha_max(heads / n_tasks, 1));
+    }
+    plan->n_tasks = writes_nothing(args) ? 0 : mha_ceil_div(heads, plan->heads_at_once) * plan->tasks_per_head;
     plan->n_splits = 1;
     if (plan->n_tasks < most && args->queries * plan->group <= SPLIT_ROWS) {
         plan->n_splits = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
@@ -80,21 +85,36 @@ choose_tasks(mha_plan *plan)
 }
 
 /*
- * Are scores by columns worth while?  They take no sum or maximum across the lanes of a vector, which costs about as
- * much as four exponentials; but they fill their lanes with queries, of which there may be too few.  Rows must begin
- * with key 0: those before a window's left edge nobody promised to have.
+ * May scores stand by columns?  Rows must be short, with nothing between scores and softmax, and begin with key 0:
+ * those before a window's left edge nobody promised to have.
  */
 static int
-choose_by_columns(const mha_plan *plan)
+can_go_by_columns(const mha_attention_args *args)
+{
+    return args->keys <= MHA_SHORT_KEYS && args->visible.window_left < 0 && args->keep_mask.data == NULL &&
+           args->bias.data == NULL && args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL &&
+           args->dropout == 0;
+}
+
+/*
+ * And is it worth while?  They take no sum or maximum across the lanes of a vector, which costs about as much as four
+ * exponentials; but they fill their lanes with queries, of which there may be too few, unless those of
+ * several items go side by side.
+ */
+static void
+choose_by_columns(mha_plan *plan)
 {
     const mha_attention_args *args = plan->args;
     const size_t lanes = plan->kernels->lanes;
     const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
     const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
 
-    return args->keys <= MHA_SHORT_KEYS && by_columns <= by_rows && args->visible.window_left < 0 &&
-           args->additive_weights == NULL && args->keep_mask.data == NULL && args->bias.data == NULL &&
-           args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL && args->dropout == 0;
+    if (plan->use == MHA_PLAN_WEIGHTS || !can_go_by_columns(args)) {
+        return;
+    }
+    plan->by_items = args->additive_weights != NULL && args->queries == 1 && args->keys > 0 &&
+                     args->batch * args->heads > 1 && plan->group <= MHA_SHORT_ITEMS;
+    plan->by_columns = plan->by_items || (args->additive_weights == NULL && by_columns <= by_rows);
 }
 
 /* Rows whose ends differ go in low tiles: a tile reaches as far as its furthest row. */
@@ -136,10 +156,10 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t rows = plan->task_queries * plan->group;
+    const size_t rows = plan->task_queries * plan->group * plan->heads_at_once;
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t values = mha_round_up(args->value_dim, k->lanes);
-    const size_t columns = mha_round_up(plan->tile_rows, k->lanes);
+    const size_t columns = mha_round_up(plan->by_items ? rows : plan->tile_rows, k->lanes);
 
     /* One vector more than the keys: rows a power of two apart would share a few sets of the cache. */
     plan->score_stride = plan->by_columns ? columns : keys + k->lanes;
@@ -165,7 +185,7 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         .mean = values,
         .mean_compensation = mha_compensates(plan) ? values : 0,
         .row_keys = plan->task_queries,
-        .ends = plan->by_columns && !plan->same_visibility ? columns : 0,
+        .ends = plan->by_items || (plan->by_columns && !plan->same_visibility) ? columns : 0,
     };
     mha_plan_arenas(plan, &sizes, scratch);
     if (plan->n_splits > 1) {
@@ -240,7 +260,7 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
     }
     const mha_kernels *k = plan->kernels;
     plan->use = use;
-    plan->by_columns = use != MHA_PLAN_WEIGHTS && choose_by_columns(plan);
+    choose_by_columns(plan);
     plan->tile_rows = choose_tile_rows(plan);
     plan->keys_in_rows = args->additive_weights == NULL && !plan->by_columns && plan->group == 1 &&
                          args->queries <= k->tile_rows;

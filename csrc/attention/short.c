@@ -1,12 +1,13 @@
 /*
- * short.c: attention over few keys, in which a row of scores is a vector or two.
+ * short.c: attention over few keys, in which a row of scores is a vector or two: tiles of one head, or single queries
+ * of several items.
  *
  * The work per head is then little more than the two products, and the scores stand transposed, a row for
  * each key: softmax_columns.inc says why.  Queries are packed in place of keys, and the product with the
  * values reads the weights by columns, which costs nothing.  All additions are those of forward.c,
  * in the same order.
  */
-#include "attention.h"
+#include "walk.h"
 
 /* Scores of the tile's queries (columns) against its keys (rows). */
 static void
@@ -37,20 +38,26 @@ score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
     k->product(&product);
 }
 
-/* How many keys each query sees, as numbers that compare with those of keys in vectors. */
+/* How many keys query i sees, as a number that compares with those of keys in vectors. */
+MHA_INLINE void
+write_end(const mha_plan *plan, char *ends, size_t i, size_t seen)
+{
+    const int few = (int)seen; /* which becomes a float in one instruction */
+
+    if (plan->kernels->itemsize == sizeof(double)) {
+        ((double *)(void *)ends)[i] = few;
+    } else {
+        ((float *)(void *)ends)[i] = (float)few;
+    }
+}
+
 static void
 write_ends(const mha_plan *plan, const mha_rows *tile, char *ends)
 {
     const size_t lanes = mha_round_up(tile->rows, plan->kernels->lanes);
 
-    for (size_t i = 0; i < lanes; i++) {
-        /* Few: an int becomes a float in one instruction.  No lane behind the rows looks empty. */
-        const int seen = (int)(i < tile->rows ? tile->row_keys[i].last : tile->keys.last);
-        if (plan->kernels->itemsize == sizeof(double)) {
-            ((double *)(void *)ends)[i] = seen;
-        } else {
-            ((float *)(void *)ends)[i] = (float)seen;
-        }
+    for (size_t i = 0; i < lanes; i++) { /* no lane behind the rows looks empty */
+        write_end(plan, ends, i, i < tile->rows ? tile->row_keys[i].last : tile->keys.last);
     }
 }
 
@@ -90,4 +97,106 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     product.scale_step = 1;
     mha_guarded_product(plan, tile, arena, &block, &product, 0);
     return has_empty;
+}
+
+/*
+ * One query an item, as in a decoder: the columns are the rows of several tasks, whose heads follow each other.
+ */
+
+/* The rows of task `number`, whose first column is `column`: what they see, and their scores. */
+static mha_rows
+score_items(const mha_plan *plan, size_t number, size_t column, mha_arena *arena)
+{
+    const mha_kernels *k = plan->kernels;
+    mha_rows row;
+
+    mha_task_rows(plan, number, arena, &row);
+    row.row_keys = NULL; /* of one row */
+    for (size_t g = 0; g < plan->group; g++, row.head++) {
+        mha_additive additive = mha_describe_additive(plan, &row, row.keys);
+
+        additive.scores = arena->scores + (column + g) * k->itemsize;
+        additive.scores_step = (ptrdiff_t)plan->score_stride;
+        k->additive_scores(&additive);
+        write_end(plan, arena->ends, column + g, row.keys.last);
+    }
+    row.head -= plan->group;
+    return row;
+}
+
+/* The rows' weights, one column for each, times their values. */
+static void
+average_items(const mha_plan *plan, const mha_rows *task, size_t column, const mha_arena *arena)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t g = 0; g < plan->group; g++) {
+        const size_t at = (column + g) * k->itemsize;
+        const mha_average row = {
+            .keys = task->keys.last,
+            .cols = args->value_dim,
+            .weights = arena->scores + at,
+            .weights_step = (ptrdiff_t)plan->score_stride,
+            .values = mha_operand_at(k, &args->v, task->item, task->key_head, 0),
+            .values_row = args->v.row_stride,
+            .scale = arena->inverse + at,
+            .out = mha_result_at(k, &args->out, task->item, task->head + g, 0),
+        };
+        k->average_row(&row);
+    }
+}
+
+/* The columns behind the last row: a score of 0 for one key, so that no lane works with what memory held. */
+static void
+fill_columns(const mha_plan *plan, size_t first, const mha_arena *arena)
+{
+    for (size_t i = first; i % plan->kernels->lanes != 0; i++) {
+        plan->kernels->fill(1, 0, arena->scores + i * plan->kernels->itemsize);
+        write_end(plan, arena->ends, i, 1);
+    }
+}
+
+void
+mha_attend_items(void *context, size_t number, unsigned worker)
+{
+    const mha_plan *plan = context;
+    const mha_kernels *k = plan->kernels;
+    const size_t first = number * plan->heads_at_once, n_heads = plan->args->batch * plan->args->kv_heads;
+    const size_t n = mha_min(plan->heads_at_once, n_heads - first), rows = n * plan->group;
+    mha_rows tasks[MHA_SHORT_ITEMS];
+    mha_arena arena;
+
+    mha_plan_arena(plan, worker, &arena);
+    const mha_softmax_columns softmax = {
+        .queries = rows,
+        .keys = plan->args->keys,
+        .ends = arena.ends,
+        .scores = arena.scores,
+        .scores_row = (ptrdiff_t)plan->score_stride,
+        .max = arena.max,
+        .sum = arena.sum,
+        .inverse = arena.inverse,
+    };
+    for (size_t i = 0; i < n; i++) {
+        if (plan->watched && mha_interrupted()) {
+            return;
+        }
+        tasks[i] = score_items(plan, first + i, i * plan->group, &arena);
+    }
+    fill_columns(plan, rows, &arena);
+    const int has_empty = k->softmax_columns(&softmax);
+    if (plan->args->weights != NULL) {
+        const size_t keys = plan->args->keys, at = first * plan->group * keys * k->itemsize;
+        k->weights_columns(&softmax, keys, (char *)plan->args->weights + at);
+    }
+    for (size_t i = 0; i < n; i++) {
+        average_items(plan, &tasks[i], i * plan->group, &arena);
+    }
+    for (size_t i = 0; i < n && (has_empty || plan->row_max != NULL || plan->args->lse != NULL); i++) {
+        mha_arena own = arena;
+        own.max = arena.max + i * plan->group * k->itemsize;
+        own.sum = arena.sum + i * plan->group * k->itemsize;
+        mha_finish_task(plan, &tasks[i], &own, has_empty);
+    }
 }

@@ -89,29 +89,38 @@ dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, m
     k->product(&product);
 }
 
-static void
-additive_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
+mha_additive
+mha_describe_additive(const mha_plan *plan, const mha_rows *tile, mha_interval keys)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
+    const mha_additive additive = {
+        .rows = tile->rows,
+        .keys = keys.last - keys.first,
+        .depth = args->head_dim,
+        .q = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
+        .k = mha_operand_at(k, &args->k, tile->item, tile->key_head, keys.first),
+        .w = args->additive_weights,
+        .q_row = args->q.row_stride,
+        .k_row = args->k.row_stride,
+        .scale = args->scale,
+    };
+    return additive;
+}
+
+static void
+additive_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, mha_key_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+    mha_additive additive = mha_describe_additive(plan, tile, block->keys);
     const size_t first = block->keys.first - block->first_key, end = block->keys.last - block->first_key;
 
     block->from = first / k->lanes * k->lanes;
     block->visible = end - block->from;
     block->width = mha_round_up(block->visible, k->lanes);
-    const mha_additive additive = {
-        .rows = tile->rows,
-        .keys = end - first,
-        .depth = args->head_dim,
-        .q = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
-        .k = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
-        .w = args->additive_weights,
-        .q_row = args->q.row_stride,
-        .k_row = args->k.row_stride,
-        .scores = arena->scores + first * k->itemsize,
-        .scores_row = (ptrdiff_t)plan->score_stride,
-        .scale = args->scale,
-    };
+    additive.scores = arena->scores + first * k->itemsize;
+    additive.scores_row = (ptrdiff_t)plan->score_stride;
+    additive.scores_step = 1;
     k->additive_scores(&additive);
 }
 

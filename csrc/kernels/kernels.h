@@ -50,7 +50,7 @@ typedef struct {
     const void *q, *k, *w;
     ptrdiff_t q_row, k_row;
     void *scores;
-    ptrdiff_t scores_row;
+    ptrdiff_t scores_row, scores_step;
     double scale;
 } mha_additive;
 
@@ -72,6 +72,15 @@ typedef struct {
     ptrdiff_t scores_row;
     void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
 } mha_softmax_columns;
+
+/* One row: out[c] = scale * sum_j weights[j * weights_step] values[j][c]; at most 64 keys, and product's additions. */
+typedef struct {
+    size_t keys, cols;
+    const void *weights, *values;
+    ptrdiff_t weights_step, values_row;
+    const void *scale;
+    void *out;
+} mha_average;
 
 /*
  * out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row.
@@ -170,6 +179,7 @@ typedef struct {
     X(void, weights_columns, (const mha_softmax_columns *tile, size_t keys, void *weights)) \
     /* inverse[i] = 1 / sum[i], 0 for an empty row, whose max becomes 0. Returns 1 if there is such a row. */ \
     X(int, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
+    X(void, average_row, (const mha_average *row)) \
     X(void, merge_rows, (const mha_merge *merge)) \
     /* weights[j] = exp(scores[j] - max) * inverse. */ \
     X(void, weights_row, (size_t n, const void *scores, const void *max, const void *inverse, void *weights)) \

@@ -98,6 +98,7 @@ explain_plan(const mha_plan *plan, mha_attention_facts *facts)
         .key_block = plan->key_block,
         .tile_queries = plan->tile_rows,
         .task_queries = plan->task_queries,
+        .task_heads = plan->heads_at_once * plan->group,
         .n_splits = plan->n_splits,
         .by_columns = plan->by_columns,
         .weights_again = plan->weights_later,

@@ -105,7 +105,8 @@ plan_memory(mha_layer_job *job)
         const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
         job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, row_bytes);
     }
-    job->gather_bytes = mha_round_up(most_rows * widest * itemsize, MHA_ALIGN);
+    /* A row is copied in whole vectors. */
+    job->gather_bytes = mha_round_up((most_rows * widest + job->kernels->lanes) * itemsize, MHA_ALIGN);
     job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
     job->gather_at = mha_scratch_add(&job->scratch, job->n_workers, job->gather_bytes);
     job->pointers_at = mha_scratch_add(&job->scratch, job->n_workers, job->pointers_bytes);
@@ -195,18 +196,21 @@ project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t fir
     const size_t itemsize = job->kernels->itemsize, in_features = in->linear->in_features;
     char *x = job->scratch.base + job->gather_at + worker * job->gather_bytes;
     void **y = (void **)(void *)(job->scratch.base + job->pointers_at + worker * job->pointers_bytes);
-    size_t n = 0, item = first / in->rows, t = first % in->rows;
+    size_t n = 0;
 
-    for (size_t r = first; r < last; r++) {
-        if (in->needed == NULL || (t >= in->needed[item].first && t < in->needed[item].last)) {
-            memcpy(x + n * in_features * itemsize, mha_operand_at(job->kernels, in->input, item, 0, t),
-                   in_features * itemsize);
-            y[n++] = in->projected + r * in->features * itemsize;
+    for (size_t r = first; r < last;) { /* item by item */
+        const size_t item = r / in->rows, start = item * in->rows, end = mha_min(start + in->rows, last);
+        const mha_interval all = {0, in->rows}, needed = in->needed != NULL ? in->needed[item] : all;
+        const size_t from = mha_max(r, start + needed.first), to = mha_min(end, start + needed.last);
+        if (from < to) {
+            job->kernels->copy_rows(to - from, in_features,
+                                    mha_operand_at(job->kernels, in->input, item, 0, from - start),
+                                    in->input->row_stride, x + n * in_features * itemsize, (ptrdiff_t)in_features);
         }
-        if (++t == in->rows) {
-            t = 0;
-            item++;
+        for (size_t row = from; row < to; row++) {
+            y[n++] = in->projected + row * in->features * itemsize;
         }
+        r = end;
     }
     const mha_linear_rows rows = {
         .rows = n,

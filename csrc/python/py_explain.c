@@ -40,12 +40,13 @@ static PyObject *
 attention_facts(const mha_attention_facts *facts)
 {
     return Py_BuildValue(
-        "(NNnnnnnnnnnnnnnnNNn)", kernel_facts(&facts->kernels), share_facts(&facts->share), (Py_ssize_t)facts->batch,
+        "(NNnnnnnnnnnnnnnnnNNn)", kernel_facts(&facts->kernels), share_facts(&facts->share), (Py_ssize_t)facts->batch,
         (Py_ssize_t)facts->heads, (Py_ssize_t)facts->kv_heads, (Py_ssize_t)facts->queries, (Py_ssize_t)facts->keys,
         (Py_ssize_t)facts->head_dim, (Py_ssize_t)facts->value_dim, (Py_ssize_t)facts->key_block,
         (Py_ssize_t)facts->most_blocks, (Py_ssize_t)facts->tile_queries, (Py_ssize_t)facts->task_queries,
-        (Py_ssize_t)facts->n_splits, (Py_ssize_t)facts->n_tiles, (Py_ssize_t)facts->n_tiles_all,
-        PyBool_FromLong(facts->by_columns), PyBool_FromLong(facts->weights_again), (Py_ssize_t)facts->scratch_bytes);
+        (Py_ssize_t)facts->task_heads, (Py_ssize_t)facts->n_splits, (Py_ssize_t)facts->n_tiles,
+        (Py_ssize_t)facts->n_tiles_all, PyBool_FromLong(facts->by_columns), PyBool_FromLong(facts->weights_again),
+        (Py_ssize_t)facts->scratch_bytes);
 }
 
 /* --- Kernels and attention ------------------------------------------------------------------------- */
