@@ -315,21 +315,6 @@ def test_16_bit_floats(name, dtype):
         assert half.grad.dtype == dtype and torch.equal(half.grad, single.grad.to(dtype))
 
 
-def test_autocast():
-    linear, layer = nn.Linear(16, 16), mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0)
-    x = torch.randn(2, 5, 16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = linear(x)
-        assert y.dtype == torch.bfloat16
-        out = layer(y, y, y, torch.tensor([3, 5]))
-        assert out.dtype == torch.bfloat16
-        assert layer(x, x, x).dtype == torch.float32 and layer(y, x, x).dtype == torch.bfloat16
-    out.float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in [*linear.parameters(), *layer.parameters()])
-    z = y.detach().float()
-    assert torch.equal(out, layer(z, z, z, torch.tensor([3, 5])).bfloat16())
-
-
 def test_errors_of_a_call():
     layer, (q, k, v) = sized_layers()["multi-head"], inputs()
     with pytest.raises(TypeError, match=r"float64.*\.to\(dtype\)"):

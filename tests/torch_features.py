@@ -221,9 +221,27 @@ def _(layer, x, lens):
 
 @feature("autocast to bfloat16")
 def _(layer, x, lens):
-    layer, x = copy.deepcopy(layer).float(), x.detach().float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return [layer(x, x, x, lens).float()]
+    found = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        layer, x = layer.to(dtype), x.detach().to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = layer(x, x, x, lens)
+        assert out.dtype is weights_of(layer).dtype is (dtype if dtype is torch.float64 else torch.bfloat16)
+        found += [out, weights_of(layer), *torch.autograd.grad(out.sum(), leaves(layer, x))]
+    return found
+
+
+class Named(torch.Tensor):
+    """A subclass as fastai's and torchvision's are: every operation gives one."""
+
+
+@feature("tensors of a subclass")
+def _(layer, x, lens):
+    x = x.detach().as_subclass(Named).requires_grad_()
+    out = layer(x, x, x, lens)
+    grads = torch.autograd.grad(out.square().sum(), leaves(layer, x))
+    assert type(out) is type(weights_of(layer)) is Named, (type(out), type(weights_of(layer)))
+    return [y.as_subclass(torch.Tensor) for y in (out, weights_of(layer), *grads)]
 
 
 @feature("deepcopy, pickle, `torch.save`")
@@ -233,6 +251,31 @@ def _(layer, x, lens):
     file.seek(0)
     twins = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)
     return [twin(x, x, x, lens) for twin in twins]
+
+
+def loaded(layer):
+    """Saved whole and read back by a torch.load that runs nothing: d2l's classes are named one by one."""
+    from mha_c import torch as mt
+
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    named = mt.safe_globals() if isinstance(layer, tuple(mt.safe_globals())) else {type(m) for m in layer.modules()}
+    with torch.serialization.safe_globals([*named]):
+        return torch.load(file, weights_only=True)
+
+
+@feature("`torch.load(weights_only=True)` of a module saved whole, `safe_globals()` allowed")
+def _(layer, x, lens):
+    return [twin(x, x, x, lens) for twin in (loaded(layer), loaded(loaded(layer)))]
+
+
+@feature("the same of a lazy module that was never called")
+def _(layer, x, lens):
+    for name, child in list(layer.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(layer, name, nn.LazyLinear(child.out_features, bias=False, dtype=child.weight.dtype))
+    return None if next(layer.parameters(), None) is None else [loaded(layer)(x, x, x, lens)]
 
 
 @feature("deepcopy after a training step")
@@ -354,10 +397,12 @@ def outcome(name):
         if error is not None:
             words.add("works; d2l's does not")
             continue
+        if expected is found is None:  # has no such parts
+            continue
         assert len(found) == len(expected), name
         for a, b in zip(found, expected):
             # float64, except where autocast rounds every step to 8 bits, and ours only the result.
-            rtol, atol = (1e-2, 1e-2) if "bfloat16" in name else (1e-7, 1e-9)
+            rtol, atol = (2e-2, 2e-2) if "bfloat16" in name else (1e-7, 1e-9)
             torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
         words.add("equal")
     words = words - {"equal"} if len(words) > 1 and "works; d2l's does not" in words else words

@@ -28,6 +28,7 @@ from ._tensors import (
     refuse_half_fake,
     refuse_half_meta,
     refuse_types,
+    result_type,
     traced,
 )  # fmt: skip
 from .autograd import Nine, WeightsSource, differentiable_layer, versions
@@ -86,7 +87,7 @@ def attend(
     check_inputs(queries=queries, keys=keys, values=values)
     tensors: Any = queries, keys, values, *parameters
     one = next((x for x in parameters if x is not None), None)
-    dtype, common = queries.dtype, common_type(tensors, queries, keys, values, one)
+    dtype, common = result_type(queries.dtype), common_type(tensors, queries, keys, values, one)
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = tuple(None if x is None else x.to(common) for x in tensors)
     options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)

@@ -6,6 +6,7 @@ From torch 2.10 on, the core takes the tensors themselves (csrc/python/args_tens
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
@@ -54,6 +55,18 @@ def refuse_transforms(name: str) -> None:
 def beyond_core() -> bool:
     """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
     return in_functorch() or forward_ad._current_level >= 0
+
+
+if hasattr(torch, "get_autocast_dtype"):
+    autocasting: Any = functools.partial(torch.is_autocast_enabled, "cpu")  # whether it is on for the CPU
+    _autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
+else:  # before torch 2.4
+    autocasting, _autocast_type = torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype
+
+
+def result_type(dtype: torch.dtype) -> torch.dtype:
+    """Of what a layer gives for queries of this type: theirs, or, as with torch's own layers, that of autocast."""
+    return _autocast_type() if autocasting() and dtype is not torch.float64 else dtype
 
 
 def array(tensor: Tensor) -> Array:

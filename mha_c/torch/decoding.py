@@ -26,6 +26,7 @@ from ._tensors import (
     linear,
     plain,
     refuse_transforms,
+    result_type,
     same_numbers,
 )  # fmt: skip
 from .autograd import Nine
@@ -112,10 +113,11 @@ def step(
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
-    shown["_last"] = saved, queries.dtype, None
+    dtype = result_type(queries.dtype)
+    shown["_last"] = saved, dtype, None
     cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
     cache._packed = packed
-    return out
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> Any:
@@ -132,7 +134,7 @@ def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> An
 def _call_core(
     function: Any, inputs: Any, parameters: Nine, packed: Any, lens: Any, num_heads: int, empty_rows: str, *cached: Any
 ) -> tuple[Tensor, Any]:
-    """(out, what `saved_weights` needs).  packed: in the place of the parameters, where they are known."""
+    """(out as it was computed, what `saved_weights` needs).  packed: for the parameters, where they are known."""
     options = num_heads, empty_rows, 0.0, 0, *cached
     try:
         return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *options))
@@ -145,8 +147,7 @@ def _call_core(
             raise
     inputs = [x.to(common) if isinstance(x, Tensor) else x for x in inputs]
     parameters = tuple(None if x is None else x.to(common) for x in parameters)
-    out, saved = call_core(function, (*inputs, lens, parameters, parameters[8], *options))
-    return out.to(tensors[0].dtype), saved
+    return call_core(function, (*inputs, lens, parameters, parameters[8], *options))
 
 
 def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> ProjectedKeyValues:
@@ -185,8 +186,9 @@ def call_projected(
     options = lens, module.num_heads, module.empty_rows
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
-    shown["_last"] = saved, queries.dtype, None
-    return out
+    dtype = result_type(queries.dtype)
+    shown["_last"] = saved, dtype, None
+    return out if out.dtype is dtype else out.to(dtype)
 
 
 # --- The module's parts -------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ class MultiHeadAttention(AttentionModule):
     (B, Q, num_hiddens).
 
     queries, keys, values   CPU tensors of the parameters' type, float32 or float64; bfloat16 and float16, also mixed
-                with float32 (as under autocast), are computed in float32 and the result rounded to queries' type
+                with float32, are computed in float32 and the result rounded to queries' type, under autocast to
+                autocast's, as is that of float32
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
                 (rounded up); keys and values beyond are never read
     training    True or False: overrides the mode of the dropout for one call

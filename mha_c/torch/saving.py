@@ -18,7 +18,8 @@ def safe_globals() -> list[type]:
     torch.load(weights_only=True), its default, builds nothing but tensors and what it was allowed.  What these classes
     are built from is numbers and tensors, also after calls; a file can choose them, but runs nothing.  A model of your
     own with such modules in it needs its own classes named as well, whichever attention it has.  Nothing is allowed by
-    importing mha_c.
+    importing mha_c.  A lazy module has to be called once before it is saved: until then torch keeps methods in it,
+    which nothing here can allow.
 
     Returns
     -------
