@@ -190,8 +190,18 @@ class _Reference:
         return self._kind
 
 
+class _Blank:
+    """object.__new__, as which it is pickled, that takes a _Reference too: copy.copy hands it over as it is."""
+
+    def __call__(self, kind: Any) -> Any:
+        return object.__new__(kind._kind if type(kind) is _Reference else kind)
+
+    def __reduce__(self) -> Any:
+        return getattr, (object, "__new__")
+
+
 def _keep_working(kind: type) -> None:
-    """Constructing and pickling a class of d2l that a program has from before, or has built upon.
+    """Constructing, copying and pickling a class of d2l that a program has from before, or has built upon.
 
     Its __init__ looks its own name up in the module, for super(), and would find ours; pickle too.
     """
@@ -207,4 +217,4 @@ def _keep_working(kind: type) -> None:
 
 def _reduced(module: Any) -> Any:
     state = module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__
-    return object.__new__, (_Reference(type(module)),), state
+    return _Blank(), (_Reference(type(module)),), state

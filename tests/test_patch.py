@@ -218,7 +218,8 @@ def test_names_taken_before_and_subclasses(d2l):
                 assert type(module) is kind
                 outcomes.append(module(x, x, x, lens))
                 module.attention = module.attention_weights = None
-                assert type(copy.deepcopy(module)) is kind
+                twin = copy.copy(module)
+                assert type(copy.deepcopy(module)) is type(twin) is kind and vars(twin).keys() == vars(module).keys()
     third = len(outcomes) // 3
     for plain, while_patched, after in zip(*(outcomes[i * third : (i + 1) * third] for i in range(3))):
         torch.testing.assert_close(while_patched, plain)
