@@ -1,7 +1,8 @@
 """Why the compiled core refuses an argument, in the user's words; and numbers of less usual types for it.
 
-Called by name from csrc/python alone: the core decides what is safe for memory, and asks here only when something is
-not.  A function answers with the exception to raise, or with the number that was asked for.
+Called by name from csrc/python: the core decides what is safe for memory, and asks here only when something is not.
+A function answers with the exception to raise, or with the number that was asked for.  Those of shapes read nothing
+else: `torch/masking.py` asks them about tensors that never reach the core.
 """
 
 from __future__ import annotations
@@ -164,9 +165,9 @@ def attention(q: Array, k: Array, v: Array, w_v: Optional[Array]) -> Optional[Ex
     if found is None and w_v is not None:
         found = rank(w_v, "w_v", 1, "(features of q,)") or _clash("{} features", "w_v", w_v, 0, "q", q, -1)
     if found is None and n == 4:
-        found = _clash("{} heads", "v", v, 1, "k", k, 1) or ShapeError(
-            f"k has {k.shape[1]} heads, expected a divisor of the {q.shape[1]} heads of q"
-        )
+        found = _clash("{} heads", "v", v, 1, "k", k, 1)
+        if found is None and q.shape[1] != k.shape[1] and (k.shape[1] == 0 or q.shape[1] % k.shape[1]):
+            found = ShapeError(f"k has {k.shape[1]} heads, expected a divisor of the {q.shape[1]} heads of q")
     return found
 
 

@@ -356,7 +356,7 @@ def _(layer, x, lens):
 @feature("device `meta`")
 def _(layer, x, lens):
     layer, x = copy.deepcopy(layer).to("meta"), x.detach().to("meta")
-    return [*layer(x, x, x, None).shape, layer(x, x, x, None).is_meta]
+    return [*layer(x, x, x, None).shape, layer(x, x, x, lens.to("meta")).is_meta]
 
 
 def pairs():

@@ -22,6 +22,7 @@ from ._tensors import (
     draw_seed_tensor,
     exporting,
     follow_threads,
+    is_compiling,
     layer_forward,
     lengths,
     optional_tensor,
@@ -34,7 +35,7 @@ from ._tensors import (
 from .autograd import Nine, WeightsSource, differentiable_layer, versions
 from .lazy import Recipe, computed, split_heads
 from .mapped import is_mapped_now, is_plain_batch, over_batch
-from .masking import checked_lengths
+from .masking import check_layer, checked_lengths
 
 NO_PARAMETERS: Nine = (None,) * 9
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
@@ -101,7 +102,8 @@ def attend(
         try:
             out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]))
         except BufferError:  # a negated view, zeros that were never written, what a transform left behind, meta
-            refuse_half_meta(queries=queries, keys=keys, values=values, parameters=one)
+            lens = valid_lens if isinstance(valid_lens, Tensor) and valid_lens.is_meta else None  # others may be real
+            refuse_half_meta(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
             out, *kept = _by_mathematics(tensors, options)
     saved, source = kept
     return (out if dtype is common else out.to(dtype)), (saved, dtype, source)
@@ -123,6 +125,7 @@ def common_type(
 def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     queries, keys, values, *parameters, w_v = tensors
     valid_lens, num_heads, empty_rows, dropout = options
+    check_layer(queries, keys, values, parameters[:4], num_heads)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     drop = mathematics.drawn_dropout(dropout)
     out, weights = mathematics.layer(
@@ -134,6 +137,7 @@ def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
 def _for_export(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     queries, keys, values, *parameters, w_v = tensors
     valid_lens, num_heads, empty_rows, dropout = options
+    check_layer(queries, keys, values, parameters[:4], num_heads)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     out, weights = portable.layer(
         queries, keys, values, parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, dropout
@@ -178,6 +182,9 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
         valid_lens = torch.as_tensor(valid_lens)
     one = next((x for x in (*parameters, w_v) if x is not None), None)
     refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
+    if not is_compiling():  # then the operator says what is wrong when it runs
+        check_layer(queries, keys, values, parameters[:4], num_heads)
+        valid_lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     seed = draw_seed_tensor() if dropout else None
     out, q, k, _, _, row_max, row_sum, lens = torch.ops.mha_c.layer(
         queries, keys, values, valid_lens, *parameters, w_v, num_heads, empty_rows, float(dropout), seed

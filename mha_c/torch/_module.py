@@ -243,6 +243,8 @@ class AttentionModule(nn.Module):
             return self._slowly(queries, keys, values, valid_lens, training)
         parameters, shown, dropout, packed = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
+            if isinstance(valid_lens, Tensor) and valid_lens.is_meta:
+                return self._slowly(queries, keys, values, valid_lens, training)
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0
         options = valid_lens, self.num_heads, self.empty_rows, p

@@ -69,6 +69,13 @@ def result_type(dtype: torch.dtype) -> torch.dtype:
     return _autocast_type() if autocasting() and dtype is not torch.float64 else dtype
 
 
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether they can be looked at, now and for good: no fake or meta tensor, none of a transform, no exporter."""
+    if type(tensor) not in _PLAIN or tensor.is_meta or is_compiling() or exporting():
+        return False
+    return not (in_functorch() and torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def array(tensor: Tensor) -> Array:
     """The tensor's own memory."""
     view: Array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
@@ -89,7 +96,9 @@ def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
 
 
 def lengths(valid_lens: Any) -> Any:
-    """valid_lens as the core reads them; it checks type, shape and values."""
+    """valid_lens as the core reads them; it checks type, shape and values.  BufferError on device meta."""
+    if isinstance(valid_lens, Tensor) and valid_lens.is_meta:
+        raise BufferError("valid_lens has no numbers")
     if type(valid_lens) is Tensor and valid_lens.dtype is torch.int64:
         return valid_lens.numpy()
     return to_lengths(valid_lens)
@@ -176,7 +185,7 @@ def check_inputs(**named: Any) -> None:
 
 def refuse_half_meta(**named: Any) -> None:
     """Tensors of device meta have shapes alone: all of a call are of that kind, or none."""
-    given = {name: value.is_meta for name, value in named.items() if value is not None}
+    given = {name: value.is_meta for name, value in named.items() if isinstance(value, Tensor)}
     if any(given.values()) and not all(given.values()):
         listed = ", ".join(name for name, is_meta in given.items() if is_meta)
         raise TypeError(

@@ -226,10 +226,13 @@ class AttentionCall(NamedTuple):
     softcap: float = 0.0
 
     def score_terms(self, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> Any:
-        """As the core takes them; None where there are none."""
+        """As the core takes them; None where there are none.  BufferError where they have no plain memory."""
         if not self.softcap and relative_bias is None and sinks is None:
             return None
-        return optional_array(relative_bias), self.softcap, optional_array(sinks)
+        try:
+            return optional_array(relative_bias), self.softcap, optional_array(sinks)
+        except (TypeError, RuntimeError) as error:  # meta; a negated view
+            raise BufferError(str(error)) from error
 
 
 def run_attention(

@@ -36,7 +36,7 @@ from ._tensors import (
 )  # fmt: skip
 from .autograd import AttentionCall, AttentionFunction, run_attention
 from .mapped import is_plain_batch, over_batch
-from .masking import checked_lengths
+from .masking import check_attention, checked_lengths
 from .positions import rotary
 
 if TYPE_CHECKING:
@@ -294,6 +294,7 @@ def _attention(
         plain = w_v is None and not (has_terms or return_weights or return_lse)
         if exporting() and plain and not portable.is_unknown(common):
             attend = portable.fused(empty_rows, dropout, scale, bias)
+        check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **optional)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
@@ -306,15 +307,16 @@ def _attention(
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
                              seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
     else:
-        call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout), empty_rows,
-                             return_weights, return_lse, cap)  # fmt: skip
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         try:
+            call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout),
+                                 empty_rows, return_weights, return_lse, cap)  # fmt: skip
             found = (AttentionFunction.apply if wants_grad else run_attention)(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
         except BufferError:
-            refuse_half_meta(q=q, k=k, v=v, w_v=w_v, bias=bias)
+            lens = valid_lens if isinstance(valid_lens, Tensor) and valid_lens.is_meta else None  # others may be real
+            refuse_half_meta(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, **optional)
             found = by_mathematics()
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     if dtype is not common:
@@ -371,6 +373,9 @@ def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *re
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
     refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=rest[0], bias=rest[1])
+    if not is_compiling():  # then the operator says what is wrong when it runs
+        check_attention(q, k, v, w_v, keep_mask=rest[0], bias=rest[1])
+        valid_lens = None if valid_lens is None else checked_lengths(valid_lens, q)
     return torch.ops.mha_c.attention(q, k, v, w_v, valid_lens, *rest)
 
 

@@ -1,18 +1,22 @@
-"""The book's small functions around masks and heads for tensors, with gradients.
+"""The book's small functions around masks and heads for tensors, with gradients; shapes that the core will not see.
 
-masked_softmax, sequence_mask, transpose_qkv, transpose_output.  None of them modifies its argument.
+masked_softmax, sequence_mask, transpose_qkv, transpose_output: none of them modifies its argument.  `check_layer`,
+`check_attention` and `checked_lengths` hold calls that go by mathematics or operators (torch.func, exporters, meta and
+fake tensors) to the core's rules, in its words: torch's operations would broadcast what does not belong together.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _arguments
+from .. import _arguments, _refusals
+from .._arrays import to_lengths
 from ..errors import ShapeError
-from ._tensors import _tracing
+from ._tensors import _tracing, exporting, has_numbers, is_compiling
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -163,8 +167,34 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)
 
 
+def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
+    """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
+    if is_compiling() and not exporting():  # the operator says it when it runs
+        return
+    queries, keys, values = map(_sized, (queries, keys, values))
+    linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
+    error = _refusals.inputs(queries, keys, values)  # type: ignore[arg-type]
+    error = error or _refusals.features(queries, keys, values, linears, None, num_heads)  # type: ignore[arg-type]
+    if error is not None:
+        raise error
+
+
+def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
+    """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
+    if is_compiling() and not exporting():
+        return
+    q, k, v = map(_sized, (q, k, v))
+    error = _refusals.attention(q, k, v, None if w_v is None else _sized(w_v))  # type: ignore[arg-type]
+    for name, mask in masks.items():
+        if error is None and mask is not None:
+            error = _refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
+    if error is not None:
+        raise error
+
+
 def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
     """valid_lens of a call with these queries (B, [H,] Q, .)."""
+    queries = _sized(queries)
     return _lengths(valid_lens, "valid_lens", [(queries.shape[0],), (queries.shape[0], queries.shape[-2])])
 
 
@@ -172,6 +202,21 @@ def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
     lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
-    if _tracing() is None and tuple(lens.shape) not in shapes:  # a tracer's sizes are tensors
-        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(lens.shape)}")
+    shape = tuple(_sized(lens).shape)
+    if shape not in shapes:
+        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
+    if lens.is_floating_point() and has_numbers(lens):
+        to_lengths(np.array(lens.tolist()))  # NaN and infinity are none; operations would give a transform's tensors
     return lens
+
+
+def _sized(x: Tensor) -> Any:
+    """A tracer's sizes are tensors: something of x's plain ones, which it does not see."""
+    state = _tracing()
+    if state is None:
+        return x
+    torch._C._set_tracing_state(None)
+    try:
+        return np.broadcast_to(0, x.shape)
+    finally:
+        torch._C._set_tracing_state(state)

@@ -53,7 +53,10 @@ def visible_keys(
 def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> Tensor:
     if q.shape[-1] == 0:  # sums of nothing, which not every program of ONNX has right
         return torch.zeros_like(q.sum(-1, keepdim=True) + k.sum(-1)[..., None, :])
-    return q @ k.transpose(-1, -2) * (max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
+    if scale is None:
+        size: Any = q.shape[-1]  # a tensor where a tracer looks, whose powers would be float32
+        scale = (size.to(q.dtype) if isinstance(size, Tensor) else size) ** -0.5
+    return q @ k.transpose(-1, -2) * scale
 
 
 def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = None) -> Tensor:

@@ -1,0 +1,133 @@
+"""Calls that never reach the core keep its rules: torch.func, forward mode, exporters, tracers, meta and fake tensors.
+
+torch's operations broadcast a batch of one, and a fused attention may read keys where there are none.
+"""
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+
+torch = needs.module("torch")
+
+import torch.autograd.forward_ad as fwAD  # noqa: E402
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
+from mha_c import torch as mt  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+Q, K = (3, 4, 8), (3, 6, 8)
+WRONG_LAYERS = {  # queries, keys, values
+    "keys has batch size 3, but queries has 1": ((1, 4, 8), K, K),
+    "values has batch size 1, but queries has 3": (Q, K, (1, 6, 8)),
+    "values has 5 keys, but keys has 6": (Q, K, (3, 5, 8)),
+    "values has 1 keys, but keys has 6": (Q, K, (3, 1, 8)),
+    "queries has 7 features": ((3, 4, 7), K, K),
+}
+
+
+def dual(call, x, *others):
+    with fwAD.dual_level():
+        return call(fwAD.make_dual(x, x), *others)
+
+
+def fake(call, *tensors):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return call(*[mode.from_tensor(x) for x in tensors])
+
+
+def traced(call, *tensors):
+    module = torch.nn.Module()
+    module.forward = call
+    return torch.jit.trace(module, tensors, check_trace=False)
+
+
+def exported(call, *tensors):
+    module = torch.nn.Module()
+    module.forward = lambda x, y, z: call(x, y, z)
+    return torch.export.export(module, tensors)
+
+
+WAYS = {
+    "grad": lambda call, *tensors: torch.func.grad(lambda x, *others: call(x, *others).sum())(*tensors),
+    "forward mode": dual,
+    "meta": lambda call, *tensors: call(*[x.to("meta") for x in tensors]),
+    "fake": fake,
+    "export": exported,
+    "trace": traced,
+}
+
+
+def layers():
+    yield mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0)
+    yield mt.AdditiveAttention(8, 8, 5, 0.0)
+    yield mt.DotProductAttention(0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_wrong_shapes(way):
+    for layer in layers():
+        module = layer.to("meta") if way == "meta" else layer
+        for words, shapes in WRONG_LAYERS.items():
+            if "features" in words and type(layer) is mt.DotProductAttention:
+                words = "keys has 8 features, but queries has 7"
+            with pytest.raises(mha_c.ShapeError, match=words):
+                WAYS[way](lambda *x, module=module: module(*x), *map(torch.ones, shapes))
+    function = mt.functional.dot_product_attention
+    q, k = torch.ones(2, 4, 3, 5), torch.ones(2, 2, 6, 5)
+    wrong = {
+        "v has 5 keys, but k has 6": (function, q, k, k[:, :, :5]),
+        "v has 1 heads, but k has 2": (function, q, k, k[:, :1]),
+        "a divisor of the 3 heads": (function, q[:, :3], k, k),
+        "k has batch size 1": (function, q, k[:1], k),
+    }
+    like = {"meta": "meta"}.get(way, "cpu")
+    for mask in (torch.ones(2, 3, 6, device=like), torch.ones(3, 1, 1, 6, device=like)):
+        words = "add an axis" if mask.dim() == 3 else "does not broadcast to the scores"
+        for terms in ({}, {"sinks": torch.ones(4, device=like)}):
+            wrong[words, len(terms)] = lambda *x, mask=mask, t=terms: function(*x, bias=mask, **t), q, k, k
+    for words, (call, *tensors) in wrong.items():
+        with pytest.raises(mha_c.ShapeError, match=words if isinstance(words, str) else words[0]):
+            WAYS[way](lambda *x, call=call: call(*x), *tensors)
+
+
+def test_lengths_without_a_meaning():
+    lens = torch.tensor([1.0, np.nan, 2.0])
+    for layer in layers():
+        for way in ("grad", "forward mode"):
+            with pytest.raises(ValueError, match="NaN or infinity at position 1"):
+                WAYS[way](lambda *x, layer=layer: layer(*x, lens), *map(torch.ones, (Q, K, K)))
+    with pytest.raises(ValueError, match="NaN"):
+        mt.masked_softmax(torch.ones(3, 1, 2), lens)
+
+
+def test_shapes_on_meta():
+    """Lengths and score terms, too: d2l's modules take lengths there."""
+    q, x, lens = torch.ones(Q, device="meta"), torch.ones(K, device="meta"), torch.tensor([1, 2, 3])
+    for layer in layers():
+        for given in (lens, lens.to("meta"), lens.to("meta").double()):
+            out = layer.to("meta")(q, x, x, given)
+            assert out.is_meta and out.shape == Q
+        with pytest.raises(TypeError, match=r"on device meta.*: valid_lens;"):
+            layer.to_empty(device="cpu")(torch.ones(Q), torch.ones(K), torch.ones(K), lens.to("meta"))
+    options = {
+        "softcap": 2.0, "relative_bias": torch.ones(1, 3), "sinks": torch.ones(1), "bias": torch.ones(4, 6),
+        "keep_mask": torch.ones(4, 6, dtype=torch.bool), "valid_lens": lens,
+    }  # fmt: skip
+    dot, additive = mt.functional.dot_product_attention, mt.functional.additive_attention
+    for function, scorer in ((dot, ()), (additive, (torch.ones(8),))):
+        for name, value in options.items():
+            there, meta = value if name == "softcap" else value.to("meta"), [x.to("meta") for x in scorer]
+            out, weights = function(q, x, x, *meta, **{name: there}, return_weights=True)
+            assert out.is_meta and out.shape == Q and weights.shape == (3, 4, 6)
+            if name != "softcap":
+                with pytest.raises(TypeError, match=rf"on device meta.*{name};"):
+                    function(torch.ones(Q), torch.ones(K), torch.ones(K), *scorer, **{name: there})
+
+
+def test_a_traced_scale_is_of_the_inputs_type():
+    module = torch.nn.Module()
+    module.forward = lambda q, k, v: mt.functional.dot_product_attention(q, k, v, softcap=2.0)
+    x = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(1, 6, 5)
+    torch.testing.assert_close(torch.jit.trace(module, (x, x, x))(x, x, x), module(x, x, x), rtol=1e-14, atol=1e-14)
