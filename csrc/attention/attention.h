@@ -105,6 +105,8 @@ typedef struct {
     int keeps_slopes; /* scores are capped, and the way back needs by how much */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
+    size_t row_keys_at;
+    const mha_interval *row_keys; /* one per query, where those of all items see the same; else NULL: task by task */
     const char *memory; /* set by mha_plan_place once the scratch memory is there */
     size_t stats_at[2];
     mha_arena_sizes arena_at; /* offsets of the arena's members within a worker's share */
@@ -148,7 +150,7 @@ MHA_MUST_CHECK mha_status mha_plan_init(mha_plan *plan, const mha_attention_args
 void mha_plan_place(mha_plan *plan, const mha_scratch *scratch);
 void mha_attention_run(const mha_plan *plan);
 
-/* Room for a worker's arena of these sizes in plan->arena_at, and for those of all workers in `scratch`. */
+/* Room for a worker's arena of these sizes in plan->arena_at, for those of all workers and the plan's in `scratch`. */
 void mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch);
 
 void mha_plan_arena(const mha_plan *plan, unsigned worker, mha_arena *arena);

@@ -126,6 +126,13 @@ choose_tile_rows(const mha_plan *plan)
     return mha_min(plan->same_visibility ? TILES_HIGH * tile : low, mha_max(plan->args->queries, 1));
 }
 
+/* Do queries see different keys, but those of all items the same? */
+static int
+shares_row_keys(const mha_plan *plan)
+{
+    return !plan->same_visibility && plan->args->visible.valid_lens == NULL;
+}
+
 void
 mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scratch)
 {
@@ -139,6 +146,7 @@ mha_plan_arenas(mha_plan *plan, const mha_arena_sizes *sizes, mha_scratch *scrat
 #undef ADD
     plan->worker_bytes = worker.total_bytes;
     plan->first_worker = mha_scratch_add(scratch, plan->n_workers, worker.total_bytes);
+    plan->row_keys_at = mha_scratch_add(scratch, shares_row_keys(plan) ? plan->args->queries : 0, sizeof(mha_interval));
 }
 
 void
@@ -280,7 +288,14 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
 void
 mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
 {
+    const mha_attention_args *args = plan->args;
+
     plan->memory = scratch->base;
+    if (shares_row_keys(plan)) {
+        mha_interval *row_keys = (mha_interval *)(void *)(scratch->base + plan->row_keys_at);
+        (void)mha_visible_rows(&args->visible, args->queries, args->keys, 0, 0, args->queries, row_keys);
+        plan->row_keys = row_keys;
+    }
     if (plan->weights_later && plan->row_max == NULL) {
         plan->row_max = scratch->base + plan->stats_at[0];
         plan->row_sum = scratch->base + plan->stats_at[1];

@@ -21,6 +21,11 @@ mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *row
         rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
         return;
     }
+    if (plan->row_keys != NULL) {
+        rows->row_keys = plan->row_keys + rows->query;
+        rows->keys = mha_intervals_join(rows->row_keys, rows->rows);
+        return;
+    }
     rows->row_keys = arena->row_keys;
     rows->keys = mha_visible_rows(&args->visible, args->queries, args->keys, rows->item, rows->query, rows->rows,
                                   arena->row_keys);
