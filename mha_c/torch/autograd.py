@@ -41,23 +41,22 @@ LayerCall = tuple[Any, int, Any, float, int]
 def differentiable_layer(call: LayerCall, queries: Tensor, keys: Tensor, values: Tensor, parameters: Nine) -> Any:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
     keep: list[Any] = []
-    inputs = (queries, keys, values) if values is not keys else (queries, keys) if keys is not queries else (queries,)
-    out = LayerFunction.apply((call, keep, len(inputs)), *inputs, *_present(parameters))
+    inputs = distinct(queries, keys, values)
+    out = LayerFunction.apply((call, keep, len(inputs)), *inputs, *present(parameters))
     return out, *keep
 
 
 class LayerFunction(Function):
     """apply((call, keep, n_inputs), *inputs, *parameters) -> out.
 
-    `keep` is a list that receives what `saved_weights` needs, and the lengths.  inputs are queries, keys and values
-    without the last ones that are the tensor before them, parameters those of `_present`: every place costs a quarter
-    of a microsecond.
+    `keep` is a list that receives what `saved_weights` needs, and the lengths.  inputs are those of `distinct`,
+    parameters those of `present`: every place costs a quarter of a microsecond.
     """
 
     @staticmethod
     def forward(ctx: Any, work: tuple[LayerCall, list[Any], int], *tensors: Any) -> Tensor:
         (valid_lens, *options), keep, n_inputs = work
-        queries, keys, values, parameters = _all_of(tensors, n_inputs)
+        queries, keys, values, parameters = all_of(tensors, n_inputs)
         follow_threads()
         out: Tensor
         out, saved, tape = layer_forward_training(
@@ -87,7 +86,7 @@ class LayerFunction(Function):
         # The core adds the gradients of one tensor in two or three places up in the first.
         need_inputs = needs[0], needs[min(n, 2) - 1], needs[n - 1]
         W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, _ = _nine(needs[n:])
-        queries, keys, values, parameters = _all_of(tensors, n)
+        queries, keys, values, parameters = all_of(tensors, n)
         try:
             of_inputs, of_W, of_b, of_w_v = layer_backward(
                 grad_out, tape, queries, keys, values, parameters, parameters[8], *options, need_inputs,
@@ -100,7 +99,12 @@ class LayerFunction(Function):
         return (None, *of_inputs[:n], *of_parameters[:n_given])
 
 
-def _present(parameters: Nine) -> tuple[Any, ...]:
+def distinct(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+    """Without the last ones that are the tensor before them."""
+    return (queries, keys, values) if values is not keys else (queries, keys) if keys is not queries else (queries,)
+
+
+def present(parameters: Nine) -> tuple[Any, ...]:
     """None of them, three of additive attention, four without biases, or all."""
     W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
     if b_q is None and b_k is None and b_v is None and b_o is None:
@@ -111,17 +115,17 @@ def _present(parameters: Nine) -> tuple[Any, ...]:
     return parameters
 
 
-def _nine(present: Any) -> Nine:
-    """The places again of what `_present` left."""
-    if len(present) == 4:
-        return (*present, None, None, None, None, None)
-    if len(present) == 3:
-        return (*present[:2], None, None, None, None, None, None, present[2])
-    return present or (None,) * 9
+def _nine(given: Any) -> Nine:
+    """The places again of what `present` left."""
+    if len(given) == 4:
+        return (*given, None, None, None, None, None)
+    if len(given) == 3:
+        return (*given[:2], None, None, None, None, None, None, given[2])
+    return given or (None,) * 9
 
 
-def _all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
-    """Queries, keys, values and parameters of those that `LayerFunction` was given."""
+def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
+    """Queries, keys, values and parameters of what `distinct` and `present` left, one behind the other."""
     return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _nine(tensors[n_inputs:])
 
 
@@ -131,7 +135,7 @@ def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
-        queries, keys, values, parameters = _all_of(tensors, n_inputs)
+        queries, keys, values, parameters = all_of(tensors, n_inputs)
         out, _ = mathematics.layer(
             queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, tape[-1], empty_rows, drop
         )

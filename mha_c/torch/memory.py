@@ -19,7 +19,7 @@ from torch.autograd import Function
 from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core
 from ._tensors import array, layer_step, lengths, same_numbers
-from .autograd import Nine, differentiable_layer, versions
+from .autograd import Nine, all_of, differentiable_layer, distinct, present, versions
 from .decoding import copies, key_value_weights, known_weights
 
 if TYPE_CHECKING:
@@ -59,18 +59,21 @@ class Memory:
             queries, k[:, new], v[:, new], options[0], parameters if packed is None else packed.ready, None,
             *options[1:3], 0.0, 0, *self._projected, known, n_rows - known, n_rows,
         ))  # fmt: skip
-        for kept, x in zip(self._inputs, inputs):
-            kept[:, new] = x[:, new]
+        if known < n_rows:
+            for kept, x in zip(self._inputs, inputs):
+                kept[:, new] = x[:, new]
         self._n_rows, self._packed = n_rows, packed
         return out
 
     def _knows(self, inputs: list[Array], weights: Any) -> bool:
         """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
         n = min(self._n_rows, inputs[0].shape[1])
-        if n == 0:
+        if n == 0 or len(inputs) != len(self._inputs):
             return False
-        kept, now = (tuple(x[:, :n] for x in rows) for rows in (self._inputs, inputs))
-        found: bool = same_numbers((*kept, *self._weights), (*now, *weights))
+        kept, now = self._weights, weights
+        for old, x in zip(self._inputs, inputs):
+            kept, now = (old[:, :n], *kept), (x[:, :n], *now)
+        found: bool = same_numbers(kept, now)
         return found
 
     def _make_room(self, known: int, n_rows: int, inputs: list[Array], parameters: Any) -> None:
@@ -122,39 +125,34 @@ def remembered(
         memory.lock.release()
     if not records:
         return out, saved, None
-    distinct = queries, None if keys is queries else keys, None if values is keys else values
     lens = None if options[0] is None else np.array(lengths(options[0]))
-    call = (lens, *options[1:], 0)
+    different = distinct(queries, keys, values)
+    work = out, (lens, *options[1:], 0), len(different)
     source = lens, options[1], options[2], queries, keys, parameters, versions(queries, keys, parameters)
-    return RememberedFunction.apply((out, call), *distinct, *parameters), saved, source
+    return RememberedFunction.apply(work, *different, *present(parameters)), saved, source
 
 
 class RememberedFunction(Function):
-    """apply((out, call), queries, keys, values, *parameters) -> out, computed already.
-
-    keys and values are None where they are the same tensor as the one before.
+    """apply((out, call, n_inputs), *inputs, *parameters) -> out, computed already; the tensors are `LayerFunction`'s.
 
     The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
     """
 
     @staticmethod
     def forward(ctx: Any, work: Any, *tensors: Any) -> Tensor:
-        out, ctx.call = work
+        out, *ctx.kept = work
         ctx.save_for_backward(*tensors)
         found: Tensor = out
         return found
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors = ctx.saved_tensors
+        tensors, (call, n_inputs) = ctx.saved_tensors, ctx.kept
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
             own = [None if x is None else x.view_as(x) for x in tensors]
-            queries, keys, values, *parameters = own
-            keys = queries if keys is None else keys
-            values = keys if values is None else values
-            out, *_ = differentiable_layer(ctx.call, queries, keys, values, tuple(parameters))
+            out, *_ = differentiable_layer(call, *all_of(tuple(own), n_inputs))
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):
