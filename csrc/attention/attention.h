@@ -14,9 +14,6 @@
 #include "runtime/scratch.h"
 #include "visible.h"
 
-/* Keys whose values meet all columns of an output before the next keys do: so many rows stay in the first cache. */
-#define MHA_VALUE_DEPTH ((size_t)128)
-
 /* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
 #define MHA_SCORE_PART ((size_t)32)
 

@@ -10,10 +10,11 @@
 
 /*
  * A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB, beside
- * a tile of scores.  A little over half of it, so that 512 keys of 64 floats fit, and 256 of 128.
+ * a tile of scores.  A little over half of it, so that 512 keys of 64 floats fit, and 256 of 128.  Whole parts of both
+ * products, which a key block's borders must not cut.
  */
 #define BLOCK_BYTES ((size_t)272 * 1024)
-#define BLOCK_STEP MHA_VALUE_DEPTH
+#define BLOCK_STEP ((size_t)128)
 #define BLOCK_MOST ((size_t)512)
 /* Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache. */
 #define TILES_HIGH ((size_t)4)

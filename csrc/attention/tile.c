@@ -8,8 +8,9 @@
 
 #include <string.h>
 
-/* The products of an output are summed in parts of so many keys. */
+/* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
 #define VALUE_PART ((size_t)64)
+#define GRAD_PART ((size_t)128)
 /* Dropout factors of so many bytes, and what they are for, stay in the first cache. */
 #define FACTOR_BYTES ((size_t)16 * 1024)
 
@@ -370,7 +371,8 @@ mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_k
         .rows = tile->rows,
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
-        .depth_block = MHA_VALUE_DEPTH,
+        .depth_block = SIZE_MAX, /* a tile's sums meet the whole block: its rows come from the second cache in time */
+        .part = GRAD_PART,
         .phase = first,
         .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
