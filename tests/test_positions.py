@@ -50,6 +50,11 @@ def test_as_d2l(version):
         twin(X[:, :3], start=torch.tensor([5, 7])), mha_c.PositionalEncoding(20, 0)(X[:, :3], start=[5, 7])
     )
     assert twin(X.double()).dtype is torch.float64
+    meta = X.to("meta")
+    assert theirs(meta).shape == twin(meta).shape == twin(meta.double()).shape == X.shape
+    for moved in (twin.to("meta").to_empty(device="cpu"), twin.half().double()):
+        np.testing.assert_array_equal(moved(X), mha_c.PositionalEncoding(20, 0.3)(X.numpy()))
+        assert moved.P.dtype is torch.float32
     assert repr(twin) == repr(theirs) == repr(mha_c.PositionalEncoding(20, 0.3))
 
 
@@ -133,6 +138,10 @@ def test_rotary_in_torch(interleaved, rng):
     wanted = functional.rotary_backward(torch.ones_like(out), at, interleaved=interleaved)
     np.testing.assert_allclose(grad, wanted, atol=1e-14)
     assert torch.autograd.gradcheck(lambda x: ours.rotary(x, at, interleaved=interleaved), x)
+    half = x.detach().bfloat16()
+    once = ours.rotary(half.float(), at, interleaved=interleaved).bfloat16()
+    assert torch.equal(ours.rotary(half, at, interleaved=interleaved), once)
+    assert ours.rotary(x.to("meta"), at, interleaved=interleaved).is_meta
 
 
 def test_errors_of_rotary():

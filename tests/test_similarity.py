@@ -261,6 +261,22 @@ def test_torch_is_equal_and_has_gradients(kernel, rng):
     assert torch.autograd.gradcheck(run, (q, k, v, attention.width))
 
 
+def test_torch_padding_may_hold_nan(rng):
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    q, k, v = (torch.from_numpy(rng.standard_normal(s)) for s in ((1, 4, 3), (1, 6, 3), (1, 6, 2)))
+    for kernel in ("gaussian", "epanechnikov"):
+        found = []
+        for padding in (0.0, torch.nan):
+            k[:, 4:] = padding
+            attention, leaves = ours.KernelAttention(kernel, 9.0), [x.clone().requires_grad_() for x in (q, k, v)]
+            attention(*leaves, torch.tensor([[4, 2, 3, 1]])).square().sum().backward()
+            found.append([x.grad for x in (*leaves, attention.width)])
+        for plain, padded in zip(*found):
+            assert torch.equal(plain, padded)
+
+
 def test_torch_where_points_meet(rng):
     torch = needs.module("torch")
     import mha_c.torch as ours

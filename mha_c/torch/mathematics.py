@@ -117,7 +117,7 @@ def attention(
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
     if visible is not None:  # what no query sees may hold NaN
-        k, v = _without_unseen(k, visible, None), _without_unseen(v, visible, empty_rows)
+        k, v = without_unseen(k, visible, None), without_unseen(v, visible, empty_rows)
     if attend is not None:
         out = attend(q, k, v, visible)
         return (out if rank == 4 else out[:, 0]), None, None
@@ -139,8 +139,8 @@ def layer(
     """
     visible = visible_keys(queries, keys, valid_lens)
     if visible is not None:
-        keys = _without_unseen(keys[:, None], visible, None)[:, 0]
-        values = None if values is None else _without_unseen(values[:, None], visible, empty_rows)[:, 0]
+        keys = without_unseen(keys[:, None], visible, None)[:, 0]
+        values = None if values is None else without_unseen(values[:, None], visible, empty_rows)[:, 0]
 
     def project(x: Tensor, i: int) -> Tensor:
         return x if weights[i] is None else linear(x, weights[i], biases[i])
@@ -219,7 +219,7 @@ def _with_head_axis(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.dim() == 3 else x
 
 
-def _without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Tensor:
+def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Tensor:
     """x (B, H, K, features) with zeros in the rows that no query sees; values are seen by uniform empty rows too."""
     seen = visible.any(-2)
     if empty_rows == "uniform":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import _arguments
 from .. import positions as plain
 from ..errors import ShapeError
-from ._tensors import check_inputs
+from ._tensors import HALVES, check_inputs
 
 
 class PositionalEncoding(nn.Module):
@@ -78,8 +78,14 @@ class PositionalEncoding(nn.Module):
             rows = table[:, start : start + X.shape[1]]
         else:
             rows = table[0, torch.from_numpy(plain.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
-        found: Tensor = self.dropout(X + rows.to(X.dtype))
+        found: Tensor = self.dropout(X + rows.to(X.device, X.dtype))
         return found
+
+    def _apply(self, fn: Any, *args: Any, **options: Any) -> PositionalEncoding:
+        """`to`, `double`, `to_empty` and so on, behind which P has the numbers of the table again."""
+        super()._apply(fn, *args, **options)
+        self.P = self._table.to(self.P.device, torch.float32)
+        return self
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
@@ -111,7 +117,9 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     torch.Size([2, 4, 3, 8])
     """
     check_inputs(x=x)
-    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base))
+    if x.dtype in HALVES:  # rounded once
+        return rotary(x.float(), positions, base, interleaved).to(x.dtype)
+    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base)).to(x.device)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     if _arguments.flag(interleaved, "interleaved"):
         first, second = x[..., 0::2], x[..., 1::2]

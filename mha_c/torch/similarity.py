@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from .. import _arguments
 from .. import similarity as plain
 from ..errors import ShapeError
+from . import mathematics
 from ._tensors import check_inputs
 from .functional import dot_product_attention
+from .masking import checked_lengths
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -77,7 +79,7 @@ class KernelAttention(nn.Module):
         plain.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
         q, k, v = (x.reshape(1, -1, 1) for x in (queries, keys, values)) if numbers else (queries, keys, values)
-        bias = self._log_kernel(distances(q, k))
+        bias = self._log_kernel(distances(q, k if valid_lens is None else seen_keys(q, k, valid_lens)))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
         )
@@ -125,6 +127,12 @@ class KernelAttention(nn.Module):
             Kernel and what is not as usual.
         """
         return f"kernel={self.kernel!r}, width={self.width.item()}"
+
+
+def seen_keys(q: Tensor, k: Tensor, valid_lens: Any) -> Tensor:
+    """k with zeros for what no query sees: the gradient of a distance to NaN would be NaN, whatever comes to it."""
+    visible: Any = mathematics.visible_keys(q, k, checked_lengths(valid_lens, q))
+    return mathematics.without_unseen(k[:, None], visible, None)[:, 0]
 
 
 def distances(q: Tensor, k: Tensor) -> Tensor:
