@@ -364,6 +364,36 @@ def test_frozen(kind, monkeypatch, rng):
                     module(x, kv)
 
 
+def test_what_is_kept_inside_frozen_shares_its_copies(rng):
+    """Of the weights alone, and of those that were frozen; it outlives frozen, pickled without what was packed."""
+    module, _ = module_of("multi-head with biases")
+    x = torch.from_numpy(rng.standard_normal((2, 60, 24))).float()
+    with torch.no_grad():
+        plain = module.project(x, x), module(x, x, x)
+        with ours.frozen(module):
+            caches, kv = [module.new_cache(2, 60) for _ in range(2)], module.project(x, x)
+            for cache in caches:
+                module(x, x, x, cache=cache)
+            for W_k, b_k, W_v, _ in (cache._weights for cache in caches):
+                assert W_k is kv._weights[0] and W_v is kv._weights[2] and b_k is not kv._weights[1]
+                assert not np.shares_memory(W_k, module.W_k.weight.detach().numpy())
+            assert np.array_equal(kv._keys, plain[0]._keys) and np.array_equal(kv._values, plain[0]._values)
+            assert torch.equal(module(x, kv), plain[1])
+            again = pickle.loads(pickle.dumps(kv))
+            assert not hasattr(again, "_packed") and torch.equal(module(x, again), plain[1])
+        assert torch.equal(module(x, kv), plain[1])
+        module.W_v.weight.data.view(-1)[-1] += 1
+        for kept in (kv, again):
+            with pytest.raises(ValueError, match="project again"):
+                module(x, kept)
+        caches.append(copy.deepcopy(caches[0]))
+        for cache in caches:
+            with pytest.raises(ValueError, match="cache was filled by another W_k or W_v"):
+                module(x[:, :0], x[:, :0], x[:, :0], cache=cache)
+        with ours.frozen(module):
+            assert module.project(x, x)._weights[0] is not kv._weights[0]
+
+
 def test_frozen_biases_are_looked_at(rng):
     """They are no part of what is frozen."""
     module, _ = module_of("multi-head with biases")
@@ -399,7 +429,7 @@ def test_frozen_modules_remember_too(grad, used, monkeypatch, rng):
                 with torch.no_grad():
                     module.W_v.bias[3] += 1
         assert used == [2] + [1] * 28 + [31] + [1] * 9
-        assert len(looked) == (39 if grad else 1)
+        assert len(looked) == (40 if grad else 2)  # copied twice, for a bias was changed
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"W_k\.weight"), ours.frozen(module):
         module(*args)
         module.W_k.weight.data.view(-1)[3] += 1

@@ -11,7 +11,7 @@
 /* What a `Layout` of mha_c.torch holds, in its order. */
 enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, N_PARTS };
 enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, FROZEN, N_WORDS };
-enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 3 }; /* of a `Packed` */
+enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 4 }; /* of a `Packed` */
 enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
 typedef struct {

@@ -86,6 +86,9 @@ class ProjectedKeyValues(_cache.ProjectedKeyValues):
     _same_numbers = staticmethod(same_numbers)
     _packed: Optional[Packed]
 
+    def __getstate__(self) -> Any:
+        return None, {name: getattr(self, name) for name in _cache.ProjectedKeyValues.__slots__}
+
 
 def step(
     module: Any, cache: Any, queries: Tensor, keys: Tensor, values: Any, valid_lens: Any, training: Optional[bool]
@@ -102,8 +105,7 @@ def step(
     parameters, shown, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
     counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
-    weights = known_weights(cache, packed, parameters)
-    after = cache.check(weights, counts)
+    after = cache.check(known_weights(cache, packed, parameters), counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
         _, W_k, W_v, *_ = parameters
@@ -115,7 +117,7 @@ def step(
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
     dtype = result_type(queries.dtype)
     shown["_last"] = saved, dtype, None
-    cache.keep(copies(weights) if cache._weights is None else cache._weights, after)
+    cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
     return out if out.dtype is dtype else out.to(dtype)
 
@@ -158,14 +160,16 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
     if values.dtype is not keys.dtype:
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
-    parameters, *_ = check_module(module, PROJECTED, None, keys, values)
+    parameters, _, _, packed = check_module(module, PROJECTED, None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     n_rows = keys.shape[1] if lens is None else _cache.longest(lens, keys.shape[1])
-    rows = [projected(parameters, 1, keys[:, :n_rows]), projected(parameters, 2, values[:, :n_rows])]
+    rows = [projected(parameters, i, x[:, :n_rows], packed) for i, x in ((1, keys), (2, values))]
     if n_rows < keys.shape[1]:
         rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n_rows), (0, 0))) for x in rows]
     rows = [x if parameters[i + 1] is not None else x.copy() for i, x in enumerate(rows)]  # not the caller's memory
-    return ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(key_value_weights(parameters)), True)
+    kv = ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(parameters, packed), True)
+    kv._packed = packed
+    return kv
 
 
 def call_projected(
@@ -223,8 +227,11 @@ def materialize_all(module: Any, inputs: Any) -> None:
 
 
 def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
-    """The weights to hold what is kept against: its own where they are frozen since it met them last; never a bias."""
-    if packed is None or kept._weights is None or getattr(kept, "_packed", None) is not packed:
+    """The weights to hold what is kept against, if anything is: its own where they are frozen since it met them last;
+    never a bias."""
+    if kept._weights is None:
+        return None
+    if packed is None or getattr(kept, "_packed", None) is not packed:
         return key_value_weights(parameters)
     W_k, b_k, W_v, b_v = kept._weights
     if b_k is b_v is parameters[5] is parameters[6] is None:
@@ -241,8 +248,18 @@ def key_value_weights(parameters: Nine) -> Any:
     return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact, of 16-bit floats
 
 
-def copies(weights: Any) -> Any:
-    return tuple(None if x is None else np.array(array(x)) for x in weights)
+def copies(parameters: Nine, packed: Optional[Packed]) -> Any:
+    """W_k, W_v and their biases as they are now; inside `frozen` all that is kept shares the matrices."""
+    weights = key_value_weights(parameters)
+    if packed is not None:
+        if not packed.copies:
+            packed.copies[:] = map(_copy, weights[::2])
+        return packed.copies[0], _copy(weights[1]), packed.copies[1], _copy(weights[3])
+    return tuple(map(_copy, weights))
+
+
+def _copy(x: Optional[Tensor]) -> Optional[Array]:
+    return None if x is None else np.array(array(x))
 
 
 def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
@@ -253,13 +270,15 @@ def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
     return W_q, None, None, W_o, b_q, None, None, b_o, w_v
 
 
-def projected(parameters: Nine, slot: int, x: Tensor) -> Array:
+def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
     """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
     weight, bias = parameters[slot], parameters[slot + 4]
     if weight is None:
         return array(x)
+    if packed is not None and weight.dtype is x.dtype:
+        return array(linear(x, packed.ready[slot]))
     if weight.dtype is not x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     return array(linear(x, (weight, bias)))

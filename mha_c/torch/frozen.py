@@ -22,13 +22,14 @@ class Packed(NamedTuple):
     isa: str
     parameters: Any
     ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
+    copies: list[Any]  # W_k and W_v, once a cache has been filled, for all of them: see decoding.py
 
     @classmethod
     def of(cls, parameters: Any) -> Packed:
         ready = tuple(
             None if W is None else (pack(W), b, tuple(W.shape)) for W, b in zip(parameters[:4], parameters[4:])
         )
-        return cls(_core.isa(), parameters, ready)
+        return cls(_core.isa(), parameters, ready, [])
 
     def changed(self) -> list[str]:
         """Names of the weights that have other numbers now, each of which is looked at."""

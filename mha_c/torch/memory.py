@@ -20,7 +20,7 @@ from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core
 from ._tensors import array, layer_step, lengths, same_numbers
 from .autograd import Nine, all_of, differentiable_layer, distinct, present, versions
-from .decoding import copies, key_value_weights, known_weights
+from .decoding import copies, known_weights
 
 if TYPE_CHECKING:
     from .frozen import Packed
@@ -51,7 +51,7 @@ class Memory:
         weights, self._packed = known_weights(self, packed, parameters), None
         known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
         if known == 0:
-            self._weights = copies(key_value_weights(parameters))
+            self._weights = copies(parameters, packed)
         self._n_rows = known
         self._make_room(known, n_rows, inputs, parameters)
         new = slice(known, n_rows)
@@ -68,7 +68,7 @@ class Memory:
     def _knows(self, inputs: list[Array], weights: Any) -> bool:
         """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
         n = min(self._n_rows, inputs[0].shape[1])
-        if n == 0 or len(inputs) != len(self._inputs):
+        if n == 0 or weights is None or len(inputs) != len(self._inputs):
             return False
         kept, now = self._weights, weights
         for old, x in zip(self._inputs, inputs):
