@@ -62,3 +62,20 @@ def test_autocast_rounds_once(name, dtype):
             steps = [layer(new, new, new, cache=cache) for new in x.split(1, dim=1)]
             assert torch.equal(torch.cat(steps, 1), layer(x, x, x, torch.tensor([[1, 2, 3]] * 2)))
             assert steps[0].dtype == dtype == layer.attention_weights.dtype
+
+
+def test_what_a_module_remembers_is_used_under_autocast(monkeypatch):
+    from mha_c.torch import memory
+
+    calls, attend = [], memory.Memory.attend
+    monkeypatch.setattr(memory, "LEAST", 0)
+    monkeypatch.setattr(memory.Memory, "attend", lambda *args: calls.append(1) or attend(*args))
+    layer, x = mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0).eval(), torch.randn(2, 5, 16)
+    for grad in (False, True):
+        for n in range(1, 6):
+            expected = layer(x[:, n - 1 : n].repeat(1, 2, 1), x[:, :n], x[:, :n])[:, :1].bfloat16()
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16):
+                found = layer(x[:, n - 1 : n], x[:, :n], x[:, :n])
+            assert torch.equal(found, expected) and found.requires_grad == grad
+            assert layer.attention_weights.dtype == found.dtype == torch.bfloat16
+    assert len(calls) == 9  # the first shows where a sequence begins

@@ -19,7 +19,7 @@ from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import restored, run_layer, weights_of, without_graph
-from ._tensors import autocasting, beyond_core, exporting, is_compiling
+from ._tensors import autocasting, beyond_core, exporting, is_compiling, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class AttentionModule(nn.Module):
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        elsewhere = self._sequence or is_compiling() or _tracing() is not None or beyond_core() or autocasting()
+        elsewhere = self._sequence or is_compiling() or _tracing() is not None or beyond_core()
         parts = None if elsewhere else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
@@ -256,8 +256,9 @@ class AttentionModule(nn.Module):
             out, saved, source = run_layer(inputs, parameters, options, packed) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
             return self._slowly(queries, keys, values, valid_lens, training)
-        shown["_last"] = saved, queries.dtype, source
-        return out
+        dtype = result_type(queries.dtype) if autocasting() else out.dtype
+        shown["_last"] = saved, dtype, source
+        return out if out.dtype is dtype else out.to(dtype)
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
         """The call with inputs that are no plain tensors."""
