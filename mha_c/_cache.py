@@ -211,8 +211,9 @@ class ProjectedKeyValues:
     _same_numbers = staticmethod(same_numbers)
 
     def __init__(
-        self, keys: Array, values: Array, n_projected: int, valid_lens: Any, weights: Weights, as_tensor: bool
-    ) -> None:
+        self, keys: Array, values: Array, n_projected: tuple[int, int], valid_lens: Any, weights: Weights,
+        as_tensor: bool,
+    ) -> None:  # fmt: skip
         self._keys, self._values, self._n_projected = keys, values, n_projected
         self._valid_lens, self._weights, self._as_tensor = valid_lens, weights, as_tensor
 
@@ -243,7 +244,7 @@ class ProjectedKeyValues:
     def __repr__(self) -> str:
         return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype})"
 
-    def check(self, weights: Weights, valid_lens: Any) -> Any:
+    def check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
         """The lengths of a call that is given `valid_lens`.
 
         Parameters
@@ -252,6 +253,8 @@ class ProjectedKeyValues:
             W_k and W_v of the layer that is called.
         valid_lens : Any
             Those of the call, or None.
+        empty_rows : str
+            The layer's.
 
         Returns
         -------
@@ -266,8 +269,15 @@ class ProjectedKeyValues:
         if not (self._weights is weights or self._same_numbers(self._weights, weights)):
             raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
-        if self._n_projected < self.shape[1] and longest(lens, self.shape[1]) > self._n_projected:
-            raise ValueError(f"valid_lens reaches beyond the {self._n_projected} keys that project was told of")
+        if min(self._n_projected) < self.shape[1]:
+            (n_keys, n_values), (keys, values) = self._n_projected, rows_read(lens, self.shape[1], empty_rows)
+            if keys > n_keys:
+                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that project was told of")
+            if values > n_values:
+                raise ValueError(
+                    f"a length of 0 asks for the mean of all {values} values, and project was told of {n_values}: give "
+                    f"it the lengths of 0, or none"
+                )
         return lens
 
 
@@ -288,6 +298,15 @@ def weights_of(*states: Optional[State]) -> Weights:
 def longest(valid_lens: Array, n_keys: int) -> int:
     """How many keys the longest of these int64 lengths leaves; all of them where there is no length."""
     return int(np.clip(valid_lens.max(), 0, n_keys)) if valid_lens.size else n_keys
+
+
+def rows_read(valid_lens: Any, n_keys: int, empty_rows: str) -> tuple[int, int]:
+    """How many keys and how many values calls with these lengths read: those without keys may ask for all values."""
+    if valid_lens is None:
+        return n_keys, n_keys
+    n_read = longest(valid_lens, n_keys)
+    asks_for_all = empty_rows == "uniform" and valid_lens.size > 0 and int(valid_lens.min()) <= 0
+    return n_read, n_keys if asks_for_all else n_read
 
 
 def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:

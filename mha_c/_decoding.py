@@ -16,9 +16,9 @@ from ._cache import (
     KeyValueCache,
     ProjectedKeyValues,
     check_steps,
-    longest,
     most,
     project_rows,
+    rows_read,
     step_counts,
     weights_of,
 )
@@ -82,8 +82,8 @@ class DecodingLayer(AttentionLayer):
         keys, values : array_like (B, K, .)
             What a call would be given.  Open sizes of W_k and W_v are fixed by them.
         valid_lens : numbers (B,) or (B, Q), optional
-            Hold for the calls that give none of their own, and keys beyond the longest are not read; a call may not
-            look beyond them.
+            Hold for the calls that give none of their own, and keys beyond the longest are not read, nor values unless
+            a length of 0 asks for the mean of all; a call may not look beyond them.
 
         Returns
         -------
@@ -107,10 +107,10 @@ class DecodingLayer(AttentionLayer):
         if v.dtype != k.dtype:
             raise TypeError(f"values must be {k.dtype} as keys, got {v.dtype}")
         lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
-        n_projected = k.shape[1] if lens is None else longest(lens, k.shape[1])
+        n_projected = rows_read(lens, k.shape[1], self._empty_rows)
         states = self._sized({"W_k": k, "W_v": v})
         dtype = packing_type(k, self.dtype)
-        projected = [project_rows(x, state, n_projected, dtype) for x, state in zip((k, v), states)]
+        projected = [project_rows(x, state, n, dtype) for x, state, n in zip((k, v), states, n_projected)]
         return ProjectedKeyValues(projected[0], projected[1], n_projected, lens, weights_of(*states), as_tensor)
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
@@ -153,7 +153,7 @@ class DecodingLayer(AttentionLayer):
         if values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
         by_name = {state.name: state for state in self._parameters.states}
-        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens)
+        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens, self._empty_rows)
         return kv._keys, kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:

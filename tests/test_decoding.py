@@ -102,7 +102,7 @@ def test_beams(kind, index, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lens", [None, [2, 6, 4], [[1, 6], [2, 2], [0, 3]]])
+@pytest.mark.parametrize("lens", [None, [2, 6, 4], [[1, 6], [2, 2], [0, 3]], [2, 0, 4], [[1, -1], [2, 2], [0, 3]]])
 def test_projected_keys_and_values(kind, lens, dtype, isa, rng):
     layer = layer_of(kind, dtype)
     queries, encoded = rng.standard_normal((3, 2, 24)).astype(dtype), rng.standard_normal((3, 6, 24)).astype(dtype)
@@ -112,6 +112,15 @@ def test_projected_keys_and_values(kind, lens, dtype, isa, rng):
     np.testing.assert_array_equal(layer(queries[::-1], kv.reorder([2, 1, 0])), whole[::-1])
     np.testing.assert_array_equal(layer(queries, layer.project(encoded, encoded), valid_lens=lens), whole)
     assert kv.shape[:2] == (3, 6) and "ProjectedKeyValues(shape=(3, 6," in repr(kv)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_that_were_not_projected_are_in_no_mean(kind, rng):
+    """A length of 0 asks for the mean of all values: those behind the longest length, too."""
+    x = rng.standard_normal((2, 5, 24))
+    kv = layer_of(kind, np.float64).project(x, x, [3, 4])
+    with pytest.raises(ValueError, match="a length of 0 asks for the mean of all 5 values, and project was told of 4"):
+        layer_of(kind, np.float64)(x, kv, valid_lens=[0, 4])
 
 
 def test_a_cache_is_cleared_copied_and_pickled(rng):

@@ -51,7 +51,7 @@ def test_as_the_numpy_layer(kind, dtype, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lens", [None, [1, 6], [[1, 6, 2], [0, 3, 6]]])
+@pytest.mark.parametrize("lens", [None, [1, 6], [[1, 6, 2], [0, 3, 6]], [0, 4]])
 def test_projected(kind, lens, rng):
     module, _ = module_of(kind)
     queries, encoded = (torch.from_numpy(rng.standard_normal((2, n, 24))).float() for n in (3, 6))
@@ -60,6 +60,9 @@ def test_projected(kind, lens, rng):
         whole = module(queries, encoded, encoded, lens)
         assert torch.equal(module(queries, kv), whole)
         assert torch.equal(module(queries.flip(0), kv.reorder([1, 0])), whole.flip(0))
+        if lens == [0, 4]:
+            with pytest.raises(ValueError, match="a length of 0 asks for the mean of all 6 values"):
+                module(queries, module.project(encoded, encoded, [1, 4]), valid_lens=lens)
         encoded.zero_()  # the projection is its own, also where nothing projects
         assert torch.equal(module(queries, kv), whole)
 

@@ -162,12 +162,13 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
     parameters, _, _, packed = check_module(module, PROJECTED, None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
-    n_rows = keys.shape[1] if lens is None else _cache.longest(lens, keys.shape[1])
-    rows = [projected(parameters, i, x[:, :n_rows], packed) for i, x in ((1, keys), (2, values))]
-    if n_rows < keys.shape[1]:
-        rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n_rows), (0, 0))) for x in rows]
+    n_read = _cache.rows_read(lens, keys.shape[1], module.empty_rows)
+    pairs = enumerate(zip((keys, values), n_read), 1)
+    rows = [projected(parameters, i, x[:, :n], packed) for i, (x, n) in pairs]
+    if min(n_read) < keys.shape[1]:
+        rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n), (0, 0))) for x, n in zip(rows, n_read)]
     rows = [x if parameters[i + 1] is not None else x.copy() for i, x in enumerate(rows)]  # not the caller's memory
-    kv = ProjectedKeyValues(rows[0], rows[1], n_rows, lens, copies(parameters, packed), True)
+    kv = ProjectedKeyValues(rows[0], rows[1], n_read, lens, copies(parameters, packed), True)
     kv._packed = packed
     return kv
 
@@ -185,7 +186,7 @@ def call_projected(
     parameters, shown, dropout, packed = check_module(module, PROJECTED, queries, None, None)
     if dropout.p and (dropout.training if training is None else training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    lens = kv.check(known_weights(kv, packed, parameters), valid_lens)
+    lens = kv.check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
     kv._packed = packed
     options = lens, module.num_heads, module.empty_rows
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
