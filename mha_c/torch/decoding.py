@@ -20,6 +20,7 @@ from ._layer import any_needs_grad, call_core, common_type
 from ._tensors import (
     FLOATS,
     array,
+    autocasting,
     check_inputs,
     layer_forward,
     layer_step,
@@ -115,7 +116,7 @@ def step(
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
-    dtype = result_type(queries.dtype)
+    dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     shown["_last"] = saved, dtype, None
     cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
@@ -191,7 +192,7 @@ def call_projected(
     options = lens, module.num_heads, module.empty_rows
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
-    dtype = result_type(queries.dtype)
+    dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     shown["_last"] = saved, dtype, None
     return out if out.dtype is dtype else out.to(dtype)
 
