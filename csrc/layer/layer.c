@@ -222,13 +222,28 @@ project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t fir
     mha_linear_apply(job->kernels, in->linear, &rows);
 }
 
+/* 1 if all of the rows first .. last-1 are needed. */
+static int
+needs_all(const mha_layer_input *in, size_t first, size_t last)
+{
+    for (size_t r = first; in->needed != NULL && r < last;) { /* item by item */
+        const size_t item = r / in->rows, start = item * in->rows, end = mha_min(start + in->rows, last);
+        if (start + in->needed[item].first > r || start + in->needed[item].last < end) {
+            return 0;
+        }
+        r = end;
+    }
+    return 1;
+}
+
 static void
 project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, unsigned worker)
 {
     const size_t first = task * in->task_rows;
     const size_t last = mha_min(first + in->task_rows, job->args->batch * in->rows);
 
-    if (in->needed != NULL || !mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride)) {
+    if (!needs_all(in, first, last) ||
+        !mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride)) {
         project_gathered(job, in, first, last, worker);
         return;
     }
