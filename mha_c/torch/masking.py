@@ -173,8 +173,8 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
         return
     queries, keys, values = map(_sized, (queries, keys, values))
     linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
-    error = _refusals.inputs(queries, keys, values)  # type: ignore[arg-type]
-    error = error or _refusals.features(queries, keys, values, linears, None, num_heads)  # type: ignore[arg-type]
+    error = _refusals.inputs(queries, keys, values)
+    error = error or _refusals.features(queries, keys, values, linears, None, num_heads)
     if error is not None:
         raise error
 
@@ -184,7 +184,7 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> 
     if is_compiling() and not exporting():
         return
     q, k, v = map(_sized, (q, k, v))
-    error = _refusals.attention(q, k, v, None if w_v is None else _sized(w_v))  # type: ignore[arg-type]
+    error = _refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
     for name, mask in masks.items():
         if error is None and mask is not None:
             error = _refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
