@@ -30,6 +30,7 @@ typedef __m512 vf;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
+#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are here */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
 
@@ -131,6 +132,45 @@ vf_hmax(vf v)
 }
 
 #include "simd_words.inc"
+
+/* One step of vf_hsum4 and vf_hmax4: each lane and its partner, in the order of those that take one vector. */
+MHA_INLINE vf
+VF_NAME(join)(vf high, vf low, const int largest)
+{
+    return largest ? vf_max(high, low) : vf_add(high, low);
+}
+
+/* Blocks of four vectors are joined until each has one, and the lanes of the blocks side by side. */
+MHA_INLINE void
+VF_NAME(reduce4)(const vf *v, real *out, const int largest)
+{
+    const vf a = VF_NAME(join)(VF_BLOCKS(v[0], v[1], 0xee), VF_BLOCKS(v[0], v[1], 0x44), largest);
+    const vf b = VF_NAME(join)(VF_BLOCKS(v[2], v[3], 0xee), VF_BLOCKS(v[2], v[3], 0x44), largest);
+    vf x = VF_NAME(join)(VF_BLOCKS(a, b, 0xdd), VF_BLOCKS(a, b, 0x88), largest);
+
+#if VF_F64
+    x = VF_NAME(join)(x, _mm512_permute_pd(x, 0x55), largest);
+    x = _mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), x);
+    _mm256_storeu_pd(out, _mm512_castpd512_pd256(x));
+#else
+    x = VF_NAME(join)(x, _mm512_permute_ps(x, 0x4e), largest);
+    x = VF_NAME(join)(x, _mm512_permute_ps(x, 0xb1), largest);
+    x = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), x);
+    _mm_storeu_ps(out, _mm512_castps512_ps128(x));
+#endif
+}
+
+MHA_INLINE void
+vf_hsum4(const vf *v, real *out)
+{
+    VF_NAME(reduce4)(v, out, 0);
+}
+
+MHA_INLINE void
+vf_hmax4(const vf *v, real *out)
+{
+    VF_NAME(reduce4)(v, out, 1);
+}
 
 /* Of whole blocks, a0 a1 a2 a3 and b0 b1 b2 b3: a0 a2 b0 b2 and a1 a3 b1 b3. */
 MHA_INLINE void

@@ -35,6 +35,8 @@
 #undef VF_FUSED
 #undef VF_MASKED
 #undef VF_TABLE
+#undef VF_FOUR
+#undef VF_SWAP
 #undef VF_X86
 #undef VF_SPLAT
 #undef VF_SHIFT
@@ -96,6 +98,8 @@
 #define vf_scale2 VF_NAME(vf_scale2)
 #define vf_hsum VF_NAME(vf_hsum)
 #define vf_hmax VF_NAME(vf_hmax)
+#define vf_hsum4 VF_NAME(vf_hsum4)
+#define vf_hmax4 VF_NAME(vf_hmax4)
 #define vf_transpose VF_NAME(vf_transpose)
 #define vf_load_square VF_NAME(vf_load_square)
 #define vf_exp VF_NAME(vf_exp)

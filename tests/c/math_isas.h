@@ -38,6 +38,7 @@ enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, Z
         void (*keep_first)(real *out, const real *v, size_t n, const real *fill);                                      \
         real (*hsum)(const real *v);                                                                                   \
         real (*hmax)(const real *v);                                                                                   \
+        void (*fours)(const real *p, real *alone, real *at_once);                                                      \
         void (*transpose)(real *square); /* lanes rows of lanes numbers */                                             \
     };
 TABLE(float, f32)
@@ -53,7 +54,8 @@ struct math_isa {
     {                                                                                                                  \
         #isa, lanes_##type##_##isa, fused_##type##_##isa, exp_array_##type##_##isa,                                    \
             tanh_array_##type##_##isa, words_##type##_##isa, load_first_##type##_##isa, store_first_##type##_##isa,    \
-            keep_first_##type##_##isa, hsum_##type##_##isa, hmax_##type##_##isa, transpose_##type##_##isa              \
+            keep_first_##type##_##isa, hsum_##type##_##isa, hmax_##type##_##isa, fours_##type##_##isa,                 \
+            transpose_##type##_##isa                                                                                   \
     }
 
 static int
