@@ -3,6 +3,9 @@
 torch's operations broadcast a batch of one, and a fused attention may read keys where there are none.
 """
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -109,6 +112,9 @@ def test_shapes_on_meta():
         for given in (lens, lens.to("meta"), lens.to("meta").double()):
             out = layer.to("meta")(q, x, x, given)
             assert out.is_meta and out.shape == Q
+        for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            shown = getattr(twin, "attention", twin).attention_weights
+            assert shown.is_meta and shown.shape[1:] == (4, 6) and twin(q, x, x, lens).shape == Q
         with pytest.raises(TypeError, match=r"on device meta.*: valid_lens;"):
             layer.to_empty(device="cpu")(torch.ones(Q), torch.ones(K), torch.ones(K), lens.to("meta"))
     options = {

@@ -226,13 +226,15 @@ def without_graph(last: Any) -> Any:
         return None
     if kept[0] in ("tensor", "later"):
         weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
+        if weights.is_meta:
+            return ("tensor", weights), dtype, None
         kept = "weights", (weights.float() if dtype in HALVES else weights)
     return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), dtype, None
 
 
 def restored(last: Any) -> Any:
-    """The same behind the copy: arrays, as `saved_weights` has them, but for what an operator left."""
-    if last is None or last[0][0] == "operator":
+    """The same behind the copy: arrays, as `saved_weights` has them, but for what an operator left, or meta tensors."""
+    if last is None or last[0][0] in ("operator", "tensor"):
         return last
     kept, dtype, _ = last
     return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None
