@@ -36,7 +36,6 @@
 #undef VF_MASKED
 #undef VF_TABLE
 #undef VF_FOUR
-#undef VF_SWAP
 #undef VF_X86
 #undef VF_SPLAT
 #undef VF_SHIFT
