@@ -16,6 +16,9 @@ D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
 SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
 PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
+# Several files at once, each by one process, in the order of their names: the C programs, few tests and the longest,
+# would else be met last, and all other processes wait for them.
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Leaves test_<word>*.py out of PYTEST's run.
 without = $(foreach word,$(1),--ignore-glob='../../tests/test_$(word)*')
 
@@ -42,7 +45,7 @@ demo: $(STAMPS)/installed
 # Run from an empty folder, so that the installed wheel is what is imported.
 test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
-	$(PYTEST) -n $(JOBS) --dist loadfile ../../tests $(ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(ARGS)
 
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
@@ -124,7 +127,7 @@ sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
-	$(PYTEST) -n $(JOBS) --dist loadfile ../../tests $(call without,browser c_core notebooks packaging) \
+	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(call without,browser c_core notebooks packaging) \
 		-k 'not takes_little_longer' $(ARGS) || { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
 # The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
