@@ -158,6 +158,29 @@ def test_strides(call):
     assert bits(call.change(**last_axis).run()) == expected
 
 
+def among_features(array):
+    """The same numbers as torch's views have them: rows of all heads' features, pages apart, NaN between."""
+    batch, heads, rows, columns = array.shape
+    memory = np.full((batch, rows, 4096 // array.itemsize), np.nan, array.dtype)
+    view = memory[..., : heads * columns].reshape(batch, rows, heads, columns).transpose(0, 2, 1, 3)
+    assert np.shares_memory(view, memory)
+    view[...] = array
+    return view
+
+
+@pytest.mark.parametrize("ends", ["same", "ragged", "a hidden NaN", "a window"])
+def test_rows_far_apart(isa, dtype, rng, ends):
+    """What is copied side by side before tiles read it: more than a block of keys, vectors that rows do not fill."""
+    seen = {"window_left": 30, "causal": "bottom_right"} if ends == "a window" else {}
+    lens = rng.integers(1, 520, (1, 61)) if ends in ("ragged", "a hidden NaN") else None
+    call = draw(rng, dtype, (1, 4, 2, 61, 530, 9, 18), valid_lens=lens, **seen)
+    if ends == "a hidden NaN":  # for most of the queries
+        call.k[:, :, 200], call.v[:, :, 300] = np.nan, np.inf
+    expected = bits(call.run())
+    for names in ("k", "v", ("q", "k", "v", "grad_out")):
+        assert bits(call.change(**{name: among_features(getattr(call, name)) for name in names}).run()) == expected
+
+
 def test_strides_of_masks(isa, dtype, rng):
     """Keys side by side, far apart or backwards: more rows and keys than are walked at once, with ends of their own."""
     layouts = (

@@ -34,6 +34,7 @@
 #define MHA_ARENA(X) \
     X(char, packed_keys)       /* a key block as panels, or a tile of queries where scores stand by columns */ \
     X(char, packed_values)     /* backward: the same of the values */ \
+    X(char, dense_rows)        /* rows of a key block side by side: values, on the way back keys */ \
     X(char, scores)            /* tile_rows rows, score_stride apart */ \
     X(char, factors)           /* of dropout, like scores */ \
     X(char, grads)             /* backward: dP, then dS, like scores */ \
@@ -99,6 +100,7 @@ typedef struct {
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */
+    int copies_rows;   /* and of its values, on the way back of its keys: they lie far apart */
     int keeps_slopes; /* scores are capped, and the way back needs by how much */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
@@ -223,6 +225,13 @@ void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval k
  */
 void mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
                               const char *numbers, const mha_operand *rows, size_t cols, mha_product *product);
+
+/* Where rows of the key block were copied when the walk entered it, the product reads them there. */
+void mha_read_dense_rows(const mha_plan *plan, const mha_arena *arena, const mha_key_block *block, size_t cols,
+                         mha_product *product);
+
+/* Are these rows of keys or values, for tiles of so many queries, worth a copy side by side? */
+int mha_is_far_apart(const mha_plan *plan, const mha_operand *rows, size_t cols, size_t queries);
 
 /* The same for weights and values. */
 void mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,

@@ -69,6 +69,7 @@ add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_aren
     mha_product product;
 
     mha_describe_key_product(plan, tile, block, arena->grads, &plan->args->k, plan->args->head_dim, &product);
+    mha_read_dense_rows(plan, arena, block, plan->args->head_dim, &product);
     product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;

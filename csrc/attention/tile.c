@@ -11,6 +11,12 @@
 /* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
 #define VALUE_PART ((size_t)64)
 #define GRAD_PART ((size_t)128)
+/*
+ * Rows so many bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles of
+ * so many queries read them more than once, and from a copy.
+ */
+#define FAR_ROWS ((size_t)1024)
+#define COPY_QUERIES ((size_t)48)
 /* Dropout factors of so many bytes, and what they are for, stay in the first cache. */
 #define FACTOR_BYTES ((size_t)16 * 1024)
 
@@ -310,6 +316,7 @@ product_of_visible(const mha_plan *plan, const mha_rows *tile, const mha_arena *
         one.a = (const char *)all->a + (ptrdiff_t)i * all->a_row * (ptrdiff_t)itemsize;
         one.b = arena->masked_values;
         one.b_step = (ptrdiff_t)all->cols;
+        one.b_padded = 0;
         one.c = (char *)all->c + (ptrdiff_t)i * all->c_row * (ptrdiff_t)itemsize;
         one.scale = (const char *)all->scale + i * all->scale_step * itemsize;
         plan->kernels->product(&one);
@@ -382,6 +389,27 @@ mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_k
         .b_group = (ptrdiff_t)k->panel_width,
         .scale = &plan->one,
     };
+}
+
+int
+mha_is_far_apart(const mha_plan *plan, const mha_operand *rows, size_t cols, size_t queries)
+{
+    const ptrdiff_t stride = rows->row_stride < 0 ? -rows->row_stride : rows->row_stride;
+
+    return queries >= COPY_QUERIES && (size_t)stride > cols && (size_t)stride * plan->kernels->itemsize >= FAR_ROWS;
+}
+
+void
+mha_read_dense_rows(const mha_plan *plan, const mha_arena *arena, const mha_key_block *block, size_t cols,
+                    mha_product *product)
+{
+    const size_t row = mha_round_up(cols, plan->kernels->lanes), first = block->keys.first - block->first_key;
+
+    if (plan->copies_rows) {
+        product->b = arena->dense_rows + first * row * plan->kernels->itemsize;
+        product->b_step = (ptrdiff_t)row;
+        product->b_padded = 1;
+    }
 }
 
 void

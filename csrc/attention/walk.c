@@ -41,6 +41,17 @@ pack_rows(const mha_walk *walk, const mha_operand *rows, size_t depth, char *pan
                    walk->packed.first - first, walk->packed.last - first, depth, panels);
 }
 
+static void
+copy_rows(const mha_walk *walk, const mha_operand *rows, size_t cols, char *dense)
+{
+    const mha_kernels *k = walk->plan->kernels;
+    const size_t row = mha_round_up(cols, k->lanes), at = (walk->packed.first - walk->block.first_key) * row;
+
+    k->copy_rows(walk->packed.last - walk->packed.first, cols,
+                 mha_operand_at(k, rows, walk->task->item, walk->task->key_head, walk->packed.first), rows->row_stride,
+                 dense + at * k->itemsize, (ptrdiff_t)row);
+}
+
 int
 mha_walk_enter_block(mha_walk *walk)
 {
@@ -58,6 +69,11 @@ mha_walk_enter_block(mha_walk *walk)
     }
     if (plan->packs_values && walk->packs) {
         pack_rows(walk, &args->v, args->value_dim, walk->arena->packed_values);
+    }
+    if (plan->copies_rows && walk->packs && plan->packs_values) {
+        copy_rows(walk, &args->k, args->head_dim, walk->arena->dense_rows);
+    } else if (plan->copies_rows && walk->packs) {
+        copy_rows(walk, &args->v, args->value_dim, walk->arena->dense_rows);
     }
     walk->head = 0;
     return 1;
