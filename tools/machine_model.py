@@ -37,7 +37,7 @@ class Isa:
 
 X86, ARM = ("x86_64-linux-gnu", ("cc",)), ("aarch64-linux-gnu", ("aarch64-linux-gnu-gcc",))
 ISAS = [
-    Isa("avx512", *X86, "12x2", 16, "%rsp", 2, ("icelake-server", "sapphirerapids", "znver4")),
+    Isa("avx512", *X86, "6x4", 16, "%rsp", 2, ("icelake-server", "sapphirerapids", "znver4")),
     Isa("avx2", *X86, "6x2", 8, "%rsp", 1, ("icelake-server", "sapphirerapids", "znver3", "znver4")),
     Isa("neon", *ARM, "4x4", 4, "sp", 1, ("neoverse-n1", "neoverse-v1", "apple-m1")),
 ]
@@ -112,7 +112,7 @@ def spilling_tiles(isa, code):
         shape = re.fullmatch(rf"mha_tile_(\d+)x(\d)_(f\d\d)_{isa.name}", name)
         if shape:
             n_sums = int(shape.group(1)) * int(shape.group(2))
-            steps = isa.steps if shape.group(2) == isa.tile.split("x")[1] else 1
+            steps = isa.steps if 1 < int(shape.group(2)) <= int(isa.tile.split("x")[1]) else 1
             loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) == steps * n_sums]
             if n_sums > 4 and any(touches_of(isa, loop) for loop in loops):
                 found.append("x".join(shape.groups()[:2]) + " " + shape.group(3))

@@ -214,7 +214,8 @@ typedef struct {
     size_t itemsize;
     size_t lanes;       /* numbers in a vector */
     size_t panel_width; /* columns of a packed panel */
-    size_t tile_rows;   /* rows of the main register tile */
+    size_t tile_rows;   /* the most rows of a register tile */
+    size_t tile_sums;   /* vectors of sums in it */
     MHA_KERNELS(MHA_KERNEL_MEMBER)
 } mha_kernels;
 

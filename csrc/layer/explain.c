@@ -25,7 +25,7 @@ mha_kernels_explain(mha_dtype dtype, mha_kernel_facts *facts)
         .isa = mha_isa_active(),
         .itemsize = k->itemsize,
         .lanes = k->lanes,
-        .tile_rows = k->tile_rows,
+        .tile_rows = k->tile_sums / (k->panel_width / k->lanes),
         .tile_columns = k->panel_width,
     };
     return MHA_OK;

@@ -3,8 +3,8 @@
  * which the product makes a panel at a time.
  *
  * Blocking: the product walks the depth in blocks of DEPTH_BLOCK, so that a block of one panel
- * stays in the first-level cache while all rows of the block pass by; the block's rows of x
- * stay in the second level.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
+ * and the block's rows of x stay near, in the second-level cache or the first, while all rows of the
+ * block pass by.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
  */
 #include "linear.h"
 
@@ -12,7 +12,7 @@
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-/* Steps of the depth summed at a time: 256 x 32 floats are the 32 KiB of a first-level cache. */
+/* Steps of the depth summed at a time: a panel of so many, 64 KiB, comes from the second-level cache in time. */
 #define DEPTH_BLOCK ((size_t)256)
 /* Bytes of x that a block of rows may take, half of the smallest second-level cache in use. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
