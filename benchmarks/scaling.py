@@ -1,4 +1,5 @@
-"""How ours grows: with a second thread, with the number of keys, in memory, and what one call costs at least.
+"""How ours grows: with a second thread, with the number of keys, in memory; what one call costs at least, and what
+scores do that lie far apart.
 
     python benchmarks/scaling.py
 
@@ -8,6 +9,7 @@ Each line names what is aimed at.  Nothing else is needed than mha_c and NumPy.
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 import mha_c
 from bench import measure
 from cases import CASES
-from mha_c.functional import dot_product_attention
+from mha_c.functional import dot_product_attention, dot_product_attention_backward
 
 MEMORY = """
 import resource, sys
@@ -77,6 +79,20 @@ def keys():
     line("attention 1,8,N,64: N = 8192 / N = 4096", f"{ratio:.2f}", "<= 4.2", ratio <= 4.2)  # 4, and 5 % of noise
 
 
+def sharp_scores():
+    """Weights near the smallest numbers, times values or gradients of this size, beside those of ordinary scores."""
+    q, k, v, grad = np.random.default_rng(3).standard_normal((4, 1, 12, 128, 64), dtype=np.float32)
+    for size in 1, 1e-3:
+        values, gradient = np.float32(size) * v, np.float32(size) * grad
+        for what, call in (
+            ("attention 1,12,128,64", lambda q, v=values: dot_product_attention(q, k, v)),
+            ("its gradients", lambda q, g=gradient: dot_product_attention_backward(g, q, k, v)),
+        ):
+            times = minima({"ordinary": partial(call, q), "sharp": partial(call, 30 * q)}, 2)
+            ratio = times["sharp"] / times["ordinary"]
+            line(f"{what}, {size:g} in size: scores of std 30 / 1", f"{ratio:.2f}", "<= 1.5", ratio <= 1.5)
+
+
 def memory():
     folder = Path(mha_c.__file__).parents[1]  # so that the child imports this very package
     child = [sys.executable, "-c", MEMORY]
@@ -104,5 +120,6 @@ if __name__ == "__main__":
     mha_c.set_num_threads(1)
     overhead()
     keys()
+    sharp_scores()
     memory()
     threads()

@@ -114,7 +114,9 @@ def spilling_tiles(isa, code):
             n_sums = int(shape.group(1)) * int(shape.group(2))
             steps = isa.steps if 1 < int(shape.group(2)) <= int(isa.tile.split("x")[1]) else 1
             loops = [loop for loop in innermost_loops(lines) if n_multiply_adds(loop) == steps * n_sums]
-            if n_sums > 4 and any(touches_of(isa, loop) for loop in loops):
+            # Longer ones store a part's sums: as many multiply-adds, but no step.
+            shortest = min(map(len, loops), default=0)
+            if n_sums > 4 and any(touches_of(isa, loop) for loop in loops if len(loop) <= shortest + 2):
                 found.append("x".join(shape.groups()[:2]) + " " + shape.group(3))
     return found
 
