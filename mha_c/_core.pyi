@@ -232,7 +232,6 @@ def layer_backward(
     needs_inputs: Tuple[bool, bool, bool] = (True, True, True),
     needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
     needs_biases: Tuple[bool, bool, bool, bool] = (False, False, False, False),
-    join: bool = False,
     /,
 ) -> Tuple[
     Tuple[Optional[_Array], Optional[_Array], Optional[_Array]],
@@ -241,8 +240,26 @@ def layer_backward(
     Optional[_Array],
 ]:
     """((grad_queries, grad_keys, grad_values), 4 gradients of weights, 4 of biases, grad_w_v or None); None where
-    not needed or where there is no such projection.  join: gradients of inputs that are one object are added up in
-    the first one's place, and None in the others'.  A tape that does not fit is refused."""
+    not needed or where there is no such projection.  A tape that does not fit is refused."""
+
+def autograd_parts(
+    queries: Any, keys: Any, values: Any, parameters: Tuple[Any, ...], /
+) -> Tuple[bool, Tuple[Any, ...], int, Tuple[Optional[int], ...]]:
+    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient; those that autograd is
+    given, as `layer_gradients` has them; how many of them are inputs; and how often those that the attention weights
+    are a function of (queries, keys, W_q, W_k, their biases, w_v) have been changed in place."""
+
+def layer_gradients(
+    grad_out: _Array,
+    tape: _Tape,
+    tensors: Tuple[Optional[_Array], ...],  # n_inputs inputs, the last one also in the place of those that are missing;
+    n_inputs: int,  # no parameters, W_q, W_k and w_v (1, h), four weights, or nine parameters
+    options: Tuple[int, _EmptyRows, float, int],  # num_heads, empty_rows, dropout, seed
+    needs: Tuple[bool, ...],  # one for what is no tensor, and one for each tensor
+    /,
+) -> Tuple[Optional[_Array], ...]:
+    """The gradients of `layer_backward` as an autograd function returns them: None, and one for each tensor, of its
+    shape, or None.  Those of inputs that are one object are added up in the first one's place."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;

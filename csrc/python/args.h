@@ -43,6 +43,8 @@ enum {
     MHA_PY_WORD_WEIGHTS = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
     MHA_PY_WORD_RECOMPUTE,
     MHA_PY_WORD_ISA, /* the active one's name */
+    MHA_PY_WORD_REQUIRES_GRAD,
+    MHA_PY_WORD_VERSION,
     MHA_PY_N_KEPT
 };
 typedef struct {
@@ -275,8 +277,10 @@ int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const
     X(layer_forward, 10, 10) \
     X(layer_forward_training, 10, 10) \
     X(layer_step, 15, 15) \
-    X(layer_backward, 11, 15) \
+    X(layer_backward, 11, 14) \
     X(layer_parts, 2, 2) \
+    X(autograd_parts, 4, 4) \
+    X(layer_gradients, 6, 6) \
     X(serve_tensors, 4, 4) \
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \

@@ -1,6 +1,6 @@
 /*
- * layer_call.h: what layer_forward, layer_forward_training, layer_backward and explain_layer share: their arguments,
- * taken and checked in one place (args_layer.c), and what a forward call keeps of itself.
+ * layer_call.h: what layer_forward, layer_forward_training, layer_backward, layer_gradients and explain_layer share:
+ * their arguments, taken and checked in one place (args_layer.c), and what a forward call keeps of itself.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef MHA_PY_LAYER_CALL_H
@@ -64,5 +64,29 @@ typedef struct {
 
 /* All of them for this layer, in the order of the enum. */
 void mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS]);
+
+/* --- The backward call: py_layer_backward.c ------------------------------------------------------------------- */
+
+/* The arguments, without what is needed. */
+enum { MHA_PY_OF_GRAD_OUT, MHA_PY_OF_TAPE, MHA_PY_OF_QUERIES, MHA_PY_OF_KEYS, MHA_PY_OF_VALUES, MHA_PY_OF_WEIGHTS };
+enum { MHA_PY_OF_W_V = MHA_PY_OF_WEIGHTS + 1, MHA_PY_OF_HEADS, MHA_PY_OF_EMPTY, MHA_PY_OF_DROPOUT, MHA_PY_OF_SEED };
+enum { MHA_PY_N_BACKWARD = MHA_PY_OF_SEED + 1, MHA_PY_N_INPUTS = 3 };
+
+typedef struct {
+    int inputs[MHA_PY_N_INPUTS], weights[MHA_PY_N_PROJECTIONS], biases[MHA_PY_N_PROJECTIONS];
+    int join;             /* gradients of inputs that are one object are added up in the first one's place */
+    int scorer_as_weight; /* the gradient of w_v has the shape of the weight of an nn.Linear with one output */
+} mha_py_needs;
+
+typedef struct {
+    PyArrayObject *inputs[MHA_PY_N_INPUTS], *weights[MHA_PY_N_PROJECTIONS], *biases[MHA_PY_N_PROJECTIONS], *w_v;
+} mha_py_layer_grads;
+
+/* A tuple of `n` truth values; not given: each is `otherwise`. */
+int mha_py_take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs);
+
+/* Those that are needed, owned by the call; *made is zeroed by the caller. */
+int mha_py_run_backward(mha_py_call *call, PyObject *const *values, const mha_py_needs *needs,
+                        mha_py_layer_grads *made);
 
 #endif /* MHA_PY_LAYER_CALL_H */

@@ -30,6 +30,8 @@ core_exec(PyObject *module)
     static const char *const words[MHA_PY_N_KEPT] = {
         [MHA_PY_WORD_WEIGHTS] = "weights",
         [MHA_PY_WORD_RECOMPUTE] = "recompute",
+        [MHA_PY_WORD_REQUIRES_GRAD] = "requires_grad",
+        [MHA_PY_WORD_VERSION] = "_version",
     };
     mha_py_state *state = PyModule_GetState(module);
     mha_isa widest = MHA_ISA_SCALAR; /* that this CPU offers; Python may ask for another one later */

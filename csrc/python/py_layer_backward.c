@@ -8,29 +8,26 @@
  */
 #include "layer_call.h"
 
-enum { GRAD_OUT, TAPE, QUERIES, KEYS, VALUES, WEIGHTS, W_V, HEADS, EMPTY, DROPOUT, SEED, NEEDS_INPUTS };
-enum { NEEDS_WEIGHTS = NEEDS_INPUTS + 1, NEEDS_BIASES, JOIN };
-enum { N_INPUTS = 3 };
-
-typedef struct {
-    PyArrayObject *inputs[N_INPUTS], *weights[MHA_PY_N_PROJECTIONS], *biases[MHA_PY_N_PROJECTIONS], *w_v;
-} gradients;
-
+enum { NEEDS_INPUTS = MHA_PY_N_BACKWARD, NEEDS_WEIGHTS, NEEDS_BIASES };
 /* --- Inputs ------------------------------------------------------------------------------------- */
 
 /* The arguments of the forward call, in its order; the lengths are the tape's. */
 static int
 take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
-    PyObject *tape = values[TAPE];
-    PyObject *forward[MHA_PY_N_LAYER] = {values[QUERIES], values[KEYS], values[VALUES], NULL,
-                                         values[WEIGHTS], values[W_V],  values[HEADS],  values[EMPTY],
-                                         values[DROPOUT], values[SEED]};
+    PyObject *tape = values[MHA_PY_OF_TAPE];
+    PyObject *forward[MHA_PY_N_LAYER];
 
     if (!PyTuple_Check(tape) || PyTuple_Size(tape) != MHA_PY_N_TAPE_ARRAYS + 1) {
         return mha_py_type_error(tape, "tape", "the tuple that layer_forward_training returned");
     }
+    for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
+        forward[MHA_PY_QUERIES + i] = values[MHA_PY_OF_QUERIES + i];
+    }
     forward[MHA_PY_LENS] = PyTuple_GetItem(tape, MHA_PY_N_TAPE_ARRAYS);
+    for (int i = MHA_PY_FOUR; i < MHA_PY_N_LAYER; i++) { /* weights, w_v and the options */
+        forward[i] = values[MHA_PY_OF_WEIGHTS + i - MHA_PY_FOUR];
+    }
     return mha_py_take_layer(call, forward, MHA_PY_WEIGHTS, layer);
 }
 
@@ -54,12 +51,14 @@ take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
 
 /* --- Outputs -------------------------------------------------------------------------------------- */
 
-/* `n` truth values; not given: each is `otherwise`. */
-static int
-take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
+int
+mha_py_take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
 {
     if (value != NULL && (!PyTuple_Check(value) || PyTuple_Size(value) != n)) {
-        return mha_py_type_error(value, name, n == N_INPUTS ? "a tuple of 3 bools" : "a tuple of 4 bools");
+        return mha_py_type_error(value, name,
+                                 n == MHA_PY_N_INPUTS               ? "a tuple of 3 bools"
+                                 : n == MHA_PY_N_PROJECTIONS ? "a tuple of 4 bools"
+                                                             : "a tuple of bools, one for each tensor and one before");
     }
     for (int i = 0; i < n; i++) {
         needs[i] = value == NULL ? otherwise : PyObject_IsTrue(PyTuple_GetItem(value, i));
@@ -96,7 +95,7 @@ static int
 joined_with(PyObject *const *values, int i, int join)
 {
     for (int j = 0; j < i && join; j++) {
-        if (values[QUERIES + j] == values[QUERIES + i]) {
+        if (values[MHA_PY_OF_QUERIES + j] == values[MHA_PY_OF_QUERIES + i]) {
             return j;
         }
     }
@@ -104,21 +103,16 @@ joined_with(PyObject *const *values, int i, int join)
 }
 
 static int
-make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, gradients *made,
-                     mha_layer_grads *grads)
+make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, const mha_py_needs *needs,
+                     mha_py_layer_grads *made, mha_layer_grads *grads)
 {
     static const char *const names[] = {"grad_queries", "grad_keys", "grad_values"};
     const mha_py_array *inputs[] = {&layer->queries, &layer->keys, &layer->values};
-    int needs[N_INPUTS], join;
 
-    if (take_needs(values[NEEDS_INPUTS], "needs_inputs", N_INPUTS, 1, needs) < 0 ||
-        mha_py_flag(values[JOIN], &join) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < N_INPUTS; i++) {
-        PyArrayObject **const with = &made->inputs[joined_with(values, i, join)];
+    for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
+        PyArrayObject **const with = &made->inputs[joined_with(values, i, needs->join)];
 
-        if (!needs[i]) {
+        if (!needs->inputs[i]) {
             continue;
         }
         *with = *with != NULL ? *with : new_like(call, inputs[i], names[i]);
@@ -133,26 +127,21 @@ make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *con
 }
 
 static int
-make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, gradients *made,
-                         mha_layer_grads *grads)
+make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, const mha_py_needs *needs,
+                         mha_py_layer_grads *made, mha_layer_grads *grads)
 {
     const int type = layer->queries.type;
-    int needs_weights[MHA_PY_N_PROJECTIONS], needs_biases[MHA_PY_N_PROJECTIONS];
 
-    if (take_needs(values[NEEDS_WEIGHTS], "needs_weights", MHA_PY_N_PROJECTIONS, 1, needs_weights) < 0 ||
-        take_needs(values[NEEDS_BIASES], "needs_biases", MHA_PY_N_PROJECTIONS, 0, needs_biases) < 0) {
-        return -1;
-    }
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
         const mha_py_array *weight = &layer->W[i].weight;
 
         if (weight->array == NULL) {
             continue;
         }
-        if (needs_weights[i]) {
+        if (needs->weights[i]) {
             made->weights[i] = mha_py_new(call, "the gradient of a weight", 2, weight->shape, type);
         }
-        if (needs_biases[i]) {
+        if (needs->biases[i]) {
             made->biases[i] = mha_py_new(call, "the gradient of a bias", 1, weight->shape, type);
         }
         grads->weight[i] = weight->data;
@@ -161,9 +150,9 @@ make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject 
     }
     if (layer->w_v.array != NULL) {
         const npy_intp dims[] = {1, layer->w_v.shape[0]};
-        const int as_weight = call->has_tensors; /* of an nn.Linear with one output */
+        const int rank = needs->scorer_as_weight ? 2 : 1;
 
-        made->w_v = mha_py_new(call, "grad_w_v", as_weight ? 2 : 1, as_weight ? dims : dims + 1, type);
+        made->w_v = mha_py_new(call, "grad_w_v", rank, dims + 2 - rank, type);
         grads->grad_additive_weights = mha_py_data(made->w_v);
     }
     return call->failed ? -1 : 0;
@@ -171,39 +160,43 @@ make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject 
 
 /* --- Running --------------------------------------------------------------------------------------- */
 
-static PyObject *
-backward(mha_py_call *call, const mha_py_layer *layer, const mha_layer_grads *grads, const gradients *made)
+int
+mha_py_run_backward(mha_py_call *call, PyObject *const *values, const mha_py_needs *needs, mha_py_layer_grads *made)
 {
-    PyObject *inputs, *weights, *biases, *w_v;
+    mha_py_layer layer = {0};
+    mha_layer_grads grads = {.forward = &layer.args};
+    void *grad_out;
 
-    mha_py_detach(call, 2.5 * layer->work);
-    if (mha_py_attach(call, mha_layer_backward(grads)) < 0) {
-        return NULL;
+    if (take_layer(call, values, &layer) < 0 || take_tape(call, values[MHA_PY_OF_TAPE], &layer) < 0) {
+        return -1;
     }
-    inputs = mha_py_own(call, mha_py_answers(call, made->inputs, N_INPUTS));
-    weights = inputs == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made->weights, MHA_PY_N_PROJECTIONS));
-    biases = weights == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made->biases, MHA_PY_N_PROJECTIONS));
-    w_v = biases == NULL ? NULL : mha_py_own(call, mha_py_answer(call, made->w_v));
-    return w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
+    const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
+    if (mha_py_take_numbers(call, values[MHA_PY_OF_GRAD_OUT], "grad_out", 3, dims, &layer.queries, &grad_out) < 0 ||
+        make_input_gradients(call, &layer, values, needs, made, &grads) < 0 ||
+        make_parameter_gradients(call, &layer, needs, made, &grads) < 0) {
+        return -1;
+    }
+    grads.grad_out = grad_out;
+    mha_py_detach(call, 2.5 * layer.work);
+    return mha_py_attach(call, mha_layer_backward(&grads));
 }
 
 PyObject *
 py_layer_backward(mha_py_call *call, PyObject *const *values)
 {
-    mha_py_layer layer = {0};
-    gradients made = {.w_v = NULL};
-    mha_layer_grads grads = {.forward = &layer.args};
-    void *grad_out;
+    mha_py_needs needs = {.join = 0};
+    mha_py_layer_grads made = {.w_v = NULL};
+    PyObject *inputs, *weights, *biases, *w_v;
 
-    if (take_layer(call, values, &layer) < 0 || take_tape(call, values[TAPE], &layer) < 0) {
+    if (mha_py_take_needs(values[NEEDS_INPUTS], "needs_inputs", MHA_PY_N_INPUTS, 1, needs.inputs) < 0 ||
+        mha_py_take_needs(values[NEEDS_WEIGHTS], "needs_weights", MHA_PY_N_PROJECTIONS, 1, needs.weights) < 0 ||
+        mha_py_take_needs(values[NEEDS_BIASES], "needs_biases", MHA_PY_N_PROJECTIONS, 0, needs.biases) < 0 ||
+        mha_py_run_backward(call, values, &needs, &made) < 0) {
         return NULL;
     }
-    const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
-    if (mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries, &grad_out) < 0 ||
-        make_input_gradients(call, &layer, values, &made, &grads) < 0 ||
-        make_parameter_gradients(call, &layer, values, &made, &grads) < 0) {
-        return NULL;
-    }
-    grads.grad_out = grad_out;
-    return backward(call, &layer, &grads, &made);
+    inputs = mha_py_own(call, mha_py_answers(call, made.inputs, MHA_PY_N_INPUTS));
+    weights = inputs == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made.weights, MHA_PY_N_PROJECTIONS));
+    biases = weights == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made.biases, MHA_PY_N_PROJECTIONS));
+    w_v = biases == NULL ? NULL : mha_py_own(call, mha_py_answer(call, made.w_v));
+    return w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler as _profiler
 
+from .._core import autograd_parts
 from . import mathematics, ops, portable
 from ._tensors import (
     FLOATS,
@@ -32,7 +33,7 @@ from ._tensors import (
     result_type,
     traced,
 )  # fmt: skip
-from .autograd import Nine, WeightsSource, differentiable_layer, versions
+from .autograd import Nine, WeightsSource, differentiable_layer
 from .lazy import Recipe, computed, split_heads
 from .mapped import is_mapped_now, is_plain_batch, over_batch
 from .masking import check_layer, checked_lengths
@@ -47,17 +48,18 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
-    queries, keys, values = inputs
-    if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        valid_lens, num_heads, empty_rows, dropout = options
-        call = valid_lens, num_heads, empty_rows, dropout, draw_seed() if dropout else 0
-        out, saved, lens = differentiable_layer(call, queries, keys, values, parameters)
-        return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions(queries, keys, parameters))
     valid_lens, num_heads, empty_rows, dropout = options
-    weights = parameters if packed is None else packed.ready
     seed = draw_seed() if dropout else 0
-    options = num_heads, empty_rows, dropout, seed
-    return *call_core(layer_forward, (*inputs, valid_lens, weights, parameters[8], *options)), None
+    if torch.is_grad_enabled():
+        queries, keys, values = inputs
+        learns, tensors, n_inputs, versions = autograd_parts(queries, keys, values, parameters)
+        if learns:
+            call = (*inputs, valid_lens, parameters, parameters[8], num_heads, empty_rows, dropout, seed)
+            out, saved, lens = differentiable_layer(call, tensors, n_inputs)
+            return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
+    weights = parameters if packed is None else packed.ready
+    call = (*inputs, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed)
+    return *call_core(layer_forward, call), None
 
 
 def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:

@@ -256,9 +256,12 @@ class AttentionModule(nn.Module):
             out, saved, source = run_layer(inputs, parameters, options, packed) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
             return self._slowly(queries, keys, values, valid_lens, training)
-        dtype = result_type(queries.dtype) if autocasting() else out.dtype
+        dtype = out.dtype
+        if autocasting() and result_type(dtype) is not dtype:
+            dtype = result_type(dtype)
+            out = out.to(dtype)
         shown["_last"] = saved, dtype, source
-        return out if out.dtype is dtype else out.to(dtype)
+        return out
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
         """The call with inputs that are no plain tensors."""

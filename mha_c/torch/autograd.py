@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._core import autograd_parts
 from . import mathematics
 from ._tensors import (
     attention_backward,
     attention_forward,
     follow_threads,
     in_functorch,
-    layer_backward,
     layer_forward_training,
+    layer_gradients,
     optional_array,
     optional_tensor,
 )  # fmt: skip
@@ -34,89 +35,63 @@ N_TAPE_ARRAYS = 6  # and the lengths
 
 # Of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where there is none.
 Nine = tuple[Optional[Tensor], ...]
-# valid_lens, num_heads, empty_rows, dropout, seed
-LayerCall = tuple[Any, int, Any, float, int]
 
 
-def differentiable_layer(call: LayerCall, queries: Tensor, keys: Tensor, values: Tensor, parameters: Nine) -> Any:
-    """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
-    keep: list[Any] = []
-    inputs = distinct(queries, keys, values)
-    out = LayerFunction.apply((call, keep, len(inputs)), *inputs, *present(parameters))
-    return out, *keep
+def differentiable_layer(call: Any, tensors: Any, n_inputs: int) -> tuple[Tensor, Any, Any]:
+    """(out, what `saved_weights` needs, the lengths) of a call that records gradients; no transform is active.
+
+    call      arguments of layer_forward_training
+    tensors   of `autograd_parts`: those of its inputs and parameters that differ, n_inputs of them inputs
+    """
+    work = [call, n_inputs]
+    out = apply_layer(work, *tensors)
+    saved, lens = work
+    return out, saved, lens
 
 
 class LayerFunction(Function):
-    """apply((call, keep, n_inputs), *inputs, *parameters) -> out.
+    """apply([arguments of layer_forward_training, n_inputs], *inputs, *parameters) -> out.
 
-    `keep` is a list that receives what `saved_weights` needs, and the lengths.  inputs are those of `distinct`,
-    parameters those of `present`: every place costs a quarter of a microsecond.
+    The list then holds what `saved_weights` needs, and the lengths.  inputs and parameters are those that
+    `autograd_parts` gives: every place costs a quarter of a microsecond.
     """
 
     @staticmethod
-    def forward(ctx: Any, work: tuple[LayerCall, list[Any], int], *tensors: Any) -> Tensor:
-        (valid_lens, *options), keep, n_inputs = work
-        queries, keys, values, parameters = all_of(tensors, n_inputs)
+    def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
+        call, n_inputs = work
         follow_threads()
         out: Tensor
-        out, saved, tape = layer_forward_training(
-            queries, keys, values, valid_lens, parameters, parameters[8], *options
-        )
-        keep += saved, tape[N_TAPE_ARRAYS]
+        out, saved, tape = layer_forward_training(*call)
+        work[:] = saved, tape[N_TAPE_ARRAYS]
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
             ctx.save_for_backward(*tensors, *map(optional_tensor, tape[:N_TAPE_ARRAYS]))
             tape = tape[N_TAPE_ARRAYS:]
-        ctx.kept = options, tape, n_inputs
+        ctx.kept = tape, n_inputs, call[6:]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        options, tape, n = ctx.kept
+        tape, n_inputs, options = ctx.kept
         if len(tape) == 1:
-            tensors, of_tape = tensors[:-N_TAPE_ARRAYS], tensors[-N_TAPE_ARRAYS:]
+            tensors, tape = tensors[:-N_TAPE_ARRAYS], (*tensors[-N_TAPE_ARRAYS:], *tape)
         if torch.is_grad_enabled() or in_functorch():  # create_graph
             return _layer_gradients(ctx, tensors, grad_out)
         follow_threads()
-        if len(tape) == 1:
-            tape = (*map(optional_array, of_tape), *tape)
-        needs = ctx.needs_input_grad[1:]
-        # The core adds the gradients of one tensor in two or three places up in the first.
-        need_inputs = needs[0], needs[min(n, 2) - 1], needs[n - 1]
-        W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, _ = _nine(needs[n:])
-        queries, keys, values, parameters = all_of(tensors, n)
         try:
-            of_inputs, of_W, of_b, of_w_v = layer_backward(
-                grad_out, tape, queries, keys, values, parameters, parameters[8], *options, need_inputs,
-                (W_q, W_k, W_v, W_o), (b_q, b_k, b_v, b_o), True,
-            )  # fmt: skip
+            return layer_gradients(grad_out, tape, tensors, n_inputs, options, ctx.needs_input_grad)
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
             return _layer_gradients(ctx, tensors, grad_out)
-        n_given = len(needs) - n
-        of_parameters = of_W if n_given == 4 else (*of_W[:2], of_w_v) if n_given == 3 else (*of_W, *of_b, of_w_v)
-        return (None, *of_inputs[:n], *of_parameters[:n_given])
 
 
-def distinct(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
-    """Without the last ones that are the tensor before them."""
-    return (queries, keys, values) if values is not keys else (queries, keys) if keys is not queries else (queries,)
-
-
-def present(parameters: Nine) -> tuple[Any, ...]:
-    """None of them, three of additive attention, four without biases, or all."""
-    W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, w_v = parameters
-    if b_q is None and b_k is None and b_v is None and b_o is None:
-        if w_v is None:
-            return () if W_q is None and W_k is None and W_v is None and W_o is None else (W_q, W_k, W_v, W_o)
-        if W_v is None and W_o is None:
-            return W_q, W_k, w_v
-    return parameters
+# torch's own, in C++: what `Function.apply` does before it is for torch.func, and takes as long as a small layer.
+apply_layer = super(Function, LayerFunction).apply
 
 
 def _nine(given: Any) -> Nine:
-    """The places again of what `present` left."""
+    """The places of the parameters that `autograd_parts` gave."""
     if len(given) == 4:
         return (*given, None, None, None, None, None)
     if len(given) == 3:
@@ -125,13 +100,13 @@ def _nine(given: Any) -> Nine:
 
 
 def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
-    """Queries, keys, values and parameters of what `distinct` and `present` left, one behind the other."""
+    """Queries, keys, values and parameters of what `autograd_parts` gave, one behind the other."""
     return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _nine(tensors[n_inputs:])
 
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     """The gradients as a function that has gradients, for the weights that the call dropped."""
-    (num_heads, empty_rows, dropout, seed), tape, n_inputs = ctx.kept
+    tape, n_inputs, (num_heads, empty_rows, dropout, seed) = ctx.kept
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
@@ -144,12 +119,6 @@ def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     return (None, *mathematics.gradients(layer, tensors, ctx.needs_input_grad[1:], (grad_out,)))
 
 
-def versions(queries: Tensor, keys: Tensor, parameters: Nine) -> list[int]:
-    """How often those have been changed in place of which the attention weights are a function."""
-    W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-    return [0 if x is None else x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v)]
-
-
 class WeightsSource(NamedTuple):
     """Of what the attention weights of a layer's call are a function, and which versions of the tensors it met."""
 
@@ -159,7 +128,7 @@ class WeightsSource(NamedTuple):
     queries: Tensor
     keys: Tensor
     parameters: Nine
-    versions: Optional[list[int]]  # a compiler cannot tell
+    versions: Optional[tuple[Optional[int], ...]]  # of `autograd_parts`; a compiler cannot tell
 
     def needs_grad(self) -> bool:
         return any(x is not None and x.requires_grad for x in self.arguments())
@@ -170,7 +139,9 @@ class WeightsSource(NamedTuple):
         return self.queries, None if self.keys is self.queries else self.keys, W_q, W_k, b_q, b_k, w_v
 
     def has_changed(self) -> bool:
-        return self.versions is not None and versions(self.queries, self.keys, self.parameters) != self.versions
+        if self.versions is None:
+            return False
+        return autograd_parts(self.queries, self.keys, self.keys, self.parameters)[3] != self.versions
 
     def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
         """(B, H, Q, K) by mathematics, of `arguments`."""

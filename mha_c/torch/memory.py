@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._core import autograd_parts
 from ..errors import ShapeError
-from ._layer import any_needs_grad, call_core
+from ._layer import call_core
 from ._tensors import array, layer_step, lengths, same_numbers
-from .autograd import Nine, all_of, differentiable_layer, distinct, present, versions
+from .autograd import Nine, all_of, differentiable_layer
 from .decoding import copies, known_weights
 
 if TYPE_CHECKING:
@@ -108,8 +109,8 @@ def remembered(
         return None
     if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
         return None  # the core says what is wrong
-    records = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
-    packed = None if records else packed
+    recorded = torch.is_grad_enabled() and autograd_parts(queries, keys, values, parameters)
+    packed = None if recorded and recorded[0] else packed
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
@@ -123,13 +124,13 @@ def remembered(
         return None
     finally:
         memory.lock.release()
-    if not records:
+    if not recorded or not recorded[0]:
         return out, saved, None
+    _, tensors, n_inputs, versions = recorded
     lens = None if options[0] is None else np.array(lengths(options[0]))
-    different = distinct(queries, keys, values)
-    work = out, (lens, *options[1:], 0), len(different)
-    source = lens, options[1], options[2], queries, keys, parameters, versions(queries, keys, parameters)
-    return RememberedFunction.apply(work, *different, *present(parameters)), saved, source
+    work = out, (lens, *options[1:], 0), n_inputs
+    source = lens, options[1], options[2], queries, keys, parameters, versions
+    return RememberedFunction.apply(work, *tensors), saved, source
 
 
 class RememberedFunction(Function):
@@ -147,12 +148,14 @@ class RememberedFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors, (call, n_inputs) = ctx.saved_tensors, ctx.kept
+        tensors, ((valid_lens, *options), n_inputs) = ctx.saved_tensors, ctx.kept
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
-            own = [None if x is None else x.view_as(x) for x in tensors]
-            out, *_ = differentiable_layer(call, *all_of(tuple(own), n_inputs))
+            own = tuple(None if x is None else x.view_as(x) for x in tensors)
+            *inputs, parameters = all_of(own, n_inputs)
+            call = (*inputs, valid_lens, parameters, parameters[8], *options)
+            out, *_ = differentiable_layer(call, own, n_inputs)
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):
