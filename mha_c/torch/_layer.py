@@ -17,6 +17,7 @@ from . import mathematics, ops, portable
 from ._tensors import (
     FLOATS,
     HALVES,
+    array,
     beyond_core,
     check_inputs,
     draw_seed,
@@ -187,17 +188,54 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     if not is_compiling():  # then the operator says what is wrong when it runs
         check_layer(queries, keys, values, parameters[:4], num_heads)
         valid_lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+    return call_operator((queries, keys, values), (*parameters, w_v), (valid_lens, num_heads, empty_rows, dropout))
+
+
+def served_by_operator(inputs: Any, parameters: Nine) -> bool:
+    """Whether `call_operator` takes these as they are: of one type, with autocast off.  Asked by compilers alone."""
+    dtype = inputs[0].dtype
+    if not ops.available() or torch.is_autocast_enabled("cpu") or not dtype.is_floating_point or dtype.itemsize < 4:
+        return False
+    return all(
+        x is None or (x.dtype is dtype and x.is_cpu and x.layout is torch.strided) for x in (*inputs, *parameters)
+    ) and all(x.dim() == 3 for x in inputs)
+
+
+def call_operator(inputs: Any, parameters: Nine, options: Options) -> tuple[Tensor, Any, Any]:
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
+    valid_lens, num_heads, empty_rows, dropout = options
+    if valid_lens is not None and not isinstance(valid_lens, Tensor):
+        valid_lens = torch.as_tensor(valid_lens)
     seed = draw_seed_tensor() if dropout else None
+    if not (torch.is_grad_enabled() and any_needs_grad(inputs, parameters)):
+        keeps = ops.keeps_weights(inputs, parameters, num_heads)
+        if keeps is not None:
+            return _inference(inputs, parameters, (valid_lens, num_heads, empty_rows, dropout), seed, keeps)
     out, q, k, _, _, row_max, row_sum, lens = torch.ops.mha_c.layer(
-        queries, keys, values, valid_lens, *parameters, w_v, num_heads, empty_rows, float(dropout), seed
+        *inputs, valid_lens, *parameters, num_heads, empty_rows, float(dropout), seed
     )
-    used = [(tensor if weight is not None else x.clone()).detach() for tensor, weight, x in (
-        (q, parameters[0], queries), (k, parameters[1], keys),
-    )]  # fmt: skip
+    queries, keys, _ = inputs
+    W_q, W_k, *_, w_v = parameters
+    used = [x.clone().detach() if W is None else y.detach() for y, W, x in ((q, W_q, queries), (k, W_k, keys))]
     met = None if valid_lens is None else lens
-    source = met, num_heads, empty_rows, queries, keys, (*parameters, w_v), None
+    source = met, num_heads, empty_rows, queries, keys, parameters, None
     scorer = None if w_v is None else w_v.detach().clone()
     return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), source
+
+
+def _inference(
+    inputs: Any, parameters: Nine, options: Options, seed: Optional[Tensor], keep_weights: bool
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
+    valid_lens, num_heads, empty_rows, dropout = options
+    others = [valid_lens, *parameters[4:], seed]
+    given = others if any(x is not None for x in others) else []
+    call = *inputs, *parameters[:4], given, num_heads, empty_rows, float(dropout)
+    if keep_weights:
+        out, weights = torch.ops.mha_c.layer_keeping_weights(*call)
+        return out, ("weights", weights), None
+    out, q, k, w_v, row_max, row_sum, lens = torch.ops.mha_c.layer_keeping_projected(*call)
+    scorer = None if parameters[8] is None else w_v
+    return out, ("operator", q, k, scorer, row_max, row_sum, lens, num_heads, empty_rows), None
 
 
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
@@ -211,6 +249,10 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
         return split_heads(kept[1].tensor().to(dtype), heads)
     source: Any = None if parts is None else WeightsSource(*parts)
     wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
+    if kept[0] == "weights" and isinstance(kept[1], Tensor):  # by an operator
+        if traced(kept[1]):
+            return split_heads(kept[1].clone().to(dtype), heads)
+        kept = "weights", array(kept[1])
     if kept[0] == "operator":
         if traced(*kept[1:3]):
             weights: Tensor = source.weights(*source.arguments()) if wanted else torch.ops.mha_c.weights(*kept[1:])

@@ -18,7 +18,7 @@ from .._base import own_method
 from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
-from ._layer import restored, run_layer, weights_of, without_graph
+from ._layer import call_operator, restored, run_layer, served_by_operator, weights_of, without_graph
 from ._tensors import autocasting, beyond_core, exporting, is_compiling, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 
@@ -70,23 +70,22 @@ def standard_parts(module: AttentionModule) -> Optional[Parts]:
 def parts_in_python(module: AttentionModule) -> Optional[Parts]:
     """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked: no weights
     packed before, which a compiled call does not use."""
-    layout, children = module._layout, module._modules
-    inner: Any = module if layout.inner is None else children.get(layout.inner[0])
-    linears: list[Any] = [children.get(name) for _, name in layout.slots]
-    kinds: list[Any] = [(linear, layout.linear) for linear in linears]
-    kinds += [] if layout.inner is None else [(inner, layout.inner[1])]
-    if not all(type(child) is kind and not is_changed(child.__dict__) for child, kind in kinds) or any(GLOBAL_HOOKS):
+    kind, children = type(module), module._modules
+    whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
+    for name in own_methods:
+        whole = whole and getattr(kind, name) is not None
+    inner: Any = module if inner_name is None else children.get(inner_name)
+    linears: list[Any] = [children.get(name) for _, name in slots]
+    whole = whole and _methods_of_torch()
+    if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
+        return None
+    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or inner_type.forward is None):
         return None
     dropout = inner._modules.get("dropout")
-    if type(dropout) is not layout.dropout or is_changed(dropout.__dict__):
+    if type(dropout) is not nn.Dropout or is_changed(dropout) or any(GLOBAL_HOOKS):
         return None
-    for owner, name, method in layout.methods:
-        if name == "__call__" and exporting():  # torch.export puts its own around every module's, to note where it is
-            continue
-        if getattr(type(module) if owner is None else owner, name) is not method:
-            return None
     nine: list[Any] = [None] * 9
-    for (slot, _), linear in zip(layout.slots, linears):
+    for (slot, _), linear in zip(slots, linears):
         own = linear._parameters
         if own.get("weight") is None or "bias" not in own:
             return None
@@ -96,14 +95,50 @@ def parts_in_python(module: AttentionModule) -> Optional[Parts]:
     return tuple(nine), inner.__dict__, dropout, None
 
 
-def is_changed(own: dict[str, Any]) -> bool:
-    """Whether a call of the module with this state does more, or other things, than its class's `forward`."""
+def _layout_in_python(kind: Any, exports: bool) -> Any:
+    """(whether all methods are those of the layout, its slots, its inner child's name and type, the names of methods of
+    `kind` itself) of a class of layers.  Compilers call it once: what they shall ask again is read beside it."""
+    layout: Layout = kind._layout
+    # torch.export puts its own __call__ around every module's, to note where it is.
+    whole = all(
+        (name == "__call__" and exports) or getattr(kind if owner is None else owner, name) is method
+        for owner, name, method in layout.methods
+    )
+    own = tuple(name for owner, name, _ in layout.methods if owner is None)
+    return (whole, layout.slots, *(layout.inner or (None, None)), own)
+
+
+_layout_in_python._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _methods_of_torch() -> bool:
+    """True.  What `_layout_in_python` compared is read here where compilers see it."""
+    methods = nn.functional.linear, nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward
+    return all(method is not None for method in methods)
+
+
+def _compiled(module: AttentionModule, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
+    """The usual call in a compiler, in the fewest questions: each is asked again before every later call.  None where
+    it is not the usual call."""
+    parts = None if module.__dict__.get("_sequence") or exporting() or beyond_core() else parts_in_python(module)
+    if parts is None or not served_by_operator(inputs, parts[0]):
+        return None
+    parameters, shown, dropout, _ = parts
+    p = dropout.p if (dropout.training if training is None else training) else 0.0
+    out, saved, source = call_operator(inputs, parameters, (valid_lens, module.num_heads, module.empty_rows, p))
+    shown["_last"] = saved, out.dtype, source
+    return out
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a call of the module does more, or other things, than its class's `forward`."""
     return bool(
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or module.forward is None  # never: what is read, compilers read again before each call
     )
 
 
@@ -235,9 +270,9 @@ class AttentionModule(nn.Module):
             training = _arguments.flag(training, "training")
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
-        if not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
+        if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        elsewhere = self._sequence or is_compiling() or _tracing() is not None or beyond_core()
+        elsewhere = self._sequence or _tracing() is not None or beyond_core()
         parts = None if elsewhere else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
@@ -264,7 +299,10 @@ class AttentionModule(nn.Module):
         return out
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
-        """The call with inputs that are no plain tensors."""
+        """The call with inputs that are no plain tensors, or inside a compiler."""
+        if is_compiling() and type(queries) is type(keys) is type(values) is Tensor:
+            out = _compiled(self, (queries, keys, values), valid_lens, training)
+            return self._slowly(queries, keys, values, valid_lens, training) if out is None else out
         if type(keys) is ProjectedKeyValues:
             return decoding.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:

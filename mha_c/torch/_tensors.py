@@ -88,7 +88,7 @@ def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
 
 def plain(tensor: Any) -> Any:
     """A subclass's tensor (fastai's, torchvision's) as the core knows it."""
-    return tensor if tensor is None or type(tensor) is Tensor else tensor.as_subclass(Tensor)
+    return tensor if type(tensor) in _PLAIN else tensor.as_subclass(Tensor)
 
 
 def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:

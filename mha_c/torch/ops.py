@@ -21,7 +21,16 @@ from .._core import (
 )  # fmt: skip
 from .._saved import saved_weights
 from . import mathematics
-from ._tensors import array, follow_threads, layer_forward_training, lengths, optional_array, plain
+from ._tensors import (
+    array,
+    follow_threads,
+    is_compiling,
+    layer_forward,
+    layer_forward_training,
+    lengths,
+    optional_array,
+    plain,
+)  # fmt: skip
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
@@ -29,12 +38,19 @@ _LAYER = (
     "Tensor? W_o, Tensor? b_q, Tensor? b_k, Tensor? b_v, Tensor? b_o, Tensor? w_v, int num_heads, str empty_rows, "
     "float dropout, Tensor? seed"
 )
+# others: valid_lens, b_q, b_k, b_v, b_o, w_v, seed, or none of them in most calls: each argument takes its time.
+_INFERENCE = (
+    "Tensor queries, Tensor keys, Tensor values, Tensor? W_q, Tensor? W_k, Tensor? W_v, Tensor? W_o, "
+    "Tensor?[] others, int num_heads, str empty_rows, float dropout"
+)
 _ATTENTION = (
     "Tensor q, Tensor k, Tensor v, Tensor? w_v, Tensor? valid_lens, Tensor? keep_mask, Tensor? bias, str? causal, "
     "int left, int right, float? scale, float dropout, Tensor? seed, str empty_rows"
 )
 SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
+    "layer_keeping_weights": f"({_INFERENCE}) -> (Tensor, Tensor)",
+    "layer_keeping_projected": f"({_INFERENCE}) -> ({', '.join(['Tensor'] * 7)})",
     "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
     f"bool[] needs) -> ({', '.join(['Tensor'] * 12)})",
     "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor row_max, Tensor row_sum, Tensor lens, int num_heads, "
@@ -44,10 +60,14 @@ SCHEMAS = {
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     "dropout_factors": "(Tensor weights, float dropout, Tensor seed) -> Tensor",
 }
+_NO_OTHERS = (None,) * 7
 
 
 def available() -> bool:
     return all(hasattr(torch.library, name) for name in ("define", "impl", "register_fake", "register_autograd"))
+
+
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]  torch does not become another one
 
 
 def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
@@ -74,9 +94,13 @@ def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest
         _seed(seed),
     )  # fmt: skip
     *parts, lens = tape
-    if lens is None and valid_lens is not None:  # lengths that leave every key are not kept
-        lens = np.full(tuple(valid_lens.shape), keys.shape[1])
-    return (out, *[_tensor(part, queries) for part in parts], _tensor(lens, queries, torch.int64))
+    return (out, *[_tensor(part, queries) for part in parts], _lens_tensor(lens, valid_lens, keys))
+
+
+def _lens_tensor(kept: Any, valid_lens: Any, keys: Tensor) -> Tensor:
+    if kept is None and valid_lens is not None:  # lengths that leave every key are not kept
+        kept = np.full(tuple(valid_lens.shape), keys.shape[1])
+    return _tensor(kept, keys, torch.int64)
 
 
 def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
@@ -84,7 +108,7 @@ def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, 
     batch, n_queries, _ = queries.shape
     n_keys = keys.shape[1]
     features = values.shape[2] if W_v is None else W_v.shape[0]
-    out = queries.new_empty(batch, n_queries, features if W_o is None else W_o.shape[0])
+    out = _out_fake(queries, keys, values, W_q, W_k, W_v, W_o)
 
     def projected(W: Optional[Tensor], rows: Any, size: Any) -> Tensor:
         return queries.new_empty(0) if W is None else queries.new_empty(batch, rows, size)
@@ -96,6 +120,78 @@ def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, 
     lens_shape = (0,) if valid_lens is None else valid_lens.shape
     lens = queries.new_empty(lens_shape, dtype=torch.int64)
     return out, q, k, v, context, queries.new_empty(rows), queries.new_empty(rows), lens
+
+
+def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool]:
+    """Whether the core keeps a call's weights, not what they are made of: where they are no more numbers than q and k.
+
+    None where a compiler does not know the sizes.
+    """
+    queries, keys, _ = inputs
+    batch, n_queries, features = queries.shape
+    n_keys = keys.shape[1]
+    if parameters[0] is not None:
+        features = parameters[0].shape[0]
+    n_weights, n_others = batch * num_heads * n_queries * n_keys, batch * (n_queries + n_keys) * features
+    if not is_compiling() and type(n_weights) is int:
+        return n_weights <= n_others
+    from torch.fx.experimental import symbolic_shapes  # takes long, and compilers have it
+
+    known = getattr(symbolic_shapes, "guard_or_false", bool)
+    if known(n_weights <= n_others):
+        return True
+    return False if known(n_weights > n_others) else None
+
+
+def _layer_inference(
+    queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any, others: Any, num_heads: int,
+    empty_rows: str, dropout: float,
+) -> Any:  # fmt: skip
+    """(out, what `saved_weights` needs) of a call that records no gradient."""
+    follow_threads()
+    if not (type(queries) is type(keys) is type(values) is Tensor):
+        queries, keys, values = map(plain, (queries, keys, values))
+    valid_lens, *biases, w_v, seed = others or _NO_OTHERS
+    lens, drawn = None if valid_lens is None else lengths(valid_lens), _seed(seed)
+    parameters = W_q, W_k, W_v, W_o, *biases, w_v
+    return layer_forward(queries, keys, values, lens, parameters, w_v, num_heads, empty_rows, dropout, drawn)
+
+
+def _layer_keeping_weights(*call: Any) -> tuple[Tensor, Tensor]:
+    """(out, weights), where `keeps_weights`."""
+    out, (_, weights) = _layer_inference(*call)
+    return out, torch.from_numpy(weights)
+
+
+def _layer_keeping_projected(*call: Any) -> tuple[Tensor, ...]:
+    """(out, q, k, w_v, row_max, row_sum, lengths): elsewhere."""
+    queries, keys, *_ = call
+    out, saved = _layer_inference(*call)
+    q, k, w_v, row_max, row_sum, lens = saved[2:8]
+    parts = q, k, None if w_v is None else w_v[None], row_max, row_sum
+    valid_lens, *_ = call[7] or _NO_OTHERS
+    return (out, *[_tensor(part, queries) for part in parts], _lens_tensor(lens, valid_lens, keys))
+
+
+def _layer_keeping_weights_fake(*call: Any) -> tuple[Tensor, Tensor]:
+    queries, keys, _, _, _, _, _, _, num_heads, *_ = call
+    return _out_fake(*call[:7]), queries.new_empty(queries.shape[0], num_heads, queries.shape[1], keys.shape[1])
+
+
+def _layer_keeping_projected_fake(*call: Any) -> tuple[Tensor, ...]:
+    queries, keys, _, W_q, _, _, _, others, num_heads, *_ = call
+    valid_lens, *_, w_v, _ = others or _NO_OTHERS
+    (batch, n_queries, features), n_keys = queries.shape, keys.shape[1]
+    features = features if W_q is None else W_q.shape[0]
+    q, k = (queries.new_empty(batch, rows, features) for rows in (n_queries, n_keys))
+    row_max, row_sum = (queries.new_empty(batch, num_heads, n_queries) for _ in range(2))
+    lens = queries.new_empty((0,) if valid_lens is None else valid_lens.shape, dtype=torch.int64)
+    return _out_fake(*call[:7]), q, k, queries.new_empty((0,) if w_v is None else w_v.shape), row_max, row_sum, lens
+
+
+def _out_fake(queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any) -> Tensor:
+    features = W_o.shape[0] if W_o is not None else values.shape[2] if W_v is None else W_v.shape[0]
+    return queries.new_empty(*queries.shape[:2], features)
 
 
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -261,6 +357,8 @@ def _register() -> None:
     library = torch.library
     kernels = {
         "layer": (_layer, _layer_fake),
+        "layer_keeping_weights": (_layer_keeping_weights, _layer_keeping_weights_fake),
+        "layer_keeping_projected": (_layer_keeping_projected, _layer_keeping_projected_fake),
         "layer_backward": (_layer_grads, _layer_grads_fake),
         "weights": (_weights, _weights_fake),
         "attention": (_attention, _attention_fake),

@@ -53,7 +53,7 @@ class SequenceGroup:
         for name, child, kind in (
             ("attention", inner, module._layout.inner[1]), ("attention.dropout", inner.dropout, nn.Dropout)
         ):  # fmt: skip
-            if any(GLOBAL_HOOKS) or type(child) is not kind or is_changed(child.__dict__):
+            if any(GLOBAL_HOOKS) or type(child) is not kind or is_changed(child):
                 raise TypeError(
                     f"{name} is a {type(child).__name__} that is replaced or hooked: with sequence_group it is never "
                     f"called, for no rank has all the weights; only a plain {kind.__name__} can be served"
