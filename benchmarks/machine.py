@@ -32,6 +32,7 @@ def describe(torch, mha_c, threads):
     import numpy as np
 
     name, extensions = processor()
+    config = mha_c.show_config()
     blas = torch.__config__.show().partition("BLAS_INFO=")[2].partition(",")[0] or "BLAS unknown"
     return {
         "processor": name,
@@ -43,7 +44,8 @@ def describe(torch, mha_c, threads):
         "numpy": np.__version__,
         "torch": f"{torch.__version__} ({blas}, {torch.backends.cpu.get_cpu_capability()})",
         "mha_c": mha_c.__version__,
-        "isa": mha_c.show_config()["isa"],
+        "isa": config["isa"],
+        "caches": " and ".join(f"{n_bytes // 1024} KiB" for n_bytes in config["caches"]),
         "threads": threads,
         "command": " ".join(["python", *sys.argv]),
     }

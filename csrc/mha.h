@@ -37,7 +37,7 @@ typedef enum {
 /* A short English text for a status; never NULL, never freed. */
 const char *mha_status_text(mha_status status);
 
-/* --- Instruction sets and threads ---------------------------------------------------- */
+/* --- Instruction sets, caches and threads ---------------------------------------------------- */
 
 /* Ordered from plainest to widest.  Scalar is in use until mha_isa_select has been called. */
 typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_WASM, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
@@ -53,6 +53,22 @@ mha_isa mha_isa_active(void);
  * Weights packed under another ISA must be packed again.
  */
 MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
+
+/*
+ * The data caches of one core, in bytes.  Some choices follow them that change the time of a call and none of its bits.
+ * The smallest in use, 32 and 512 KiB, until mha_caches_select has been called.
+ */
+typedef struct {
+    size_t first, second;
+} mha_cache_sizes;
+
+mha_cache_sizes mha_caches_active(void);
+
+/*
+ * Choose by these sizes from now on; where they are 0 or absurd, by what the processor or the system says of itself.
+ * For start-up and tests, as mha_isa_select.
+ */
+void mha_caches_select(mha_cache_sizes sizes);
 
 /*
  * How many threads a call may use, this one included; at least 1.  Threads are started at the

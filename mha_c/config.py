@@ -1,12 +1,15 @@
-"""What this installation computes with: instruction set and threads, chosen once at import; show_config.
+"""What this installation computes with: instruction set, caches and threads, chosen once at import; show_config.
 
 MHA_C_ISA            scalar, neon, wasm, avx2 or avx512, not the best this CPU offers; RuntimeError if it cannot be
 MHA_C_NUM_THREADS    threads one call may use; else OMP_NUM_THREADS; else the CPUs this process may use
+MHA_C_CACHES         a core's first and second data cache, as in 48K,2M, not what this machine says of itself;
+                     tasks are cut for them, and no bit of a result depends on them
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from typing import Any, Optional
@@ -20,6 +23,7 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 # Who chose which number.  A limit on top of it that has been lifted again leaves no trace.
 _threads_chosen, _threads_reason, _limited_by = 0, "", ""
+_caches_reason = "this machine's"
 
 
 def get_num_threads() -> int:
@@ -110,7 +114,8 @@ def show_config() -> dict[str, Any]:
     -------
     dict
         Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
-        in a vector, rows and columns of a register tile), threads, threads_from, share_from (seconds of work below
+        in a vector, rows and columns of a register tile), caches (bytes of the first and of the second data cache
+        that tasks are cut for), caches_from, threads, threads_from, share_from (seconds of work below
         which a call stays on one thread), numpy, and torch if it is imported already.
 
     See Also
@@ -136,6 +141,8 @@ def show_config() -> dict[str, Any]:
         "isa": _core.isa(),
         "isas": offered,
         "kernels": {dtype: {name: facts[name] for name in KERNEL_FACTS} for dtype, facts in kernels.items()},
+        "caches": _core.caches(),
+        "caches_from": _caches_reason,
         "threads": _core.get_num_threads(),
         "threads_from": _threads_reason if _core.get_num_threads() == _threads_chosen else f"limited by {_limited_by}",
         "share_from": share["least_seconds"],
@@ -150,7 +157,8 @@ def show_config() -> dict[str, Any]:
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()
     )
-    print(f"kernels {shapes}")
+    first, second = (_in_words(n_bytes) for n_bytes in config["caches"])
+    print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
     versions = f"   torch {config['torch']}" if "torch" in config else ""
@@ -195,6 +203,30 @@ def _select_threads() -> None:
     _choose_threads(_core.available_threads(), "the CPUs this process may use")
 
 
+CACHE_UNITS = {"": 1, "K": 1024, "M": 1024**2}
+
+
+def _select_caches() -> None:
+    global _caches_reason
+    text = os.environ.get("MHA_C_CACHES", "").strip()
+    if not text:
+        return
+    matched = re.fullmatch(r"([0-9]{1,9})([KM]?),([0-9]{1,9})([KM]?)", text)
+    if matched:
+        first, first_unit, second, second_unit = matched.groups()
+        sizes = int(first) * CACHE_UNITS[first_unit], int(second) * CACHE_UNITS[second_unit]
+        _core.set_caches(*sizes)
+        if _core.caches() == sizes:  # else no processor has such caches
+            _caches_reason = "MHA_C_CACHES"
+            return
+    message = f"MHA_C_CACHES={text!r} is ignored: it must be two sizes of caches, like 32K,512K"
+    warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _in_words(n_bytes: int) -> str:
+    return f"{n_bytes // 1024**2} MiB" if n_bytes % 1024**2 == 0 else f"{n_bytes / 1024:g} KiB"
+
+
 def _threads_of(variable: str) -> Optional[int]:
     """The number in an environment variable; None, with a warning, where it holds something else."""
     text = os.environ.get(variable, "").strip()
@@ -212,4 +244,5 @@ def _threads_of(variable: str) -> Optional[int]:
 def apply_environment() -> None:
     """Called once, by the import of mha_c."""
     _select_isa()
+    _select_caches()
     _select_threads()

@@ -32,13 +32,13 @@ hypothesis.settings.load_profile("mha_c")
 
 # What a test changes or counts for the whole process: `make free-threaded`, which runs each test in several threads at
 # once, runs these in one.
-FOR_ALL_THREADS = "set_isa( set_num_threads( threadpool references_are_lost leaks_ tracemalloc doctest".split()
+FOR_ALL_THREADS = "set_isa( caches set_num_threads( threadpool references_are_lost leaks_ tracemalloc doctest"
 
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("parallel_threads", None):
         for item in items:
-            if any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS):
+            if any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS.split()):
                 item.add_marker(pytest.mark.thread_unsafe(reason="changes or counts something of the whole process"))
 
 

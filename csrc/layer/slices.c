@@ -12,7 +12,10 @@
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-/* What the steps hand each other for one slice: about what a second-level cache holds beside the weights. */
+/*
+ * What the steps hand each other for one slice: what the smallest second-level caches hold.  (Larger ones do not ask
+ * for more: with 2 MiB, slices of 1 MiB took 1.00 to 1.03 of the time, of 2 MiB 1.00 to 1.15, of 256 KiB as long.)
+ */
 #define SLICE_BYTES ((size_t)512 * 1024)
 /* The least rows of a slice: so many are projected together in any case, by one pass over the weights. */
 #define SLICE_ROWS ((size_t)192)

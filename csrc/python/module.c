@@ -49,6 +49,7 @@ core_exec(PyObject *module)
     for (int i = 0; i < MHA_N_ISAS; i++) {
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }
+    mha_caches_select((mha_cache_sizes){0, 0}); /* as this machine says; Python may ask for others later */
     return mha_py_select_isa(state, widest);
 }
 

@@ -8,9 +8,9 @@
  */
 #include "cpu.h"
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <cpuid.h>
+#include "cpu_x86.h"
 
+#if MHA_CPU_IS_X86
 /* CPUID leaf 1, ECX. */
 #define HAS_FMA (1u << 12)
 #define HAS_OSXSAVE (1u << 27) /* the OS uses XSAVE, and XGETBV may be executed */
@@ -22,12 +22,9 @@
 #define SAVES_ZMM 0xE6u /* the same, mask registers, and both parts of the 512-bit state */
 
 #if defined(MHA_PRETENDED_CPU) /* a test answers for the CPU */
-#define CPUID mha_pretended_cpuid
 #define XCR0 mha_pretended_xcr0
-int mha_pretended_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx, unsigned *edx);
 unsigned mha_pretended_xcr0(void);
 #else
-#define CPUID __get_cpuid_count
 #define XCR0 read_xcr0
 
 static unsigned
@@ -62,7 +59,7 @@ x86_offers(unsigned features, unsigned states)
 int
 mha_cpu_offers(mha_isa isa)
 {
-#if defined(__x86_64__) || defined(__i386__)
+#if MHA_CPU_IS_X86
     if (isa == MHA_ISA_AVX2 || isa == MHA_ISA_AVX512) { /* kernels of the latter use the former's instructions, too */
         return isa == MHA_ISA_AVX2 ? x86_offers(0, SAVES_YMM) : x86_offers(HAS_AVX512, SAVES_ZMM);
     }

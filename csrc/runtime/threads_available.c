@@ -16,12 +16,13 @@
 
 #if defined(__linux__)
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "read_start.h"
 
 /* Where the kernel tells.  Tests build with a tree of their own. */
 #ifndef MHA_CGROUP_OF_SELF
@@ -32,28 +33,6 @@
 #endif
 
 #define NO_QUOTA UINT_MAX
-
-/* Reads the start of a file, NUL-terminated: "" if it cannot be read. */
-static void
-read_start(const char *path, char *text, size_t capacity)
-{
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t length = 0;
-
-    while (fd >= 0 && length < capacity - 1) {
-        const ssize_t n = read(fd, text + length, capacity - 1 - length);
-        if (n > 0) {
-            length += (size_t)n;
-        }
-        else if (n == 0 || errno != EINTR) {
-            break;
-        }
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    text[length] = '\0';
-}
 
 /* Reads a number, moving *text on; -1 if there is none ("max", "-1") or it is absurd. */
 static long long
@@ -72,7 +51,7 @@ number_in(char *path, size_t length, const char *file, long long *second)
     char text[64], *at = text;
 
     strcpy(path + length, file);
-    read_start(path, text, sizeof text);
+    mha_read_start(path, text, sizeof text);
     const long long first = parse_number(&at);
     *second = parse_number(&at);
     return first;
@@ -167,7 +146,7 @@ quota_of_process(void)
     char text[4096], *next;
     unsigned smallest = NO_QUOTA;
 
-    read_start(MHA_CGROUP_OF_SELF, text, sizeof text);
+    mha_read_start(MHA_CGROUP_OF_SELF, text, sizeof text);
     for (char *line = text; line != NULL; line = next) {
         next = strchr(line, '\n');
         if (next != NULL) {
