@@ -141,6 +141,15 @@ def test_alignment(isa, dtype, rng):
         assert bits(call.change(bias=shifted(call.options["bias"], n_bytes), **arrays).run()) == expected
 
 
+@pytest.mark.parametrize("ends", ["same", "a window"])
+def test_alignment_for_many_queries(isa, dtype, rng, ends):
+    """Vectors that cross a line are copied to whole ones: the last block has one key, and rows fill no vector."""
+    seen = {"window_left": 40, "causal": "bottom_right"} if ends == "a window" else {}
+    call = draw(rng, dtype, (1, 1, 1, 260, 513, 16, 18), **seen)
+    aligned = call.change(k=shifted(call.k, 0), v=shifted(call.v, 0))
+    assert bits(call.change(k=shifted(call.k, 24), v=shifted(call.v, 8)).run()) == bits(aligned.run())
+
+
 def spread(array):
     """The same numbers with gaps of NaN between rows, heads and items, one axis backwards."""
     batch, heads, rows, columns = array.shape

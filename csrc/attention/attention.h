@@ -75,6 +75,13 @@ typedef enum {
     MHA_PLAN_WEIGHTS  /* the weights pass alone, which goes by rows */
 } mha_plan_use;
 
+/* Are rows of a key block copied side by side, on whole vectors, before tiles multiply them? */
+typedef enum {
+    MHA_COPY_NEVER,
+    MHA_COPY_MISALIGNED, /* where a vector of them would take two accesses, which only their address tells */
+    MHA_COPY_ALWAYS
+} mha_copying;
+
 /* Everything about a call that does not change from task to task. */
 typedef struct {
     mha_plan_use use;
@@ -100,7 +107,7 @@ typedef struct {
     double work;       /* multiply-adds of the call, roughly: what decides about threads */
     unsigned n_workers;
     int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */
-    int copies_rows;   /* and of its values, on the way back of its keys: they lie far apart */
+    mha_copying copies_rows; /* and of its values, on the way back of its keys */
     int keeps_slopes; /* scores are capped, and the way back needs by how much */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
@@ -230,12 +237,12 @@ void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval k
 void mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
                               const char *numbers, const mha_operand *rows, size_t cols, mha_product *product);
 
-/* Where rows of the key block were copied when the walk entered it, the product reads them there. */
-void mha_read_dense_rows(const mha_plan *plan, const mha_arena *arena, const mha_key_block *block, size_t cols,
+/* Where rows of the key block were copied to `dense_rows` (else NULL), the product reads them there. */
+void mha_read_dense_rows(const mha_plan *plan, const char *dense_rows, const mha_key_block *block, size_t cols,
                          mha_product *product);
 
-/* Are these rows of keys or values, for tiles of so many queries, worth a copy side by side? */
-int mha_is_far_apart(const mha_plan *plan, const mha_operand *rows, size_t cols, size_t queries);
+/* When are these rows of keys or values worth a copy? */
+mha_copying mha_copying_of(const mha_plan *plan, const mha_operand *rows, size_t cols);
 
 /* The same for weights and values. */
 void mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena,

@@ -62,14 +62,16 @@ add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena 
 }
 
 static void
-add_query_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
-                const mha_key_block *block, const mha_operand *grad_q, int overwrite)
+add_query_grads(const mha_backward_plan *b, const mha_walk *walk, const mha_operand *grad_q, int overwrite)
 {
     const mha_plan *plan = &b->plan;
+    const mha_rows *tile = &walk->tile;
+    const mha_arena *arena = walk->arena;
+    const mha_key_block *block = &walk->block;
     mha_product product;
 
     mha_describe_key_product(plan, tile, block, arena->grads, &plan->args->k, plan->args->head_dim, &product);
-    mha_read_dense_rows(plan, arena, block, plan->args->head_dim, &product);
+    mha_read_dense_rows(plan, walk->dense_rows, block, plan->args->head_dim, &product);
     product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;
@@ -172,7 +174,7 @@ backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *gr
         return;
     }
     add_key_grads(b, tile, arena, block, arena->grads, &args->q, args->head_dim, &b->grads->grad_k, fresh.keys);
-    add_query_grads(b, tile, arena, block, grad_q, fresh.queries);
+    add_query_grads(b, walk, grad_q, fresh.queries);
 }
 
 /* Adds a span's gradient of q of one head to the caller's. */

@@ -30,7 +30,9 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
     const mha_arena_sizes sizes = {
         .packed_keys = args->additive_weights == NULL ? keys * args->head_dim : 0,
         .packed_values = keys * args->value_dim,
-        .dense_rows = plan->copies_rows ? keys * mha_round_up(args->head_dim, plan->kernels->lanes) : 0,
+        .dense_rows = plan->copies_rows == MHA_COPY_NEVER
+                          ? 0
+                          : keys * mha_round_up(args->head_dim, plan->kernels->lanes),
         .scores = tile,
         .grads = tile,
         .slopes = plan->keeps_slopes ? tile : 0,
@@ -67,7 +69,7 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->tasks_per_head = 1;
     plan->packs_keys = args->additive_weights == NULL;
     plan->packs_values = 1;
-    plan->copies_rows = plan->packs_keys && mha_is_far_apart(plan, &args->k, args->head_dim, args->queries);
+    plan->copies_rows = plan->packs_keys ? mha_copying_of(plan, &args->k, args->head_dim) : MHA_COPY_NEVER;
     plan->keeps_slopes = args->softcap > 0;
 
     b->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);

@@ -69,7 +69,7 @@ average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *i
         mha_drop_weights(plan, &walk->tile, walk->arena, &walk->block);
     }
     mha_describe_value_product(plan, &walk->tile, walk->arena, &walk->block, &product);
-    mha_read_dense_rows(plan, walk->arena, &walk->block, plan->args->value_dim, &product);
+    mha_read_dense_rows(plan, walk->dense_rows, &walk->block, plan->args->value_dim, &product);
     product.c = out;
     product.c_row = out_row;
     if (inverse != NULL) {

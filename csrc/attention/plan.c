@@ -185,7 +185,7 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
         .scores = (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
         .factors = args->dropout > 0 ? mha_factor_rows(plan) * plan->score_stride : 0,
         .block_out = plan->tile_rows * values,
-        .dense_rows = plan->copies_rows ? keys * values : 0,
+        .dense_rows = plan->copies_rows != MHA_COPY_NEVER ? keys * values : 0,
         .masked_values = mha_hides_single_keys(plan) ? keys * values : 0,
         .max = rows,
         .sum = rows,
@@ -279,8 +279,9 @@ mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_plan_use use, 
     plan->keys_in_rows = args->additive_weights == NULL && !plan->by_columns && plan->group == 1 &&
                          args->queries <= k->tile_rows;
     plan->packs_keys = args->additive_weights == NULL && !plan->by_columns && !plan->keys_in_rows;
-    plan->copies_rows = use != MHA_PLAN_WEIGHTS && !plan->by_columns && !plan->keys_in_rows &&
-                        mha_is_far_apart(plan, &args->v, args->value_dim, args->queries);
+    plan->copies_rows = use == MHA_PLAN_WEIGHTS || plan->by_columns || plan->keys_in_rows
+                            ? MHA_COPY_NEVER
+                            : mha_copying_of(plan, &args->v, args->value_dim);
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
     choose_tasks(plan);
 

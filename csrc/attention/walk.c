@@ -41,15 +41,21 @@ pack_rows(const mha_walk *walk, const mha_operand *rows, size_t depth, char *pan
                    walk->packed.first - first, walk->packed.last - first, depth, panels);
 }
 
+/* Rows of keys or values, where they shall not be read as they lie. */
 static void
-copy_rows(const mha_walk *walk, const mha_operand *rows, size_t cols, char *dense)
+copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
 {
-    const mha_kernels *k = walk->plan->kernels;
+    const mha_plan *plan = walk->plan;
+    const mha_kernels *k = plan->kernels;
     const size_t row = mha_round_up(cols, k->lanes), at = (walk->packed.first - walk->block.first_key) * row;
+    const char *first = mha_operand_at(k, rows, walk->task->item, walk->task->key_head, walk->packed.first);
+    const uintptr_t places = (uintptr_t)first | (uintptr_t)(rows->row_stride * (ptrdiff_t)k->itemsize);
 
-    k->copy_rows(walk->packed.last - walk->packed.first, cols,
-                 mha_operand_at(k, rows, walk->task->item, walk->task->key_head, walk->packed.first), rows->row_stride,
-                 dense + at * k->itemsize, (ptrdiff_t)row);
+    if (plan->copies_rows == MHA_COPY_ALWAYS || places % (k->lanes * k->itemsize) != 0) {
+        walk->dense_rows = walk->arena->dense_rows;
+        k->copy_rows(walk->packed.last - walk->packed.first, cols, first, rows->row_stride,
+                     walk->dense_rows + at * k->itemsize, (ptrdiff_t)row);
+    }
 }
 
 int
@@ -70,10 +76,9 @@ mha_walk_enter_block(mha_walk *walk)
     if (plan->packs_values && walk->packs) {
         pack_rows(walk, &args->v, args->value_dim, walk->arena->packed_values);
     }
-    if (plan->copies_rows && walk->packs && plan->packs_values) {
-        copy_rows(walk, &args->k, args->head_dim, walk->arena->dense_rows);
-    } else if (plan->copies_rows && walk->packs) {
-        copy_rows(walk, &args->v, args->value_dim, walk->arena->dense_rows);
+    if (plan->copies_rows != MHA_COPY_NEVER && walk->packs) {
+        const int is_backward = plan->packs_values;
+        copy_rows(walk, is_backward ? &args->k : &args->v, is_backward ? args->head_dim : args->value_dim);
     }
     walk->head = 0;
     return 1;

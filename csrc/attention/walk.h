@@ -19,6 +19,7 @@ typedef struct {
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval packed; /* the task's keys in this block */
+    char *dense_rows;    /* where rows of this block are copied to, or NULL: they are read where they lie */
     mha_rows tile;
     mha_key_block block;
 } mha_walk;
@@ -72,6 +73,7 @@ mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const
     walk->n_heads = n_heads;
     walk->head = n_heads;
     walk->row = 0;
+    walk->dense_rows = NULL;
 }
 
 /* On to the next block, before its first tile; 0 when there is none. */

@@ -42,6 +42,7 @@ typedef struct {
     const void *ahead; /* of product: ahead_rows rows of panel_width numbers that are brought near meanwhile, */
     ptrdiff_t ahead_row;
     size_t ahead_rows; /* or 0 */
+    int b_is_far;      /* the next panel of b is brought near, instead, and so on to the last */
 } mha_product;
 
 /* scores[i][j] = scale * sum_d w[d] tanh(q[i][d] + k[j][d]), for additive attention. */

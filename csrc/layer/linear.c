@@ -20,6 +20,12 @@
  */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
+/*
+ * A weight of so many bytes is rarely met in the second-level cache, where others have been since the last call: each
+ * panel is asked for while rows, unless these are few, meet the one before it.
+ */
+#define FAR_BYTES ((size_t)512 * 1024)
+#define FEW_ROWS ((size_t)48)
 
 size_t
 mha_linear_block(const mha_kernels *kernels, size_t in_features)
@@ -46,6 +52,12 @@ mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
     return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * mha_linear_block(kernels, linear->in_features) : SIZE_MAX;
 }
 
+static int
+is_far(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
+{
+    return rows >= FEW_ROWS && linear->in_features >= FAR_BYTES / kernels->itemsize / mha_max(linear->out_features, 1);
+}
+
 void
 mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
 {
@@ -62,6 +74,7 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .b_step = (ptrdiff_t)kernels->panel_width,
         .b_group = (ptrdiff_t)(kernels->panel_width * linear->in_features),
         .b_padded = 1,
+        .b_is_far = is_far(kernels, linear, rows->rows),
         .panel = rows->panel,
         .b_row = linear->row_stride,
         .c = rows->y,
