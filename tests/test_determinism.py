@@ -460,3 +460,25 @@ def test_dropout_depends_on_its_place_alone(isa, dtype, rng):
     assert 0.4 < kept.mean() < 0.6
     other = _core.attention_forward(q, k, v, dropout=0.5, seed=12)[0] != 0
     assert 0.4 < (other != kept).mean() < 0.6
+
+
+@pytest.mark.parametrize("options", ["none", "lengths", "masks", "last query", "empty"])
+def test_grouped_heads_of_one_query(isa, dtype, rng, options):
+    """They read a key head together: the bits are those of heads that have their keys alone."""
+    n_keys, kinds = 530, {
+        "none": {},
+        "lengths": {"valid_lens": np.array([0, 307])},
+        "masks": {
+            "keep_mask": rng.random((2, 6, 1, 530)) < 0.5,
+            "bias": rng.standard_normal((1, 6, 1, 530)).astype(dtype),
+        },
+        "last query": {"causal": "bottom_right", "valid_lens": np.array([530, 200])},
+        "empty": {"valid_lens": np.array([0, 1]), "empty_rows": "uniform"},
+    }  # fmt: skip
+    call = draw(rng, dtype, (2, 6, 2, 1, n_keys, 18, 9), **kinds[options])
+    alone = call.change(k=np.repeat(call.k, 3, axis=1), v=np.repeat(call.v, 3, axis=1))
+    for threads in 1, 3:
+        _core.set_num_threads(threads)
+        together = call.forward(return_weights=True, return_lse=True)
+        apart = alone.forward(return_weights=True, return_lse=True)
+        assert bits([*together[:3], *together[3]]) == bits([*apart[:3], *apart[3]])

@@ -148,6 +148,12 @@ mha_hides_single_keys(const mha_plan *plan)
 MHA_MUST_CHECK mha_status mha_plan_describe(mha_plan *plan, const mha_attention_args *args);
 
 /*
+ * One query a head, as in a decoder: the heads that share a key head are as good as its queries, which read each key
+ * once, and where it lies.  *folded is the call so put, or *args where something tells heads from queries.
+ */
+void mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded);
+
+/*
  * A call's life: init checks the sizes and adds what it needs to `scratch` (operands need not
  * have addresses yet), the caller opens the scratch memory, place takes its share, run cannot fail.
  */

@@ -270,8 +270,11 @@ static mha_status
 call(const mha_attention_args *args, mha_plan_use use)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_attention_args folded;
     mha_plan plan;
-    mha_status status = mha_plan_init(&plan, args, use, &scratch);
+
+    mha_fold_heads(args, &folded);
+    mha_status status = mha_plan_init(&plan, &folded, use, &scratch);
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);

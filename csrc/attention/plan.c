@@ -243,6 +243,46 @@ is_sane(const mha_attention_args *args)
            args->dropout >= 0 && args->dropout <= 1 && args->softcap >= 0 && origin_is_sane(args);
 }
 
+/* Nothing that goes by the number of a head or by a query's place, but that a last query sees all keys. */
+static int
+can_fold_heads(const mha_attention_args *args)
+{
+    mha_visibility visible = args->visible;
+
+    if (visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
+        visible.causal = MHA_CAUSAL_NONE;
+    }
+    return args->queries == 1 && args->kv_heads > 0 && args->heads > args->kv_heads && is_sane(args) &&
+           mha_same_for_all_queries(&visible) && args->additive_weights == NULL && args->relative_bias == NULL &&
+           args->sinks == NULL && args->dropout == 0;
+}
+
+static void
+fold_mask(mha_mask *mask, ptrdiff_t group)
+{
+    mask->query_stride = mask->head_stride;
+    mask->head_stride *= group;
+}
+
+void
+mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded)
+{
+    *folded = *args;
+    if (!can_fold_heads(args)) {
+        return;
+    }
+    const ptrdiff_t group = (ptrdiff_t)(args->heads / args->kv_heads);
+    folded->heads = args->kv_heads;
+    folded->queries = (size_t)group;
+    folded->visible.causal = MHA_CAUSAL_NONE;
+    folded->q.row_stride = args->q.head_stride;
+    folded->q.head_stride *= group;
+    folded->out.row_stride = args->out.head_stride;
+    folded->out.head_stride *= group;
+    fold_mask(&folded->keep_mask, group);
+    fold_mask(&folded->bias, group);
+}
+
 mha_status
 mha_plan_describe(mha_plan *plan, const mha_attention_args *args)
 {

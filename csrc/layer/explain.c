@@ -81,9 +81,8 @@ count_tiles(const mha_plan *plan, mha_attention_facts *facts)
 }
 
 static mha_status
-explain_plan(const mha_plan *plan, mha_attention_facts *facts)
+explain_plan(const mha_plan *plan, const mha_attention_args *args, mha_attention_facts *facts)
 {
-    const mha_attention_args *args = plan->args;
     mha_status status;
 
     *facts = (mha_attention_facts){
@@ -96,9 +95,9 @@ explain_plan(const mha_plan *plan, mha_attention_facts *facts)
         .head_dim = args->head_dim,
         .value_dim = args->value_dim,
         .key_block = plan->key_block,
-        .tile_queries = plan->tile_rows,
-        .task_queries = plan->task_queries,
-        .task_heads = plan->heads_at_once * plan->group,
+        .tile_queries = mha_min(plan->tile_rows, mha_max(args->queries, 1)),
+        .task_queries = mha_min(plan->task_queries, mha_max(args->queries, 1)),
+        .task_heads = plan->heads_at_once * (args->heads / args->kv_heads),
         .n_splits = plan->n_splits,
         .by_columns = plan->by_columns,
         .weights_again = plan->weights_later,
@@ -112,11 +111,14 @@ mha_status
 mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_attention_args folded;
     mha_plan plan;
-    mha_status status = mha_plan_init(&plan, args, MHA_PLAN_FORWARD, &scratch);
+
+    mha_fold_heads(args, &folded);
+    mha_status status = mha_plan_init(&plan, &folded, MHA_PLAN_FORWARD, &scratch);
 
     if (status == MHA_OK) {
-        status = explain_plan(&plan, facts);
+        status = explain_plan(&plan, args, facts);
         facts->scratch_bytes = scratch.total_bytes;
     }
     return status;
@@ -219,7 +221,7 @@ mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
 
     *facts = (mha_layer_facts){.scratch_bytes = 0};
     if (status == MHA_OK) {
-        status = explain_plan(&job.plan, &facts->attention);
+        status = explain_plan(&job.plan, job.plan.args, &facts->attention);
     }
     if (status == MHA_OK) {
         status = explain_inputs(&job, facts);
