@@ -118,8 +118,8 @@ mha_py_check(mha_status status, const char *function)
 
 /* --- While the core works ------------------------------------------------------------------------ */
 
-/* About 3 microseconds of arithmetic. */
-#define DETACH_FROM_WORK 1e4
+/* One or two microseconds of vector arithmetic: to let the interpreter go and to get it back takes as long. */
+#define DETACH_FROM_WORK 5e4
 
 /* A few milliseconds: calls as short as that are over before anybody could have asked. */
 #define WATCH_FROM_WORK 1e8

@@ -49,17 +49,17 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
     packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
+    queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
-    seed = draw_seed() if dropout else 0
+    seed, w_v = draw_seed() if dropout else 0, parameters[8]
     if torch.is_grad_enabled():
-        queries, keys, values = inputs
         learns, tensors, n_inputs, versions = autograd_parts(queries, keys, values, parameters)
         if learns:
-            call = (*inputs, valid_lens, parameters, parameters[8], num_heads, empty_rows, dropout, seed)
+            call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
             out, saved, lens = differentiable_layer(call, tensors, n_inputs)
             return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
     weights = parameters if packed is None else packed.ready
-    call = (*inputs, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed)
+    call = queries, keys, values, valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
     return *call_core(layer_forward, call), None
 
 

@@ -87,7 +87,7 @@ class LayerFunction(Function):
 
 
 # torch's own, in C++: what `Function.apply` does before it is for torch.func, and takes as long as a small layer.
-apply_layer = super(Function, LayerFunction).apply
+apply_layer: Any = super(Function, LayerFunction).apply
 
 
 def _nine(given: Any) -> Nine:
@@ -223,7 +223,7 @@ def run_attention(
 
 
 class AttentionFunction(Function):
-    """AttentionFunction.apply(call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks) -> (out, weights, lse).
+    """apply_attention(call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks) -> (out, weights, lse).
 
     Weights and lse are None unless wanted; the core differentiates the output alone, `mathematics` the others.
     """
@@ -256,6 +256,9 @@ class AttentionFunction(Function):
             return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
         found = (None, of_q, of_k, of_v, of_w_v, None, of_bias, *(of_terms or (None, None)))
         return tuple(grad if need else None for grad, need in zip(found, ctx.needs_input_grad))
+
+
+apply_attention: Any = super(Function, AttentionFunction).apply  # as apply_layer
 
 
 def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:

@@ -34,7 +34,7 @@ from ._tensors import (
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import AttentionCall, AttentionFunction, run_attention
+from .autograd import AttentionCall, apply_attention, run_attention
 from .mapped import is_plain_batch, over_batch
 from .masking import check_attention, checked_lengths
 from .positions import rotary
@@ -311,7 +311,7 @@ def _attention(
         try:
             call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout),
                                  empty_rows, return_weights, return_lse, cap)  # fmt: skip
-            found = (AttentionFunction.apply if wants_grad else run_attention)(
+            found = (apply_attention if wants_grad else run_attention)(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
         except BufferError:
