@@ -27,6 +27,7 @@ from ._tensors import (
     is_compiling,
     layer_forward,
     lengths,
+    on_meta,
     optional_tensor,
     refuse_half_fake,
     refuse_half_meta,
@@ -105,7 +106,7 @@ def attend(
         try:
             out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]))
         except BufferError:  # a negated view, zeros that were never written, what a transform left behind, meta
-            lens = valid_lens if isinstance(valid_lens, Tensor) and valid_lens.is_meta else None  # others may be real
+            lens = valid_lens if on_meta(valid_lens) else None  # others may be real
             refuse_half_meta(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
             out, *kept = _by_mathematics(tensors, options)
     saved, source = kept
@@ -128,7 +129,8 @@ def common_type(
 def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     queries, keys, values, *parameters, w_v = tensors
     valid_lens, num_heads, empty_rows, dropout = options
-    check_layer(queries, keys, values, parameters[:4], num_heads)
+    if exporting() or not is_compiling():  # a compiler learns it when its program runs
+        check_layer(queries, keys, values, parameters[:4], num_heads)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     drop = mathematics.drawn_dropout(dropout)
     out, weights = mathematics.layer(

@@ -19,7 +19,7 @@ from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import call_operator, restored, run_layer, served_by_operator, weights_of, without_graph
-from ._tensors import autocasting, beyond_core, exporting, is_compiling, result_type
+from ._tensors import autocasting, beyond_core, exporting, is_compiling, on_meta, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class AttentionModule(nn.Module):
             return self._slowly(queries, keys, values, valid_lens, training)
         parameters, shown, dropout, packed = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
-            if isinstance(valid_lens, Tensor) and valid_lens.is_meta:
+            if on_meta(valid_lens):
                 return self._slowly(queries, keys, values, valid_lens, training)
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0

@@ -76,6 +76,11 @@ def has_numbers(tensor: Tensor) -> bool:
     return not (in_functorch() and torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def on_meta(value: Any) -> bool:
+    """Whether it is a tensor of device meta, which has a shape and no numbers."""
+    return isinstance(value, Tensor) and value.is_meta
+
+
 def array(tensor: Tensor) -> Array:
     """The tensor's own memory."""
     view: Array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
@@ -97,7 +102,7 @@ def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
 
 def lengths(valid_lens: Any) -> Any:
     """valid_lens as the core reads them; it checks type, shape and values.  BufferError on device meta."""
-    if isinstance(valid_lens, Tensor) and valid_lens.is_meta:
+    if on_meta(valid_lens):
         raise BufferError("valid_lens has no numbers")
     if type(valid_lens) is Tensor and valid_lens.dtype is torch.int64:
         return valid_lens.numpy()

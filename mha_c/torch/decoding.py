@@ -252,12 +252,13 @@ def key_value_weights(parameters: Nine) -> Any:
 
 def copies(parameters: Nine, packed: Optional[Packed]) -> Any:
     """W_k, W_v and their biases as they are now; inside `frozen` all that is kept shares the matrices."""
-    weights = key_value_weights(parameters)
+    if packed is not None and packed.copies:
+        W_k, W_v = packed.copies
+        return W_k, _copy(parameters[5]), W_v, _copy(parameters[6])
+    W_k, b_k, W_v, b_v = map(_copy, key_value_weights(parameters))
     if packed is not None:
-        if not packed.copies:
-            packed.copies[:] = map(_copy, weights[::2])
-        return packed.copies[0], _copy(weights[1]), packed.copies[1], _copy(weights[3])
-    return tuple(map(_copy, weights))
+        packed.copies[:] = W_k, W_v
+    return W_k, b_k, W_v, b_v
 
 
 def _copy(x: Optional[Tensor]) -> Optional[Array]:

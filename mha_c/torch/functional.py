@@ -29,6 +29,7 @@ from ._tensors import (
     exporting,
     is_compiling,
     lengths,
+    on_meta,
     refuse_half_fake,
     refuse_half_meta,
     refuse_types,
@@ -294,7 +295,8 @@ def _attention(
         plain = w_v is None and not (has_terms or return_weights or return_lse)
         if exporting() and plain and not portable.is_unknown(common):
             attend = portable.fused(empty_rows, dropout, scale, bias)
-        check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
+        if exporting() or not is_compiling():  # as in `_layer.py`
+            check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **optional)
         return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
@@ -315,7 +317,7 @@ def _attention(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
         except BufferError:
-            lens = valid_lens if isinstance(valid_lens, Tensor) and valid_lens.is_meta else None  # others may be real
+            lens = valid_lens if on_meta(valid_lens) else None  # others may be real
             refuse_half_meta(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, **optional)
             found = by_mathematics()
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _arguments, _refusals
 from .._arrays import to_lengths
 from ..errors import ShapeError
-from ._tensors import _tracing, exporting, has_numbers, is_compiling
+from ._tensors import _tracing, has_numbers
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -169,8 +169,6 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
 
 def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
     """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
-    if is_compiling() and not exporting():  # the operator says it when it runs
-        return
     queries, keys, values = map(_sized, (queries, keys, values))
     linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
     error = _refusals.inputs(queries, keys, values)
@@ -181,8 +179,6 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
     """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
-    if is_compiling() and not exporting():
-        return
     q, k, v = map(_sized, (q, k, v))
     error = _refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
     for name, mask in masks.items():
