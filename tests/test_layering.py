@@ -21,6 +21,7 @@ OWN = r'"\w+\.h"'
 C_RULES = [
     (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
     (r"mha_explain\.h", [OWN]),
+    (r"python/blocks\.c", [OWN, r"<(stdatomic|stdint)\.h>"]),  # results may go on any thread
     # the binding: Python, NumPy, the C API, and headers of its own folder; nothing else of the core
     (r"python/(?!sizes).*", [OWN, r"<Python\.h>", r"<numpy/\w+\.h>", r"<(math|string|stddef|stdint|limits)\.h>"]),
     (r"python/sizes\.c", [OWN, r"<(stdio|sys/types|time|wchar|pthread)\.h>"]),  # the types of which sizes are stated

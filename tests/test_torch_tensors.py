@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+import threading
+import tracemalloc
 
+import numpy as np
 import pytest
 
 import mha_c
@@ -216,3 +219,71 @@ def test_weights_as_tensors():
     for tensor_without_memory in refused():
         with pytest.raises((BufferError, TypeError, mha_c.ShapeError)):
             call(((tensor_without_memory, None), None, None, None))
+
+
+def large(seed, length=256):
+    """Attention of `length` queries: a result of length / 2 KiB, in memory that is kept when it is gone."""
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(1, 2, length, 64, generator=generator)
+    return mt.functional.dot_product_attention(q, *torch.randn(2, 1, 2, 4, 64, generator=generator))
+
+
+@needs_exchange
+def test_memory_of_large_results_is_kept_for_the_next():
+    first, copy = large(1), large(1).clone()  # the inner result of the second call is gone
+    kept = large(2).data_ptr()
+    last_row = first[0, 0, -1]
+    assert first.data_ptr() % 64 == kept % 64 == 0  # stores of whole cache lines
+    assert large(3).data_ptr() == kept != first.data_ptr()
+    others = [large(seed) for seed in range(4, 24)]  # more than are kept
+    assert len({x.data_ptr() for x in (first, *others)}) == 21
+    places = {x.data_ptr() for x in others}
+    del others
+    assert torch.equal(first, copy) and torch.equal(last_row, copy[0, 0, -1])
+    del first  # a view holds all of it
+    again = [large(seed) for seed in range(30, 40)]
+    assert {x.data_ptr() for x in again} <= places
+    assert torch.equal(last_row, copy[0, 0, -1])
+    for seed, x in zip(range(30, 40), again):
+        assert torch.equal(x, large(seed))
+
+
+@needs_exchange
+def test_large_results_of_several_threads_have_memory_of_their_own():
+    expected = [large(seed) for seed in range(4)]
+    wrong = []
+
+    def work(seed):
+        for _ in range(50):
+            held = [large(seed) for _ in range(3)]
+            wrong.extend(x for x in held if not torch.equal(x, expected[seed]))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@needs_exchange
+def test_little_memory_is_kept():
+    """At most 64 MiB of whatever is gone, the last first; nothing of a larger size."""
+
+    def held():
+        domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
+        return sum(x.size for x in tracemalloc.take_snapshot().filter_traces([domain]).traces) / 2**20
+
+    tracemalloc.start()
+    try:
+        results = [large(seed, length=16 * 1024) for seed in range(10)]  # 8 MiB each
+        assert held() > 79
+        del results
+        assert 50 < held() < 65
+        for length in (68 * 1024, 136 * 1024):  # 34 and 68 MiB
+            large(1, length)
+        assert 33 < held() < 65
+        places = [large(1, length).data_ptr() for length in (512, 1024, 512)]
+        assert places[0] == places[2] != places[1]  # a block of another size is left for its own
+    finally:
+        tracemalloc.stop()

@@ -177,6 +177,10 @@ PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array);        /* NULL of NULL */
+
+/* blocks.c: the same for a large result, of `bytes` bytes, that becomes a tensor; in memory that is kept for later. */
+int mha_py_is_large(size_t bytes);
+PyObject *mha_py_new_large(int rank, const npy_intp *dims, int type, size_t bytes);
 mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4 as the core takes it */
 
 /* --- Tensors: args_tensors.c -------------------------------------------------------------- */

@@ -182,6 +182,7 @@ static PyArrayObject *
 new_array(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type, int zeroed)
 {
     npy_intp room = NPY_MAX_INTP / (npy_intp)mha_py_itemsize(type);
+    size_t bytes = mha_py_itemsize(type);
     PyObject *array = NULL;
 
     if (call->failed) {
@@ -189,9 +190,12 @@ new_array(mha_py_call *call, const char *name, int rank, const npy_intp *dims, i
     }
     for (int i = 0; i < rank && room > 0; i++) {
         room = dims[i] == 0 ? room : room / dims[i];
+        bytes *= (size_t)dims[i];
     }
     if (room == 0) {
         mha_py_refuse("size", "(sN)", name, mha_py_shape(rank, dims));
+    } else if (call->has_tensors && !zeroed && mha_py_is_large(bytes)) {
+        array = mha_py_new_large(rank, dims, type, bytes);
     } else {
         array = zeroed ? PyArray_ZEROS(rank, (npy_intp *)dims, type, 0)
                        : PyArray_EMPTY(rank, (npy_intp *)dims, type, 0);
