@@ -12,19 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._core import (
-    attention_backward,
-    attention_forward,
-    dropout_factors,
-    isa,
-    layer_backward,
-)  # fmt: skip
+from .._core import attention_backward, attention_forward, dropout_factors, isa
 from .._saved import saved_weights
 from . import mathematics
 from ._tensors import (
     array,
     follow_threads,
     is_compiling,
+    layer_backward,
     layer_forward,
     layer_forward_training,
     lengths,
@@ -201,14 +196,14 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
     if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then an empty part of the tape is a real one
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
-    weights_given: Any = tuple(optional_array(W) for W in parameters[:4])
     flags: Any = tuple(needs[:3]), tuple(needs[3:7]), tuple(needs[7:11])
+    grad_out, queries, keys, values, w_v, *parameters = map(plain, (grad_out, *layer[:3], w_v, *parameters))
     inputs, weights, biases, of_w_v = layer_backward(
-        array(grad_out), parts, array(queries), array(keys), array(values),
-        weights_given, None if w_v is None else array(w_v)[0], num_heads, empty_rows, dropout, _seed(seed), *flags,
+        grad_out, parts, queries, keys, values, (*parameters, w_v), w_v, num_heads, empty_rows, dropout, _seed(seed),
+        *flags,
     )  # fmt: skip
     of_w_v = None if of_w_v is None else of_w_v.reshape(1, -1)
-    return tuple(_tensor(grad, queries) for grad in (*inputs, *weights, *biases, of_w_v))
+    return tuple(queries.new_empty(0) if grad is None else grad for grad in (*inputs, *weights, *biases, of_w_v))
 
 
 def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
