@@ -38,7 +38,7 @@ def all_equal(results):
 
 @pytest.mark.parametrize("n_rows, ins, outs", [(900, 128, 400), (400, 130, 790), (97, 700, 66), (7, 5, 3)])
 def test_projections(n_rows, ins, outs, for_all_caches, isa, dtype, rng):
-    """Rows of a gradient on both sides of 384 and 768, which tasks have at most."""
+    """Rows of a gradient on both sides of 384 and 512, which tasks have at most."""
     shapes = (n_rows, ins), (outs, ins), (n_rows, outs)
     x, weight, grad = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
     packed = _core.pack_linear(weight), None, (outs, ins)

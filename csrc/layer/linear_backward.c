@@ -16,7 +16,7 @@
 #define COPY_STRIDE (DEPTH_BLOCK + 16)     /* of rows of the left side's copy: lines of all rows in all cache sets */
 #define TASK_LEAST ((size_t)192)           /* rows of a result per task: what a copied panel is used for, */
 #define TASK_USUAL ((size_t)384)           /* up to so many at least, and to so many where the second cache is large: */
-#define TASK_MOST ((size_t)768)            /* see most_task_rows */
+#define TASK_MOST ((size_t)512)            /* see most_task_rows */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
 #define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie, */
@@ -215,9 +215,9 @@ run_task(void *context, size_t task, unsigned worker)
 }
 
 /*
- * What is copied of the left side, a block of the depth of all rows of a task, takes two fifths of the second cache:
- * with 2 MiB, 384 rows took 1.03 to 1.06 of the time of 768 (gradients of 4096 x 512 x 512), and so did 1536 rows, four
- * fifths.
+ * What is copied of the left side, a block of the depth of all rows of a task, takes two fifths of the second cache at
+ * most: with 2 MiB, 512 rows took 0.98 to 0.995 of the time of 384 (gradients of 4096 x 512 x 512 and 512 x 768 x 768),
+ * 768 as long, and 1536, four fifths, 1.02.
  */
 static size_t
 most_task_rows(const mha_kernels *k)

@@ -66,6 +66,13 @@ copied_rows(mha_dtype dtype)
     return (room.bytes / k->itemsize - 256 * k->panel_width) / (256 + 16);
 }
 
+/* Rows of a task of a projection of 5000 rows: 17 or 18 tasks of 288 at most, 26 or 27 of 192. */
+static size_t
+task_rows(mha_dtype dtype)
+{
+    return mha_linear_task_rows(mha_kernels_for(dtype), 1000, 5000);
+}
+
 static size_t
 factor_rows(size_t score_stride)
 {
@@ -85,16 +92,37 @@ check_choice(size_t first, size_t second, size_t rows_f32, size_t rows_f64, size
     n_failed += !ok;
 }
 
-/* Two fifths of the second cache within 384 and 768 rows; a third of the first, but a row, and no more than a tile. */
+/* At most so many rows, and no more than a register tile's fewer. */
+static void
+check_tasks(size_t second, size_t most_f32, size_t most_f64)
+{
+    mha_caches_select((mha_cache_sizes){32 * 1024, second * 1024});
+    const size_t f32 = task_rows(MHA_F32), f64 = task_rows(MHA_F64);
+    const int ok = f32 <= most_f32 + 12 && f32 > most_f32 * 9 / 10 && f64 <= most_f64 + 12 && f64 > most_f64 * 9 / 10;
+
+    printf("%s  %zu KiB: tasks of %zu and %zu rows\n", ok ? "ok  " : "FAIL", second, f32, f64);
+    n_failed += !ok;
+}
+
+/* Two fifths of the second cache within 384 and 512 rows; a third of the first, but a row, and no more than a tile. */
 static void
 check_choices(void)
 {
+    mha_threads_set(1);
+    check_tasks(512, 192, 128);
+    check_tasks(1024, 288, 152);
+    check_tasks(2048, 288, 288);
+    check_tasks(65536, 288, 288);
+    mha_threads_set(20);
+    check_tasks(2048, 250, 250);
+    mha_threads_set(40);
+    check_tasks(2048, 192, 128);
     check_choice(32, 512, 384, 384, 5);
     check_choice(48, 1024, 385, 384, 8);
-    check_choice(48, 2048, 768, 385, 8);
-    check_choice(128, 3072, 768, 578, 21);
+    check_choice(48, 2048, 512, 385, 8);
+    check_choice(128, 3072, 512, 512, 21);
     check_choice(4, 64, 384, 384, 1);
-    check_choice(1024, 65536, 768, 768, 48);
+    check_choice(1024, 65536, 512, 512, 48);
 }
 
 static void
