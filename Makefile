@@ -208,7 +208,7 @@ help:
 	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
 	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'
 	@echo 'bench-distributed   ring attention on 1, 2 and 4 processes'
-	@echo 'scaling     two threads, many keys, sharp scores, memory, the cost of a call'
+	@echo 'scaling     two threads, many keys, sharp scores, caches, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'
 	@echo 'lint        ruff and tools/check_style.py             typecheck   mypy and stubtest'
 	@echo 'coverage    what of C and Python the tests run        sanitize    tests under ASan and UBSan'
