@@ -48,7 +48,7 @@ class Graphs:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("length", [3, 40])  # weights are fewer numbers than q and k, or more
+@pytest.mark.parametrize("length", [3, 9])  # weights are fewer numbers than q and k, or some more
 def test_bits_of_eager_calls(name, length):
     layer, x, y = make(name), torch.randn(2, length, 8), torch.randn(2, length + 2, 8)
     graphs = Graphs()
@@ -189,8 +189,9 @@ def test_sizes_that_are_not_known(grad):
         return layer(some, some, some)
 
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.set_grad_enabled(grad):
-        call, which = compiled(chosen), torch.arange(60) % 3 > 0
-        assert torch.equal(call(x, which), chosen(x, which))
+        call = compiled(chosen)
+        for which in (torch.arange(60) % 3 > 0, torch.arange(60) % 20 == 3):
+            assert torch.equal(call(x, which), chosen(x, which))
 
 
 def test_operators_of_inference_are_well_formed():
