@@ -62,7 +62,8 @@ def available() -> bool:
     return all(hasattr(torch.library, name) for name in ("define", "impl", "register_fake", "register_autograd"))
 
 
-available._dynamo_marked_constant = True  # type: ignore[attr-defined]  torch does not become another one
+# torch does not become another one.
+available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
@@ -129,7 +130,7 @@ def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool
         features = parameters[0].shape[0]
     n_weights, n_others = batch * num_heads * n_queries * n_keys, batch * (n_queries + n_keys) * features
     if not is_compiling() and type(n_weights) is int:
-        return n_weights <= n_others
+        return bool(n_weights <= n_others)
     from torch.fx.experimental import symbolic_shapes  # takes long, and compilers have it
 
     known = getattr(symbolic_shapes, "guard_or_false", bool)
