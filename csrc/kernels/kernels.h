@@ -29,8 +29,9 @@ typedef struct {
     ptrdiff_t b_step;
     ptrdiff_t b_group;
     int b_padded;      /* the last vector of columns may be read whole */
-    void *panel;       /* of product_rows alone: room for panel_width * min(depth_block, depth) numbers, */
-    ptrdiff_t b_row;   /* and the distance of columns in b */
+    void *panel;       /* room for panel_width * min(depth_block, depth) numbers: of product_rows, */
+    ptrdiff_t b_row;   /* and of it alone the distance of columns in b; */
+    int copies_b;      /* of product, 25 rows or more and one whole panel and part: the first rows leave b there */
     void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;

@@ -4,8 +4,8 @@
  *
  * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
  * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
- * copied side by side first, asked for while the panel before it is multiplied, and likewise the columns or rows of G,
- * unless they lie close together; small operands are read where they are.
+ * copied side by side by the first tile that meets it, asked for while the panel before it is multiplied; the columns
+ * or rows of G are copied first, unless they lie close together; small operands are read where they are.
  */
 #include "runtime/common.h"
 #include "linear.h"
@@ -71,8 +71,7 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
     char *a_copy = memory + panel_bytes(k);
     size_t p = 0;
 
-    product.b = memory;
-    product.b_step = width;
+    product.panel = memory;
     product.b_padded = 1;
     do { /* once even for depth 0, which gives zeros */
         const ptrdiff_t at = (ptrdiff_t)p;
@@ -95,7 +94,12 @@ product_of_copies(const grads_job *job, mha_product product, char *memory)
             product.cols = mha_min(k->panel_width, whole.cols - column);
             product.c = whole.c == NULL ? NULL : (char *)whole.c + (ptrdiff_t)column * itemsize;
             product.c_column = column;
-            k->copy_rows(product.depth, product.cols, b, whole.b_step, memory, width);
+            product.copies_b = product.cols == k->panel_width && product.depth > 0;
+            product.b = product.copies_b ? b : memory;
+            product.b_step = product.copies_b ? whole.b_step : width;
+            if (!product.copies_b) {
+                k->copy_rows(product.depth, product.cols, b, whole.b_step, memory, width);
+            }
             look_ahead(k, &whole, p, column, &product);
             k->product(&product);
         }
