@@ -79,6 +79,11 @@ bench-distributed: $(STAMPS)/installed $(STAMPS)/test-tools
 	$(BIN)/python benchmarks/distributed.py --json build/distributed.json $(ARGS)
 	$(BIN)/python benchmarks/scale_out.py build/distributed.json docs/scale-out.svg
 
+# What our calls cost in instructions and in bytes that caches of Zen 2 and 3 do not hold: ARGS="--beside ../before".
+.PHONY: counts
+counts: $(STAMPS)/installed
+	$(BIN)/python benchmarks/counts.py $(ARGS)
+
 # The same inner loops on processors that are not at hand, by llvm-mca's models: cycles, registers spilled.
 .PHONY: model
 model:
@@ -208,6 +213,7 @@ help:
 	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
 	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'
 	@echo 'bench-distributed   ring attention on 1, 2 and 4 processes'
+	@echo 'counts      instructions and bytes of our calls (valgrind); model   inner loops by llvm-mca'
 	@echo 'scaling     two threads, many keys, sharp scores, caches, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'
 	@echo 'lint        ruff and tools/check_style.py             typecheck   mypy and stubtest'

@@ -6,7 +6,8 @@ Compiles csrc/kernels for each instruction set and prints, for the inner loops o
 exp, tanh and dropout: cycles a step; of them, what its multiply-adds alone would take (a product has nothing else to
 wait for: 90 % is the goal); and how often a step touches the stack.
 A model knows ports and latencies, not caches: all loads hit.  Its word is no measurement, and some words are odd: LLVM
-19 gives Intel's servers one unit for 512-bit multiply-adds, LLVM 16 two, which is right.
+19 gives Intel's servers one unit for 512-bit multiply-adds, LLVM 16 two, which is right; both give a broadcast from
+memory to 512 bits three steps on znver4, two of them where multiply-adds go (as a plain load: 48 cycles, not 60).
 """
 
 import argparse
