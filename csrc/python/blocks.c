@@ -13,31 +13,27 @@
 
 #define LARGE_BYTES ((size_t)64 * 1024)       /* of smaller ones malloc keeps enough by itself */
 #define KEPT_BYTES ((size_t)64 * 1024 * 1024) /* as glibc's malloc, once it has met blocks of 32 MiB */
-#define N_KEPT 16
+#define N_KEPT 128 /* a step of a model frees the gradients of all layers */
 #define LINE ((size_t)64)
 
 /* A block is an array of bytes: NumPy gets the memory, counts it, and asks for huge pages. */
 static struct {
     atomic_flag busy;
     PyArrayObject *blocks[N_KEPT]; /* the one that was freed first in front */
+    size_t sizes[N_KEPT];          /* read for all of them, unlike the blocks themselves */
     size_t n, bytes;
 } kept = {.busy = ATOMIC_FLAG_INIT};
-
-static size_t
-size_of(PyArrayObject *block)
-{
-    return (size_t)PyArray_DIM(block, 0);
-}
 
 static PyArrayObject *
 remove_kept(size_t i)
 {
     PyArrayObject *block = kept.blocks[i];
 
-    kept.bytes -= size_of(block);
+    kept.bytes -= kept.sizes[i];
     kept.n--;
     for (; i < kept.n; i++) {
         kept.blocks[i] = kept.blocks[i + 1];
+        kept.sizes[i] = kept.sizes[i + 1];
     }
     return block;
 }
@@ -53,8 +49,8 @@ take_kept(size_t bytes)
         return NULL;
     }
     for (size_t i = 0; i < kept.n; i++) {
-        const size_t size = size_of(kept.blocks[i]);
-        if (size >= bytes && size <= bytes + bytes / 8 && (best == N_KEPT || size < size_of(kept.blocks[best]))) {
+        const size_t size = kept.sizes[i];
+        if (size >= bytes && size <= bytes + bytes / 8 && (best == N_KEPT || size < kept.sizes[best])) {
             best = i;
         }
     }
@@ -70,7 +66,7 @@ static void
 keep(PyObject *capsule)
 {
     PyArrayObject *block = PyCapsule_GetPointer(capsule, NULL), *dropped[N_KEPT + 1];
-    const size_t bytes = size_of(block);
+    const size_t bytes = (size_t)PyArray_DIM(block, 0);
     size_t n_dropped = 0;
 
     if (bytes > KEPT_BYTES || atomic_flag_test_and_set_explicit(&kept.busy, memory_order_acquire)) {
@@ -80,7 +76,8 @@ keep(PyObject *capsule)
     while (kept.n == N_KEPT || kept.bytes + bytes > KEPT_BYTES) {
         dropped[n_dropped++] = remove_kept(0);
     }
-    kept.blocks[kept.n++] = block;
+    kept.blocks[kept.n] = block;
+    kept.sizes[kept.n++] = bytes;
     kept.bytes += bytes;
     atomic_flag_clear_explicit(&kept.busy, memory_order_release);
     while (n_dropped > 0) {
