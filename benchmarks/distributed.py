@@ -67,6 +67,7 @@ def work(rank, n, store, options, pipe):
     out = attention(*small)
     out.backward(torch.ones_like(out))  # everything is loaded
     del out
+
     def timed(attention, heads, rows):
         """CPU seconds forward and backward, and what the loopback interface sent in each."""
         inputs = [torch.randn(1, heads, rows, DIM, requires_grad=True) for _ in range(3)]

@@ -62,7 +62,7 @@ class Peak:
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "peak.c"), Path(folder, "peak.so")
             call = f"double probe(double seconds) {{ return peak_{isa}_for(seconds); }}"
-            source.write_text(f"#include \"peak.h\"\n{call}\n")
+            source.write_text(f'#include "peak.h"\n{call}\n')
             command = [compiler, "-O3", "-std=gnu11", "-w", "-fPIC", "-shared", f"-I{HERE}", source, "-o", library]
             subprocess.run(command, check=True)
             self.probe = ctypes.CDLL(str(library)).probe

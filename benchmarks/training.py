@@ -88,9 +88,7 @@ class Layer:
             module.load_state_dict(modules["mha_c"].state_dict())
         leaves = {name: [*inputs, *module.parameters()] for name, module in modules.items()}
         check(torch, {name: lambda m=module: call(m.eval()) for name, module in modules.items()}, leaves, grad)
-        runs = {
-            name: step(torch, lambda m=module: call(m), leaves[name], grad) for name, module in modules.items()
-        }
+        runs = {name: step(torch, lambda m=module: call(m), leaves[name], grad) for name, module in modules.items()}
         for module in modules.values():
             module.train()
         runs["autograd"] = floor(torch, leaves["mha_c"], grad)
