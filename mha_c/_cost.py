@@ -151,7 +151,7 @@ def cost(
     weights x values                17.2 G     528 MiB      16 MiB
     W_o heads                       2.15 G      17 MiB      17 MiB
     in all                          43.6 G     2.1 GiB     100 MiB
-    memory beside the result                  1.03 GiB    32... MiB
+    memory beside the result                  1.03 GiB    3... MiB
     """
     n_queries = _arguments.whole(queries, "queries")
     n_keys = n_queries if keys is None else _arguments.whole(keys, "keys")
