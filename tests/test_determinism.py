@@ -191,9 +191,8 @@ def test_rows_far_apart(isa, dtype, rng, ends):
 
 
 def test_strides_of_masks(isa, dtype, rng):
-    """Keys side by side, far apart or backwards: more rows and keys than are walked at once, with ends of their own."""
+    """Keys far apart or backwards: more rows and keys than are walked at once, with ends of their own."""
     layouts = (
-        lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
         lambda x: np.repeat(x, 3, axis=-1)[..., ::3],
         lambda x: x[..., ::-1].copy()[..., ::-1],
     )
@@ -203,6 +202,21 @@ def test_strides_of_masks(isa, dtype, rng):
     expected = bits(call.run())
     for layout in layouts:
         assert bits(call.change(**{name: layout(mask) for name, mask in masks.items()}).run()) == expected
+
+
+@pytest.mark.parametrize("seen", [{}, {"window_left": 20, "causal": "bottom_right"}, {"valid_lens": np.array([15])}])
+def test_transposed_masks(isa, dtype, rng, seen):
+    """One of them, the other or both: sizes that fill no square, infinite and missing biases of hidden keys."""
+    for n_queries, n_keys in (37, 53), (1, 130), (101, 16), (15, 300):
+        keep, bias = rng.random((n_queries, n_keys)) < 0.8, rng.standard_normal((1, 2, n_queries, n_keys)).astype(dtype)
+        bias[:, :, ~keep] = rng.choice([0, np.inf, np.nan], (~keep).sum())
+        terms = (rng.standard_normal((2, 9)).astype(dtype), 3.0, None) if n_keys < 100 else None
+        masks = {"keep_mask": keep, "bias": bias}
+        call = draw(rng, dtype, (1, 2, 1, n_queries, n_keys, 8, 8), **masks, score_terms=terms, **seen)
+        expected = bits([*call.run(), call.forward(return_weights=True)[1]])
+        for names in ("keep_mask",), ("bias",), masks:
+            changed = call.change(**{name: masks[name].swapaxes(-1, -2).copy().swapaxes(-1, -2) for name in names})
+            assert bits([*changed.run(), changed.forward(return_weights=True)[1]]) == expected
 
 
 def test_repeated_operands(isa, dtype, rng):

@@ -190,60 +190,102 @@ cap_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, c
     plan->kernels->cap_scores(&cap);
 }
 
-/* What the caller adds to, or hides of, a row's scores of these keys. */
+/* What the caller adds to scores or hides of them, in the order in which that happens. */
+enum { RELATIVE_BIAS = 1, BIAS = 2, KEEP_MASK = 4 };
+
 static void
-apply_to_row(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, char *scores)
+apply_to_row(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, char *scores, int terms)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const size_t n = keys.last - keys.first;
 
-    if (args->relative_bias != NULL) {
+    if (terms & RELATIVE_BIAS) {
         add_relative_bias(plan, tile, row, keys, scores);
     }
-    if (args->bias.data != NULL) {
+    if (terms & BIAS) {
         k->add_bias(scores, n, mask_at(&args->bias, k->itemsize, tile, row, keys.first), args->bias.key_stride);
     }
-    if (args->keep_mask.data != NULL) {
+    if (terms & KEEP_MASK) {
         k->keep_keys(scores, n, (const uint8_t *)mask_at(&args->keep_mask, 1, tile, row, keys.first),
                      args->keep_mask.key_stride);
     }
 }
 
-/* Keys that all rows meet before the next ones: of a transposed mask, a cache line has one key's of many rows. */
+/* Keys that all rows meet before the next ones: of a mask whose keys lie apart, a cache line may serve many rows. */
 static size_t
-keys_at_once(const mha_attention_args *args, const mha_key_block *block)
+keys_at_once(const mha_attention_args *args, const mha_key_block *block, int terms)
 {
-    const ptrdiff_t bias = args->bias.data == NULL ? 0 : args->bias.key_stride;
-    const ptrdiff_t keep = args->keep_mask.data == NULL ? 0 : args->keep_mask.key_stride;
+    const ptrdiff_t bias = terms & BIAS ? args->bias.key_stride : 0;
+    const ptrdiff_t keep = terms & KEEP_MASK ? args->keep_mask.key_stride : 0;
 
     return (bias != 0 && bias != 1) || (keep != 0 && keep != 1) ? 32 : block->keys.last - block->keys.first;
 }
 
 static void
-apply_masks(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+apply_by_rows(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block, int terms)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t row_bytes = plan->score_stride * k->itemsize, step = keys_at_once(args, block);
-    const int given = args->bias.data != NULL || args->keep_mask.data != NULL || args->relative_bias != NULL;
+    const size_t itemsize = plan->kernels->itemsize, step = keys_at_once(plan->args, block, terms);
     mha_interval keys = block->keys;
 
-    for (; given && keys.first < block->keys.last; keys.first += step) {
+    for (; terms && keys.first < block->keys.last; keys.first += step) {
         keys.last = mha_min(keys.first + step, block->keys.last);
         for (size_t i = 0; i < tile->rows; i++) {
             const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), keys);
+            const size_t at = i * plan->score_stride + seen.first - block->first_key;
             if (seen.first < seen.last) {
-                apply_to_row(plan, tile, i, seen,
-                             arena->scores + i * row_bytes + (seen.first - block->first_key) * k->itemsize);
+                apply_to_row(plan, tile, i, seen, arena->scores + at * itemsize, terms);
             }
         }
     }
-    for (size_t i = 0; !plan->same_visibility && i < tile->rows; i++) {
+}
+
+/* Does a key's part of the mask lie side by side for all queries, as that of a transposed array? */
+static int
+lies_by_keys(const mha_mask *mask)
+{
+    return mask->query_stride == 1 && mask->key_stride != 1;
+}
+
+/* What lies by keys meets all rows and keys of the tile in squares: what a row may not see is hidden afterwards. */
+static void
+apply_terms(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_mask *bias = &args->bias, *keep = &args->keep_mask;
+    const size_t first = block->keys.first, n = block->keys.last - first;
+    const ptrdiff_t stride = (ptrdiff_t)plan->score_stride;
+    char *scores = arena->scores + (first - block->first_key) * k->itemsize;
+    int terms = (args->relative_bias != NULL ? RELATIVE_BIAS : 0) | (bias->data != NULL ? BIAS : 0) |
+                (keep->data != NULL ? KEEP_MASK : 0);
+
+    if (terms & BIAS && lies_by_keys(bias)) {
+        apply_by_rows(plan, tile, arena, block, terms & RELATIVE_BIAS);
+        k->add_bias_by_keys(tile->rows, n, scores, stride, mask_at(bias, k->itemsize, tile, 0, first),
+                            bias->key_stride);
+        terms &= KEEP_MASK;
+    }
+    if (terms & KEEP_MASK && lies_by_keys(keep)) {
+        apply_by_rows(plan, tile, arena, block, terms & ~KEEP_MASK);
+        k->keep_by_keys(tile->rows, n, scores, stride, (const uint8_t *)mask_at(keep, 1, tile, 0, first),
+                        keep->key_stride);
+        return;
+    }
+    apply_by_rows(plan, tile, arena, block, terms);
+}
+
+/* What the ends of rows hide: all that lies outside of the keys that a row sees. */
+static void
+hide_ends(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+{
+    const mha_kernels *k = plan->kernels;
+
+    for (size_t i = 0; i < tile->rows; i++) {
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         const size_t n = seen.last - seen.first, start = block->first_key + block->from;
         if (n != block->visible) {
-            k->hide_keys(arena->scores + i * row_bytes + block->from * k->itemsize, block->visible,
+            k->hide_keys(arena->scores + (i * plan->score_stride + block->from) * k->itemsize, block->visible,
                          n > 0 ? seen.first - start : 0, n > 0 ? seen.last - start : 0);
         }
     }
@@ -260,7 +302,10 @@ mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_arena *aren
     if (plan->args->softcap > 0) {
         cap_scores(plan, tile, arena, block);
     }
-    apply_masks(plan, tile, arena, block);
+    apply_terms(plan, tile, arena, block);
+    if (!plan->same_visibility) {
+        hide_ends(plan, tile, arena, block);
+    }
 }
 
 /* 1 if some key of the block is visible to one row of the tile and hidden from another. */

@@ -165,6 +165,11 @@ typedef struct {
     /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
     X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
+    /* The same for rows, where one key's numbers or bytes lie side by side for all of them: x[i + j * key_stride]. */ \
+    X(void, add_bias_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const void *bias, \
+                               ptrdiff_t key_stride)) \
+    X(void, keep_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const uint8_t *keep, \
+                           ptrdiff_t key_stride)) \
     X(void, cap_scores, (const mha_cap *tile)) \
     /* x[i][j] *= slopes[i][j], rows row_stride apart; what is 0 stays 0, whatever the slope. */ \
     X(void, apply_slopes, (size_t rows, size_t cols, void *x, const void *slopes, ptrdiff_t row_stride)) \

@@ -40,6 +40,15 @@ typedef struct {
     size_t n_q, n_k, n_v, n_out, n_scores, n_rows;
 } attention_case;
 
+/* A mask, one for each head or item, whose keys lie side by side, or else its queries. */
+static mha_mask
+mask_of(const void *data, const mha_attention_args *a, int per_head, int by_keys)
+{
+    const ptrdiff_t q = (ptrdiff_t)a->queries, k = (ptrdiff_t)a->keys;
+
+    return (mha_mask){data, per_head ? 0 : q * k, per_head ? q * k : 0, by_keys ? 1 : k, by_keys ? q : 1};
+}
+
 static void
 place_masks(attention_case *c, size_t variant)
 {
@@ -65,10 +74,10 @@ place_masks(attention_case *c, size_t variant)
         for (size_t i = 0; i < B * Q * K; i++) {
             keep[i] = i % 5 != 0;
         }
-        a->keep_mask = (mha_mask){keep, q * k, 0, k, 1};
+        a->keep_mask = mask_of(keep, a, 0, variant & 8);
     }
     if (variant % 3 == 2) {
-        a->bias = (mha_mask){numbers(dtype, a->heads * Q * K), 0, q * k, k, 1};
+        a->bias = mask_of(numbers(dtype, a->heads * Q * K), a, 1, variant & 8);
         c->grads.grad_bias = (mha_mask_result){room(dtype, a->heads * Q * K), 0, q * k, k, 1};
     }
     a->dropout = variant % 5 == 0 ? 0.3 : 0.0;
