@@ -179,12 +179,29 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 def test_a_torch_without_exchange_functions():
     here = __file__.rsplit("/", 1)[0]
-    files = [f"{here}/{name}.py" for name in ("test_torch", "test_torch_tensors")]
+    compiled = "test_torch_compile.py::test_what_needs_gradients_gets_them"
+    files = [f"{here}/{name}" for name in ("test_torch.py", "test_torch_tensors.py", compiled)]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *files, "-k", "not without_exchange and not thread"], capture_output=True,
         text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+
+
+ELSEWHERE = """
+import torch
+from torch._subclasses import FakeTensorMode
+with FakeTensorMode() if {fake} else torch.device("meta"):
+    import mha_c.torch as mt
+if not {fake}:
+    x = torch.ones(2, 3, 4)
+    assert len({{mt.DotProductAttention(0.5)(x, x, x).sum().item() for _ in range(20)}}) > 1
+"""
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_import_does_not_depend_on_the_default_device(fake):
+    subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=300)
 
 
 def test_the_tape_is_saved_where_it_is_large():

@@ -159,10 +159,12 @@ linear: Any = _core.linear
 try:
     _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter, Tensor.is_neg)
 except (AttributeError, ValueError):
-    layer_forward, layer_forward_training, layer_gradients, attention_forward, attention_backward = map(
-        _with_arrays, (layer_forward, layer_forward_training, layer_gradients, attention_forward, attention_backward)
+    layer_forward, layer_forward_training, layer_step = map(
+        _with_arrays, (layer_forward, layer_forward_training, layer_step)
     )
-    same_numbers, linear, layer_step = map(_with_arrays, (same_numbers, linear, layer_step))
+    layer_backward, layer_gradients, linear = map(_with_arrays, (layer_backward, layer_gradients, linear))
+    attention_forward, attention_backward = map(_with_arrays, (attention_forward, attention_backward))
+    same_numbers = _with_arrays(same_numbers)
 
 
 def check_inputs(**named: Any) -> None:
@@ -220,8 +222,9 @@ def refuse_types(**named: Any) -> NoReturn:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.room = torch.empty((), dtype=torch.int64)
-        self.number = self.room.numpy()  # the same memory, read in a quarter of the time
+        self.room = torch.empty((), dtype=torch.int64, device="cpu")  # whatever device is the default
+        # The same memory, read in a quarter of the time; a fake tensor, under FakeTensorMode, has none.
+        self.number: Any = self.room.numpy() if type(self.room) is Tensor else self.room
 
 
 _local = _Local()
