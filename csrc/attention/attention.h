@@ -108,6 +108,7 @@ typedef struct {
     unsigned n_workers;
     int packs_keys, packs_values; /* what becomes of a key block before tiles meet it */
     mha_copying copies_rows; /* and of its values, on the way back of its keys */
+    size_t factor_rows; /* of a tile that get their dropout factors, and use them, before the next do */
     int keeps_slopes; /* scores are capped, and the way back needs by how much */
     int weights_later; /* rows may span several blocks: weights are written by a second pass */
     void *row_max, *row_sum; /* the caller's, or scratch where the weights need them, or NULL */
@@ -227,9 +228,9 @@ void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_a
                          const mha_key_block *block, const mha_product *product, int rows_are_keys);
 
 /*
- * So many rows of a tile get their dropout factors, and use them, before the next do: these and the scores that they
- * are for take two thirds of the first cache.  (With 48 KiB, 32 KiB of factors took 1.01 of the time of 16, and 8 KiB
- * as long.)
+ * What `factor_rows` shall be, by the plan's tile_rows and score_stride: factors and the scores that they are for take
+ * two thirds of the first cache.  (With 48 KiB, 32 KiB of factors took 1.01 of the time of 16, and 8 KiB as
+ * long.)
  */
 size_t mha_factor_rows(const mha_plan *plan);
 

@@ -36,7 +36,7 @@ plan_arena(mha_backward_plan *b, mha_scratch *scratch)
         .scores = tile,
         .grads = tile,
         .slopes = plan->keeps_slopes ? tile : 0,
-        .factors = args->dropout > 0 ? mha_factor_rows(plan) * plan->score_stride : 0,
+        .factors = plan->factor_rows * plan->score_stride,
         .masked_values = mha_hides_single_keys(plan) ? mha_max(keys, plan->tile_rows) * widest : 0,
         .max = args->queries,
         .sum = args->queries,
@@ -65,6 +65,7 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->key_block = KEY_BLOCK;
     plan->tile_rows = TILES_HIGH * k->tile_rows;
     plan->score_stride = mha_round_up(mha_min(KEY_BLOCK, args->keys), k->panel_width) + k->lanes;
+    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan) : 0;
     plan->task_queries = mha_max(args->queries, 1);
     plan->tasks_per_head = 1;
     plan->packs_keys = args->additive_weights == NULL;

@@ -80,7 +80,7 @@ score_grads(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, 
     const mha_kernels *k = plan->kernels;
     const int drop = plan->args->dropout > 0;
     const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-    const size_t at_once = drop ? mha_factor_rows(plan) : tile->rows;
+    const size_t at_once = drop ? plan->factor_rows : tile->rows;
     mha_rows some = *tile;
     size_t step;
 

@@ -180,10 +180,11 @@ plan_scratch(mha_plan *plan, mha_scratch *scratch)
     const size_t panels = plan->by_columns     ? mha_round_up(plan->tile_rows, k->panel_width)
                           : plan->keys_in_rows ? k->panel_width
                                                : keys;
+    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan) : 0;
     const mha_arena_sizes sizes = {
         .packed_keys = args->additive_weights == NULL ? panels * args->head_dim : 0,
         .scores = (plan->by_columns ? args->keys : plan->tile_rows) * plan->score_stride,
-        .factors = args->dropout > 0 ? mha_factor_rows(plan) * plan->score_stride : 0,
+        .factors = plan->factor_rows * plan->score_stride,
         .block_out = plan->tile_rows * values,
         .dense_rows = plan->copies_rows != MHA_COPY_NEVER ? keys * values : 0,
         .masked_values = mha_hides_single_keys(plan) ? keys * values : 0,

@@ -472,7 +472,7 @@ void
 mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key, at_once = mha_factor_rows(plan);
+    const size_t first = block->keys.first - block->first_key, at_once = plan->factor_rows;
     mha_rows some = *tile;
 
     for (size_t row = 0; row < tile->rows; row += at_once) {

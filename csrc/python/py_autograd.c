@@ -64,10 +64,8 @@ learns(const mha_py_call *call, PyObject *const *tensors, int n)
     int found = 0;
 
     for (int i = 0; i < n && found == 0; i++) {
-        PyObject *const word = call->state->kept[MHA_PY_WORD_REQUIRES_GRAD];
-        PyObject *answer = tensors[i] == Py_None ? NULL : PyObject_GetAttr(tensors[i], word);
-
         if (tensors[i] != Py_None) {
+            PyObject *answer = PyObject_GetAttr(tensors[i], call->state->kept[MHA_PY_WORD_REQUIRES_GRAD]);
             found = answer == NULL ? -1 : PyObject_IsTrue(answer);
             Py_XDECREF(answer);
         }

@@ -9,6 +9,7 @@
 #include "layer_call.h"
 
 enum { NEEDS_INPUTS = MHA_PY_N_BACKWARD, NEEDS_WEIGHTS, NEEDS_BIASES };
+
 /* --- Inputs ------------------------------------------------------------------------------------- */
 
 /* The arguments of the forward call, in its order; the lengths are the tape's. */
