@@ -25,7 +25,8 @@ typedef enum {
     MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
     MHA_ERR_ISA = -3,   /* this instruction set is unknown, not compiled in, or not on this CPU */
     MHA_ERR_SIZE = -4,  /* a product of sizes does not fit in memory's address range */
-    MHA_ERR_INTERRUPTED = -5 /* given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
+    MHA_ERR_INTERRUPTED = -5, /* given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
+    MHA_ERR_FORKED = -6 /* its watcher forked, and this is the child, which has no threads that helped; likewise */
 } mha_status;
 
 #if defined(__GNUC__)

@@ -307,6 +307,37 @@ def test_a_signal_handler_may_call_during_a_call():
     assert "handler True" in printed
 
 
+def test_a_fork_in_a_signal_handler_ends_the_call_of_the_child():
+    """The threads that helped the call are not in the child: what they had begun is never finished there."""
+    python(
+        """
+        n, seconds, parent, children = 500, 0.0, os.getpid(), []
+        mha_c.set_num_threads(2)
+        while seconds < 0.25:  # so that the signal is asked for during a call
+            n, start = 2 * n, time.perf_counter()
+            q = np.random.default_rng(1).standard_normal((1, 16, n, 64), dtype=np.float32)
+            first = F.dot_product_attention(q, q, q).tobytes()
+            seconds = time.perf_counter() - start
+        signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+        ended = "after the call"  # where the signal came too late to be seen during it
+        while ended == "after the call":
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            try:
+                ended = "after the call" if F.dot_product_attention(q, q, q).tobytes() == first else "wrong"
+            except RuntimeError as error:
+                ended = "refused" if "forked" in str(error) else str(error)
+            while not children:
+                time.sleep(0.001)
+            if os.getpid() != parent:
+                again = call() and F.dot_product_attention(q, q, q).tobytes() == first
+                os._exit({"refused": 0, "after the call": 2}.get(ended, 1) if again else 1)
+            assert ended == "after the call", ended
+            ended = {0: "refused", 2: "after the call"}[os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1])]
+        assert call()
+        """
+    )
+
+
 def test_a_signal_handler_may_call():
     printed = python(
         """

@@ -107,10 +107,11 @@ int
 mha_py_check(mha_status status, const char *function)
 {
     PyObject *const kind = status == MHA_ERR_NOMEM                             ? PyExc_MemoryError
+                           : status == MHA_ERR_FORKED                        ? PyExc_RuntimeError
                            : status == MHA_ERR_ISA || status == MHA_ERR_SIZE ? PyExc_ValueError
                                                                              : PyExc_SystemError; /* our own bug */
 
-    if (status != MHA_OK && status != MHA_ERR_INTERRUPTED) { /* signal_came has what the handler raised */
+    if (status != MHA_OK && !PyErr_Occurred()) { /* else signal_came has what a handler raised */
         PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
     }
     return status == MHA_OK ? 0 : -1;

@@ -16,6 +16,7 @@ mha_status_text(mha_status status)
         [-MHA_ERR_ISA] = "instruction set unknown, not compiled in, or not offered by this CPU",
         [-MHA_ERR_SIZE] = "sizes too large: their product does not fit in memory",
         [-MHA_ERR_INTERRUPTED] = "interrupted",
+        [-MHA_ERR_FORKED] = "forked during the call, whose other threads are in the parent alone: call it again",
     };
-    return status <= MHA_OK && status >= MHA_ERR_INTERRUPTED ? texts[-status] : "unknown status";
+    return status <= MHA_OK && status >= MHA_ERR_FORKED ? texts[-status] : "unknown status";
 }

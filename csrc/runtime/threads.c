@@ -153,11 +153,14 @@ work_forever(void *unused)
 /*
  * In the child of a fork: the workers are gone, and so is the caller they may have worked for.  All state returns to
  * that of a process that has not used the pool, and the next call starts new workers.  It needs no lock in the
- * parent, for nothing of the old state is kept, however unfinished it was copied.
+ * parent, for nothing of the old state is kept, however unfinished it was copied.  A call whose watcher forked cannot
+ * be finished: nobody works on the tasks that its workers had claimed.
  */
 static void
 forget_pool(void)
 {
+    mha_interrupt_lost_helpers(pool.interrupt);
+    pool.interrupt = NULL;
     atomic_store(&pool.gate, 0);
     mha_counter_forget(&pool.bell);
     mha_counter_forget(&pool.finished);
@@ -220,7 +223,9 @@ wait_for_helpers(void)
         const int64_t now = mha_now_ns();
         if (!mha_counter_spin(&pool.finished, n_finished, now + YIELD_AFTER_NS, now + SPIN_NS)) {
             mha_counter_park(&pool.finished, n_finished, pool.interrupt != NULL ? LOOK_AGAIN_NS : MHA_FOREVER);
-            (void)mha_interrupted(); /* the helpers will see it */
+            if (mha_interrupt_status() == MHA_ERR_FORKED) { /* they are not in this process */
+                return;
+            } /* the helpers see any other reason to end */
         }
     }
 }
@@ -245,6 +250,7 @@ share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
         post_job(n_helpers);
         claim_tasks(0);
         wait_for_helpers();
+        pool.interrupt = NULL;
     }
     atomic_store_explicit(&pool.busy, 0, memory_order_release);
     return n_helpers > 0;

@@ -26,7 +26,7 @@ static _Thread_local struct {
     unsigned skip, skipped;
     int64_t looked_at, ask_at;
 } watch;
-static _Thread_local atomic_int stopped;       /* this thread's own call */
+static _Thread_local atomic_int stopped;       /* this thread's own call: the status it ends with, MHA_OK to go on */
 static _Thread_local const atomic_int *follow; /* that of the call it works for */
 
 void
@@ -40,7 +40,7 @@ mha_interrupt_watch(mha_interrupt_fn check, void *context)
     watch.skip = watch.skipped = 0;
     watch.looked_at = check != NULL ? mha_now_ns() : 0;
     watch.ask_at = watch.looked_at + ASK_EVERY_NS;
-    atomic_store(&stopped, 0);
+    atomic_store(&stopped, MHA_OK);
     follow = check != NULL ? &stopped : NULL;
 }
 
@@ -56,6 +56,14 @@ mha_interrupt_follow(const void *flag)
     follow = flag;
 }
 
+void
+mha_interrupt_lost_helpers(const void *flag)
+{
+    if (flag == &stopped) {
+        atomic_store(&stopped, MHA_ERR_FORKED);
+    }
+}
+
 int
 mha_interrupt_watched(void)
 {
@@ -66,8 +74,8 @@ static void
 ask(int64_t now)
 {
     watch.asking = 1;
-    if (watch.check(watch.context) != 0) {
-        atomic_store(&stopped, 1);
+    if (watch.check(watch.context) != 0 && atomic_load(&stopped) == MHA_OK) {
+        atomic_store(&stopped, MHA_ERR_INTERRUPTED);
     }
     watch.asking = 0;
     watch.ask_at = now + ASK_EVERY_NS;
@@ -79,7 +87,7 @@ mha_interrupted(void)
     if (!mha_interrupt_watched()) {
         return 0;
     }
-    if (watch.check != NULL && atomic_load(&stopped) == 0 && watch.skipped++ >= watch.skip) {
+    if (watch.check != NULL && atomic_load(&stopped) == MHA_OK && watch.skipped++ >= watch.skip) {
         const int64_t now = mha_now_ns(), passed = now - watch.looked_at;
         watch.skip = passed >= LOOK_EVERY_NS ? 0 : mha_min(2 * watch.skip + 1, MOST_SKIPPED);
         watch.skipped = 0;
@@ -88,11 +96,11 @@ mha_interrupted(void)
             ask(now);
         }
     }
-    return atomic_load_explicit(follow, memory_order_relaxed);
+    return atomic_load_explicit(follow, memory_order_relaxed) != MHA_OK;
 }
 
 mha_status
 mha_interrupt_status(void)
 {
-    return mha_interrupted() ? MHA_ERR_INTERRUPTED : MHA_OK;
+    return mha_interrupted() ? (mha_status)atomic_load(follow) : MHA_OK;
 }

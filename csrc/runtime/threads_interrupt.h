@@ -20,4 +20,7 @@ MHA_MUST_CHECK mha_status mha_interrupt_status(void);
 const void *mha_interrupt_flag(void);
 void mha_interrupt_follow(const void *flag);
 
+/* In the child of a fork: the call with this flag has lost its helpers.  It ends, if it is the forking thread's own. */
+void mha_interrupt_lost_helpers(const void *flag);
+
 #endif /* MHA_THREADS_INTERRUPT_H */

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "runtime/threads_interrupt.h"
 #include "threads_watch.h"
 
 #define REPETITIONS (WITH_TSAN ? 20 : 200)
@@ -155,6 +156,59 @@ check_fork(watch *w)
     check(ok, "fork while other threads are inside calls");
 }
 
+/* --- A fork by whoever watches a call ---------------------------------------------------- */
+
+/* One task for the caller, which waits for a helper to come, and one for the helper, which waits for the watcher. */
+static struct {
+    atomic_int helper_came, may_end;
+    pid_t child;
+    int child_status;
+} watched;
+
+static void
+meet(void *unused, size_t task, unsigned worker)
+{
+    (void)unused;
+    (void)task;
+    if (worker != 0) {
+        atomic_store(&watched.helper_came, 1);
+    }
+    while (!atomic_load(worker == 0 ? &watched.helper_came : &watched.may_end)) {
+        sleep_ms(1);
+    }
+}
+
+/* Asked while the caller waits for its helper, which the child does not have. */
+static int
+fork_once(void *unused)
+{
+    (void)unused;
+    if (!atomic_load(&watched.may_end)) {
+        watched.child = fork();
+        if (watched.child == 0) {
+            alarm(20);
+            return 0;
+        }
+        waitpid(watched.child, &watched.child_status, 0);
+        atomic_store(&watched.may_end, 1);
+    }
+    return 0;
+}
+
+static void
+check_watcher_forks(watch *w)
+{
+    watched.child_status = -1;
+    mha_interrupt_watch(fork_once, NULL);
+    mha_parallel_for(2, 2, meet, NULL);
+    const mha_status status = mha_interrupt_status();
+    mha_interrupt_watch(NULL, NULL);
+    if (watched.child == 0) {
+        _exit(status == MHA_ERR_FORKED && runs_right(w, 500, 4, 20) ? 0 : 1);
+    }
+    check(status == MHA_OK && watched.child_status == 0, "a watcher forks: the child's call ends and says so");
+}
+
 static void
 check_exit(void)
 {
@@ -183,6 +237,7 @@ main(void)
     watch *w = malloc(sizeof *w);
 
     check_fork(w);
+    check_watcher_forks(w);
     check_oversubscribed(w);
     check_exit();
     free(w);
