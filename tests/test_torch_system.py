@@ -144,6 +144,28 @@ def test_export_and_trace():
     torch.testing.assert_close(traced(other, x, x, lens), layer(other, x, x, lens))
 
 
+@needs_ops
+@pytest.mark.parametrize("empty_rows", ["uniform", "zero"])
+@pytest.mark.parametrize("way", ["export", "trace"])
+def test_gradients_of_programs_with_an_empty_row_among_others(way, empty_rows):
+    layer = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, empty_rows=empty_rows).eval()
+    inputs = [torch.randn(2, n, 8) for n in (3, 5, 5)]
+    lens = torch.tensor([[1, 2, 3], [5, 0, 4]])
+    if way == "export":
+        program = torch.export.export(layer, (*inputs, lens)).module()
+    else:
+        with pytest.warns():
+            program = torch.jit.trace(layer, (*inputs, lens), check_trace=False)
+    outcomes = []
+    for call in (layer, program):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        out = call(*leaves, lens)
+        outcomes.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    assert float(outcomes[0][1][1, 1].abs().max()) == 0  # the query that sees no key
+    for ours, theirs in zip(*outcomes):
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=2e-6)  # float32 sums in another order
+
+
 # --- Memory and processes ----------------------------------------------------------------------------------
 
 

@@ -20,8 +20,6 @@ from ._tensors import _tracing, exporting
 from .autograd import WeightsSource
 from .mathematics import Attend, Drop
 
-FAR_BELOW = -1e38  # beside which no score counts
-
 
 def drop_of(p: float) -> Optional[Drop]:
     """torch's own dropout: a program that stands alone draws from its own generator."""
@@ -43,8 +41,9 @@ def fused(
             return scaled_dot_product_attention(q, k, v, None, dropout, scale=scale)
         there = torch.zeros((), dtype=q.dtype) if bias is None else bias
         empty = ~visible.any(-1, keepdim=True)
-        # Equal scores make an empty row uniform.
-        added = torch.where(visible, there, torch.where(empty, FAR_BELOW, -torch.inf).to(q.dtype))
+        # Scores of 0 make an empty row uniform, and lead no gradient to the keys; its query has none either.
+        q = torch.where(empty, 0.0, q)
+        added = torch.where(visible, there, torch.where(empty, 0.0, -torch.inf).to(q.dtype))
         if _tracing() is None:  # a row for each query, as onnxruntime's Attention wants a mask
             added = added.expand(*added.shape[:-2], q.shape[-2], k.shape[-2])
         out = scaled_dot_product_attention(q, k, v, added, dropout, scale=scale)
