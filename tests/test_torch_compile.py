@@ -1,7 +1,9 @@
 """What torch.compile makes of a layer: one operator that reads the weights where they lie, and eager's bits."""
 
 import copy
+import gc
 import itertools
+import weakref
 
 import pytest
 
@@ -212,3 +214,30 @@ def test_operators_of_inference_are_well_formed():
         arguments = many, many.clone(), many.clone(), *W, others, 2, "uniform", 0.0
         tests = "test_schema", "test_faketensor"
         torch.library.opcheck(torch.ops.mha_c.layer_keeping_projected, arguments, test_utils=tests)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_what_weights_were_read_from_is_freed(compiles):
+    """Weights that were looked at with gradients, and then forgotten: nothing of them stays."""
+    layer, x, left = make("multi-head"), torch.randn(2, 9, 8), []
+    call = compiled(layer, backend="eager") if compiles else layer
+    for backward in (False, False, True):
+        call(x, x, x)
+        weights = layer.attention_weights
+        loss = weights.square().sum()
+        if backward:
+            loss.backward()
+        left += [weakref.ref(weights), weakref.ref(weights + 0), weakref.ref(loss)]
+        del weights, loss
+    gc.collect()
+    assert [ref() for ref in left] == [None] * len(left)
+
+
+def test_changed_weights_of_a_compiled_call_are_noticed():
+    layer, x = make("multi-head"), torch.randn(2, 9, 8)
+    compiled(layer, backend="eager")(x, x, x)
+    weights = layer.attention_weights
+    with torch.no_grad():
+        layer.W_q.weight.mul_(-5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        weights.square().sum().backward()

@@ -155,14 +155,16 @@ class WeightsSource(NamedTuple):
 class WeightsFunction(Function):
     """apply(source, [weights], *source.arguments()) -> weights, as a function of these.
 
-    weights  (B, H, Q, K) or (B*H, Q, K), the numbers or a promise of them: they are not computed again
+    weights  (B, H, Q, K) or (B*H, Q, K), a promise of the numbers (`lazy.LazyWeights`): they are not computed again
     """
 
     @staticmethod
-    def forward(ctx: Any, source: WeightsSource, box: list[Tensor], *tensors: Any) -> Tensor:
+    def forward(ctx: Any, source: WeightsSource, box: list[Any], *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.changed = source, source.has_changed()
-        ctx.numbers = box[0] if source.versions is None else None
+        # What a compiler left is held against the tensors' numbers later.  The result itself, kept here, would keep this
+        # node, which keeps it: a circle that nobody frees.
+        ctx.recipe = box[0]._recipe if source.versions is None else None
         return box[0]
 
     @staticmethod
@@ -172,8 +174,8 @@ class WeightsFunction(Function):
         def weights_of(*arguments: Any) -> Any:
             weights = source.weights(*arguments).reshape(grad.shape)
             # Far above rounding, of 16-bit floats too: other numbers than those of the call.
-            changed = ctx.numbers is not None and not torch.allclose(
-                weights.detach(), ctx.numbers.detach().to(weights.dtype), rtol=0, atol=0.01
+            changed = ctx.recipe is not None and not torch.allclose(
+                weights.detach(), ctx.recipe.tensor().reshape(grad.shape).to(weights.dtype), rtol=0, atol=0.01
             )
             if ctx.changed or changed:
                 raise RuntimeError(
