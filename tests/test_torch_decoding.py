@@ -1,8 +1,10 @@
 """Decoding with a cache, on tensors: the rules of test_decoding.py, and what only torch can ask."""
 
 import copy
+import gc
 import pickle
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -295,6 +297,59 @@ def test_a_small_call_is_not_remembered(monkeypatch):
             assert "_memory" not in module.__dict__
             module(torch.ones(1, 1, 24), torch.ones(1, n, 24), torch.ones(1, n, 24))
     assert "_memory" in module.__dict__
+
+
+def held(module, keys, *after):
+    """Bytes that a module holds more than before: three calls with one query, then what else is done to it."""
+    def call(n):
+        rows = keys[:, :n]
+        with torch.no_grad():
+            module(keys[:, :1], rows, rows)
+
+    call(1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for n in (keys.shape[1] - 1, keys.shape[1] - 1, keys.shape[1]):
+            call(n)
+        for step in after:
+            step(module)
+        module.attention._last = None
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_memory_is_as_large_as_what_it_remembers():
+    module, _ = module_of("multi-head")
+    keys = torch.randn(4, 500, 24)
+    weights = 2 * 24 * 24 * 4
+    room = 1 + 40 / 500  # some rows more, for the next tokens
+    assert held(module, keys) <= 3 * room * keys.nbytes + weights  # keys, and their projections by W_k and W_v
+    rows = keys[:, :20]
+    with torch.no_grad():  # a shorter sequence that begins in the same way
+        module(rows[:, :1], rows, rows)
+    assert sum(x.nbytes for x in module._memory._inputs) <= 60 * 4 * 24 * 4
+
+
+FORGETTING = {
+    "train": lambda module: module.train(),
+    "eval of the model around it": lambda module: torch.nn.Sequential(module).eval(),
+    "load_state_dict": lambda module: module.load_state_dict(module.state_dict()),
+    "load_state_dict around it": lambda module: torch.nn.Sequential(module).load_state_dict(
+        torch.nn.Sequential(module).state_dict()
+    ),
+    "double": lambda module: torch.nn.Sequential(module).double(),
+}
+
+
+@pytest.mark.parametrize("name", FORGETTING)
+def test_what_a_module_forgets(name):
+    """Nothing but the parameters stays."""
+    module, _ = module_of("multi-head")
+    keys = torch.randn(4, 500, 24)
+    assert held(module, keys, FORGETTING[name]) < keys.nbytes / 4
 
 
 def test_threads_share_a_memory():

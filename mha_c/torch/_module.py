@@ -354,6 +354,20 @@ class AttentionModule(nn.Module):
             )
         return super().__getattr__(name)
 
+    # What a module remembers of the last calls goes with the mode, the numbers and the type that they had.
+
+    def train(self, mode: bool = True) -> Any:
+        self.__dict__.pop("_memory", None)
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **options: Any) -> Any:
+        self.__dict__.pop("_memory", None)
+        return super()._apply(*args, **options)
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self.__dict__.pop("_memory", None)
+        super()._load_from_state_dict(*args, **options)
+
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
         """As torch's; weights of a wrong shape are a ShapeError too.
 

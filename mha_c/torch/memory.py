@@ -16,80 +16,80 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from .._cache import most
 from .._core import autograd_parts
 from ..errors import ShapeError
 from ._layer import call_core
-from ._tensors import array, layer_step, lengths, same_numbers
+from ._tensors import array, layer_step, lengths
 from .autograd import Nine, all_of, differentiable_layer
-from .decoding import copies, known_weights
+from .decoding import KeyValueCache, copies, known_weights
 
 if TYPE_CHECKING:
     from .frozen import Packed
 
     Array = np.ndarray[Any, Any]
 
-ROOM = 32  # rows at first; doubled when they are full
+ROOM = 32  # further rows that there is room for, once a second call has brought more
 LEAST = 1 << 13  # numbers of keys from which comparing them and the weights costs less than projecting them
 
 
-class Memory:
-    """The rows of keys and values that a module was asked with, and their projections."""
+class RepeatedKeys(KeyValueCache):
+    """A cache that finds out by itself which rows of a call are new: it keeps the rows beside their projections."""
 
-    def __init__(self, first: bytes) -> None:
+    __slots__ = ("_inputs", "first", "lock")
+
+    def __init__(self, first: bytes, batch: int) -> None:
+        super().__init__(batch, 1)
         self.first = first  # the first row of the keys: the cheap sign that a call goes on where the last one was
         self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
-        self._n_rows = 0
-        self._weights: Any = None
-        self._packed: Any = None  # the frozen weights of the last call, whose numbers need no look
-        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, room, features)
-        self._projected: list[Array] = []  # keys, values
+        self._packed = None
+        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, max_len, features)
 
     def attend(
         self, queries: Tensor, k: Array, v: Array, options: Any, parameters: Nine, packed: Optional[Packed]
     ) -> tuple[Tensor, Any]:
         """What `call_core` gives: rows that are known are not projected again, the others are known from now on."""
         inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
-        weights, self._packed = known_weights(self, packed, parameters), None
-        known = min(self._n_rows, n_rows) if self._knows(inputs, weights) else 0
-        if known == 0:
-            self._weights = copies(parameters, packed)
-        self._n_rows = known
-        self._make_room(known, n_rows, inputs, parameters)
+        known = min(most(self._steps), n_rows)
+        if not self._knows(known, inputs, known_weights(self, packed, parameters)):
+            self.clear()
+            known, self._batch = 0, k.shape[0]
+        self._make_room(known, n_rows, inputs)
+        room = self.room((parameters[1].shape[0], parameters[2].shape[0]), k.dtype)
         new = slice(known, n_rows)
         out = call_core(layer_step, (
             queries, k[:, new], v[:, new], options[0], parameters if packed is None else packed.ready, None,
-            *options[1:3], 0.0, 0, *self._projected, known, n_rows - known, n_rows,
+            *options[1:3], 0.0, 0, *room, known, n_rows - known, n_rows,
         ))  # fmt: skip
-        if known < n_rows:
-            for kept, x in zip(self._inputs, inputs):
-                kept[:, new] = x[:, new]
-        self._n_rows, self._packed = n_rows, packed
+        for kept, x in zip(self._inputs, inputs):
+            kept[:, new] = x[:, new]
+        self.keep(copies(parameters, packed) if self._weights is None else self._weights, n_rows)
+        self._packed = packed
         return out
 
-    def _knows(self, inputs: list[Array], weights: Any) -> bool:
-        """Whether the call has the rows that are known, or the first of them, and the weights that they met."""
-        n = min(self._n_rows, inputs[0].shape[1])
-        if n == 0 or weights is None or len(inputs) != len(self._inputs):
+    def _knows(self, n_rows: int, inputs: list[Array], weights: Any) -> bool:
+        """Whether the first rows of the call, and the weights that they meet, are those that are kept."""
+        if n_rows == 0 or weights is None or len(inputs) != len(self._inputs):
             return False
         kept, now = self._weights, weights
         for old, x in zip(self._inputs, inputs):
-            kept, now = (old[:, :n], *kept), (x[:, :n], *now)
-        found: bool = same_numbers(kept, now)
-        return found
+            kept, now = (old[:, :n_rows], *kept), (x[:, :n_rows], *now)
+        return bool(self._same_numbers(kept, now))
 
-    def _make_room(self, known: int, n_rows: int, inputs: list[Array], parameters: Any) -> None:
-        """For n_rows rows of each array; those that are known stay."""
-        if known and self._inputs[0].shape[1] >= n_rows:
+    def _make_room(self, known: int, n_rows: int, inputs: list[Array]) -> None:
+        """For n_rows rows of each array, and hardly more; those that are known stay."""
+        if known and n_rows <= self._max_len <= n_rows + ROOM:
             return
-        widths = [x.shape[2] for x in inputs], [W.shape[0] for W in parameters[1:3]]
-        grown = [
-            [np.empty((len(inputs[0]), max(ROOM, 2 * n_rows), width), inputs[0].dtype) for width in group]
-            for group in widths
-        ]
+        self._max_len = n_rows + ROOM if known else n_rows
+        old = self._inputs if known else [np.empty((*x.shape[:1], 0, x.shape[2]), x.dtype) for x in inputs]
+        self._inputs = [self._resized(x, known) for x in old]
         if known:
-            for old, room in zip((*self._inputs, *self._projected), (*grown[0], *grown[1])):
-                room[:, :known] = old[:, :known]
-        self._inputs, self._projected = grown
+            self._keys, self._values = self._resized(self._keys, known), self._resized(self._values, known)
+
+    def _resized(self, old: Any, known: int) -> Array:
+        room = np.empty((self._batch, self._max_len, old.shape[2]), old.dtype)
+        room[:, :known] = old[:, :known]
+        return room
 
 
 def remembered(
@@ -114,7 +114,7 @@ def remembered(
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
-        state["_memory"] = Memory(first)
+        state["_memory"] = RepeatedKeys(first, k.shape[0])
         return None
     if not memory.lock.acquire(blocking=False):
         return None
