@@ -162,8 +162,8 @@ class WeightsFunction(Function):
     def forward(ctx: Any, source: WeightsSource, box: list[Any], *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.changed = source, source.has_changed()
-        # What a compiler left is held against the tensors' numbers later.  The result itself, kept here, would keep this
-        # node, which keeps it: a circle that nobody frees.
+        # Numbers of a compiled call are compared in the backward call.  The result itself must not be kept for that: it
+        # keeps this node, and nobody frees such a circle.
         ctx.recipe = box[0]._recipe if source.versions is None else None
         return box[0]
 

@@ -55,7 +55,8 @@ class RepeatedKeys(KeyValueCache):
             self.clear()
             known, self._batch = 0, k.shape[0]
         self._make_room(known, n_rows, inputs)
-        room = self.room((parameters[1].shape[0], parameters[2].shape[0]), k.dtype)
+        widths: Any = [W.shape[0] for W in parameters[1:3] if W is not None]
+        room = self.room(widths, k.dtype)
         new = slice(known, n_rows)
         out = call_core(layer_step, (
             queries, k[:, new], v[:, new], options[0], parameters if packed is None else packed.ready, None,
@@ -71,7 +72,8 @@ class RepeatedKeys(KeyValueCache):
         """Whether the first rows of the call, and the weights that they meet, are those that are kept."""
         if n_rows == 0 or weights is None or len(inputs) != len(self._inputs):
             return False
-        kept, now = self._weights, weights
+        kept: Any = self._weights
+        now = weights
         for old, x in zip(self._inputs, inputs):
             kept, now = (old[:, :n_rows], *kept), (x[:, :n_rows], *now)
         return bool(self._same_numbers(kept, now))
