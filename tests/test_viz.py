@@ -313,7 +313,7 @@ def test_tokens_are_data(weights):
                              "script"]  # fmt: skip
     (script,) = elements.scripts
     assert not re.search(r"</script|<!--", script)
-    data = json.loads(re.search(r"mount\(\"[^\"]+\", .*?, (\{.*\})\);\n", script, re.DOTALL).group(1))
+    data = json.loads(re.search(r"mount\(\"[^\"]+\", .*?, (\{.*\}), buildView\);\n", script, re.DOTALL).group(1))
     assert data["panels"][0]["qt"] == NASTY
 
 

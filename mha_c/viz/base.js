@@ -240,10 +240,10 @@ async function decode(panel) {
 // Puts the view into every element that waits for it.  An output may be shown twice under one id, and some notebooks
 // run the script before its element is in the document: so look again for two seconds.  The shadow root keeps the
 // notebook's styles out and ours in, and hides the text that stands in the element for readers without scripts.
-function mount(id, style, data, tries) {
+function mount(id, style, data, build, tries) {
   const hosts = [...document.querySelectorAll('[data-mhac="' + id + '"]')].filter((host) => !host.shadowRoot);
   if (!hosts.length && (tries || 0) < 20) {
-    setTimeout(() => mount(id, style, data, (tries || 0) + 1), 100);
+    setTimeout(() => mount(id, style, data, build, (tries || 0) + 1), 100);
     return;
   }
   for (const host of hosts) {

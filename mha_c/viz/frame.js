@@ -6,7 +6,7 @@ const KEYS = [
   ["Enter", "chosen head or button"],
 ];
 
-function Frame(app, parts, grid, readout) {
+function Frame(app, parts, heads, readout) {
   const { data, state } = app;
   const subtitle = el("div", { class: "mhac-subtitle" });
   const modes = MODES.filter((mode) => mode !== "Sentence" || data.panels.some((panel) => panel.qt && panel.kt));
@@ -18,7 +18,7 @@ function Frame(app, parts, grid, readout) {
   const legend = Legend(app, () => parts.Matrix.reset());
   const words = el("p", { class: "mhac-words" });
   const main = el("section", { class: "mhac-center" }, words, stage, legend.node);
-  const body = el("div", { class: "mhac-body" }, grid.node, main, readout.node);
+  const body = el("div", { class: "mhac-body" }, heads.node, main, readout.node);
   const root = el("div", { class: "mhac-root", role: "group", "aria-label": data.title, "data-size": "large" },
     header, body, footer(data));
   app.size = () => root.getAttribute("data-size");
@@ -32,8 +32,8 @@ function Frame(app, parts, grid, readout) {
 
   function update() {
     const { panel } = app;
-    const heads = panel.h > 1 ? panel.h + " heads · " : "";
-    setText(subtitle, heads + panel.queries + " quer" + (panel.queries > 1 ? "ies" : "y") + " × " + panel.keys + " key" +
+    const many = panel.h > 1 ? panel.h + " heads · " : "";
+    setText(subtitle, many + panel.queries + " quer" + (panel.queries > 1 ? "ies" : "y") + " × " + panel.keys + " key" +
       (panel.keys > 1 ? "s" : ""));
     if (!modes.includes(state.mode)) state.mode = "Matrix";
     for (const mode of modes) parts[mode].node.hidden = mode !== state.mode;
@@ -53,9 +53,9 @@ function Frame(app, parts, grid, readout) {
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const last = app.panel.stats.length - 1;
     const key = event.key;
-    if (/^[0-9]$/.test(key) && Number(key) < app.panel.h) grid.pick(Number(key));
-    else if (key === "m" && last > 0) grid.pick(last);
-    else if (key === "[" || key === "]") grid.pick(clamp(state.head + (key === "]" ? 1 : -1), 0, last));
+    if (/^[0-9]$/.test(key) && Number(key) < app.panel.h) heads.pick(Number(key));
+    else if (key === "m" && last > 0) heads.pick(last);
+    else if (key === "[" || key === "]") heads.pick(clamp(state.head + (key === "]" ? 1 : -1), 0, last));
     else if (key === "v") {
       const next = modes[(modes.indexOf(state.mode) + 1) % modes.length];
       modeChoice.set(modes.indexOf(next));

@@ -15,9 +15,8 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -25,9 +24,10 @@ from typing import Any, Optional, Union
 # yet the same each time a notebook is run, so that notebooks kept in git do not change for nothing.
 _shown: Counter[str] = Counter()
 
+# The scripts of a kind of page, and which of their functions builds it.
 SCRIPTS = {
-    "view": ["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"],
-    "teach": ["base.js", "grids.js", "scenes.js", "teach.js"],
+    "view": (["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"], "buildView"),
+    "teach": (["base.js", "grids.js", "scenes.js", "teach.js"], "buildPlayer"),
 }
 
 _DOCUMENT = """<!DOCTYPE html>
@@ -123,14 +123,7 @@ class Page:
         str
             HTML.
         """
-        digest = base64.b64encode(hashlib.sha256(self._script(0).encode()).digest()).decode()
-        policy = (
-            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-            "base-uri 'none'; form-action 'none'"
-        )
-        return _DOCUMENT.format(
-            policy=policy, title=html.escape(self.title), style=_PAGE_STYLE, blob=self.blob(number=0)
-        )
+        return document(self.title, self.blob(number=0), self._script(0))
 
     def save(self, path: Union[str, Path]) -> Path:
         """Write one HTML file that opens from the disk, without network.  The same page gives the same bytes.
@@ -168,29 +161,44 @@ class Page:
         }
 
     def _hash(self) -> str:
-        return hashlib.sha256(_as_javascript(self.data).encode()).hexdigest()[:10]
+        return hashlib.sha256(as_javascript(self.data).encode()).hexdigest()[:10]
 
     def _id(self, number: int) -> str:
         return f"mhac-{number}-{self._hash()}"
 
     def _script(self, number: int) -> str:
-        style = json.dumps(_asset("base.css") + _asset(f"{self.kind}.css"))
-        parts = [_asset(name) for name in SCRIPTS[self.kind]]
-        start = f'mount("{self._id(number)}", {style}, {_as_javascript(self.data)});'
-        return "\n".join(["(function () {", '"use strict";', *parts, start, "})();"])
+        folder, (files, builder) = Path(__file__).parent, SCRIPTS[self.kind]
+        style = asset(folder / "base.css") + asset(folder / f"{self.kind}.css")
+        start = f'mount("{self._id(number)}", {json.dumps(style)}, {as_javascript(self.data)}, {builder});'
+        return joined([*(asset(folder / name) for name in files), start])
 
 
-def _as_javascript(data: Any) -> str:
+def joined(parts: Sequence[str]) -> str:
+    """Texts of JavaScript as one function, so that a page of somebody else sees no name of theirs."""
+    return "\n".join(["(function () {", '"use strict";', *parts, "})();"])
+
+
+def document(title: str, blob: str, script: str, allowed: str = "") -> str:
+    """A whole HTML file.  Its policy lets the script in `blob` run, nothing else but what `allowed` adds to that."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _DOCUMENT.format(policy=policy, title=html.escape(title), style=_PAGE_STYLE, blob=blob)
+
+
+def as_javascript(data: Any) -> str:
     """JSON that may stand in a script element: tokens are data, and a token may be `</script>`."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
-def _asset(name: str) -> str:
-    """A file beside this module, without indentation and comment lines: they are for readers of the sources."""
-    text = (resources.files("mha_c.viz") / name).read_text(encoding="utf-8")
-    if name.endswith(".css"):
+def asset(path: Path) -> str:
+    """A script or style without indentation and comment lines: they are for readers of the sources."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".css":
         text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))

@@ -4,7 +4,7 @@
 const STEP_MS = { steps: 3200, tiles: 2200 };
 const REVEAL_MS = 700;
 
-async function build(host, data) {
+async function buildPlayer(host, data) {
   const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
   const scenes = data.player === "tiles" ? tileScenes(app, data) : stepScenes(app, data);
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -135,7 +135,7 @@ function playerFrame(data, scenes, does) {
   const title = el("h4", { class: "mhac-step" });
   const math = el("div", { class: "mhac-formula" });
   const caption = el("p", { class: "mhac-caption" });
-  const stage = el("div", { class: "mhac-stage" }, el("div"));
+  const stage = el("div", { class: "mhac-board" }, el("div"));
   const sum = el("p", { class: "mhac-sum", "aria-live": "polite" });
   const memory = Memory();
   const dots = scenes.map((scene, i) => el("button", { type: "button", class: "mhac-dot", "aria-label": scene.title,

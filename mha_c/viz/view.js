@@ -7,22 +7,22 @@
 const MODES = ["Matrix", "Lines", "Sentence"];
 const BARS = 6; // keys listed in the column
 
-async function build(host, data) {
+async function buildView(host, data) {
   const app = await makeApp(data);
   const parts = { Matrix: Matrix(app), Lines: Lines(app), Sentence: Sentence(app) };
-  const grid = Grid(app);
+  const heads = Heads(app);
   const readout = Readout(app);
-  const frame = Frame(app, parts, grid, readout);
+  const frame = Frame(app, parts, heads, readout);
 
   app.redraw = once(() => {
     frame.update();
-    grid.draw();
+    heads.draw();
     parts[app.state.mode].draw();
     readout.draw();
   });
   const mark = once(() => {
     parts[app.state.mode].mark();
-    grid.mark();
+    heads.mark();
     readout.draw();
   });
   app.marked = mark;
@@ -138,7 +138,7 @@ async function makeApp(data) {
 
 // ---- the heads side by side --------------------------------------------------------------------------------------
 
-function Grid(app) {
+function Heads(app) {
   const node = el("div", { class: "mhac-heads", role: "radiogroup", "aria-label": "Heads" });
   let cards = [];
   let made = 0;
