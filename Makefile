@@ -15,6 +15,7 @@ RUN := build/run
 D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
 SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
+PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) $(wildcard playground/* mha_c/viz/*)
 PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
 # Several files at once, each by one process, in the order of their names: the C programs, few tests and the longest,
 # would else be met last, and all other processes wait for them.
@@ -34,7 +35,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
-	mutants guards nightly oldest free-threaded dev docs wheel wheels test-wheels compare-wheels clean help
+	mutants guards nightly oldest free-threaded dev docs playground wheel wheels test-wheels compare-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -196,8 +197,11 @@ dev: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 
 wheel: $(STAMPS)/wheel
 
+# One file that computes with the core in a browser, without network: tools/playground.py.
+playground: build/playground.html
+
 # The site: build/docs/html/index.html.  Notebooks are executed; warnings, dead links and loads from elsewhere are errors.
-docs: $(STAMPS)/installed $(STAMPS)/docs-tools
+docs: $(STAMPS)/installed $(STAMPS)/docs-tools build/playground.html
 	cd build && $(BIN)/python ../tools/site.py $(ARGS)
 
 # Every platform's wheel into dist/, from this machine (Linux, Python 3.11 or later): tools/wheels/build.py.
@@ -225,6 +229,7 @@ help:
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
 	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
+	@echo 'playground  build/playground.html, attention in a browser: one file, the core inside'
 	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'
@@ -262,6 +267,16 @@ $(STAMPS)/installed: $(STAMPS)/wheel
 $(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
 	$(BIN)/pip install -q --group $* --constraint constraints.txt
 	@touch $@
+
+# Of what makes the wheels, the compiler alone.
+build/zig/installed: tools/wheels/requirements.txt
+	$(PYTHON) -m venv --clear build/zig
+	sed -n '/^ziglang==/,/[^\]$$/p' tools/wheels/requirements.txt > build/zig/requirements.txt
+	build/zig/bin/pip install -q --no-deps --require-hashes -r build/zig/requirements.txt
+	@touch $@
+
+build/playground.html: build/zig/installed tools/playground.py $(PLAYGROUND_SOURCES)
+	build/zig/bin/python tools/playground.py
 
 # dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
 test-wheels: build/wheel-tools/installed

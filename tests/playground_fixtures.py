@@ -1,0 +1,60 @@
+"""Fixtures of the playground's tests; their files name this module in pytest_plugins, and browser_fixtures.
+
+The page is what `make playground` has made; one that is older than its sources is not tested but asked for.
+"""
+
+from pathlib import Path
+
+import pytest
+
+import needs
+from chromium import Shown
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "build" / "playground.html"
+SOURCES = ["playground/*", "mha_c/viz/*.js", "mha_c/viz/*.css", "csrc/mha.h", "csrc/[aklr]*/*", "tools/playground.py"]
+
+
+@pytest.fixture(scope="session")
+def page():
+    newest = max(path.stat().st_mtime for pattern in SOURCES for path in ROOT.glob(pattern))
+    if not PAGE.exists() or PAGE.stat().st_mtime < newest:
+        needs.skip_or_fail("needs build/playground.html, no older than its sources (make playground)")
+    return PAGE
+
+
+@pytest.fixture
+def play(browser, page):
+    """Opens the page at an address behind #, as a reader of a slide does; at the end the console must be empty."""
+    browser.size(1280, 900)
+    browser.scheme("light")
+    browser.javascript(True)
+    browser.open("about:blank")
+    browser.move(1, 1)
+    browser.console()
+
+    def open_page(state=""):
+        browser.open("about:blank")
+        browser.open(page.as_uri() + ("#" + state if state else ""))
+        browser.wait("return document.querySelector('[data-mhac-ready]') !== null")
+        shown = Shown(browser)
+        shown.settle()
+        return shown
+
+    yield open_page
+    assert browser.console() == []
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
+
+
+@pytest.fixture
+def call(play):
+    """mha_c.attention in the page: what it returns, or the text of its error."""
+    shown = play()
+    shown.browser.run("return mha_c.ready")
+
+    def attention(**options):
+        return shown.browser.run(
+            "try { return mha_c.attention(arguments[0]); } catch (error) { return error.message; }", options
+        )
+
+    return attention
