@@ -265,6 +265,22 @@ def test_empty_rows(rng, isa, dtype, empty_rows):
         np.testing.assert_allclose(grad_v[0], expected, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
+def test_a_loss_that_is_not_finite_is_seen_in_an_empty_row(rng, isa, dtype, additive, value):
+    # Whatever emptied the row: under "uniform" it is the mean of all values, and so are its gradients.
+    q, k, v, w_v, grad = operands(rng, True, additive, dtype=dtype)
+    grad[:, :, 1] = value
+    lens = np.full((B, Q), K)
+    lens[:, 1] = 0
+    keep = np.ones((Q, K), bool)
+    keep[1] = False
+    by_lengths = backward(grad, q, k, v, w_v, valid_lens=lens, empty_rows="uniform")[2]
+    by_mask = backward(grad, q, k, v, w_v, keep_mask=keep, empty_rows="uniform")[2]
+    assert not np.isfinite(by_lengths).any()
+    np.testing.assert_array_equal(by_mask, by_lengths)
+
+
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 def test_threads_change_no_bit(rng, dtype, isa, additive):
     # Few heads and many keys: the work of one head is split, too.

@@ -34,20 +34,21 @@ grad_q_rows(const mha_backward_plan *b, const mha_arena *arena, size_t span, siz
     return (mha_operand){b->spans_abreast == 1 ? arena->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
-/* dV += (P F)^T G and, for dot products, dK += dS^T Q (= if nothing is there yet): rows are keys, depth is queries. */
-static void
-add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
-              const mha_key_block *block, const char *weights, const mha_operand *rows, size_t cols,
-              const mha_result *result, int overwrite)
+/*
+ * Describes dV += (P F)^T G or, for dot products, dK += dS^T Q (= if nothing is there yet): `rows` of queries, one for
+ * each of the tile's, in numbers for the block's keys that lie like scores.  Rows are keys, depth is queries.
+ */
+static mha_product
+key_grads(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
+          const mha_operand *rows, const mha_result *result, int overwrite)
 {
-    const mha_plan *plan = &b->plan;
     const mha_kernels *k = plan->kernels;
-    const mha_product product = {
+
+    return (mha_product){
         .rows = block->keys.last - block->keys.first,
-        .cols = cols,
         .depth = tile->rows,
         .depth_block = SIZE_MAX,
-        .a = weights + (block->keys.first - block->first_key) * k->itemsize,
+        .a = numbers + (block->keys.first - block->first_key) * k->itemsize,
         .a_row = 1,
         .a_step = (ptrdiff_t)plan->score_stride,
         .b = mha_operand_at(k, rows, tile->item, tile->head, tile->query),
@@ -58,7 +59,17 @@ add_key_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena 
         .accumulate = !overwrite,
         .scale = &plan->one,
     };
-    mha_guarded_product(plan, tile, arena, block, &product, 1);
+}
+
+static mha_product
+value_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
+            int overwrite)
+{
+    mha_product product = key_grads(&b->plan, tile, block, arena->scores, &b->grads->grad_out, &b->grads->grad_v,
+                                    overwrite);
+
+    product.cols = b->plan.args->value_dim;
+    return product;
 }
 
 static void
@@ -141,8 +152,8 @@ add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_are
                 mha_dropout_tile(plan, &row, filled, arena->factors);
                 k->multiply_rows(1, n, arena->scores, arena->factors, 0);
             }
-            add_key_grads(b, &row, arena, &block, arena->scores, &b->grads->grad_out, args->value_dim,
-                          &b->grads->grad_v, 0);
+            const mha_product product = value_grads(b, &row, arena, &block, 0);
+            k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
         }
     }
 }
@@ -167,13 +178,15 @@ backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *gr
         b->plan.kernels->apply_slopes(tile->rows, block->width, arena->grads + at, arena->slopes + at,
                                       (ptrdiff_t)b->plan.score_stride);
     }
-    add_key_grads(b, tile, arena, block, arena->scores, &b->grads->grad_out, args->value_dim, &b->grads->grad_v,
-                  fresh.keys);
+    const mha_product values = value_grads(b, tile, arena, block, fresh.keys);
+    mha_guarded_product(&b->plan, tile, arena, block, &values, 1);
     if (args->additive_weights != NULL) {
         add_additive_grads(b, tile, arena, block, grad_q, grad_w);
         return;
     }
-    add_key_grads(b, tile, arena, block, arena->grads, &args->q, args->head_dim, &b->grads->grad_k, fresh.keys);
+    mha_product keys = key_grads(&b->plan, tile, block, arena->grads, &args->q, &b->grads->grad_k, fresh.keys);
+    keys.cols = args->head_dim;
+    mha_guarded_product(&b->plan, tile, arena, block, &keys, 1);
     add_query_grads(b, walk, grad_q, fresh.queries);
 }
 
