@@ -69,6 +69,20 @@ def apply(arrays, lens, options, **more):
     return functional.additive_attention(q, k, v, w_v, None, None, lens, **options, **more)
 
 
+@pytest.mark.parametrize("softcap", [1e-30, 1e-39, 1e-46, 1e-310])
+def test_the_smallest_caps(rng, isa, dtype, softcap):
+    # Their inverse overflows; a score of 0 stays 0 all the same, and passes its gradient on undiminished.
+    q, k, v, grad = rng.standard_normal((4, 1, 1, 3, 4)).astype(dtype)
+    q[..., 0, :] = 0
+    out, weights = functional.dot_product_attention(q, k, v, softcap=softcap, return_weights=True)
+    np.testing.assert_array_equal(weights, np.full((1, 1, 3, 3), 1 / 3, dtype))
+    np.testing.assert_allclose(out[0, 0], np.broadcast_to(v[0, 0].mean(0), (3, 4)), rtol=0, atol=1e-6)
+    grad_q = functional.dot_product_attention_backward(grad, q, k, v, softcap=softcap)[0]
+    without = functional.dot_product_attention_backward(grad[..., :1, :], q[..., :1, :], k, v)[0]
+    np.testing.assert_allclose(grad_q[..., :1, :], without, rtol=0, atol=1e-6)
+    assert not grad_q[..., 1:, :].any()
+
+
 @pytest.mark.parametrize("isa", [name for name, there in _core.isas() if there], indirect=True)
 @hypothesis.given(call=calls())
 @hypothesis.settings(max_examples=400 if needs.NIGHTLY else 25)

@@ -6,6 +6,7 @@
 
 #include "runtime/common.h"
 
+#include <float.h>
 #include <string.h>
 
 /* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
@@ -175,6 +176,15 @@ add_relative_bias(const mha_plan *plan, const mha_rows *tile, size_t row, mha_in
     k->add_bias(scores + (r.far - keys.first) * k->itemsize, keys.last - r.far, table + last * k->itemsize, 0);
 }
 
+/* The smallest caps count as the smallest normal number: their inverse, which scores are multiplied by, is infinite. */
+static double
+sound_cap(const mha_plan *plan)
+{
+    const double least = plan->args->dtype == MHA_F32 ? FLT_MIN : DBL_MIN;
+
+    return plan->args->softcap < least ? least : plan->args->softcap;
+}
+
 static void
 cap_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
 {
@@ -185,7 +195,7 @@ cap_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, c
         .scores = arena->scores + at,
         .slopes = plan->keeps_slopes ? arena->slopes + at : NULL,
         .row_stride = (ptrdiff_t)plan->score_stride,
-        .cap = plan->args->softcap,
+        .cap = sound_cap(plan),
     };
     plan->kernels->cap_scores(&cap);
 }
