@@ -17,8 +17,11 @@
 /* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
 #define MHA_SCORE_PART ((size_t)32)
 
-/* So many keys at most may be scored by columns, and so many rows of different items go side by side. */
-#define MHA_SHORT_KEYS ((size_t)64)
+/* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
+#define MHA_VALUE_PART ((size_t)64)
+#define MHA_GRAD_PART ((size_t)128)
+
+/* Most single-query rows of different items that are scored by columns side by side. */
 #define MHA_SHORT_ITEMS ((size_t)64)
 
 /*

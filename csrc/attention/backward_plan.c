@@ -7,6 +7,7 @@
 #include "runtime/threads.h"
 
 #define KEY_BLOCK ((size_t)256)  /* two packed panels sets and two tiles of scores share the cache */
+_Static_assert(KEY_BLOCK % MHA_GRAD_PART == 0, "a key block cuts a part");
 #define TILES_HIGH ((size_t)8)   /* register tiles in a tile of queries: the depth of the dK and dV products */
 /* Fewer heads than this, and their keys are cut into tasks as well. */
 #define ENOUGH_TASKS ((size_t)8)

@@ -17,6 +17,7 @@
 #define BLOCK_BYTES ((size_t)272 * 1024)
 #define BLOCK_STEP ((size_t)128)
 #define BLOCK_MOST ((size_t)512)
+_Static_assert(BLOCK_STEP % MHA_VALUE_PART == 0 && BLOCK_MOST % BLOCK_STEP == 0, "a key block cuts a part");
 /*
  * Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache.  (With
  * 48 KiB and 2 MiB, 6 and 8 took 0.99 to 1.01 of the time of 4 at 512, 2048 and 4096 keys, so no cache is asked.)

@@ -9,6 +9,9 @@
  */
 #include "walk.h"
 
+/* average_row takes one sum over all keys of a row, other tiles one a part: the same bits, if there is one part. */
+_Static_assert(MHA_SHORT_KEYS <= MHA_VALUE_PART, "short rows have several parts");
+
 /* Scores of the tile's queries (columns) against its keys (rows). */
 static void
 score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena)

@@ -9,9 +9,6 @@
 #include <float.h>
 #include <string.h>
 
-/* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
-#define VALUE_PART ((size_t)64)
-#define GRAD_PART ((size_t)128)
 /*
  * Rows so many bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles of
  * so many queries read them more than once, and from a copy.  For more queries a copy costs 1 %, and vectors that cross
@@ -434,7 +431,7 @@ mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_k
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
         .depth_block = SIZE_MAX, /* a tile's sums meet the whole block: its rows come from the second cache in time */
-        .part = GRAD_PART,
+        .part = MHA_GRAD_PART,
         .phase = first,
         .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
@@ -475,7 +472,7 @@ mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha
                            const mha_key_block *block, mha_product *product)
 {
     mha_describe_key_product(plan, tile, block, arena->scores, &plan->args->v, plan->args->value_dim, product);
-    product->part = VALUE_PART;
+    product->part = MHA_VALUE_PART;
 }
 
 void

@@ -51,6 +51,7 @@ copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
     const char *first = mha_operand_at(k, rows, walk->task->item, walk->task->key_head, walk->packed.first);
     const uintptr_t places = (uintptr_t)first | (uintptr_t)(rows->row_stride * (ptrdiff_t)k->itemsize);
 
+    walk->dense_rows = NULL; /* not those of the block before */
     if (plan->copies_rows == MHA_COPY_ALWAYS || places % (k->lanes * k->itemsize) != 0) {
         walk->dense_rows = walk->arena->dense_rows;
         k->copy_rows(walk->packed.last - walk->packed.first, cols, first, rows->row_stride,

@@ -12,6 +12,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The least rows of a product that copies b: all of its register tiles are then as high as can be, or one row less. */
+#define MHA_COPYING_ROWS ((size_t)25)
+
 /*
  * c[i][j] = scale_i * ((accumulate ? c[i][j] : 0) + sum_p a[i][p] b[p][j]) + bias[j]
  *
@@ -31,7 +34,7 @@ typedef struct {
     int b_padded;      /* the last vector of columns may be read whole */
     void *panel;       /* room for panel_width * min(depth_block, depth) numbers: of product_rows, */
     ptrdiff_t b_row;   /* and of it alone the distance of columns in b; */
-    int copies_b;      /* of product, 25 rows or more and one whole panel and part: the first rows leave b there */
+    int copies_b;      /* of product, MHA_COPYING_ROWS, one whole panel and part: the first rows leave b there */
     void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;
@@ -66,7 +69,10 @@ typedef struct {
     void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
 } mha_softmax;
 
-/* The same with the scores transposed: row j holds key j of all queries: lanes are queries.  At most 64 keys. */
+/* The most keys of rows whose softmax is taken by columns. */
+#define MHA_SHORT_KEYS ((size_t)64)
+
+/* The same with the scores transposed: row j holds key j of all queries: lanes are queries. */
 typedef struct {
     size_t queries, keys;
     const void *ends; /* NULL, or whole vectors: keys from ends[i] on are hidden from query i */

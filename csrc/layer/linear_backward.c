@@ -22,6 +22,8 @@
 #define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie, */
 #define FAR_ROWS ((size_t)4096)            /* and rows closer than this: a page, or all of them in one cache set */
 #define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
+_Static_assert(FEW_ROWS >= MHA_COPYING_ROWS, "too few rows for a product that copies");
+_Static_assert(COPY_STRIDE >= DEPTH_BLOCK + MHA_ALIGN / sizeof(float) - 1, "copy_rows writes whole vectors");
 #define ASKED_DEPTH (16 * DEPTH_BLOCK)     /* after so much of a long depth a call is asked whether it was given up */
 
 typedef struct {
