@@ -197,7 +197,7 @@ explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_fa
 
     MHA_ASSERT(share.n_threads == slices.n_workers);
     if (status == MHA_OK) {
-        (void)mha_scratch_add(&scratch, slices.n_workers, job.scratch.total_bytes);
+        (void)mha_scratch_add(&scratch, slices.n_workers, mha_layer_slice_bytes(whole, &slices));
         facts->scratch_bytes = scratch.total_bytes;
         facts->attention.task_queries = job.plan.task_queries;
         facts->attention.n_splits = job.plan.n_splits;

@@ -70,8 +70,11 @@ typedef struct {
 
 mha_layer_slices mha_layer_slices_for(const mha_layer_job *whole);
 
-/* `n` items of a batch from item `first` on, as arguments of their own. */
-mha_layer_args mha_layer_items(const mha_layer_job *whole, size_t first, size_t n);
+/* At most so many items of a batch from item `first` on, as arguments of their own. */
+mha_layer_args mha_layer_items(const mha_layer_job *whole, size_t first, size_t most);
+
+/* Scratch memory that is enough for any one slice; SIZE_MAX where that overflows. */
+size_t mha_layer_slice_bytes(const mha_layer_job *whole, const mha_layer_slices *slices);
 
 /*
  * Where attention finds its inputs, once it is known where their projected rows are, and which rows of keys and values

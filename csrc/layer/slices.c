@@ -70,7 +70,7 @@ advanced(const mha_layer_job *job, const void *data, ptrdiff_t numbers)
 }
 
 mha_layer_args
-mha_layer_items(const mha_layer_job *whole, size_t first, size_t n)
+mha_layer_items(const mha_layer_job *whole, size_t first, size_t most)
 {
     const mha_layer_args *a = whole->args;
     const mha_layer_input *in = whole->inputs;
@@ -80,7 +80,7 @@ mha_layer_items(const mha_layer_job *whole, size_t first, size_t n)
     mha_operand *rows[MHA_N_INPUTS];
     mha_layer_args part = *a;
 
-    part.batch = n;
+    part.batch = mha_min(most, a->batch - first);
     rows[MHA_QUERIES] = &part.query_rows;
     rows[MHA_KEYS] = &part.key_rows;
     rows[MHA_VALUES] = &part.value_rows;
@@ -101,8 +101,24 @@ mha_layer_items(const mha_layer_job *whole, size_t first, size_t n)
     return part;
 }
 
+size_t
+mha_layer_slice_bytes(const mha_layer_job *whole, const mha_layer_slices *slices)
+{
+    size_t most = slices->n == 1 ? whole->scratch.total_bytes : 0;
+
+    /* All slices are alike but for the last: a smaller one, which may go another way and need more of something. */
+    for (size_t slice = 0; slices->n > 1 && slice < slices->n; slice += slices->n - 1) {
+        const mha_layer_args args = mha_layer_items(whole, slice * slices->items, slices->items);
+        mha_layer_job job;
+        const mha_status status = mha_layer_plan(&job, &args, MHA_PLAN_IN_TASK);
+
+        most = mha_max(most, status == MHA_OK ? job.scratch.total_bytes : SIZE_MAX);
+    }
+    return most;
+}
+
 typedef struct {
-    const mha_layer_job *whole;
+    mha_layer_job *whole;
     mha_layer_slices slices;
     size_t bytes; /* of scratch memory for one slice */
     char *memory;
@@ -112,42 +128,27 @@ static void
 run_slice(void *context, size_t slice, unsigned worker)
 {
     const sliced_call *call = context;
-    const size_t first = slice * call->slices.items;
-    const size_t n = mha_min(call->slices.items, call->whole->args->batch - first);
-    const mha_layer_args args = mha_layer_items(call->whole, first, n);
+    const mha_layer_args args = mha_layer_items(call->whole, slice * call->slices.items, call->slices.items);
     mha_layer_job job;
     const mha_status status = mha_layer_plan(&job, &args, MHA_PLAN_IN_TASK);
 
-    (void)status; /* a smaller call than one that was planned */
+    (void)status; /* sizes that were planned before: see mha_layer_slice_bytes */
     MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->bytes);
-    job.plan.first_item = first;
+    job.plan.first_item = slice * call->slices.items;
     job.scratch.base = call->memory + worker * call->bytes;
     mha_layer_run(&job);
 }
 
-static mha_status
-run_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_linear_packing *packing)
+/* A call that is not cut is one slice, planned already, whose steps share the threads. */
+static void
+run_slices(sliced_call *call)
 {
-    const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
-    sliced_call call = {.whole = whole, .slices = slices};
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_layer_job job;
-    mha_status status = mha_layer_plan(&job, &first, MHA_PLAN_IN_TASK);
-
-    if (status == MHA_OK) {
-        call.bytes = job.scratch.total_bytes;
-        (void)mha_scratch_add(&scratch, slices.n_workers, call.bytes);
-        mha_linear_packing_plan(packing, whole->kernels, &scratch);
-        status = mha_scratch_open(&scratch);
+    if (call->slices.n > 1) {
+        mha_parallel_for(call->slices.n, call->slices.n_workers, run_slice, call);
+    } else {
+        call->whole->scratch.base = call->memory;
+        mha_layer_run(call->whole);
     }
-    if (status == MHA_OK) {
-        call.memory = scratch.base;
-        mha_linear_packing_run(packing, whole->kernels, &scratch);
-        mha_parallel_for(slices.n, slices.n_workers, run_slice, &call);
-        mha_scratch_close(&scratch);
-        status = mha_interrupt_status();
-    }
-    return status;
 }
 
 /* Whether a * b > most, whatever a * b wraps to. */
@@ -185,6 +186,7 @@ mha_status
 mha_layer_forward(const mha_layer_args *args)
 {
     mha_linear_packing packing = {.n = 0};
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_layer_args packed;
     mha_layer_job job;
     mha_status status;
@@ -196,16 +198,16 @@ mha_layer_forward(const mha_layer_args *args)
     if (status != MHA_OK) {
         return status;
     }
-    const mha_layer_slices slices = mha_layer_slices_for(&job);
-    if (slices.n > 1) {
-        return run_slices(&job, slices, &packing);
-    }
-    mha_linear_packing_plan(&packing, job.kernels, &job.scratch);
-    status = mha_scratch_open(&job.scratch);
+    sliced_call call = {.whole = &job, .slices = mha_layer_slices_for(&job)};
+    call.bytes = mha_layer_slice_bytes(&job, &call.slices);
+    (void)mha_scratch_add(&scratch, call.slices.n_workers, call.bytes);
+    mha_linear_packing_plan(&packing, job.kernels, &scratch);
+    status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {
-        mha_linear_packing_run(&packing, job.kernels, &job.scratch);
-        mha_layer_run(&job);
-        mha_scratch_close(&job.scratch);
+        call.memory = scratch.base;
+        mha_linear_packing_run(&packing, job.kernels, &scratch);
+        run_slices(&call);
+        mha_scratch_close(&scratch);
         status = mha_interrupt_status();
     }
     return status;

@@ -149,6 +149,50 @@ check_weights_alone(const mha_layer_args *all, const void *x, const void *keys)
     free(stats);
 }
 
+/*
+ * One query an item on additive scores, and a last slice of one item, which goes by rows where the others go by
+ * columns: debug builds see in every slice that it does not take more memory than there is.
+ */
+static void
+check_last_item(size_t keys)
+{
+    enum { MOST = 6000, WIDE = 40 };
+    void *x = numbers(dtype, MOST * keys * WIDE, 1.0), *w = numbers(dtype, WIDE, 1.0);
+    char *out = allocate(MOST * WIDE * size_of(dtype)), *last = allocate(WIDE * size_of(dtype));
+    mha_layer_facts facts = {.slice_items = 0};
+    mha_layer_args a = {
+        .dtype = dtype, .batch = MOST, .queries = 1, .keys = keys, .num_heads = 1,
+        .query_size = WIDE, .key_size = WIDE, .value_size = WIDE,
+        .query_rows = {x, WIDE, 0, WIDE}, .key_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
+        .value_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
+        .W_q = packed(WIDE, WIDE), .W_k = packed(WIDE, WIDE), .additive_weights = w,
+        .visible = {NULL, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}, .out = out,
+    };
+    const mha_linear made[] = {a.W_q, a.W_k};
+
+    while (a.batch > 1 && (mha_layer_explain(&a, &facts) != MHA_OK || facts.n_slices < 2 ||
+                           a.batch % facts.slice_items != 1)) {
+        a.batch--;
+    }
+    CHECK(a.batch > 1, "no last slice of one item");
+    CHECK(mha_layer_forward(&a) == MHA_OK, "all items");
+    const size_t before = a.batch - 1, bytes = size_of(dtype);
+    a.query_rows.data = (const char *)x + before * WIDE * bytes;
+    a.key_rows.data = a.value_rows.data = (const char *)x + before * keys * WIDE * bytes;
+    a.batch = 1;
+    a.out = last;
+    CHECK(mha_layer_forward(&a) == MHA_OK, "the last item");
+    CHECK(memcmp(out + before * WIDE * bytes, last, WIDE * bytes) == 0, "%zu keys: other bits in the last slice", keys);
+    for (int i = 0; i < 2; i++) {
+        free((void *)made[i].weight);
+        free((void *)made[i].bias);
+    }
+    free(x);
+    free(w);
+    free(out);
+    free(last);
+}
+
 int
 main(int argc, char **argv)
 {
@@ -177,6 +221,8 @@ main(int argc, char **argv)
             };
             const mha_linear made[] = {a.W_q, a.W_k, a.W_v, a.W_o};
             check_weights_alone(&a, x, keys);
+            check_last_item(1);
+            check_last_item(5);
             check_call(&a, 0xff, "all outputs");
             check_call(&a, 0x62, "q and statistics");
             a.visible.valid_lens = NULL;
