@@ -420,7 +420,7 @@ def test_weights_that_carry_no_gradient():
     for plain in (weights.detach(), copy.deepcopy(weights), pickle.loads(pickle.dumps(weights)), weights.data):
         assert not plain.requires_grad and torch.equal(plain, weights)
     with torch.no_grad():
-        assert not layer.attention_weights.requires_grad and not (weights * 1).requires_grad
+        assert layer.attention_weights.requires_grad and not (weights * 1).requires_grad  # as d2l's
         layer(x, x, x)
     assert not layer.attention_weights.requires_grad
     for p in (x, *layer.W_q.parameters(), *layer.W_k.parameters()):

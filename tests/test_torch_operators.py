@@ -61,6 +61,7 @@ def test_weights_in_a_compiled_loss():
         outcomes.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
     for a, b in zip(*outcomes):
         torch.testing.assert_close(a, b)
+    call(x, x, x, lens)
     weights = layer.attention_weights
     with torch.no_grad():
         layer.W_q.weight.mul_(-3)

@@ -36,7 +36,7 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import Nine, WeightsSource, differentiable_layer
-from .lazy import Recipe, computed, split_heads
+from .lazy import Assigned, Recipe, Shown, computed, split_heads
 from .mapped import is_mapped_now, is_plain_batch, over_batch
 from .masking import check_layer, checked_lengths
 
@@ -242,6 +242,9 @@ def _inference(
 
 def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     """The attention weights of the call that left `last`: (B, heads, Q, K), or (B*H, Q, K) for None."""
+    shown = read(last)
+    if shown is not None:
+        return shown.weights(heads)
     kept, dtype, parts = last
     if kept[0] == "later":
         kept = "tensor", kept[1]()
@@ -252,21 +255,36 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
     source: Any = None if parts is None else WeightsSource(*parts)
     wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     if kept[0] == "weights" and isinstance(kept[1], Tensor):  # by an operator
-        if traced(kept[1]):
-            return split_heads(kept[1].clone().to(dtype), heads)
-        kept = "weights", array(kept[1])
+        return split_heads(kept[1].clone().to(dtype), heads)
     if kept[0] == "operator":
-        if traced(*kept[1:3]):
-            weights: Tensor = source.weights(*source.arguments()) if wanted else torch.ops.mha_c.weights(*kept[1:])
-            return split_heads(weights.to(dtype), heads)
-        kept = ops.recompute(*kept[1:])
+        weights: Tensor = source.weights(*source.arguments()) if wanted else torch.ops.mha_c.weights(*kept[1:])
+        return split_heads(weights.to(dtype), heads)
     return Recipe(kept, None if dtype in FLOATS else dtype).shown(heads, source if wanted else None)
+
+
+def read(last: Any) -> Optional[Shown]:
+    """The same for every reading from now on; None where no tensor can stay: in compilers, exporters and transforms."""
+    kept, dtype, parts = last
+    if kept[0] in ("later", "export") or beyond_core() or is_compiling() or exporting():
+        return None
+    if kept[0] == "tensor":
+        with torch.enable_grad():
+            return Shown(kept[1].to(dtype).contiguous(), dtype)
+    if kept[0] in ("weights", "operator") and isinstance(kept[1], Tensor):  # by an operator
+        if traced(*kept[1:3]):
+            return None
+        kept = ops.recompute(*kept[1:]) if kept[0] == "operator" else ("weights", array(kept[1]))
+    source = None if parts is None else WeightsSource(*parts)
+    wanted = source is not None and source.needs_grad()
+    return Shown(Recipe(kept, None if dtype in FLOATS else dtype), dtype, source if wanted else None)
 
 
 def without_graph(last: Any) -> Any:
     """What a call left, as something that can be copied and pickled: tensors, which torch.load takes from anyone."""
-    if last is None:
-        return None
+    if isinstance(last, (Shown, Assigned)):
+        last = last.left()
+    if last is None or last[0][0] == "assigned":
+        return last
     kept, dtype, _ = last
     if kept[0] == "export":
         return None
@@ -282,5 +300,7 @@ def restored(last: Any) -> Any:
     """The same behind the copy: arrays, as `saved_weights` has them, but for what an operator left, or meta tensors."""
     if last is None or last[0][0] in ("operator", "tensor"):
         return last
+    if last[0][0] == "assigned":
+        return Assigned(last[0][1])
     kept, dtype, _ = last
     return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None

@@ -18,9 +18,10 @@ from .._base import own_method
 from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
-from ._layer import call_operator, restored, run_layer, served_by_operator, weights_of, without_graph
+from ._layer import call_operator, read, restored, run_layer, served_by_operator, weights_of, without_graph
 from ._tensors import autocasting, beyond_core, exporting, is_compiling, on_meta, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
+from .lazy import Assigned
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -126,6 +127,7 @@ def _compiled(module: AttentionModule, inputs: Any, valid_lens: Any, training: O
     parameters, shown, dropout, _ = parts
     p = dropout.p if (dropout.training if training is None else training) else 0.0
     out, saved, source = call_operator(inputs, parameters, (valid_lens, module.num_heads, module.empty_rows, p))
+    module._forget_assigned()
     shown["_last"] = saved, out.dtype, source
     return out
 
@@ -161,7 +163,9 @@ class AttentionModule(nn.Module):
     _frozen: Optional[Packed] = None
     _remembers = False  # whether calls with one query may go on from the one before: see memory.py
     _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
-    _last: Any = None  # of the last call: what the core or an operator kept, type of the inputs, parts of WeightsSource
+    # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Shown or an
+    # Assigned once attention_weights are read or assigned.
+    _last: Any = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -295,6 +299,7 @@ class AttentionModule(nn.Module):
         if autocasting() and result_type(dtype) is not dtype:
             dtype = result_type(dtype)
             out = out.to(dtype)
+        self.__dict__["_last"] = None  # what was assigned, where another module shows the weights of the call
         shown["_last"] = saved, dtype, source
         return out
 
@@ -339,16 +344,49 @@ class AttentionModule(nn.Module):
 
         return view(self, tokens, **options)
 
-    def _shown(self, heads: Optional[int]) -> Tensor:
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, before dropout: (B, Q, K), or (B, H, Q, K) of a MultiHeadAttention.
+
+        The attention inside a MultiHeadAttention has them as d2l's: (B*H, Q, K), row b*H + h.  Each reading gives the
+        same tensor; what is assigned is read until the next call.
+        """
+        return self._read_weights()
+
+    @attention_weights.setter
+    def attention_weights(self, value: Any) -> None:
+        self._last = Assigned(value)
+
+    @attention_weights.deleter
+    def attention_weights(self) -> None:
         if self._last is None:
+            raise AttributeError(f"{type(self).__name__} has no attention_weights of its own to delete")
+        self._last = None
+
+    def _read_weights(self) -> Any:
+        if self._sequence is not None:
+            self._sequence.refuse_weights()
+        return self._shown(None)
+
+    def _shown(self, heads: Optional[int]) -> Any:
+        last = self._last
+        if last is None:
             raise AttributeError
-        return weights_of(self._last, heads)
+        if type(last) is tuple:
+            shown = read(last)
+            if shown is None:
+                return weights_of(last, heads)
+            last = self.__dict__["_last"] = shown
+        return last.weights(heads)
+
+    def _forget_assigned(self) -> None:
+        """Before what a call leaves is kept in another module's state: in the layer's own it takes the place."""
 
     def __getattr__(self, name: str) -> Any:
         child = self.__dict__.get("_modules", {}).get(name)
         if child is not None:  # `mha.attention.attention_weights` in each call of the book's encoder
             return child
-        if name == "attention_weights":
+        if name == "attention_weights" and name not in self.__dict__.get("_parameters", {}):
             raise AttributeError(
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )

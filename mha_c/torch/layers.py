@@ -56,13 +56,6 @@ class DotProductAttention(AttentionModule):
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(_arguments.probability(dropout))
 
-    @property
-    def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, Q, K); (B*H, Q, K), row b*H + h, for the one inside MultiHeadAttention."""
-        if self._sequence is not None:
-            self._sequence.refuse_weights()
-        return self._shown(None)
-
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         queries, keys, values = plain_inputs(queries, keys, values)
         if standard_parts(self) is None:
@@ -182,17 +175,6 @@ class MultiHeadAttention(AttentionModule):
 
             self._sequence = self.attention._sequence = SequenceGroup(sequence_group, sequence_layout)
 
-    @property
-    def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1."""
-        if self._sequence is not None:
-            self._sequence.refuse_weights()
-        inner = self.attention
-        if isinstance(inner, AttentionModule):
-            return inner._shown(self.num_heads)
-        weights = inner.attention_weights
-        return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
-
     def transpose_qkv(self, X: Tensor) -> Tensor:
         """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
 
@@ -226,10 +208,24 @@ class MultiHeadAttention(AttentionModule):
     def _inner(self) -> Any:
         return self._modules["attention"]
 
+    def _read_weights(self) -> Any:
+        if self._last is not None or self._sequence is not None:  # assigned here; or refused
+            return super()._read_weights()
+        inner = self.attention
+        if isinstance(inner, AttentionModule):
+            return inner._shown(self.num_heads)
+        weights = inner.attention_weights
+        return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
+
+    def _forget_assigned(self) -> None:
+        if self._last is not None:
+            self._last = None
+
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         materialize_after(self.W_o, self.W_v)
+        self._forget_assigned()
         if self._sequence is not None:
             out = self._sequence.attend(self, queries, keys, values, valid_lens, self._dropout_now(training))
             return out
@@ -325,11 +321,6 @@ class AdditiveAttention(AttentionModule):
         self.w_v = nn.Linear(hiddens, 1, bias=False) if "key_size" in given else nn.LazyLinear(1, bias=False)
         self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
 
-    @property
-    def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, Q, K): before dropout, rows sum to 1."""
-        return self._shown(None)
-
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
         """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
 
@@ -419,5 +410,5 @@ def textbook(
     else:
         scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     weights = masking.masked_softmax(scores, valid_lens, empty_rows=module.empty_rows)
-    module._last = ("tensor", weights.unsqueeze(1)), weights.dtype, None
+    module.attention_weights = weights
     return module.dropout(weights) @ values

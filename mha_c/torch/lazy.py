@@ -47,6 +47,10 @@ class Recipe:
         assert self._tensor is not None
         return self._tensor
 
+    def kept(self) -> Any:
+        """The numbers as a tensor where they are there, or what they can be computed from."""
+        return self._saved if self._tensor is None else self._tensor
+
     def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
         """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them.
 
@@ -75,6 +79,52 @@ class Recipe:
 
     def __setstate__(self, state: Any) -> None:
         self._saved, self._dtype, self._tensor = state
+
+
+class Shown:
+    """The weights of a call once they have been read: the same tensor each time, with what has been changed in it."""
+
+    __slots__ = ("_dtype", "_numbers", "_source", "_tensors")
+
+    def __init__(self, numbers: Any, dtype: torch.dtype, source: Any = None) -> None:
+        self._numbers, self._dtype, self._source = numbers, dtype, source  # a Recipe or a tensor (B, H, Q, K)
+        self._tensors: dict[Optional[int], Tensor] = {}
+
+    def weights(self, heads: Optional[int]) -> Tensor:
+        """(B, heads, Q, K), or (B*H, Q, K) for None, on the same numbers."""
+        found = self._tensors.get(heads)
+        if found is None:
+            with torch.enable_grad():  # a function of what the call recorded, wherever they are read
+                if isinstance(self._numbers, Tensor):
+                    found = split_heads(self._numbers, heads)
+                else:
+                    found = self._numbers.shown(heads, self._source)
+            self._tensors[heads] = found
+        return found
+
+    def left(self) -> Any:
+        """What the call left, with what has been changed since."""
+        kept = self._numbers if isinstance(self._numbers, Tensor) else self._numbers.kept()
+        return (("tensor", kept) if isinstance(kept, Tensor) else kept), self._dtype, None
+
+
+class Assigned:
+    """What a program has put in the place of a layer's attention_weights, until the layer's next call."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def weights(self, heads: Optional[int]) -> Any:
+        """The very same thing; with an axis for the heads, where it is (B*H, Q, K)."""
+        if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
+            return self.value
+        return self.value.unflatten(0, (-1, heads))
+
+    def left(self) -> Any:
+        """As of a call: (what is kept, type, source)."""
+        return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
 
 
 class LazyWeights(Tensor):
