@@ -190,6 +190,83 @@ def test_convert(d2l):
     assert type(lazy.W_q) is torch.nn.Linear and repr(lazy).startswith("MultiHeadAttention(\n  (attention)")
 
 
+def notebook_class():
+    """A class as a notebook defines it: the book's text over two lines that exercises change."""
+
+    class DotProductAttention(torch.nn.Module):
+        def __init__(self, dropout):
+            super().__init__()
+            self.dropout = torch.nn.Dropout(dropout)
+
+        def forward(self, queries, keys, values, valid_lens=None):
+            scores = torch.bmm(queries, keys.transpose(1, 2)) / queries.shape[-1] ** 0.5
+            self.attention_weights = masked(self.changed(scores), valid_lens)
+            return self.mixed(self.attention_weights, values)
+
+        changed = staticmethod(lambda scores: scores)
+
+        def mixed(self, weights, values):
+            return torch.bmm(self.dropout(weights), values)
+
+    def masked(scores, lens):
+        if lens is None:
+            return torch.softmax(scores, -1)
+        lens = lens[:, None] if lens.dim() == 1 else lens
+        hidden = torch.arange(scores.shape[-1]) >= lens[..., None]
+        return torch.softmax(scores.masked_fill(hidden, -1e6), -1)
+
+    own = {"forward": DotProductAttention.forward}
+    return type("DotProductAttention", (DotProductAttention,), own)
+
+
+CHANGES = {  # a line of the class, as an exercise changes it
+    "a causal mask": ("changed", staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(1))),
+    "no scale": ("changed", staticmethod(lambda scores: scores * 2)),
+    "dropout of the result": ("mixed", lambda self, weights, values: self.dropout(weights @ values)),
+    "no dropout": ("mixed", lambda self, weights, values: weights @ values),
+    "more in training": ("mixed", lambda self, weights, values: self.dropout(weights) @ values * (1 + self.training)),
+    "no gradient": ("mixed", lambda self, weights, values: self.dropout(weights.detach()) @ values),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_convert_leaves_what_an_exercise_changed(change):
+    """A class that has a name of d2l's and computes something else."""
+    kind = notebook_class()
+    setattr(kind.__base__, *CHANGES[change])
+    model, x = torch.nn.Sequential(kind(0.1)), torch.randn(2, 4, 8)
+    state = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="left as they were: 0 .*DotProductAttention.* computes something else"):
+        mt.convert(model)
+    assert type(model[0]) is kind and torch.equal(state, torch.get_rng_state())
+    assert not hasattr(model[0], "attention_weights") and model[0].training
+    model[0](x, x, x)
+
+
+def test_convert_knows_the_books_text():
+    kind = notebook_class()
+    module, x = kind(0.1), torch.randn(2, 4, 8)
+    module(x, x, x)
+    assert mt.convert(module) is module and type(module) is mt.DotProductAttention
+    assert module.training and module.dropout.p == 0.1 and not hasattr(module, "attention_weights")
+    kind.entropy = lambda self: 0.0
+    with pytest.warns(UserWarning, match="holds other parts"):
+        mt.convert(kind(0.1))
+
+
+def test_convert_in_other_types_and_after_training(d2l):
+    sizes = (8, 8, 8) if book_models.is_eager(d2l) else ()
+    for dtype in (torch.float64, torch.bfloat16):
+        module, x = d2l.MultiHeadAttention(*sizes, 8, 2, 0.1), torch.randn(2, 4, 8, dtype=dtype)
+        module.to(dtype)
+        module(x, x, x, None).sum().backward()
+        before = [(x, x.clone(), x.grad.clone()) for x in module.parameters()]
+        assert type(mt.convert(module)) is type(mt.convert(module.eval())) is mt.MultiHeadAttention
+        assert type(module.attention) is mt.DotProductAttention
+        for own, (x, numbers, grad) in zip(module.parameters(), before):
+            assert own is x and torch.equal(x, numbers) and torch.equal(x.grad, grad)
+
+
 # --- d2l's own classes while ours stand in their place -------------------------------------------------------------
 
 

@@ -267,8 +267,10 @@ def test_two_processes_give_the_gradients_of_one():
 def test_torchs_multi_head_attention(sizes, batch_first):
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
-    ours = mt.convert(theirs)
-    assert type(ours) is mt.MultiheadAttention and ours.in_proj_bias is theirs.in_proj_bias
+    parameters, ours = list(theirs.parameters()), theirs
+    theirs = copy.deepcopy(theirs)
+    assert mt.convert(ours) is ours and type(ours) is mt.MultiheadAttention
+    assert [id(x) for x in ours.parameters()] == [id(x) for x in parameters]
     assert list(ours.state_dict()) == list(theirs.state_dict())
     q, k, v = (
         torch.randn(3, n, theirs.embed_dim if i == 0 else sizes.get(f"{name}dim", 8))
@@ -326,14 +328,42 @@ def test_what_convert_leaves_alone():
     hooked.register_forward_hook(lambda *_: None)
     extra = nn.MultiheadAttention(8, 2, add_bias_kv=True)
     model = nn.ModuleList([Own(8, 2), hooked, nn.Linear(8, 8), mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), extra])
-    kept = list(model)[:4]
-    mt.convert(model)
-    assert list(model)[:4] == kept
+    kinds, theirs = [type(part) for part in model][:4], copy.deepcopy(extra)
+    with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*Own\) is a subclass; 1 \(.*\) has hooks"):
+        mt.convert(model)
+    assert [type(part) for part in model][:4] == kinds and type(extra) is mt.MultiheadAttention
     x = torch.randn(5, 3, 8)
-    torch.testing.assert_close(model[4](x, x, x)[0], extra(x, x, x)[0])  # left to torch
+    torch.testing.assert_close(extra(x, x, x)[0], theirs(x, x, x)[0])  # left to torch
     shared = nn.MultiheadAttention(8, 2)
     pair = mt.convert(nn.ModuleList([shared, shared]))
-    assert pair[0] is pair[1] and type(pair[0]) is mt.MultiheadAttention
+    assert pair[0] is pair[1] is shared and type(shared) is mt.MultiheadAttention
+
+
+def test_convert_says_what_it_cannot_do():
+    with pytest.raises(TypeError, match="takes a torch module, got int"):
+        mt.convert(5)
+    with pytest.warns(UserWarning, match=r"nothing to replace in Linear: it knows nn\.MultiheadAttention"):
+        assert type(mt.convert(nn.Linear(8, 8))) is nn.Linear
+    again = mt.convert(mt.DotProductAttention(0.0))  # ours already: nothing to say
+    assert type(again) is mt.DotProductAttention
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+def test_torchs_fast_path_calls_no_module():
+    """What the words of `convert` say, and the switch that they name."""
+    layer, calls = mt.convert(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval(), []
+    layer.self_attn.forward = lambda *args, **options: calls.append(1) or type(layer.self_attn).forward(
+        layer.self_attn, *args, **options
+    )
+    x, enabled = torch.randn(2, 3, 16), torch.backends.mha.get_fastpath_enabled()
+    try:
+        with torch.no_grad():
+            for on, n_calls in ((True, 0), (False, 1)):
+                torch.backends.mha.set_fastpath_enabled(on)
+                layer(x)
+                assert len(calls) == n_calls
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 # --- Other modules ------------------------------------------------------------------------------------------

@@ -395,6 +395,18 @@ class AttentionModule(nn.Module):
     # What a module remembers of the last calls goes with the mode, the numbers and the type that they had.
 
     def train(self, mode: bool = True) -> Any:
+        """As torch's.
+
+        Parameters
+        ----------
+        mode : bool
+            False for evaluation.
+
+        Returns
+        -------
+        Module
+            This one.
+        """
         self.__dict__.pop("_memory", None)
         return super().train(mode)
 

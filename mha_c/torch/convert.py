@@ -1,12 +1,14 @@
-"""Attention modules of d2l and torch inside a model, replaced by ours with their weights: `convert`.
+"""Attention modules of d2l and torch inside a model become ours, with their weights: `convert`.
 
-d2l is recognised by what a class is called and holds, never imported, so that copies of the book's classes in a
-notebook are found too.
+d2l is never imported: a class is known by what it is called, holds and computes, so that copies of the book's classes
+in a notebook are found too, and classes that only have the name are left alone.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
+import warnings
 from typing import Any, Optional
 
 import torch
@@ -21,15 +23,19 @@ _CHILDREN: dict[str, tuple[Any, set[str]]] = {  # of d2l's classes, in both gene
     "DotProductAttention": (DotProductAttention, {"dropout"}),
 }
 _CALL = ["queries", "keys", "values", "valid_lens"]
+_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+_STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # what a module of ours holds before its first call
+_ROUNDING = 1e-4  # far above that of float32, far below what another formula makes of numbers around 1
 
 
 def convert(module: nn.Module) -> nn.Module:
-    """Replace the attention modules inside `module`, in place, and return it (or what stands for it).
+    """Let the attention modules inside `module` be ours, in place, and return it.
 
     d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become the classes of
-    the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  Parameters stay the very same
-    tensors, so optimizers that hold them go on; modes, hooks of the model around them and state_dict keys stay
-    too.  Modules with hooks of their own, of unknown subclasses, or with options that we lack, stay as they are.
+    the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  They stay the very same objects
+    with the very same parameters, so optimizers that hold them go on; modes, hooks of the model around them and
+    state_dict keys stay too.  A class of one of d2l's names is compared first: what it computes on a few small inputs,
+    gradients and the place of its dropout included.
 
     Parameters
     ----------
@@ -39,7 +45,23 @@ def convert(module: nn.Module) -> nn.Module:
     Returns
     -------
     nn.Module
-        The same model; for an attention module itself, what stands for it.
+        The same object.
+
+    Raises
+    ------
+    TypeError
+        Where it is no module.
+
+    Warns
+    -----
+    UserWarning
+        Names the attention modules that stay as they are, and why: hooks of their own, subclasses, another formula;
+        or says that there is none in `module`.
+
+    Notes
+    -----
+    nn.TransformerEncoderLayer has a fast path of its own in evaluation under no_grad, which reads the weights and calls
+    no attention module, ours as little as torch's: torch.backends.mha.set_fastpath_enabled(False) switches it off.
 
     Examples
     --------
@@ -48,59 +70,127 @@ def convert(module: nn.Module) -> nn.Module:
     >>> type(mha_c.torch.convert(model).self_attn)
     <class 'mha_c.torch.multihead.MultiheadAttention'>
     """
-    ours = twin(module)
-    if ours is not None:
-        return ours
-    done: dict[int, Optional[nn.Module]] = {}
-    for parent in list(module.modules()):
-        for name, child in list(parent._modules.items()):  # named_children would leave out a second mention
-            if child is None:
-                continue
-            if id(child) not in done:
-                done[id(child)] = twin(child)
-            replacement = done[id(child)]
-            if replacement is not None:
-                setattr(parent, name, replacement)
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"convert takes a torch module, got {type(module).__name__}")
+    left, found = [], False
+    for name, part in reversed(list(module.named_modules())):  # the attention inside a MultiHeadAttention before it
+        if type(part).__module__.startswith("mha_c."):
+            found = True
+        elif isinstance(part, nn.MultiheadAttention) or type(part).__name__ in _CHILDREN:
+            reason = _convert(part)
+            found = True
+            if reason is not None:
+                kind = f"{type(part).__module__}.{type(part).__qualname__}"
+                left.append(f"{name or 'the module itself'} ({kind}) {reason}")
+    if left:
+        warnings.warn(f"convert left as they were: {'; '.join(reversed(left))}", stacklevel=2)
+    elif not found:
+        warnings.warn(
+            f"convert found nothing to replace in {type(module).__name__}: it knows nn.MultiheadAttention, and "
+            f"{', '.join(_CHILDREN)} as the book has them",
+            stacklevel=2,
+        )
     return module
 
 
-def twin(module: nn.Module) -> Optional[nn.Module]:
-    """Our module for one attention module, sharing its parameters; None if it is not one that we know."""
-    if _has_hooks(module):
+def _convert(module: nn.Module) -> Optional[str]:
+    """Make it ours; or the reason why it stays as it is."""
+    if "forward" in module.__dict__ or any(getattr(module, name, None) for name in _HOOKS):
+        return "has hooks or a forward of its own"
+    if isinstance(module, nn.MultiheadAttention):
+        if type(module) is not nn.MultiheadAttention:
+            return "is a subclass"
+        module.__class__ = MultiheadAttention
         return None
-    if type(module) is nn.MultiheadAttention:
-        return MultiheadAttention.adopt(module)
-    if not _is_d2l(module):
-        return None
+    if not _looks_like_d2l(module):
+        return "holds other parts than d2l's class of that name, or is called otherwise"
+    if not _computes_the_same(module):
+        return "computes something else than d2l's class of that name"
+    _become_ours(module)
+    return None
+
+
+def _looks_like_d2l(module: nn.Module) -> bool:
+    kind = type(module)
+    ours, children = _CHILDREN[kind.__name__]
+    if {name for name, _ in module.named_children()} != children or any(True for _ in module.buffers()):
+        return False
+    if any(True for _ in module.parameters(recurse=False)) or any(not hasattr(ours, name) for name in vars(kind)):
+        return False
+    return [*inspect.signature(kind.forward).parameters][1:] == _CALL
+
+
+def _become_ours(module: Any) -> None:
     ours, _ = _CHILDREN[type(module).__name__]
-    copy: Any = ours.__new__(ours)
-    nn.Module.__init__(copy)
-    if ours is MultiHeadAttention:
-        inner = twin(module.attention)
-        copy.num_heads = module.num_heads
-        copy.attention = module.attention if inner is None else inner
-    for name, child in module.named_children():  # the very same projections, in their order
-        if name != "attention":
-            copy.add_module(name, child)
-    return copy.train(module.training)
+    for name in module.__dict__.keys() - _STATE:
+        del module.__dict__[name]
+    module.__class__ = ours
 
 
-def _is_d2l(module: nn.Module) -> bool:
-    name = type(module).__name__
-    if name not in _CHILDREN or type(module).__module__.startswith("mha_c."):
-        return False
-    _, children = _CHILDREN[name]
-    names = {name for name, child in module.named_children() if name != "board"}
-    if names != children or any(True for _ in module.buffers()):
-        return False
-    if len(list(module.parameters(recurse=False))):
-        return False
-    return [*inspect.signature(type(module).forward).parameters][1:] == _CALL
+# --- What a module computes ---------------------------------------------------------------------------
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    names = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return any(getattr(module, name, None) for name in names)
+class _Weighing(nn.Module):
+    """In the place of a dropout: each number's factor depends on where it stands, and nothing is drawn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)
+
+
+def _computes_the_same(module: nn.Module) -> bool:
+    """Whether it gives what our module in its place would give, weights and gradients included."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        try:
+            own = _on_the_cpu(_copy(module))
+            ours = _copy(own)
+            _become_ours(ours)
+            for training in (False, True):
+                for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
+                    results = [_results(part.train(training), lens) for part in (own, ours)]
+                    if not all(torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(*results)):
+                        return False
+        except Exception:  # whatever another class says to a call that d2l's would take
+            return False
+    return True
+
+
+def _copy(module: nn.Module) -> Any:
+    """Another module with the very same parameters, and a `_Weighing` for each dropout."""
+    kind: Any = type(module)
+    twin = kind.__new__(kind)
+    state = {name: value for name, value in module.__dict__.items() if not isinstance(value, Tensor)}
+    children = {
+        name: _Weighing() if type(child) is nn.Dropout else _copy(child) for name, child in module.named_children()
+    }
+    twin.__dict__.update(state, _modules=children, _parameters=dict(module._parameters))
+    return twin
+
+
+def _on_the_cpu(module: nn.Module) -> Any:
+    """The same, in float32, with numbers where there are none yet."""
+    if all(type(x) is nn.Parameter and x.is_cpu and x.dtype is torch.float32 for x in module.parameters()):
+        return module
+    module = copy.deepcopy(module).float()
+    if any(x.is_meta for x in module.parameters()):
+        module.to_empty(device="cpu")
+        for x in module.parameters():
+            nn.init.normal_(x)
+    return module.cpu()
+
+
+def _results(module: Any, lens: Any) -> list[Tensor]:
+    """Output, gradients of the inputs, and attention weights where it has some."""
+    generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)
+    if hasattr(module, "W_q"):
+        linears = [getattr(module, name, module.W_q) for name in ("W_q", "W_k", "W_v")]
+        sizes = tuple(linear.in_features or linear.out_features for linear in linears)
+    shapes = [(2, n, size) for n, size in zip((3, 5, 5), sizes)]
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    out = module(*inputs, lens)
+    grads = torch.autograd.grad(out.square().sum(), inputs)
+    # A MultiHeadAttention shows those of the attention inside it, which has been compared.
+    shows = not hasattr(module, "attention") and hasattr(module, "attention_weights")
+    return [out, *grads, *([module.attention_weights] if shows else [])]
 
 
 # --- Names of parameters ------------------------------------------------------------------------------

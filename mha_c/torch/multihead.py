@@ -36,26 +36,6 @@ class MultiheadAttention(nn.MultiheadAttention):
     (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
     """
 
-    @classmethod
-    def adopt(cls, module: nn.MultiheadAttention) -> MultiheadAttention:
-        """The same module, parameters included, as one of ours.
-
-        Parameters
-        ----------
-        module : nn.MultiheadAttention
-            Of torch.
-
-        Returns
-        -------
-        MultiheadAttention
-            Another object with the very same parameters.
-        """
-        twin = cls.__new__(cls)
-        twin.__dict__.update(module.__dict__)
-        for name in ("_parameters", "_modules", "_buffers"):
-            twin.__dict__[name] = dict(module.__dict__[name])
-        return twin
-
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor] = None,
         need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
