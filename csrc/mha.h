@@ -114,6 +114,9 @@ typedef struct {
 /* Where query 0 stands on the causal diagonal: at key 0, or so that the last query sees the last key. */
 typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } mha_causal;
 
+/* The last place of a part in a larger call: dropout counts in 32 bits, and sums of places do not wrap. */
+#define MHA_LAST_PLACE (PTRDIFF_MAX / 4 < UINT32_MAX ? (size_t)(PTRDIFF_MAX / 4) : (size_t)UINT32_MAX)
+
 #define MHA_NO_LIMIT ((int64_t)-1) /* window_left, window_right: that side is open */
 
 /*
@@ -127,7 +130,7 @@ typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } m
  *                   the diagonal of `causal` (top-left unless it says bottom-right)
  *   first_query, first_key
  *                   where query 0 and key 0 stand in a larger call of which this is a part: lengths, causal corner
- *                   and window are those of that call (not bottom-right, which needs its sizes)
+ *                   and window are those of that call (not bottom-right, which needs its sizes); at most MHA_LAST_PLACE
  */
 typedef struct {
     const int64_t *valid_lens;

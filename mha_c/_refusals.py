@@ -213,8 +213,8 @@ def corner_with_origin() -> Exception:
     return ValueError("causal='bottom_right' needs the sizes of the whole call: it takes no origin")
 
 
-def far_origin(origin: Any) -> Exception:
-    return ValueError(f"origin must lie below 2**32, as dropout counts, got {origin!r:.100}")
+def far_origin(origin: Any, last: int) -> Exception:
+    return ValueError(f"origin must be at most {last}, the last place that dropout counts, got {origin!r:.100}")
 
 
 def softcap(value: Any) -> Exception:

@@ -4,6 +4,8 @@ Every part sees and drops what the whole call would; joined by their statistics 
 the joined statistics, its gradients.
 """
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from checks import same
 from core_calls import core as _core
 
 SEED = 0xFEDCBA9876543210
+LAST = min(2**32 - 1, sys.maxsize // 4)  # MHA_LAST_PLACE
 BATCH, HEADS, KV_HEADS, QUERIES, KEYS = 3, 4, 2, 45, 70
 # Items, heads, queries and keys are cut here: sides of a tile, of a block of 8 decisions of dropout, and none.
 QUERY_CUTS, KEY_CUTS = (0, 13, 45), (0, 8, 37, 70)
@@ -99,13 +102,23 @@ def test_an_origin_of_nothing_changes_nothing(rng, dtype):
         ([0, 0, 0, 0], TypeError, "origin must be None or a tuple"),
         ((0, 0, 0, 1.5), TypeError, "origin"),
         ((0, -1, 0, 0), ValueError, "origin must be at least 0"),
-        ((0, 0, 0, 2**32), ValueError, r"origin must lie below 2\*\*32"),
+        ((0, 0, 0, LAST + 1), ValueError, f"origin must be at most {LAST}, the last place that dropout counts"),
+        ((2**70, 0, 0, 0), ValueError, f"origin must be at most {LAST}"),
     ],
 )
 def test_ill_formed_origins(rng, dtype, origin, error, words):
     q, k, v, _ = operands(rng, dtype)
     with pytest.raises(error, match=words):
         _core.attention_forward(q, k, v, origin=origin)
+
+
+def test_the_last_places(rng, dtype):
+    """What the binding takes, the core takes, where addresses have 32 bits too."""
+    q, k, v, _ = operands(rng, dtype)
+    for i in range(4):
+        origin = tuple(LAST if i == j else 0 for j in range(4))
+        out, *_ = _core.attention_forward(q, k, v, origin=origin, dropout=0.5, seed=1)
+        assert np.isfinite(out).all()
 
 
 def test_a_part_has_no_bottom_right_corner(rng, dtype):

@@ -223,14 +223,14 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
            mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
 }
 
-/* Where a part stands in a larger call: so far that no sum of places wraps, and with no corner that it cannot know. */
+/* Where a part stands in a larger call: no further than may be, and with no corner that it cannot know. */
 static int
 origin_is_sane(const mha_attention_args *args)
 {
     const mha_visibility *v = &args->visible;
     const size_t furthest = mha_max(mha_max(v->first_query, v->first_key), mha_max(args->first_item, args->first_head));
 
-    return furthest <= PTRDIFF_MAX / 4 &&
+    return furthest <= MHA_LAST_PLACE &&
            (v->causal != MHA_CAUSAL_BOTTOM_RIGHT || (v->first_query == 0 && v->first_key == 0));
 }
 

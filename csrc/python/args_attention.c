@@ -141,8 +141,8 @@ take_origin(PyObject *value, mha_attention_args *args)
         if (mha_py_whole(PyTuple_GetItem(value, i), "origin", 0, &place) < 0) {
             return -1;
         }
-        if (place >= (int64_t)1 << 32) {
-            return mha_py_refuse("far_origin", "(O)", value);
+        if ((uint64_t)place > MHA_LAST_PLACE) {
+            return mha_py_refuse("far_origin", "(On)", value, (Py_ssize_t)MHA_LAST_PLACE);
         }
         *places[i] = (size_t)place;
     }

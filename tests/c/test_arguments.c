@@ -76,6 +76,14 @@ check_attention_arguments(void)
     REFUSED(MHA_ERR_ARG, a->dropout = (double)NAN);
     REFUSED(MHA_ERR_ARG, a->visible.valid_lens = lens; a->visible.lens_per_batch = a->queries + 1);
     REFUSED(MHA_ERR_ARG, a->visible.valid_lens = lens; a->visible.lens_per_batch = 0);
+    REFUSED(MHA_ERR_ARG, a->first_item = MHA_LAST_PLACE + 1);
+    REFUSED(MHA_ERR_ARG, a->first_head = MHA_LAST_PLACE + 1);
+    REFUSED(MHA_ERR_ARG, a->visible.first_query = MHA_LAST_PLACE + 1);
+    REFUSED(MHA_ERR_ARG, a->visible.first_key = MHA_LAST_PLACE + 1);
+    c = good_attention();
+    c.args.visible.causal = MHA_CAUSAL_TOP_LEFT;
+    c.args.first_item = c.args.first_head = c.args.visible.first_query = c.args.visible.first_key = MHA_LAST_PLACE;
+    CHECK(mha_attention_forward(&c.args) == MHA_OK, "a part in the last place");
     /* Without either of these two there is nothing to rebuild weights from, or to put them into. */
     c = good_attention();
     c.args.row_max = c.args.row_sum = NULL;
