@@ -278,10 +278,10 @@ def projection(name: str) -> Exception:
     return TypeError(f"{name} must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))")
 
 
-def packed(name: str, sizes: Sizes, count: int) -> Exception:
+def packed(name: str, sizes: Sizes, expected: Sizes) -> Exception:
     return ValueError(
         f"{name}: not a weight of {sizes[0]} x {sizes[1]} packed for the active instruction set ({_core.isa()}), which "
-        f"takes {count} numbers: pack it again"
+        f"makes {expected} of it: pack it again"
     )
 
 

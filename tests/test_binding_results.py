@@ -28,6 +28,7 @@ from binding_calls import (
     saved,
     softmax,
 )
+from checks import same
 from core_calls import core as _core
 from mha_c import _reference
 
@@ -114,8 +115,31 @@ def test_exp_and_tanh_take_any_shape(shape, dtype):
 def test_packed_weights_are_aligned_and_read_only(dtype):
     for shape in (1, 1), (8, 5), (0, 3), (3, 0), (33, 65):
         packed = _core.pack_linear(numbers(*shape, dtype=dtype))
-        assert packed.ndim == 1 and packed.dtype == dtype and packed.ctypes.data % 64 == 0
+        assert packed.ndim == 2 and packed.dtype == dtype and packed.ctypes.data % 64 == 0
         assert not packed.flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(64, 5), (128, 3), (3, 0), (48, 48), (1, 1)])
+def test_weights_packed_for_another_instruction_set(shape, dtype):
+    """Of as many numbers, as a rule: refused where panels are of another width, the same where they are not."""
+    active, isas = _core.isa(), [name for name, available in _core.isas() if available]
+    weight, x = numbers(*shape, dtype=dtype), numbers(4, shape[1], dtype=dtype)
+    packed = {}
+    try:
+        for isa in isas:
+            _core.set_isa(isa)
+            packed[isa] = _core.pack_linear(weight)
+        for isa in isas:
+            _core.set_isa(isa)
+            own = _core.linear(x, (packed[isa], None, shape))
+            for other in packed.values():
+                if other.shape[1] == packed[isa].shape[1]:
+                    same(_core.linear(x, (other, None, shape)), own)
+                else:
+                    with pytest.raises(ValueError, match=f"packed for the active instruction set .{isa}"):
+                        _core.linear(x, (other, None, shape))
+    finally:
+        _core.set_isa(active)
 
 
 # --- Sizes at the edges --------------------------------------------------------------------------------------------

@@ -11,14 +11,11 @@
 
 /* --- Packing ---------------------------------------------------------------------------- */
 
-/*
- * A 1-D array whose first number lies on a cache line: a view into a slightly larger array,
- * which it keeps alive.
- */
+/* An array whose first number lies on a cache line: a view into a slightly larger array, which it keeps alive. */
 static PyArrayObject *
-new_aligned(mha_py_call *call, size_t n_numbers, int type)
+new_aligned(mha_py_call *call, npy_intp shape[2], int type)
 {
-    npy_intp n = (npy_intp)n_numbers, room = n + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
+    npy_intp room = shape[0] * shape[1] + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
     PyArrayObject *whole, *view;
     char *start;
 
@@ -29,7 +26,7 @@ new_aligned(mha_py_call *call, size_t n_numbers, int type)
     start = PyArray_DATA(whole);
     start += (ALIGNMENT - (uintptr_t)start % ALIGNMENT) % ALIGNMENT;
     view = (PyArrayObject *)mha_py_own(
-        call, PyArray_New(&PyArray_Type, 1, &n, type, NULL, start, 0, NPY_ARRAY_CARRAY, NULL));
+        call, PyArray_New(&PyArray_Type, 2, shape, type, NULL, start, 0, NPY_ARRAY_CARRAY, NULL));
     if (view != NULL) {
         Py_INCREF((PyObject *)whole);
         if (PyArray_SetBaseObject(view, (PyObject *)whole) < 0) { /* steals whole, even then */
@@ -45,7 +42,7 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     mha_py_array weight = {0};
     PyArrayObject *packed;
     PyObject *result;
-    size_t size;
+    npy_intp shape[2];
 
     if (mha_py_take(call, values[0], "weight", MHA_PY_ROWS, NULL, &weight) < 0 ||
         mha_py_need_rank(&weight, 2, "(out_features, in_features)") < 0) {
@@ -53,14 +50,14 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     }
     const mha_dtype dtype = mha_py_dtype(weight.type);
     const size_t out_features = (size_t)weight.shape[0], in_features = (size_t)weight.shape[1];
-    if (mha_py_check(mha_linear_packed_size(dtype, out_features, in_features, &size), call->function) < 0) {
+    if (mha_py_packed_shape(call, dtype, out_features, in_features, shape) < 0) {
         return NULL;
     }
-    packed = new_aligned(call, size, weight.type);
+    packed = new_aligned(call, shape, weight.type);
     if (packed == NULL) {
         return NULL;
     }
-    mha_py_detach(call, (double)size);
+    mha_py_detach(call, (double)PyArray_SIZE(packed));
     result = mha_py_finish(call,
                            mha_linear_pack(dtype, out_features, in_features, weight.data, weight.stride[0],
                                            PyArray_DATA(packed)),
