@@ -1,5 +1,7 @@
 """Tensors that the core takes without NumPy in between: results, layouts, what is refused, the way round it."""
 
+import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -122,6 +124,49 @@ def test_bad_capsules():
     for capsule in (None, 42, torch.Tensor):
         with pytest.raises((TypeError, ValueError)):
             _core.serve_tensors(capsule, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg)
+
+
+class Exchange(ctypes.Structure):
+    """DLPack's functions, as in csrc/python/args_tensors.c."""
+
+    _fields_ = [("version", ctypes.c_uint32 * 2)] + [
+        (name, ctypes.c_void_p) for name in ("older", "allocate", "share", "adopt", "look", "stream")
+    ]
+
+
+@needs_exchange
+@pytest.mark.parametrize("released", [False, True])
+def test_a_torch_that_makes_no_tensor_of_a_result(released):
+    """Whether it had one already, whose end gives the array back, or none: nothing is freed twice."""
+    capsule, name = torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api"
+    address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+        ("PyCapsule_GetPointer", ctypes.pythonapi)
+    )
+    fails = Exchange.from_buffer_copy(Exchange.from_address(address(capsule, name)))
+    asked = []
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    def adopt(managed, _):
+        asked.append(managed)
+        if released:  # managed: version (two numbers of 32 bits), owner, release
+            release = ctypes.c_void_p.from_address(managed + 16).value
+            ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(release)(managed)
+        return -1  # and no exception, which ctypes would not let through
+
+    fails.adopt = ctypes.cast(adopt, ctypes.c_void_p)
+    new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+        ("PyCapsule_New", ctypes.pythonapi)
+    )
+    q, served = torch.randn(1, 2, 3, 4), (torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg)
+    expected = mt.functional.dot_product_attention(q, q, q)
+    _core.serve_tensors(new(ctypes.addressof(fails), name, None), *served)
+    try:
+        for _ in range(3):
+            with pytest.raises(SystemError, match="without setting an exception"):
+                _core.attention_forward(q, q, q)
+    finally:
+        _core.serve_tensors(capsule, *served)
+    assert len(asked) == 3 and torch.equal(mt.functional.dot_product_attention(q, q, q), expected)
 
 
 def test_results_outlive_everything_and_threads():
@@ -281,6 +326,40 @@ def test_large_results_of_several_threads_have_memory_of_their_own():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@needs_exchange
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+def test_memory_is_kept_in_a_child_forked_while_threads_take_it():
+    """Whatever a thread was doing with kept memory when another one forked."""
+    done, queries = [], torch.ones(1, 2, 256, 64)
+
+    def work(seed):
+        while not done:
+            large(seed)
+
+    def keeps():
+        def places(n):
+            results = [_core.attention_forward(*[queries] * 3)[0] for _ in range(n)]
+            return {result.data_ptr() for result in results}
+
+        before = places(130)  # more than are kept
+        others = [np.empty(2**17 + 64, np.uint8) for _ in range(130)]  # malloc has nothing of theirs left
+        return len(others) == 130 and places(100) <= before
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(10):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if keeps() else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        done.append(True)
+        for thread in threads:
+            thread.join()
 
 
 @needs_exchange

@@ -82,7 +82,8 @@ typedef struct {
 
 PyObject *mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args);
 
-PyObject *mha_py_own(mha_py_call *call, void *object); /* takes the reference; what was given, or NULL */
+/* Takes the reference; what was given.  NULL of NULL, whose exception is set; RuntimeError where there are too many. */
+PyObject *mha_py_own(mha_py_call *call, void *object);
 void mha_py_release(mha_py_call *call, int n_left);     /* what came after the first n_left, before the call's end */
 
 /*

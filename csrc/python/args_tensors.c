@@ -39,7 +39,7 @@ typedef struct {
     void *older;
     void (*allocate)(void); /* these two are not used, nor is what follows `look` */
     void (*share)(void);
-    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed` */
+    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed`, see `adopt` below */
     int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
 } dl_exchange;
 
@@ -230,6 +230,10 @@ release(dl_managed *managed)
     PyGILState_Release(gil);
 }
 
+/*
+ * Where torch fails after it has made a tensor, the tensor's end calls `release`; where it fails before, nobody does.
+ * Nothing tells the one from the other, so we do not either: an array that is lost does less harm than one freed twice.
+ */
 static PyObject *
 adopt(const mha_py_call *call, PyArrayObject *array)
 {

@@ -16,7 +16,11 @@
 #define N_KEPT 128 /* a step of a model frees the gradients of all layers */
 #define LINE ((size_t)64)
 
-/* A block is an array of bytes: NumPy gets the memory, counts it, and asks for huge pages. */
+/*
+ * A block is an array of bytes: NumPy gets the memory, counts it, and asks for huge pages.
+ * `busy` is never set in the child of a fork: Python without a global lock forks when all other threads stand still,
+ * which none does between setting and clearing it; with one, no other thread runs then.
+ */
 static struct {
     atomic_flag busy;
     PyArrayObject *blocks[N_KEPT]; /* the one that was freed first in front */

@@ -33,6 +33,11 @@ mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, P
 PyObject *
 mha_py_own(mha_py_call *call, void *object)
 {
+    if (object != NULL && call->n_owned == MHA_PY_MAX_OWNED) {
+        Py_DECREF((PyObject *)object);
+        PyErr_Format(PyExc_RuntimeError, "%s: more than %d objects are in use", call->function, MHA_PY_MAX_OWNED);
+        return NULL;
+    }
     if (object != NULL) {
         call->owned[call->n_owned++] = object;
     }

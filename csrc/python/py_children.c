@@ -19,18 +19,11 @@ typedef struct {
     mha_py_call *call;                       /* owns all that was read: another thread may be changing the module */
 } reading;
 
-static int
-has_room(const reading *r)
-{
-    return r->call->n_owned < MHA_PY_MAX_OWNED;
-}
-
 /* Of a dictionary; NULL, and no exception, where it is none or has no such thing. */
 static PyObject *
 get(reading *r, PyObject *dict, PyObject *key)
 {
-    const int can = dict != NULL && PyDict_Check(dict) && has_room(r);
-    PyObject *value = can ? PyObject_GetItem(dict, key) : NULL;
+    PyObject *value = dict != NULL && PyDict_Check(dict) ? PyObject_GetItem(dict, key) : NULL;
 
     if (value == NULL) {
         PyErr_Clear();
@@ -49,7 +42,7 @@ static PyObject *
 plain_state(reading *r, PyObject *module, PyObject *type)
 {
     PyObject *state = NULL;
-    int plain = module != NULL && (PyObject *)Py_TYPE(module) == type && has_room(r);
+    int plain = module != NULL && (PyObject *)Py_TYPE(module) == type;
 
     if (plain) {
         state = mha_py_own(r->call, PyObject_GetAttr(module, r->word[STATE]));
