@@ -333,8 +333,8 @@ def test_masks_broadcast_as_numpy_does(shape, kind, dtype, rng):
     mask = rng.random(shape) < 0.6 if kind == "keep_mask" else rng.standard_normal(shape).astype(dtype)
     full = np.ascontiguousarray(np.broadcast_to(mask, (B, 4, Q, K)))
     expected = _core.attention_forward(q, k, v, **{kind: full}, return_weights=True)
-    for same in mask, np.asfortranarray(mask), np.broadcast_to(mask, (B, 4, Q, K)), reversed_axes(mask):
-        result = _core.attention_forward(q, k, v, **{kind: same}, return_weights=True)
+    for laid in mask, np.asfortranarray(mask), np.broadcast_to(mask, (B, 4, Q, K)), reversed_axes(mask):
+        result = _core.attention_forward(q, k, v, **{kind: laid}, return_weights=True)
         assert np.array_equal(result[0], expected[0]) and np.array_equal(result[1], expected[1])
     exact = _reference.dot_product_attention(q, k, v, **{kind: mask})
     np.testing.assert_allclose(expected[0], exact, rtol=1e-4, atol=1e-5)
