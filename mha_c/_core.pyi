@@ -138,8 +138,8 @@ def attention_weights(
     """Weights (B, H, Q, K), to the bit, of an earlier call with these, the usual scale and no other mask."""
 
 def pack_linear(weight: _Array, /) -> _Array:
-    """A row-major (out_features, in_features) weight, packed for the active ISA: its panels one below the other, of shape (.,
-    their width), 64-byte aligned."""
+    """A row-major (out_features, in_features) weight, packed for the active ISA: panels one below the other, of shape
+    (., width of a panel), 64-byte aligned."""
 
 def linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Array:
     """x (..., in_features) -> (..., out_features)."""
