@@ -257,7 +257,8 @@ int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name,
 int mha_py_take_weight(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_projection *projection); /* row-major, without its bias */
 /* The shape of a weight packed for the active instruction set: (rows of its panels, their width). */
-int mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, size_t out_features, size_t in_features, npy_intp shape_ret[2]);
+int mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, size_t out_features, size_t in_features,
+                        npy_intp shape_ret[2]);
 int mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
                         const mha_py_array *like, mha_py_projection *projection);
 
