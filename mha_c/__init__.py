@@ -73,7 +73,12 @@ config.apply_environment()
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        return import_module(f"{__name__}.{name}")
+        try:
+            return import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as missing:  # so that hasattr, help and inspect go on without it
+            error = AttributeError(str(missing))
+            error.name = name  # else Python guesses at another name
+            raise error from missing
     if name == "show_heatmaps":
         value: Any = import_module(f"{__name__}.viz").show_heatmaps
     elif name in ("cost", "explain"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,5 +27,16 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if asked else 2
 
 
+def quietly(arguments: Sequence[str]) -> int:
+    """`main` for a reader that may have gone before the end, as `head` does."""
+    try:
+        status = main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return 1
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(quietly(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """Layers over arrays that are too large for one machine: `apply` calls a NumPy layer on the chunks of dask arrays.
 
-Needs dask, and for several processes or machines dask.distributed (`pip install mha_c[dask]`).  Not imported by mha_c.
+Needs dask, and for several processes or machines dask.distributed (`pip install "mha_c[dask]"`).  Not imported by
+mha_c.
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ import copy
 import sys
 from typing import Any, Optional
 
-import dask.array
 import numpy as np
+
+try:
+    import dask.array
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError('mha_c.dask needs dask: pip install "mha_c[dask]"', name=missing.name) from None
 from dask.base import normalize_token, tokenize
 from dask.delayed import delayed
 

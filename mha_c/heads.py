@@ -79,7 +79,7 @@ class Importance:
         return [self.names[i] for i in order]
 
     def chart(self, **options: Any) -> Figure:
-        """A bar chart, one panel per method.  Needs mha_c[viz].
+        """A bar chart, one panel per method.  Needs matplotlib.
 
         Parameters
         ----------

@@ -16,6 +16,13 @@ package as a whole.
 
 from __future__ import annotations
 
+try:
+    import torch as _torch  # noqa: F401  its absence is told here, in our words
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
+
 from . import functional, variants
 from .convert import convert, from_torch_state, to_torch_state
 from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder

@@ -55,7 +55,7 @@ def show_bars(
     try:
         from mha_c.viz import _figure
     except ImportError as missing:
-        raise ImportError("show_bars needs matplotlib: pip install mha_c[viz]") from missing
+        raise ImportError('show_bars needs matplotlib: pip install "mha_c[viz]"') from missing
     if figsize is None:
         figsize = (max(2.6, 0.22 * len(labels) + 1.0) * len(columns), 2.6)
     figure = _figure.new(figsize, managed=True)

@@ -122,7 +122,7 @@ def draw(
     try:
         from mha_c.viz import _figure
     except ImportError as missing:
-        raise ImportError("show_heatmaps needs matplotlib: pip install mha_c[viz]") from missing
+        raise ImportError('show_heatmaps needs matplotlib: pip install "mha_c[viz]"') from missing
     figsize = figsize or (1.9 * shape[1] + 0.6, 1.9 * shape[0] + 0.3)
     figure = _figure.new(figsize, managed)
     axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
