@@ -218,6 +218,9 @@ class Layer(Trained):
     def state_dict(self) -> dict[str, Array]:
         """Copies of all parameters under torch's names and in torch's order, ready for np.savez(**...).
 
+        Layers of mha_c, NumPy's and torch's, load it as it is.  torch's own modules, d2l's among them, want tensors:
+        module.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()}).
+
         Returns
         -------
         dict

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
@@ -154,10 +155,21 @@ class StateShapeError(ShapeError, RuntimeError):
     """Weights that do not fit a module: torch says RuntimeError, mha_c says ShapeError."""
 
 
-class AttentionModule(nn.Module):
+class TakesArrays(nn.Module):
+    """A module whose weights may be loaded from arrays, as NumPy layers give them, alone or inside a model."""
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        for name, value in state_dict.items():
+            if isinstance(value, np.ndarray) and name.startswith(prefix):
+                state_dict[name] = torch.tensor(value)  # a copy of the caller's dict; the children read it next
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class AttentionModule(TakesArrays):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
     _layout: Layout  # of the class
+    _with_masks = "mha_c.torch.functional.dot_product_attention"  # what takes any mask
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
@@ -241,7 +253,7 @@ class AttentionModule(nn.Module):
 
     def forward(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.
 
@@ -257,6 +269,8 @@ class AttentionModule(nn.Module):
             Overrides the mode of the dropout for one call.
         cache : KeyValueCache, optional
             The steps before: what `new_cache` made.
+        **misnamed : Any
+            None.
 
         Returns
         -------
@@ -266,8 +280,10 @@ class AttentionModule(nn.Module):
         Raises
         ------
         TypeError
-            Where anything else is given by position.
+            Where anything else is given by position, or by another name.
         """
+        if misnamed:
+            raise _arguments.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)
         if defaults and any(x is not None for x in defaults):
             raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
         if training is not None:
@@ -311,9 +327,7 @@ class AttentionModule(nn.Module):
         if type(keys) is ProjectedKeyValues:
             return decoding.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:
-            given = {"queries": queries, "keys": keys, "values": values}
-            none = ", ".join(name for name, value in given.items() if value is None)
-            raise TypeError(f"{type(self).__name__} is called with queries, keys and values; missing or None: {none}")
+            raise _arguments.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
             return leaf_of_a_graph(queries.tracer, self, (queries, keys, values, valid_lens), {"training": training})
         return self._slowly(queries, keys, values, valid_lens, training)
@@ -419,12 +433,12 @@ class AttentionModule(nn.Module):
         super()._load_from_state_dict(*args, **options)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """As torch's; weights of a wrong shape are a ShapeError too.
+        """As torch's; weights of a wrong shape are a ShapeError too, and arrays, as NumPy layers give, are taken.
 
         Parameters
         ----------
         state_dict : dict
-            {name: Tensor}.
+            {name: Tensor or array}.
         *args, **options : Any
             As torch's.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import _arguments
 from ..errors import ShapeError
 from ._layer import attend, restored, weights_of, without_graph
+from ._module import TakesArrays
 from ._tensors import check_inputs
 from .functional import dot_product_attention
 
@@ -75,7 +76,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
 
 
-class MultiHeadedSelfAttention(nn.Module):
+class MultiHeadedSelfAttention(TakesArrays):
     """Multi-head self-attention of one argument, four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
@@ -162,7 +163,7 @@ class MultiHeadedSelfAttention(nn.Module):
         return view(self, tokens, **options)
 
 
-class SelfAttentionAISummer(nn.Module):
+class SelfAttentionAISummer(TakesArrays):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
@@ -215,7 +216,7 @@ class SelfAttentionAISummer(nn.Module):
         def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
 
 
-class MultiHeadSelfAttentionAISummer(nn.Module):
+class MultiHeadSelfAttentionAISummer(TakesArrays):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
