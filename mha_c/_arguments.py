@@ -140,17 +140,60 @@ def bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping
         given = dict(zip(names, args))
         if given.keys() & named.keys() or not named.keys() <= set(names):
             continue
+        if isinstance(given.get("bias"), float):  # 100, 100, 5, 0.5: one size is missing
+            called = _called_as(owner, forms)
+            raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
         given.update(named)
         if all(name in given or name in defaults for name in names):
             return {**defaults, **given}
-    shown = "\n".join(f"  {owner}({form})" for form in forms)
-    wanted = "it is called as" if len(forms) == 1 else "it is called as one of"
+    called = _called_as(owner, forms)
     unknown = [name for name in named if all(name not in _parse(form)[0] for form in forms)]
     if unknown:
-        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {wanted}\n{shown}")
+        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {called}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
     keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
-    raise TypeError(f"{owner}() got {positional}{keywords}; {wanted}\n{shown}")
+    raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
+
+
+def _called_as(owner: str, forms: Sequence[str]) -> str:
+    """The forms of a constructor, for the end of a message."""
+    shown = "\n".join(f"  {owner}({form})" for form in forms)
+    return f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
+
+
+# What other libraries call a mask, and the lengths that it stands for where it hides the last keys of each row.
+_MASKS = {
+    **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
+    **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
+    **dict.fromkeys(("causal", "is_causal"), "[[1, 2, ..., Q]] * B"),
+}
+
+
+def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError:
+    """What a call of a layer answers to keywords that it has not; `functional` is the function that takes any mask."""
+    name = next(iter(named))
+    if name in _MASKS:
+        option = "causal" if "causal" in name else "keep_mask (True = may attend)"
+        hint = (
+            f"how many keys count is valid_lens, a number for each item or each query, here {_MASKS[name]} if the keys "
+            f"that count come first; {functional} has {option}"
+        )
+    else:
+        hint = "it is called with (queries, keys, values, valid_lens=None, *, training=None, cache=None)"
+    return TypeError(f"{owner} got an unexpected keyword argument {name!r}: {hint}")
+
+
+def check_order(owner: str, values: Any, valid_lens: Any) -> None:
+    """Refuses lengths in the place of values, and values in theirs: arrays, tensors, or a list of lengths."""
+    if getattr(values, "ndim", 1) <= 2 and getattr(valid_lens, "ndim", 0) == 3:
+        called = f"{owner}(queries, keys, values, valid_lens)"
+        raise TypeError(f"values looks like lengths and valid_lens like values: the order is {called}")
+
+
+def missing(owner: str, **inputs: Any) -> TypeError:
+    """What a call answers that left out an input, or gave None for it."""
+    none = ", ".join(name for name, value in inputs.items() if value is None)
+    return TypeError(f"{owner} is called with queries, keys and values; missing or None: {none}")
 
 
 def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:

@@ -90,7 +90,8 @@ def to_lengths(value: Any) -> Any:
     if kind == "b":
         raise TypeError(
             "valid_lens has dtype bool, which looks like a mask: expected lengths (how many keys each batch item or "
-            "query may see); pass a mask to mha_c.functional as keep_mask"
+            "query may see), here mask.sum(-1) if True marks the keys that count and they come first; another mask "
+            "goes to mha_c.functional or mha_c.torch.functional as keep_mask"
         )
     if kind == "u":
         array = array if array.itemsize < 8 else np.minimum(array, np.uint64(MOST))
@@ -149,6 +150,8 @@ def _from_tensor(value: Any, name: str) -> Array:
         )
     if value.device.type != "cpu":
         raise TypeError(f"{name} is on device {value.device}; mha_c computes on the CPU: pass {name}.cpu()")
+    if value.is_nested:
+        raise TypeError(nested(name))
     try:
         array: Array = value.numpy()
     except (TypeError, RuntimeError) as error:  # bfloat16, sparse, quantised, nested, conjugated, traced, ...
@@ -157,6 +160,14 @@ def _from_tensor(value: Any, name: str) -> Array:
             f"mha_c computes float32 and float64"
         ) from None
     return array
+
+
+def nested(name: str) -> str:
+    """What is said about a nested tensor."""
+    return (
+        f"{name} is a nested tensor, whose items have no common length: pad it with "
+        f"torch.nested.to_padded_tensor({name}, 0), and give the lengths as valid_lens"
+    )
 
 
 def _from_dlpack(value: Any, name: str) -> Array:

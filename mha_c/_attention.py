@@ -57,6 +57,7 @@ class AttentionLayer(Layer):
     """The call that the three layers share, and what is read back after it."""
 
     _roles = "W_q", "W_k", "W_v", "W_o"  # names of the four projections
+    _with_masks = "mha_c.functional.dot_product_attention"  # what takes any mask
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _child: Optional[AttentionLayer] = None  # one that shows the weights of the last call too
 
@@ -98,7 +99,7 @@ class AttentionLayer(Layer):
     ) -> Any: ...  # fmt: skip
     def __call__(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
+        cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
         # A small call is over in two microseconds: for plain arrays, in evaluation, all of it is here.
         plan = self._plan
@@ -107,6 +108,7 @@ class AttentionLayer(Layer):
             and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
             and training is None
             and cache is None
+            and not misnamed
             and plan[0] is queries.dtype
             and plan[1] is plan[7].states
             and plan[2] == isa()
@@ -118,15 +120,19 @@ class AttentionLayer(Layer):
             if plan[8] is not None:
                 plan[8]._last = last
             return out
+        if misnamed:
+            raise _arguments.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
         return self._call(queries, keys, values, valid_lens, training, cache)
 
     def _call(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
     ) -> Any:
         if values is None:
-            raise TypeError(f"values must be an array, got None: {type(self).__name__} takes queries, keys and values")
+            raise _arguments.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
+            if values.ndim != 3:
+                _arguments.check_order(type(self).__name__, values, valid_lens)
             valid_lens = to_lengths(valid_lens)
         plan = self._current_plan(queries)
         if plan is None:

@@ -114,13 +114,15 @@ INPUTS = "queries", "keys", "values"
 
 def _explain_layer(
     layer: AttentionLayer,
-    queries: Any,
-    keys: Any,
+    queries: Any = None,
+    keys: Any = None,
     values: Any = None,
     valid_lens: Any = None,
     *,
     training: Optional[bool] = None,
 ) -> Explanation:
+    if queries is None or keys is None:
+        raise TypeError("explain needs what the call would be given too: explain(layer, queries, keys, values)")
     changed: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
     if isinstance(layer, DecodingLayer) and isinstance(keys, ProjectedKeyValues):
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)

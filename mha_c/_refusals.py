@@ -29,10 +29,9 @@ def kind(value: Any, name: str, expected: str) -> Exception:
 
 def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> Exception:
     if array.dtype.type not in (np.float32, np.float64):
-        return TypeError(
-            f"{name} has dtype {array.dtype}, expected float32 or float64: convert it, for example "
-            f"{name}.astype(np.float32)"
-        )
+        numbers = array.dtype.kind in "biuf"
+        advice = f": convert it, for example {name}.astype(np.float32)" if numbers else ""
+        return TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64{advice}")
     other = "" if like is None else like.dtype.newbyteorder("=")
     return TypeError(
         f"{name} has dtype {array.dtype}, but {like_name} has dtype {other}: all arrays of a call need the same"
@@ -109,7 +108,10 @@ def size(name: str, shape: Sizes) -> Exception:
 def rank(array: Array, name: str, wanted: int, expected: str) -> Optional[Exception]:
     if array.ndim == wanted:
         return None
-    return ShapeError(f"{name} has shape {tuple(array.shape)} (rank {array.ndim}), expected rank {wanted}: {expected}")
+    one_item = f"; for a single item add the batch axis, {name}[None]" if array.ndim == 2 and wanted == 3 else ""
+    return ShapeError(
+        f"{name} has shape {tuple(array.shape)} (rank {array.ndim}), expected rank {wanted}: {expected}{one_item}"
+    )
 
 
 def axes(array: Array, name: str, most: int) -> Exception:

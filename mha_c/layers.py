@@ -331,6 +331,7 @@ class AdditiveAttention(DecodingLayer):
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
+    _with_masks = "mha_c.functional.additive_attention"
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
     @overload

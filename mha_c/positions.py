@@ -150,7 +150,9 @@ def steps(start: Any, batch: int, n_steps: int, max_len: int) -> Array:
     if first.shape not in ((), (batch,)):
         raise ShapeError(f"start must be one number or have shape (B,) = ({batch},), got {first.shape}")
     if first.size and (first.min() < 0 or int(first.max()) + n_steps > max_len):
-        raise ValueError(f"positions must lie in 0..{max_len - 1} (max_len), got {n_steps} steps from {start}")
+        raise ValueError(
+            f"positions must lie in 0..{max_len - 1}, got {n_steps} steps from {start}: raise max_len (now {max_len})"
+        )
     return first.reshape(-1, 1).astype(np.int64) + np.arange(n_steps)
 
 

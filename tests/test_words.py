@@ -1,7 +1,11 @@
 """What a user reads, or gets, where a call is nearly right: small mistakes, and habits that torch's users have."""
 
 import copy
+import inspect
 import pickle
+import pydoc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -251,3 +255,201 @@ def test_strict_and_open_sizes():
 def test_a_state_dict_that_is_none(mha, wrong):
     with pytest.raises(TypeError, match="state_dict must map names to arrays"):
         mha.load_state_dict(wrong)
+
+
+# --- Habits from elsewhere --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def side(request):
+    """The module with the layers, and what makes its inputs."""
+    if request.param == "numpy":
+        return mha_c, np.ones
+    torch = needs.module("torch")
+    return mha_c.torch, lambda shape: torch.ones(shape, dtype=torch.float64)
+
+
+def built(side, kind, dropout=0.0):
+    layers, ones = side
+    sizes = {"MultiHeadAttention": (4, 4, 4, 6, 2), "AdditiveAttention": (4, 4, 6), "DotProductAttention": ()}[kind]
+    layer = getattr(layers, kind)(*sizes, dropout)
+    return (layer if layers is mha_c else layer.double()), ones
+
+
+books = pytest.mark.parametrize("kind", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"])
+
+
+@books
+@pytest.mark.parametrize("name", ["mask", "attn_mask", "key_padding_mask", "attention_mask", "keep_mask", "is_causal"])
+def test_a_mask_by_another_name_is_told_of_valid_lens_and_of_the_function_that_takes_masks(side, kind, name):
+    layer, ones = built(side, kind)
+    with pytest.raises(TypeError, match=f"{kind}.*unexpected keyword argument '{name}'.*valid_lens") as caught:
+        layer(ones((2, 3, 4)), ones((2, 5, 4)), ones((2, 5, 4)), **{name: ones((3, 5))})
+    function = "additive_attention" if kind == "AdditiveAttention" else "dot_product_attention"
+    assert f" {side[0].__name__}.functional.{function} has {'causal' if 'causal' in name else 'keep_mask'}" in str(
+        caught.value
+    )
+
+
+def test_what_is_said_of_lengths_of_a_mask_is_so(side):
+    """Both sums, and the lengths of a causal mask."""
+    layer, ones = built(side, "DotProductAttention")
+    functional = side[0].functional
+    x = ones((2, 3, 4)) * (np.arange(1, 4)[:, None] if side[0] is mha_c else 1)
+    mask = np.array([[[True, True, False]], [[True, False, False]]]).repeat(3, 1)
+    causal = np.tri(3, dtype=bool)[None].repeat(2, 0)
+    for keep, lens in ((mask, mask[:, 0].sum(-1)), (mask, mask.sum(-1)), (causal, [[1, 2, 3]] * 2)):
+        kept = keep if side[0] is mha_c else needs.module("torch").from_numpy(keep)
+        found, expected = layer(x, x, x, lens), functional.dot_product_attention(x, x, x, keep_mask=kept)
+        np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-12)
+
+
+@books
+def test_another_keyword_is_told_how_the_layer_is_called(side, kind):
+    layer, ones = built(side, kind)
+    x = ones((2, 3, 4))
+    with pytest.raises(TypeError, match=rf"{kind}.*'need_weights'.*\(queries, keys, values, valid_lens=None"):
+        layer(x, x, x, need_weights=False)
+
+
+def test_four_sizes_are_shown_the_two_forms(side):
+    """One size is missing for the first edition's form, and 0.5 would be the bias of the other."""
+    with pytest.raises(TypeError, match="as one of") as caught:
+        side[0].MultiHeadAttention(100, 100, 5, 0.5)
+    assert all(form in str(caught.value) for form in mha_c.MultiHeadAttention.FORMS)
+
+
+@books
+@pytest.mark.parametrize("as_array", [False, True])
+def test_lengths_before_values_are_told_the_order(side, kind, as_array):
+    layer, ones = built(side, kind)
+    lens = np.array([3, 2]) if as_array else [3, 2]
+    if as_array and side[0] is not mha_c:
+        lens = needs.module("torch").from_numpy(lens)
+    with pytest.raises(TypeError, match=rf"{kind}\(queries, keys, values, valid_lens\)"):
+        layer(ones((2, 4, 4)), ones((2, 6, 4)), lens, ones((2, 6, 4)))
+
+
+@books
+def test_values_left_out_are_called_missing(side, kind):
+    layer, ones = built(side, kind)
+    with pytest.raises(TypeError, match=f"{kind} is called with queries, keys and values; missing or None: values"):
+        layer(ones((2, 4, 4)), ones((2, 6, 4)))
+
+
+@books
+def test_a_mask_as_lengths_is_told_the_sum_and_the_place_for_masks(side, kind):
+    layer, ones = built(side, kind)
+    x = ones((2, 3, 4))
+    with pytest.raises(TypeError, match=r"mask\.sum\(-1\).*keep_mask") as caught:
+        layer(x, x, x, np.ones((2, 3), bool))
+    assert f"{side[0].__name__}.functional" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("queries", "advice"), [([["a", "b"]], False), (np.array([[[1j]]]), False), (np.array([[[1]]]), True)]
+)
+def test_astype_is_advised_to_numbers_alone(queries, advice):
+    with pytest.raises(TypeError, match="queries has dtype") as caught:
+        mha_c.DotProductAttention(0.0)(queries, X, X)
+    assert ("astype" in str(caught.value)) == advice
+
+
+@books
+def test_inputs_without_a_batch_axis_are_told_where_it_goes(side, kind):
+    layer, ones = built(side, kind)
+    x = ones((3, 4))
+    with pytest.raises(mha_c.ShapeError, match=r"queries\[None\]"):
+        layer(x, x, x)
+    assert layer(x[None], x[None], x[None]).shape[:2] == (1, 3)
+
+
+def test_too_many_positions_say_what_to_raise(side):
+    encoding = side[0].PositionalEncoding(4, 0.0, max_len=3)
+    with pytest.raises(ValueError, match=r"raise max_len \(now 3\)"):
+        encoding(side[1]((1, 4, 4)))
+
+
+def test_explain_without_the_call_names_itself(mha):
+    with pytest.raises(TypeError, match=r"explain\(layer, queries, keys, values\)"):
+        mha_c.explain(mha)
+    with pytest.raises(TypeError, match=r"explain\(layer, queries, keys, values\)"):
+        mha_c.explain(mha, X)
+
+
+@books
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", ["strided", "jagged"])
+def test_nested_tensors_are_told_of_padding_and_lengths(side, kind, layout):
+    torch = needs.module("torch")
+    layer, _ = built(side, kind)
+    x = torch.ones(2, 3, 4, dtype=torch.float64)
+    nested = torch.nested.nested_tensor([x[0], x[1, :2]], layout=getattr(torch, layout))
+    for inputs in ((nested,) * 3, (x, nested, nested)):
+        with pytest.raises(TypeError, match=r"is a nested tensor.*to_padded_tensor.*valid_lens"):
+            layer(*inputs)
+    padded = torch.nested.to_padded_tensor(nested, 0)
+    assert layer(padded, padded, padded, [3, 2]).shape[:2] == (2, 3)
+
+
+def test_fewer_tokens_than_keys_that_have_weights(side):
+    """Behind the tokens there may be padding, and nothing else."""
+    layer, ones = built(side, "MultiHeadAttention")
+    queries, keys = ones((1, 4, 4)), ones((1, 6, 4))
+    layer(queries, keys, keys)
+    with pytest.raises(ValueError, match="tokens: 2 for 6 keys, and those behind them have weights"):
+        layer.view(tokens="a b")
+    layer(queries, keys, keys, [2])
+    assert "2 queries x 2 keys" in layer.view(tokens="a b").text
+
+
+# --- Without torch, matplotlib or dask; a reader that goes ------------------------------------------------
+
+ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "matplotlib", "dask"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import mha_c
+"""
+
+
+def without_extras(code):
+    done = subprocess.run([sys.executable, "-W", "error", "-c", ABSENT + code], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def test_help_and_inspect_work_without_torch():
+    assert without_extras("print(hasattr(mha_c, 'torch'), hasattr(mha_c, 'functional'))") == "False True"
+    text = without_extras("import inspect, pydoc; print(len(inspect.getmembers(mha_c)), pydoc.render_doc(mha_c))")
+    number, _, page = text.partition(" ")
+    assert int(number) == len(inspect.getmembers(mha_c)) - hasattr(mha_c, "torch")
+    assert "MultiHeadAttention" in page and "MultiHeadAttention" in pydoc.render_doc(mha_c)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import mha_c.torch", "ModuleNotFoundError: mha_c.torch needs torch: pip install torch"),
+        ("from mha_c import torch", "ModuleNotFoundError: mha_c.torch needs torch: pip install torch"),
+        ("mha_c.torch.MultiHeadAttention", "AttributeError: mha_c.torch needs torch: pip install torch"),
+        ("import mha_c.dask", 'ModuleNotFoundError: mha_c.dask needs dask: pip install "mha_c[dask]"'),
+        ("mha_c.show_heatmaps([[[[1.0]]]], 'k', 'q')", 'show_heatmaps needs matplotlib: pip install "mha_c[viz]"'),
+    ],
+)
+def test_what_is_missing_is_said_with_the_line_that_installs_it(code, words):
+    """An extra in brackets is quoted: some shells take brackets for a pattern."""
+    assert without_extras(code).endswith(words)
+
+
+@pytest.mark.parametrize("arguments", ["", "demo", "--help"])
+def test_a_reader_may_go_before_the_end(arguments):
+    """As `| head -1` does."""
+    command = [sys.executable, "-m", "mha_c", *arguments.split()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    process.wait()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core, config
-from .._arrays import to_lengths
+from .._arrays import nested, to_lengths
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -170,10 +170,13 @@ except (AttributeError, ValueError):
 def check_inputs(**named: Any) -> None:
     """The errors that the caller should read instead of torch's own: what is no tensor, or not on the CPU."""
     for name, value in named.items():
-        if type(value) is Tensor and value.dtype in FLOATS and value.is_cpu and value.layout is torch.strided:
+        plain = type(value) is Tensor and value.is_cpu and not value.is_nested
+        if plain and value.dtype in FLOATS and value.layout is torch.strided:
             continue
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
+        if value.is_nested:
+            raise TypeError(nested(name))
         if value.device.type not in ("cpu", "meta"):
             raise TypeError(f"{name} is on device {value.device}, but mha_c computes on the CPU: pass {name}.cpu()")
         if name == "bias" and value.dtype is torch.bool:

@@ -57,6 +57,7 @@ class DotProductAttention(AttentionModule):
         self.dropout = nn.Dropout(_arguments.probability(dropout))
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
         if standard_parts(self) is None:
             return textbook(self, queries, keys, values, valid_lens, training)
@@ -222,6 +223,7 @@ class MultiHeadAttention(AttentionModule):
             self._last = None
 
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         materialize_after(self.W_o, self.W_v)
@@ -304,6 +306,7 @@ class AdditiveAttention(AttentionModule):
     torch.Size([2, 1, 4])
     """
 
+    _with_masks = "mha_c.torch.functional.additive_attention"
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
     @overload
@@ -350,6 +353,7 @@ class AdditiveAttention(AttentionModule):
         if projected:
             valid_lens = keys.valid_lens if valid_lens is None else valid_lens
             keys = keys.tensor
+        _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), *([] if projected else [(self.W_k, keys)]))
         materialize_after(self.w_v, self.W_q)

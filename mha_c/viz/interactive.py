@@ -140,7 +140,12 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, lens: Opti
         keys = keys[: lens[example]] if keys is not None else None
     if queries is not None:
         weights = weights[:, : len(queries)]
-    if keys is not None and weights[:, :, len(keys) :].max(initial=0) <= NOTHING:
+    if keys is not None:
+        if weights[:, :, len(keys) :].max(initial=0) > NOTHING:  # they are no padding
+            raise ValueError(
+                f"tokens: {len(keys)} for {weights.shape[2]} keys, and those behind them have weights too: name them, "
+                f"or give the valid_lens of the call"
+            )
         weights = weights[:, :, : len(keys)]
     self_attention = named_self or (weights.shape[1] == weights.shape[2] and queries == keys)
     return _Panel(index, example, weights, queries, keys, self_attention)
