@@ -1,8 +1,10 @@
 """What is loaded is data: nothing that a state_dict or a file holds is ever run, and a refused one changes nothing."""
 
 import ast
+import inspect
 import io
 import pickle
+import re
 import zipfile
 from pathlib import Path
 
@@ -195,3 +197,62 @@ def test_what_a_file_may_not_do():
     assert twin._frozen is None and "_memory" not in twin.__dict__
     with pytest.raises(ValueError, match=r"saved|shape"):
         _ = twin.attention_weights + 0
+
+
+# --- From NumPy layers to torch modules ---------------------------------------------------------------
+
+lazy = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+WITH_WEIGHTS = {
+    "MultiHeadAttention": lambda m: m.MultiHeadAttention(6, 4, 5, 8, 2, 0.1, bias=True),
+    "MultiHeadAttention, sizes open": lambda m: m.MultiHeadAttention(8, 2, 0.1, bias=True),
+    "AdditiveAttention": lambda m: m.AdditiveAttention(6, 4, 8, 0.1),
+    "MultiHeadedSelfAttention": lambda m: m.variants.MultiHeadedSelfAttention(8, 2),
+    "SelfAttentionAISummer": lambda m: m.variants.SelfAttentionAISummer(8),
+    "MultiHeadSelfAttentionAISummer": lambda m: m.variants.MultiHeadSelfAttentionAISummer(8, 2),
+}
+
+
+@lazy
+@pytest.mark.parametrize("kind", WITH_WEIGHTS)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_numpy_layers_state_loads_into_its_twin_alone_and_inside_a_model(kind, assign):
+    torch, build = needs.module("torch"), WITH_WEIGHTS[kind]
+    theirs = mha_c.MultiHeadAttention(6, 4, 5, 8, 2, 0.1, bias=True) if "open" in kind else build(mha_c)
+    state = theirs.state_dict()
+    for prefix in ("", "0."):
+        twin = build(mha_c.torch)
+        module = torch.nn.Sequential(twin, torch.nn.Linear(2, 2)) if prefix else twin
+        rest = {name: value for name, value in module.state_dict().items() if name.startswith("1.")}
+        given = {prefix + name: array for name, array in state.items()} | rest
+        assert not any(module.load_state_dict(given, assign=assign))
+        assert all(type(given[prefix + name]) is np.ndarray for name in state)  # the caller's dict is the caller's
+        for name, array in state.items():
+            parameter = twin.get_parameter(name)
+            assert isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad
+            np.testing.assert_array_equal(parameter.detach().numpy(), array)
+            array += 1  # theirs is a copy
+            assert (parameter.detach().numpy() != array).all()
+            array -= 1
+    if "open" not in kind:
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            build(mha_c.torch).load_state_dict({**state, next(iter(state)): np.ones((3, 2))})
+
+
+@lazy
+@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
+def test_a_numpy_layers_state_loads_into_d2ls_module(version):
+    """Under `patch` as it is; beside it by the one line that the docstring of `state_dict` shows."""
+    d2l, torch = needs.d2l(version), needs.module("torch")
+    sizes = (8,) * 4 if version.startswith("0") else (8,)
+    layer = mha_c.MultiHeadAttention(*sizes, 2, 0.0, bias=True, rng=0)
+    X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    expected, tensor = layer(X, X, X, [3, 2]), torch.from_numpy(X)
+    with mha_c.d2l.patch(d2l):
+        patched = d2l.MultiHeadAttention(*sizes, 2, 0.0, bias=True)
+        patched.load_state_dict(layer.state_dict())
+    (line,) = re.findall(r"module\.load_state_dict.*\)\.", inspect.getdoc(mha_c.MultiHeadAttention.state_dict))
+    module = d2l.MultiHeadAttention(*sizes, 2, 0.0, bias=True)
+    exec(line[:-1], {"torch": torch, "module": module, "layer": layer})
+    for loaded in (patched, module):
+        found = loaded(tensor, tensor, tensor, torch.tensor([3, 2])).detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # float32, sums of 8
