@@ -69,7 +69,6 @@ dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, m
         .rows = tile->rows,
         .cols = block->width,
         .depth = args->head_dim,
-        .depth_block = SIZE_MAX,
         .part = MHA_SCORE_PART,
         .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
         .a_row = args->q.row_stride,
@@ -79,18 +78,16 @@ dot_scores(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, m
     };
     if (plan->keys_in_rows) { /* as they lie: none but the visible ones */
         product.cols = end - first;
-        product.b = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first);
-        product.b_row = args->k.row_stride;
-        product.panel = arena->packed_keys;
+        product.b.data = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first);
+        product.b.layout = MHA_COLUMNS;
+        product.b.stride = args->k.row_stride;
+        product.b.panel = arena->packed_keys;
         product.c = arena->scores + first * k->itemsize;
-        k->product_rows(&product);
-        return;
+    } else {
+        product.b.data = arena->packed_keys + block->from * args->head_dim * k->itemsize;
+        product.b.layout = MHA_PANELS;
+        product.c = arena->scores + block->from * k->itemsize;
     }
-    product.b = arena->packed_keys + block->from * args->head_dim * k->itemsize;
-    product.b_step = (ptrdiff_t)k->panel_width;
-    product.b_group = (ptrdiff_t)(k->panel_width * args->head_dim);
-    product.b_padded = 1;
-    product.c = arena->scores + block->from * k->itemsize;
     k->product(&product);
 }
 
@@ -359,16 +356,15 @@ product_of_visible(const mha_plan *plan, const mha_rows *tile, const mha_arena *
             const size_t query = rows_are_keys ? j : i, key = block->keys.first + (rows_are_keys ? i : j);
             char *b = arena->masked_values + j * row_bytes;
             if (row_sees(plan, tile, query, key)) {
-                memcpy(b, (const char *)all->b + (ptrdiff_t)j * all->b_step * (ptrdiff_t)itemsize, row_bytes);
+                const ptrdiff_t at = (ptrdiff_t)j * all->b.stride * (ptrdiff_t)itemsize;
+                memcpy(b, (const char *)all->b.data + at, row_bytes);
             } else {
                 memset(b, 0, row_bytes);
             }
         }
         one.rows = 1;
         one.a = (const char *)all->a + (ptrdiff_t)i * all->a_row * (ptrdiff_t)itemsize;
-        one.b = arena->masked_values;
-        one.b_step = (ptrdiff_t)all->cols;
-        one.b_padded = 0;
+        one.b = (mha_right){.data = arena->masked_values, .layout = MHA_ROWS, .stride = (ptrdiff_t)all->cols};
         one.c = (char *)all->c + (ptrdiff_t)i * all->c_row * (ptrdiff_t)itemsize;
         one.scale = (const char *)all->scale + i * all->scale_step * itemsize;
         plan->kernels->product(&one);
@@ -383,7 +379,8 @@ mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_arena 
     const int ragged = is_ragged(plan, tile, block);
 
     /* What is added to must be known to stay sound before.  Else a first row tells afterwards: each meets all of b. */
-    if (ragged && product->accumulate && !k->all_finite(product->depth, product->cols, product->b, product->b_step)) {
+    if (ragged && product->accumulate &&
+        !k->all_finite(product->depth, product->cols, product->b.data, product->b.stride)) {
         product_of_visible(plan, tile, arena, block, product, rows_are_keys);
         return;
     }
@@ -430,15 +427,14 @@ mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_k
         .rows = tile->rows,
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
-        .depth_block = SIZE_MAX, /* a tile's sums meet the whole block: its rows come from the second cache in time */
         .part = MHA_GRAD_PART,
-        .phase = first,
+        .first_step = first,
         .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
         .a_step = 1,
-        .b = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first),
-        .b_step = rows->row_stride,
-        .b_group = (ptrdiff_t)k->panel_width,
+        .b = {.data = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first),
+              .layout = MHA_ROWS,
+              .stride = rows->row_stride},
         .scale = &plan->one,
     };
 }
@@ -461,9 +457,9 @@ mha_read_dense_rows(const mha_plan *plan, const char *dense_rows, const mha_key_
     const size_t row = mha_round_up(cols, plan->kernels->lanes), first = block->keys.first - block->first_key;
 
     if (dense_rows != NULL) {
-        product->b = dense_rows + first * row * plan->kernels->itemsize;
-        product->b_step = (ptrdiff_t)row;
-        product->b_padded = 1;
+        product->b.data = dense_rows + first * row * plan->kernels->itemsize;
+        product->b.stride = (ptrdiff_t)row;
+        product->b.padded = 1;
     }
 }
 

@@ -12,42 +12,53 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The least rows of a product that copies b: all of its register tiles are then as high as can be, or one row less. */
-#define MHA_COPYING_ROWS ((size_t)25)
+/* How the right side of a product, b[p][j], lies. */
+typedef enum {
+    MHA_PANELS, /* packed: panel_width columns of all steps, step by step, and then the next panel */
+    MHA_ROWS,   /* as rows of values: step p from data + p*stride on */
+    MHA_COLUMNS /* as rows of keys and weights: column j from data + j*stride on; with a_step 1, rows >= 1 */
+} mha_layout;
+
+/*
+ * The right side.  With room for a panel, panel_width * min(depth_block, depth) numbers, the first tile of rows leaves
+ * each panel there for the others, so that these read it front to back.  MHA_COLUMNS needs that room.
+ */
+typedef struct {
+    const void *data;
+    mha_layout layout;
+    ptrdiff_t stride; /* of MHA_ROWS and MHA_COLUMNS */
+    int padded;       /* of MHA_ROWS: the last vector of columns may be read whole, as that of panels */
+    int far;          /* the next panel is prefetched while rows meet this one; not of MHA_COLUMNS, which always are */
+    void *panel;      /* not of MHA_PANELS; or NULL: read as it lies by all rows */
+} mha_right;
 
 /*
  * c[i][j] = scale_i * ((accumulate ? c[i][j] : 0) + sum_p a[i][p] b[p][j]) + bias[j]
  *
- * The sum over p runs in order within parts of `part` steps, and part sums are added in order; parts
- * end where (phase + p) is a multiple of `part`.  So a result depends on p alone, never
- * on how rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
+ * The sum over p runs in order within parts of `part` steps, and part sums are added in order.  Step p is the
+ * (first_step + p)th of a longer sum, from whose start parts are counted.  So a result depends on p alone, never on how
+ * rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
  * `depth_block`, a multiple of `part`, is for the cache alone: after so many steps it is the next columns' turn.
  */
 typedef struct {
     size_t rows, cols, depth;
-    size_t depth_block, part, phase; /* part 0: as depth_block */
+    size_t depth_block, part; /* 0: as large as can be */
+    size_t first_step;
     const void *a; /* a[i][p] at a + i*a_row + p*a_step: a transposed operand costs nothing */
     ptrdiff_t a_row, a_step;
-    const void *b;     /* step p at b + p*b_step; columns in groups of panel_width, b_group apart */
-    ptrdiff_t b_step;
-    ptrdiff_t b_group;
-    int b_padded;      /* the last vector of columns may be read whole */
-    void *panel;       /* room for panel_width * min(depth_block, depth) numbers: of product_rows, */
-    ptrdiff_t b_row;   /* and of it alone the distance of columns in b; */
-    int copies_b;      /* of product, MHA_COPYING_ROWS, one whole panel and part: the first rows leave b there */
-    void *c;           /* row i at c + i*c_row, or at c_rows[i] if that is given */
+    void *a_room; /* NULL, or room for rows * (depth_block + MHA_LEFT_GAP) numbers of a, which lie far apart */
+    mha_right b;
+    void *c; /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
     void *const *c_rows;
-    size_t c_column;   /* with c_rows: of the first column */
     int accumulate;
     const void *scale; /* scale_i = scale[i * scale_step] */
     size_t scale_step; /* 0 or 1 */
     const void *bias;  /* cols numbers or NULL */
-    const void *ahead; /* of product: ahead_rows rows of panel_width numbers that are brought near meanwhile, */
-    ptrdiff_t ahead_row;
-    size_t ahead_rows; /* or 0 */
-    int b_is_far;      /* the next panel of b is brought near, instead, and so on to the last */
 } mha_product;
+
+/* Behind each row of a copied left side: a vector's end, and so that lines of all rows are in all sets of a cache. */
+#define MHA_LEFT_GAP ((size_t)16)
 
 /* scores[i][j] = scale * sum_d w[d] tanh(q[i][d] + k[j][d]), for additive attention. */
 typedef struct {
@@ -163,8 +174,6 @@ typedef struct {
     X(void, transpose_rows, (size_t rows, size_t cols, const void *src, ptrdiff_t src_row, void *dst, \
                              ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
-    /* The same for b in rows: column j dense from b + j*b_row on; phase 0, nothing accumulated, a_step 1. */ \
-    X(void, product_rows, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
     /* scores outside [first, last) of the row become -inf. */ \
     X(void, hide_keys, (void *scores, size_t width, size_t first, size_t last)) \

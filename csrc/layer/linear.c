@@ -2,7 +2,7 @@
  * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, of
  * which the product makes a panel at a time.
  *
- * Blocking: the product walks the depth in blocks of DEPTH_BLOCK, so that a block of one panel
+ * Blocking: the product walks the depth in blocks of MHA_LINEAR_DEPTH, so that a block of one panel
  * and the block's rows of x stay near, in the second-level cache or the first, while all rows of the
  * block pass by.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
  */
@@ -12,20 +12,17 @@
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-/* Steps of the depth summed at a time: a panel of so many, 64 KiB, comes from the second-level cache in time. */
-#define DEPTH_BLOCK ((size_t)256)
 /* Rows of a block, and the bytes of one depth block that they may have: half the smallest second cache in use. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
 /* Where the second cache is larger, and all threads have a block even so: see mha_linear_block. */
 #define LARGE_BLOCK_MOST ((size_t)288)
-#define FEW_ROWS ((size_t)48)
 
 /* So many rows at most, of so many bytes at most, in whole register tiles. */
 static size_t
 rows_within(const mha_kernels *kernels, size_t in_features, size_t most, size_t bytes)
 {
-    const size_t row_bytes = mha_max(mha_min(in_features, DEPTH_BLOCK), 1) * kernels->itemsize;
+    const size_t row_bytes = mha_max(mha_min(in_features, MHA_LINEAR_DEPTH), 1) * kernels->itemsize;
     const size_t rows = mha_min(bytes / row_bytes, most) / kernels->tile_rows * kernels->tile_rows;
 
     return mha_max(rows, kernels->tile_rows);
@@ -76,28 +73,30 @@ is_far(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
     const size_t near = mha_caches_active().second / 2 / kernels->itemsize;
 
-    return rows >= FEW_ROWS && linear->in_features > near / mha_max(linear->out_features, 1);
+    return rows >= MHA_LINEAR_FEW_ROWS && linear->in_features > near / mha_max(linear->out_features, 1);
 }
 
 void
 mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
 {
     const mha_scalar one = mha_scalar_from(kernels, 1);
+    const int in_rows = linear->layout == MHA_WEIGHT_ROWS;
+    const mha_right right = {
+        .data = linear->weight,
+        .layout = in_rows ? MHA_COLUMNS : MHA_PANELS,
+        .stride = linear->row_stride,
+        .far = !in_rows && is_far(kernels, linear, rows->rows),
+        .panel = in_rows ? rows->panel : NULL,
+    };
     const mha_product product = {
         .rows = rows->rows,
         .cols = linear->out_features,
         .depth = linear->in_features,
-        .depth_block = DEPTH_BLOCK,
+        .depth_block = MHA_LINEAR_DEPTH,
         .a = rows->x,
         .a_row = rows->x_row_stride,
         .a_step = 1,
-        .b = linear->weight,
-        .b_step = (ptrdiff_t)kernels->panel_width,
-        .b_group = (ptrdiff_t)(kernels->panel_width * linear->in_features),
-        .b_padded = 1,
-        .b_is_far = is_far(kernels, linear, rows->rows),
-        .panel = rows->panel,
-        .b_row = linear->row_stride,
+        .b = right,
         .c = rows->y,
         .c_row = rows->y_row_stride,
         .c_rows = rows->y_rows,
@@ -105,14 +104,14 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .bias = linear->bias,
     };
     if (rows->rows > 0 && linear->out_features > 0) {
-        (linear->layout == MHA_WEIGHT_ROWS ? kernels->product_rows : kernels->product)(&product);
+        kernels->product(&product);
     }
 }
 
 size_t
 mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
 {
-    const size_t bytes = kernels->panel_width * mha_min(linear->in_features, DEPTH_BLOCK) * kernels->itemsize;
+    const size_t bytes = kernels->panel_width * mha_min(linear->in_features, MHA_LINEAR_DEPTH) * kernels->itemsize;
 
     return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(bytes, MHA_ALIGN) : 0;
 }

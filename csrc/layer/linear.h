@@ -9,6 +9,12 @@
 #include "runtime/common.h"
 #include "runtime/scratch.h"
 
+/* Steps of the depth multiplied at a time: a panel of so many, 64 KiB, comes from the second-level cache in time. */
+#define MHA_LINEAR_DEPTH ((size_t)256)
+
+/* So few rows are not worth a copy of a right side, or a prefetch. */
+#define MHA_LINEAR_FEW_ROWS ((size_t)48)
+
 /*
  * y[r] = W x[r] + bias for the `rows` rows of x, y_rows[r] saying where each result goes (NULL:
  * y + r*y_row_stride).  No allocation, no threads: the unit of work that callers run in parallel.

@@ -4,27 +4,23 @@
  *
  * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
  * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
- * copied side by side by the first tile that meets it, asked for while the panel before it is multiplied; the columns
- * or rows of G are copied first, unless they lie close together; small operands are read where they are.
+ * copied side by side by the first tile that meets it, and prefetched while the panel before it is multiplied; the
+ * columns or rows of G are copied first, unless they lie close together; small operands are read where they are.
  */
 #include "runtime/common.h"
 #include "linear.h"
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-#define DEPTH_BLOCK ((size_t)256)          /* as in linear.c */
-#define COPY_STRIDE (DEPTH_BLOCK + 16)     /* of rows of the left side's copy: lines of all rows in all cache sets */
+#define COPY_STRIDE (MHA_LINEAR_DEPTH + MHA_LEFT_GAP) /* of rows of the left side's copy */
 #define TASK_LEAST ((size_t)192)           /* rows of a result per task: what a copied panel is used for, */
 #define TASK_USUAL ((size_t)384)           /* up to so many at least, and to so many where the second cache is large: */
 #define TASK_MOST ((size_t)512)            /* see most_task_rows */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
-#define FAR_STEP ((size_t)1024)            /* bytes between steps of a column; closer ones are read as they lie, */
-#define FAR_ROWS ((size_t)4096)            /* and rows closer than this: a page, or all of them in one cache set */
-#define FEW_ROWS ((size_t)48)              /* so few rows of a result are no use for a copy */
-_Static_assert(FEW_ROWS >= MHA_COPYING_ROWS, "too few rows for a product that copies");
-_Static_assert(COPY_STRIDE >= DEPTH_BLOCK + MHA_ALIGN / sizeof(float) - 1, "copy_rows writes whole vectors");
-#define ASKED_DEPTH (16 * DEPTH_BLOCK)     /* after so much of a long depth a call is asked whether it was given up */
+#define FAR_STEP ((ptrdiff_t)1024)         /* bytes between steps of a column; closer ones are read as they lie, */
+#define FAR_ROWS ((ptrdiff_t)4096)         /* and rows closer than this: a page, or all of them in one cache set */
+#define ASKED_DEPTH (4 * MHA_LINEAR_DEPTH) /* after so much of a long depth a call is asked whether it was given up */
 
 typedef struct {
     const mha_linear_grads *grads;
@@ -39,106 +35,43 @@ typedef struct {
 static int
 copies(const mha_kernels *k, size_t rows, size_t depth, size_t cols)
 {
-    return rows >= FEW_ROWS && cols * k->itemsize >= LONG_STRIDE && depth > SMALL_BYTES / (cols * k->itemsize);
+    const size_t row_bytes = cols * k->itemsize;
+
+    return rows >= MHA_LINEAR_FEW_ROWS && row_bytes >= LONG_STRIDE && depth > SMALL_BYTES / row_bytes;
 }
 
 static size_t
 panel_bytes(const mha_kernels *k)
 {
-    return DEPTH_BLOCK * k->panel_width * k->itemsize;
+    return MHA_LINEAR_DEPTH * k->panel_width * k->itemsize;
 }
 
-/* What is copied behind `column` of the block of the depth from p on: the next panel, or the next block's first. */
-static void
-look_ahead(const mha_kernels *k, const mha_product *whole, size_t p, size_t column, mha_product *product)
-{
-    const int next_block = column + k->panel_width >= whole->cols;
-    const size_t from = next_block ? p + product->depth : p, first = next_block ? 0 : column + k->panel_width;
-    const ptrdiff_t at = (ptrdiff_t)from * whole->b_step + (ptrdiff_t)first;
-
-    product->ahead = (const char *)whole->b + at * (ptrdiff_t)k->itemsize;
-    product->ahead_row = whole->b_step;
-    product->ahead_rows = mha_min(DEPTH_BLOCK, whole->depth - from);
-}
-
-/* A product whose right side lies in rows, a panel and a block of the depth at a time; a too, if far apart. */
-static void
-product_of_copies(const grads_job *job, mha_product product, char *memory)
-{
-    const mha_kernels *k = job->kernels;
-    const mha_product whole = product;
-    const ptrdiff_t itemsize = (ptrdiff_t)k->itemsize, width = (ptrdiff_t)k->panel_width;
-    const int transposes = whole.a_row == 1 && (size_t)whole.a_step * k->itemsize >= FAR_STEP;
-    const int copies_rows = whole.a_step == 1 && (size_t)whole.a_row * k->itemsize >= FAR_ROWS;
-    char *a_copy = memory + panel_bytes(k);
-    size_t p = 0;
-
-    product.panel = memory;
-    product.b_padded = 1;
-    do { /* once even for depth 0, which gives zeros */
-        const ptrdiff_t at = (ptrdiff_t)p;
-        product.depth = mha_min(DEPTH_BLOCK, whole.depth - p);
-        product.accumulate = p > 0 || whole.accumulate;
-        product.a = (const char *)whole.a + at * whole.a_step * itemsize;
-        if (transposes) {
-            k->transpose_rows(product.depth, whole.rows, product.a, whole.a_step, a_copy, (ptrdiff_t)COPY_STRIDE);
-        } else if (copies_rows) {
-            k->copy_rows(whole.rows, product.depth, product.a, whole.a_row, a_copy, (ptrdiff_t)COPY_STRIDE);
-        }
-        if (transposes || copies_rows) {
-            product.a = a_copy;
-            product.a_row = (ptrdiff_t)COPY_STRIDE;
-            product.a_step = 1;
-        }
-        for (size_t column = 0; column < whole.cols; column += k->panel_width) {
-            const char *b = (const char *)whole.b + (at * whole.b_step + (ptrdiff_t)column) * itemsize;
-
-            product.cols = mha_min(k->panel_width, whole.cols - column);
-            product.c = whole.c == NULL ? NULL : (char *)whole.c + (ptrdiff_t)column * itemsize;
-            product.c_column = column;
-            product.copies_b = product.cols == k->panel_width && product.depth > 0;
-            product.b = product.copies_b ? b : memory;
-            product.b_step = product.copies_b ? whole.b_step : width;
-            if (!product.copies_b) {
-                k->copy_rows(product.depth, product.cols, b, whole.b_step, memory, width);
-            }
-            look_ahead(k, &whole, p, column, &product);
-            k->product(&product);
-        }
-        p += product.depth;
-    } while (p < whole.depth && !mha_interrupted());
-}
-
-/* A product of operands as they lie. */
-static void
-product_in_place(const grads_job *job, mha_product product)
-{
-    const mha_product whole = product;
-    const ptrdiff_t itemsize = (ptrdiff_t)job->kernels->itemsize;
-    size_t p = 0;
-
-    do {
-        const ptrdiff_t at = (ptrdiff_t)p * itemsize;
-        product.depth = mha_min(ASKED_DEPTH, whole.depth - p);
-        product.accumulate = p > 0 || whole.accumulate;
-        product.a = (const char *)whole.a + at * whole.a_step;
-        product.b = (const char *)whole.b + at * whole.b_step;
-        job->kernels->product(&product);
-        p += product.depth;
-    } while (p < whole.depth && !mha_interrupted());
-}
-
+/* Adds what the product needs beside its operands, and takes it; a long one in several calls. */
 static void
 run_product(const grads_job *job, mha_product product, unsigned worker)
 {
-    product.depth_block = DEPTH_BLOCK;
-    product.b_group = (ptrdiff_t)job->kernels->panel_width;
+    const ptrdiff_t itemsize = (ptrdiff_t)job->kernels->itemsize;
+    const size_t depth = product.depth;
+    const int is_column = product.a_row == 1 && product.a_step * itemsize >= FAR_STEP;
+    const int is_far_row = product.a_step == 1 && product.a_row * itemsize >= FAR_ROWS;
+    size_t done = 0;
+
+    product.depth_block = MHA_LINEAR_DEPTH;
     product.scale = &job->one;
-    if (copies(job->kernels, product.rows, product.depth, product.cols)) {
-        product_of_copies(job, product, job->room->memory + worker * job->room->bytes);
-    } else {
-        product_in_place(job, product);
+    product.b.layout = MHA_ROWS;
+    if (copies(job->kernels, product.rows, depth, product.cols)) {
+        product.b.panel = job->room->memory + worker * job->room->bytes;
+        product.b.far = 1;
+        product.a_room = is_column || is_far_row ? (char *)product.b.panel + panel_bytes(job->kernels) : NULL;
     }
+    do { /* once even for depth 0, which gives zeros */
+        product.depth = mha_min(ASKED_DEPTH, depth - done);
+        job->kernels->product(&product);
+        product.accumulate = 1;
+        product.a = (const char *)product.a + (ptrdiff_t)product.depth * product.a_step * itemsize;
+        product.b.data = (const char *)product.b.data + (ptrdiff_t)product.depth * product.b.stride * itemsize;
+        done += product.depth;
+    } while (done < depth && !mha_interrupted());
 }
 
 /* Rows of grad_x = G W. */
@@ -154,8 +87,7 @@ input_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
         .a = (const char *)g->grad_y + (ptrdiff_t)first * g->grad_y_row_stride * itemsize,
         .a_row = g->grad_y_row_stride,
         .a_step = 1,
-        .b = g->weight,
-        .b_step = (ptrdiff_t)g->in_features,
+        .b = {.data = g->weight, .stride = (ptrdiff_t)g->in_features},
         .c = job->grad_x_rows != NULL ? NULL : (char *)g->grad_x + first * g->in_features * (size_t)itemsize,
         .c_row = (ptrdiff_t)g->in_features,
         .c_rows = job->grad_x_rows != NULL ? job->grad_x_rows + first : NULL,
@@ -191,8 +123,7 @@ weight_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
         .a = (const char *)g->grad_y + first * itemsize,
         .a_row = 1,
         .a_step = g->grad_y_row_stride,
-        .b = g->x,
-        .b_step = g->x_row_stride,
+        .b = {.data = g->x, .stride = g->x_row_stride},
         .c = g->grad_weight == NULL ? NULL : (char *)g->grad_weight + first * g->in_features * itemsize,
         .c_row = (ptrdiff_t)g->in_features,
     };
