@@ -20,8 +20,8 @@ PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir
 # Several files at once, each by one process, in the order of their names: the C programs, few tests and the longest,
 # would else be met last, and all other processes wait for them.
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
-# Leaves test_<word>*.py out of PYTEST's run.
-without = $(foreach word,$(1),--ignore-glob='../../tests/test_$(word)*')
+# Leaves test_<word>*.py, or all of a folder, out of PYTEST's run.
+without = $(foreach word,$(1),--ignore-glob='../../tests/*/test_$(word)*' --ignore='../../tests/$(word)')
 
 # The C programs that need no special build: $(call c-tests,folder,options,prefix) builds them in build/ and runs them.
 C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards

@@ -22,7 +22,7 @@ import numpy as np
 from cases import CASES, D2L, GEOMETRIC_MEAN_TARGET
 from machine import Peak, describe
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 LONGEST_PROBE = 0.01  # seconds that the peak is measured before and after a turn
 ROUNDS = 15  # turns of each contender, at least; fewer only where a single call is very long
 

@@ -62,8 +62,8 @@ def dtype(request):
 
 @pytest.fixture
 def seed(request):
-    """A number of the test's own, the same in every run."""
-    return zlib.crc32(request.node.nodeid.encode())
+    """A number of the test's own, the same in every run and in whichever folder its file is."""
+    return zlib.crc32(f"tests/{request.node.nodeid.rsplit('/', 1)[-1]}".encode())
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@
     python tools/accuracy.py --full       more lengths, and every head size: some minutes
     python tools/accuracy.py --dry        print only
 
-tests/accuracy.py says what is measured; tests/test_accuracy.py holds the limits.
+tests/support/accuracy.py says what is measured; tests/exactness/test_accuracy.py holds the limits.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # nothing here is large enough for more
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "benchmarks")]
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -33,7 +33,7 @@ FULL_LENGTHS = [1, 2, 7, 8, 9, 63, 64, 65, 129, 1000, 1024, 8192, 65536]
 FULL_DIMS = [1, 8, 59, 64, 80, 111, 128, 256]
 DRAWS, VALUE_DIM = 12, 16
 ISAS = [name for name, offered in _core.isas() if offered]
-# A few contested rows decide about their E, whichever side it is on (tests/test_accuracy.py).
+# A few contested rows decide about their E, whichever side it is on (tests/exactness/test_accuracy.py).
 CONTESTED = ("scores of std 1e3", "scores of std 1e4", "cancelling products", "Cauchy tails")
 
 
@@ -78,7 +78,7 @@ HEAD = """# How exact the results are
 
 Beside torch's plain attention (matmul, softmax, matmul in the same type, no fused kernel) on the same inputs, and
 beside what rounding allows. Written by `python tools/accuracy.py`; the limits that `make test` holds are in
-`tests/test_accuracy.py`.
+`tests/exactness/test_accuracy.py`.
 
 - **R** is our largest error over torch's, as root mean square over {draws} draws. Below 1: ours is the more exact.
 - **kappa** is an error over what the rounding of its own sums may do to it:

@@ -2,8 +2,8 @@
 
     python tools/docstrings.py        prints what is missing; exit status 1 if anything is
 
-Called by `make docs` and by tests/test_docs.py.  What our style leaves out: verbs in the imperative, a blank line after
-the quotes, "See Also", an extended summary.  A method needs no example of its own.
+Called by `make docs` and by tests/docs/test_docs.py.  What our style leaves out: verbs in the imperative, a blank line
+after the quotes, "See Also", an extended summary.  A method needs no example of its own.
 """
 
 import importlib

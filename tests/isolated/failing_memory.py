@@ -14,7 +14,7 @@ import numpy as np
 
 import mha_c
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import public_calls as p
 from memory import shim

@@ -82,7 +82,7 @@ def on_x86():
 
 
 def suite(modules):
-    tests = [ROOT / "tests" / f"{module}.py" for module in modules]
+    tests = [next(ROOT.glob(f"tests/*/{module}.py")) for module in modules]
     options = [f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q", "-W"]
     return ["-m", "pytest", *options, "ignore::pytest.PytestWarning", *tests]
 

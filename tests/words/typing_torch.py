@@ -1,4 +1,4 @@
-"""What a user's editor shows for mha_c.torch: see typing_examples.py.  Run by tests/test_types.py."""
+"""What a user's editor shows for mha_c.torch: see typing_examples.py.  Run by tests/words/test_types.py."""
 
 from __future__ import annotations
 

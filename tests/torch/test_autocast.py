@@ -10,7 +10,7 @@ torch = needs.module("torch")
 nn = torch.nn
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from test_torch import inputs, sized_layers  # noqa: E402
+from torch_modules import inputs, sized_layers  # noqa: E402
 
 
 def test_autocast():
@@ -67,9 +67,9 @@ def test_autocast_rounds_once(name, dtype):
 def test_what_a_module_remembers_is_used_under_autocast(monkeypatch):
     from mha_c.torch import memory
 
-    calls, attend = [], memory.Memory.attend
+    calls, attend = [], memory.RepeatedKeys.attend
     monkeypatch.setattr(memory, "LEAST", 0)
-    monkeypatch.setattr(memory.Memory, "attend", lambda *args: calls.append(1) or attend(*args))
+    monkeypatch.setattr(memory.RepeatedKeys, "attend", lambda *args: calls.append(1) or attend(*args))
     layer, x = mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0).eval(), torch.randn(2, 5, 16)
     for grad in (False, True):
         for n in range(1, 6):

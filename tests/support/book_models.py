@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-CORPUS = Path(__file__).resolve().parents[1] / "examples" / "data" / "fra_eng_small.txt"
+CORPUS = Path(__file__).resolve().parents[2] / "examples" / "data" / "fra_eng_small.txt"
 
 
 def is_eager(d2l):

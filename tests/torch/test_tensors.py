@@ -224,8 +224,8 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 def test_a_torch_without_exchange_functions():
     here = __file__.rsplit("/", 1)[0]
-    compiled = "test_torch_compile.py::test_what_needs_gradients_gets_them"
-    files = [f"{here}/{name}" for name in ("test_torch.py", "test_torch_tensors.py", compiled)]
+    compiled = "test_compile.py::test_what_needs_gradients_gets_them"
+    files = [f"{here}/{name}" for name in ("test_modules.py", "test_tensors.py", compiled)]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *files, "-k", "not without_exchange and not thread"], capture_output=True,
         text=True, timeout=600,

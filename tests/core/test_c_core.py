@@ -23,7 +23,7 @@ import pytest
 
 import needs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = sorted(ROOT.glob("tests/c/test_*.c"))
 FLAGS = "-std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread".split()
 FLAGS += ["-Wall", "-Wextra"]

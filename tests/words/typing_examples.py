@@ -1,6 +1,6 @@
 """What a user's editor shows for the public names: `assert_type` holds for mypy and pyright, and the lines run.
 
-Run by tests/test_types.py.  Arrays in give arrays out, of the same type; tensors and lists give Any.
+Run by tests/words/test_types.py.  Arrays in give arrays out, of the same type; tensors and lists give Any.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import mha_c
 import needs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 SECONDS = 120  # for one notebook on two cores
 

@@ -21,7 +21,7 @@ import needs
 from mha_c import functional as F
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes and signals")
-ISOLATED = Path(__file__).parent / "isolated"
+ISOLATED = Path(__file__).parents[1] / "isolated"
 REPETITIONS = 200 if needs.NIGHTLY else 10
 
 # What most scripts below start from: a layer, inputs large enough for several threads, the right answer.

@@ -397,7 +397,7 @@ def test_an_optimizer_may_come_before_the_first_call(rng):
 
 
 def test_the_example_learns():
-    path = Path(__file__).resolve().parents[1] / "examples" / "train_numpy.py"
+    path = Path(__file__).resolve().parents[2] / "examples" / "train_numpy.py"
     spec = importlib.util.spec_from_file_location("train_numpy", path)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

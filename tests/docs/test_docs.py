@@ -14,7 +14,7 @@ import pytest
 import mha_c
 import needs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(mha_c.__file__).parent
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
@@ -79,7 +79,7 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
         elif not language and len(code) - 1 not in expected and len(code) > 1:
             expected[len(code) - 1] = text
     separated = f"\nprint({NEXT!r})\n".join(code)
-    here = [str(Path(mha_c.__file__).parents[1]), str(Path(__file__).parent)]
+    here = [str(Path(mha_c.__file__).parents[1]), str(ROOT / "tests" / "support")]
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(here)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", separated], cwd=tmp_path, env=environment, capture_output=True, text=True

@@ -11,7 +11,7 @@ import pytest
 
 import mha_c
 import needs
-from test_decoding import KINDS, causal_lens, layer_of
+from decoding_layers import KINDS, causal_lens, layer_of
 
 torch = needs.module("torch")
 import mha_c.torch as ours  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 import needs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = sorted((ROOT / "tests" / "fuzz" / "corpus").glob("*.txt"))
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-Wall", "-Wextra",
          "-Wno-unused-function"]  # fmt: skip

@@ -10,7 +10,7 @@ needs.module("torch")
 
 import torch_features  # noqa: E402  torch must be there
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "porting-from-d2l.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md"
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """What torch can be asked to do with a module, on d2l's and on ours: the table of docs/porting-from-d2l.md.
 
-    python tests/torch_features.py        prints it
+    python tests/support/torch_features.py        prints it
 
 Each feature is a function of (layer, x, lens) that returns tensors.  On ours it is "equal" to what d2l's gives, or
-refused in our words, which the table shows; anything else is a failure of `test_torch_features.py`.
+refused in our words, which the table shows; anything else is a failure of `test_features.py`.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
-    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from torch import nn  # noqa: E402
 from torch.autograd import functional as AF  # noqa: E402
 
 FEATURES = {}
-BEGIN, END = "<!-- made by `python tests/torch_features.py` -->", "<!-- end -->"
+BEGIN, END = "<!-- made by `python tests/support/torch_features.py` -->", "<!-- end -->"
 
 
 def feature(name):

@@ -11,7 +11,7 @@ import pytest
 import needs
 
 needs.module("torch")
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CORPUS = EXAMPLES / "data" / "fra_eng_small.txt"
 
 

@@ -10,7 +10,7 @@ import pytest
 import needs
 from chromium import Shown
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "build" / "playground.html"
 SOURCES = ["playground/*", "mha_c/viz/*.js", "mha_c/viz/*.css", "csrc/mha.h", "csrc/[aklr]*/*", "tools/playground.py"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
 
 # --- C: for each kind of file, what it may include (full match) ------------------------------------

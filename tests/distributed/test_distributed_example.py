@@ -17,7 +17,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch without torch.distributed", allow_module_level=True)
 
 VERSION = "1.0.3"
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "distributed.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "distributed.py"
 # d2l under its own name; and what the processes may not have any more when they part.
 PACKAGE = f"""
 import gc

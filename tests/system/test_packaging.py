@@ -19,7 +19,7 @@ import mha_c
 import needs
 from mha_c import _core
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(mha_c.__file__).parent
 IN_PLACE = PACKAGE == ROOT / "mha_c"
 

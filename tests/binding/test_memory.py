@@ -15,7 +15,7 @@ import pytest
 import mha_c
 import needs
 
-ISOLATED = Path(__file__).parent / "isolated"
+ISOLATED = Path(__file__).parents[1] / "isolated"
 REPETITIONS = "2000" if needs.NIGHTLY else "100"
 
 

@@ -34,7 +34,7 @@ class StandIn(types.ModuleType):
 
 def source(version):
     """The path of that version's d2l/torch.py, whether or not it is there."""
-    parent = os.environ.get("MHA_C_D2L_DIR") or Path(__file__).resolve().parents[1] / ".cache"
+    parent = os.environ.get("MHA_C_D2L_DIR") or Path(__file__).resolve().parents[2] / ".cache"
     return Path(parent) / f"d2l-{version}" / "d2l" / "torch.py"
 
 
