@@ -78,6 +78,9 @@ void mha_caches_select(mha_cache_sizes sizes);
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
 
+/* Calls of this thread use at most n_threads as well, until it says 0; `mha_threads_get` tells this thread so. */
+void mha_threads_limit_own(unsigned n_threads);
+
 /*
  * Calls that can be given up: from now on, while a call of this thread runs, it asks `check` about every 50 ms, between
  * pieces of its work; once that returns non-zero, the call ends with MHA_ERR_INTERRUPTED, everything freed.  NULL: no

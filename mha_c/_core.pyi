@@ -173,6 +173,9 @@ def set_isa(name: str, /) -> None:
 
 def get_num_threads() -> int: ...
 def set_num_threads(n: int, /) -> None: ...
+def limit_own_threads(n: int, /) -> None:
+    """Calls of this thread use at most n threads as well; 0: no further limit.  get_num_threads tells it."""
+
 def available_threads() -> int: ...
 
 # --- Training -----------------------------------------------------------------------------

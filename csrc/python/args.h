@@ -307,6 +307,7 @@ int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const
     X(set_caches, 2, 2) \
     X(get_num_threads, 0, 0) \
     X(set_num_threads, 1, 1) \
+    X(limit_own_threads, 1, 1) \
     X(available_threads, 0, 0)
 
 #define MHA_PY_DECLARE(name, least, most) mha_py_function py_##name;

@@ -65,6 +65,7 @@ static struct {
 } pool = {.bell = MHA_COUNTER_ZERO, .finished = MHA_COUNTER_ZERO};
 
 static atomic_uint thread_limit; /* 0: not yet known */
+static _Thread_local unsigned own_limit; /* of this thread's calls; 0: none of their own */
 
 void
 mha_threads_set(unsigned n_threads)
@@ -85,7 +86,13 @@ mha_threads_get(void)
             limit = wanted;
         }
     }
-    return limit;
+    return own_limit != 0 && own_limit < limit ? own_limit : limit;
+}
+
+void
+mha_threads_limit_own(unsigned n_threads)
+{
+    own_limit = n_threads;
 }
 
 /* --- Worker threads ----------------------------------------------------------------- */
@@ -269,6 +276,12 @@ unsigned
 mha_threads_get(void)
 {
     return 1;
+}
+
+void
+mha_threads_limit_own(unsigned n_threads)
+{
+    (void)n_threads;
 }
 #endif
 

@@ -23,7 +23,6 @@ from ._tensors import (
     draw_seed,
     draw_seed_tensor,
     exporting,
-    follow_threads,
     is_compiling,
     layer_forward,
     lengths,
@@ -66,7 +65,6 @@ def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = Non
 
 def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:
     """(out, what `saved_weights` needs) of layer_forward or layer_step: a call that records no gradient."""
-    follow_threads()
     found: tuple[Tensor, Any]
     if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
         with _profiler.record_function("mha_c::layer_forward"):

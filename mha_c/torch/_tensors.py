@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _core, config
+from .. import _core, _saved
 from .._arrays import nested, to_lengths
 
 if TYPE_CHECKING:
@@ -147,6 +147,23 @@ def _with_arrays(function: Any) -> Any:
     return call
 
 
+def _on_torchs_threads(function: Any) -> Any:
+    """The function on at most torch.get_num_threads() threads: a limit for each call alone."""
+    get_num_threads, ours = torch.get_num_threads, _core.get_num_threads
+
+    def call(*args: Any) -> Any:
+        allowed = get_num_threads()
+        if allowed >= ours():
+            return function(*args)
+        _core.limit_own_threads(allowed)
+        try:
+            return function(*args)
+        finally:
+            _core.limit_own_threads(0)
+
+    return call
+
+
 layer_forward: Any = _core.layer_forward
 layer_forward_training: Any = _core.layer_forward_training
 layer_step: Any = _core.layer_step
@@ -165,6 +182,12 @@ except (AttributeError, ValueError):
     layer_backward, layer_gradients, linear = map(_with_arrays, (layer_backward, layer_gradients, linear))
     attention_forward, attention_backward = map(_with_arrays, (attention_forward, attention_backward))
     same_numbers = _with_arrays(same_numbers)
+layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients = map(
+    _on_torchs_threads, (layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients)
+)
+attention_forward, attention_backward, linear, dropout_factors, saved_weights = map(
+    _on_torchs_threads, (attention_forward, attention_backward, linear, _core.dropout_factors, _saved.saved_weights)
+)
 
 
 def check_inputs(**named: Any) -> None:
@@ -249,23 +272,3 @@ def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
     if generator is None:
         return torch.randint(0, SEEDS, ())
     return torch.randint(0, SEEDS, (), generator=generator)
-
-
-# --- Threads: at most as many as torch may use ------------------------------------------------------
-
-_seen = -1  # torch's number when we last looked
-_own = _lowered = 0  # ours before we lowered it, and what we lowered it to
-
-
-def follow_threads() -> None:
-    """The core uses at most torch.get_num_threads() threads; a larger number than that is restored when it may be."""
-    global _seen, _own, _lowered
-    allowed = torch.get_num_threads()
-    if allowed == _seen and _core.get_num_threads() <= allowed:
-        return
-    current = _core.get_num_threads()
-    if current != _lowered:  # set by the user since
-        _own = current
-    _seen, _lowered = allowed, min(_own, allowed)
-    if _lowered != current:
-        config.limit_threads(_lowered, "torch.get_num_threads")

@@ -20,7 +20,6 @@ from . import mathematics
 from ._tensors import (
     attention_backward,
     attention_forward,
-    follow_threads,
     in_functorch,
     layer_forward_training,
     layer_gradients,
@@ -59,7 +58,6 @@ class LayerFunction(Function):
     @staticmethod
     def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
         call, n_inputs = work
-        follow_threads()
         out: Tensor
         out, saved, tape = layer_forward_training(*call)
         work[:] = saved, tape[N_TAPE_ARRAYS]
@@ -79,7 +77,6 @@ class LayerFunction(Function):
             tensors, tape = tensors[:-N_TAPE_ARRAYS], (*tensors[-N_TAPE_ARRAYS:], *tape)
         if torch.is_grad_enabled() or in_functorch():  # create_graph
             return _layer_gradients(ctx, tensors, grad_out)
-        follow_threads()
         try:
             return layer_gradients(grad_out, tape, tensors, n_inputs, options, ctx.needs_input_grad)
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
@@ -217,7 +214,6 @@ def run_attention(
     bias: Optional[Tensor], relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(out, weights or None, lse or None, (row_max, row_sum))."""
-    follow_threads()
     terms = call.score_terms(relative_bias, sinks)
     options = call[1:10]
     found: tuple[Any, ...] = attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *options, True, None, terms)
@@ -245,7 +241,6 @@ class AttentionFunction(Function):
         tensors = ctx.saved_tensors
         if grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or in_functorch():
             return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
-        follow_threads()
         q, k, v, w_v, keep_mask, bias, relative_bias, sinks, out, row_max, row_sum = tensors
         lens, *options = ctx.call[:8]
         terms = ctx.call.score_terms(relative_bias, sinks)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, linear
 
-from .. import _core
-from ._tensors import draw_seed_tensor
+from ._tensors import draw_seed_tensor, dropout_factors
 
 Drop = Callable[[Tensor], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]  # q, k, v, visible -> softmax(...) v
@@ -172,7 +171,7 @@ def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
             factors: Tensor = torch.ops.mha_c.dropout_factors(weights.detach(), p, seed)
             return weights * factors
         like = np.broadcast_to(NUMPY_TYPES[weights.dtype](0), tuple(weights.shape))
-        return weights * torch.from_numpy(_core.dropout_factors(like, p, seed))
+        return weights * torch.from_numpy(dropout_factors(like, p, seed))
 
     return drop
 

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._core import attention_backward, attention_forward, dropout_factors, isa
-from .._saved import saved_weights
+from .._core import isa
 from . import mathematics
 from ._tensors import (
     array,
-    follow_threads,
+    attention_backward,
+    attention_forward,
+    dropout_factors,
     is_compiling,
     layer_backward,
     layer_forward,
@@ -25,6 +26,7 @@ from ._tensors import (
     lengths,
     optional_array,
     plain,
+    saved_weights,
 )  # fmt: skip
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -83,7 +85,6 @@ def _lens(lens: Tensor) -> Any:
 
 def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, num_heads, empty_rows, dropout, seed = rest
-    follow_threads()
     queries, keys, values, *parameters = map(plain, (queries, keys, values, *parameters))
     out, _, tape = layer_forward_training(
         queries, keys, values, lengths(valid_lens), tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
@@ -144,7 +145,6 @@ def _layer_inference(
     empty_rows: str, dropout: float,
 ) -> Any:  # fmt: skip
     """(out, what `saved_weights` needs) of a call that records no gradient."""
-    follow_threads()
     if not (type(queries) is type(keys) is type(values) is Tensor):
         queries, keys, values = map(plain, (queries, keys, values))
     valid_lens, *biases, w_v, seed = others or _NO_OTHERS
@@ -193,7 +193,6 @@ def _out_fake(queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any,
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
     queries, keys, values, _, *parameters, w_v, num_heads, empty_rows, dropout, seed = layer
-    follow_threads()
     parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
     if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then an empty part of the tape is a real one
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
@@ -248,7 +247,6 @@ def _layer_gradients(ctx: Any, inputs: Any, seed: Optional[Tensor], grad_out: Te
 
 def _weights(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, row_sum: Tensor, lens: Tensor, *rest: Any) -> Tensor:
     num_heads, empty_rows = rest
-    follow_threads()
     return torch.from_numpy(saved_weights(recompute(q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows)))
 
 
@@ -272,7 +270,6 @@ def _weights_fake(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, *_: Any) -> T
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *options, want_weights, want_lse = rest
     w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows = options
-    follow_threads()
     out, weights, lse, (row_max, row_sum) = attention_forward(
         array(q), array(k), array(v), optional_array(w_v), lengths(valid_lens), optional_array(keep_mask),
         optional_array(bias), causal, left, right, scale, dropout, _seed(seed), empty_rows, want_weights, want_lse,
@@ -293,7 +290,6 @@ def _attention_grads(
     grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows, bias_grad = rest
-    follow_threads()
     grads = attention_backward(
         array(grad_out), array(out), (array(row_max), array(row_sum)), array(q), array(k), array(v),
         optional_array(w_v), lengths(valid_lens), optional_array(keep_mask), optional_array(bias), causal, left, right,

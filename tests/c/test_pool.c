@@ -170,6 +170,12 @@ check_how_many(void)
     mha_threads_set(100000000);
     check(mha_threads_get() >= 256, "an absurd limit is cut");
     mha_threads_set(8);
+    mha_threads_limit_own(9);
+    check(mha_threads_get() == 8, "a thread's own limit allows no more than the common one");
+    mha_threads_limit_own(2);
+    check(mha_threads_get() == 2 && mha_threads_for(100, 1e12) == 2, "a thread's own limit holds for its calls");
+    mha_threads_limit_own(0);
+    check(mha_threads_get() == 8, "the common limit has stayed");
     check(mha_threads_for(100, 0) == 1 && mha_threads_for(100, -1) == 1 && mha_threads_for(100, NAN) == 1 &&
               mha_threads_for(100, 0.7e6) == 1,
           "little or no work: one thread");

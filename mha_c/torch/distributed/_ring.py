@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._tensors import attention_backward, attention_forward, follow_threads
+from .._tensors import attention_backward, attention_forward
 from ._group import Ranks, talking
 from ._sequence import BACKWARD, FORWARD, Part, Plan, Travel
 
@@ -231,7 +231,6 @@ class Joined:
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(out, row_max, row_sum) of this rank's queries over the keys of all ranks."""
-    follow_threads()
     out = q.new_zeros(*q.shape[:3], v.shape[-1])
     row_max, row_sum = q.new_zeros(q.shape[:3]), q.new_zeros(q.shape[:3])
     room = Room(k)
@@ -343,7 +342,6 @@ def backward(
     call: Call, grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of this rank's queries, keys and values."""
-    follow_threads()
     grads = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     room = Room(k)
     for group in groups_of(call, k, v, q.shape[1]):
