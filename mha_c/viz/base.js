@@ -104,6 +104,15 @@ function choice(label, names, chosen, pick) {
   return group;
 }
 
+// ---- language ------------------------------------------------------------------------------------------------
+
+// Texts stand in the sources in English.  A page may bring a table of them in another language (the playground does).
+let spoken = {};
+
+function T(text, values) {
+  return (spoken[text] || text).replace(/\{(\w+)\}/g, (whole, name) => (values && name in values ? values[name] : whole));
+}
+
 // ---- words and numbers -----------------------------------------------------------------------------------------
 
 // Three digits that matter, "0" for nothing at all; 8-bit weights get a sign that they are rounded.
@@ -217,6 +226,7 @@ async function inflate(bytes) {
 
 // The weights of one panel, as pack.py wrote them: a Float32Array (queries * keys) per head, and their maximum.
 async function decode(panel) {
+  if (panel.live) return { heads: panel.live, top: topOf(panel.live) }; // computed in this page, as they are
   let bytes = bytesOf(panel.w);
   if (panel.z) bytes = await inflate(bytes);
   const levels = panel.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
@@ -232,7 +242,11 @@ async function decode(panel) {
     }
     heads.push(head);
   }
-  return { heads, top: top.reduce((a, b) => Math.max(a, b), 0) };
+  return { heads, top: topOf([top]) };
+}
+
+function topOf(arrays) {
+  return arrays.reduce((most, array) => array.reduce((a, b) => Math.max(a, b), most), 0);
 }
 
 // ---- mounting --------------------------------------------------------------------------------------------------
@@ -247,11 +261,13 @@ function mount(id, style, data, build, tries) {
     return;
   }
   for (const host of hosts) {
-    build(host, data).then(({ root, ready }) => {
+    build(host, data).then(({ root, ready, first }) => {
       if (host.shadowRoot) return;
       const shadow = host.attachShadow({ mode: "open" });
       shadow.append(el("style", { text: style }), root);
       ready();
+      // A file of its own answers keys at once; in a notebook they belong to the notebook.
+      if (first && document.body.hasAttribute("data-mhac-page")) first.focus({ preventScroll: true });
       host.setAttribute("data-mhac-ready", Math.round(performance.now()));
     }).catch((error) => host.append("The interactive view could not start: " + error.message));
   }

@@ -10,7 +10,8 @@ function Frame(app, parts, heads, readout) {
   const { data, state } = app;
   const subtitle = el("div", { class: "mhac-subtitle" });
   const modes = MODES.filter((mode) => mode !== "Sentence" || data.panels.some((panel) => panel.qt && panel.kt));
-  const modeChoice = choice("Show as", modes, 0, (i) => setMode(modes[i]));
+  const modeChoice = choice(T("Show as"), modes.map((mode) => T(mode)), Math.max(0, modes.indexOf(state.mode)),
+    (i) => setMode(modes[i]));
   const header = el("header", {},
     el("div", { class: "mhac-titles" }, el("h3", { text: data.title }), subtitle),
     el("div", { class: "mhac-controls" }, ...selectors(app), modeChoice));
@@ -32,9 +33,9 @@ function Frame(app, parts, heads, readout) {
 
   function update() {
     const { panel } = app;
-    const many = panel.h > 1 ? panel.h + " heads · " : "";
-    setText(subtitle, many + panel.queries + " quer" + (panel.queries > 1 ? "ies" : "y") + " × " + panel.keys + " key" +
-      (panel.keys > 1 ? "s" : ""));
+    const many = panel.h > 1 ? T("{n} heads", { n: panel.h }) + " · " : "";
+    setText(subtitle, many + (panel.queries > 1 ? T("{n} queries", { n: panel.queries }) : T("1 query")) + " × " +
+      (panel.keys > 1 ? T("{n} keys", { n: panel.keys }) : T("1 key")));
     if (!modes.includes(state.mode)) state.mode = "Matrix";
     for (const mode of modes) parts[mode].node.hidden = mode !== state.mode;
     root.setAttribute("data-mode", state.mode);
@@ -42,9 +43,9 @@ function Frame(app, parts, heads, readout) {
     const [entropy, confidence, said] = panel.stats[state.head];
     const alone = panel.stats.length < 2 && !data.heads;
     words.replaceChildren(el("b", { text: alone ? "" : app.headName(state.head) }),
-      (alone ? said[0].toUpperCase() + said.slice(1) : " " + said) + " ",
-      el("span", { class: "mhac-note", text: "entropy " + entropy.toFixed(2) + " of " +
-        Math.log2(panel.keys).toFixed(2) + " bits · largest weight " + confidence.toFixed(2) + " on average" }));
+      (alone && said ? said[0].toUpperCase() + said.slice(1) : " " + said) + " ",
+      el("span", { class: "mhac-note", text: T("entropy {bits} of {most} bits · largest weight {weight} on average",
+        { bits: entropy.toFixed(2), most: Math.log2(panel.keys).toFixed(2), weight: confidence.toFixed(2) }) }));
     legend.draw();
   }
 
@@ -101,24 +102,24 @@ function Legend(app, reset) {
   const low = el("span", { text: "0" });
   const high = el("span");
   const middle = el("span", { class: "mhac-scale-middle" });
-  const scale = choice("Colour scale", ["linear", "√"], state.root ? 1 : 0, (i) => {
+  const scale = choice(T("Colour scale"), [T("linear"), "√"], state.root ? 1 : 0, (i) => {
     state.root = i === 1;
     app.redraw();
   });
-  scale.title = "√ brings out small weights";
+  scale.title = T("√ brings out small weights");
   const count = el("output");
-  const slider = el("input", { type: "range", min: 1, max: 1, step: 1, "aria-label": "Lines per query" });
+  const slider = el("input", { type: "range", min: 1, max: 1, step: 1, "aria-label": T("Lines per query") });
   slider.addEventListener("input", () => {
     state.topk = Number(slider.value);
     app.redraw();
   });
   slider.addEventListener("keydown", (event) => event.stopPropagation());
-  const lines = el("label", { class: "mhac-topk" }, el("span", { text: "strongest keys per query" }), slider, count);
-  const hint = el("span", { class: "mhac-note mhac-hint", text: "Drag over a part to enlarge it." });
-  const back = el("button", { type: "button", class: "mhac-button mhac-hint", text: "Show the whole matrix",
+  const lines = el("label", { class: "mhac-topk" }, el("span", { text: T("strongest keys per query") }), slider, count);
+  const hint = el("span", { class: "mhac-note mhac-hint", text: T("Drag over a part to enlarge it.") });
+  const back = el("button", { type: "button", class: "mhac-button mhac-hint", text: T("Show the whole matrix"),
     onclick: reset });
   const node = el("div", { class: "mhac-legend" }, lines, hint, back,
-    el("div", { class: "mhac-scale" }, el("span", { class: "mhac-note", text: "weight" }), low,
+    el("div", { class: "mhac-scale" }, el("span", { class: "mhac-note", text: T("weight") }), low,
       el("div", { class: "mhac-scale-bar" }, bar, middle), high, scale));
 
   function draw() {
@@ -138,17 +139,18 @@ function Legend(app, reset) {
     back.hidden = state.mode !== "Matrix" || !zoomed;
     hint.hidden = state.mode !== "Matrix" || zoomed || panel.q * panel.k <= 400;
     const ofRow = state.mode === "Sentence";
-    setText(high, ofRow ? "strongest of the row" : number(app.code.top, true));
+    setText(high, ofRow ? T("strongest of the row") : number(app.code.top, true));
     setText(middle, ofRow ? "" : number(app.code.top * (state.root ? 0.25 : 0.5), true));
-    bar.setAttribute("aria-label", "colours from weight 0 to " + number(app.code.top, true));
+    bar.setAttribute("aria-label", T("colours from weight 0 to {top}", { top: number(app.code.top, true) }));
   }
   return { node, draw };
 }
 
 function footer(data) {
-  const help = el("details", {}, el("summary", { text: "Keyboard" }), el("dl", {},
-    ...KEYS.flatMap(([key, what]) => [el("dt", { text: key }), el("dd", { text: what })])));
+  const help = el("details", {}, el("summary", { text: T("Keyboard") }), el("dl", {},
+    ...KEYS.flatMap(([key, what]) => [el("dt", { text: key }), el("dd", { text: T(what) })])));
   const notes = data.notes.map((note) => el("p", { text: note }));
   return el("footer", {}, el("div", {}, ...notes,
-    el("p", { text: "Weights say where a head looks, not why a model decides." })), help);
+    el("p", { text: T("Keys work as soon as the page is open: arrows move, 0 to 9 choose a head, v changes the view.") }),
+    el("p", { text: T("Weights say where a head looks, not why a model decides.") })), help);
 }

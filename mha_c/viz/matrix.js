@@ -105,8 +105,8 @@ function Matrix(app) {
   const tip = el("div", { class: "mhac-tip", hidden: true, "aria-hidden": "true" });
   const stage = el("div", { class: "mhac-stage" }, base, over, tip);
   const node = el("div", {
-    class: "mhac-matrix", tabindex: 0, role: "application", "aria-roledescription": "attention matrix",
-    "aria-label": "Attention matrix. Arrow keys move from cell to cell.",
+    class: "mhac-matrix", tabindex: 0, role: "application", "aria-roledescription": T("attention matrix"),
+    "aria-label": T("Attention matrix. Arrow keys move from cell to cell."),
   }, stage);
   let g = null;
   let drag = null;

@@ -40,7 +40,7 @@ _DOCUMENT = """<!DOCTYPE html>
 <title>{title}</title>
 <style>{style}</style>
 </head>
-<body>
+<body data-mhac-page>
 {blob}
 </body>
 </html>

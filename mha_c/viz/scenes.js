@@ -146,7 +146,8 @@ function tileScenes(app, data) {
   const scenes = [];
   data.tiles.forEach((tile, t) => {
     for (const step of data.steps.slice(0, 3)) {
-      scenes.push({ ...step, group: t, title: step.title + ", keys " + tile.first + " to " + (tile.last - 1),
+      scenes.push({ ...step, group: t, title: T("{step}, keys {first} to {last}",
+        { step: T(step.title), first: tile.first, last: tile.last - 1 }),
         make: () => tileScene(app, data, t, step.id, rows, columns) });
     }
   });
@@ -176,10 +177,11 @@ function tileScene(app, data, t, phase, rows, columns) {
   const tile = data.tiles[t];
   const now = heldNow(data, t, phase);
   const inside = (j) => j >= tile.first && j < tile.last;
+  const masked = (i, j) => inside(j) && phase !== "sum" && (data.hides ? data.hides(i, j) : j >= data.lengths[i]);
   const map = rows.map((_, i) => columns.map((_, j) => (now.scores && inside(j) ? now.scores[i][j - tile.first] : null)));
   const side = (name, list) => Grid(app, { name, data: column(list), kind: "plain", rows: null, columns: null });
   const result = Grid(app, { name: phase === "sum" ? "p" : "S", data: map, rows, columns,
-    kind: phase === "sum" ? "weight" : "signed", masked: (i, j) => inside(j) && j >= data.lengths[i] && phase !== "sum" });
+    kind: phase === "sum" ? "weight" : "signed", masked });
   const grids = [result, side("m", now.m), side("α", now.factor), side("ℓ", now.sum),
     Grid(app, { name: phase === "divide" ? "o / ℓ" : "o", data: now.output, kind: "signed", rows: null, columns: null })];
   const scene = line(grids, [], result);
@@ -196,10 +198,12 @@ function tileScene(app, data, t, phase, rows, columns) {
 function tileText(data, t, phase, i) {
   const tile = data.tiles[t];
   const show = (x) => (x === null ? "−∞" : digits(x, 40));
-  if (data.lengths[i] <= tile.first && data.lengths[i] > 0 && phase !== "divide") {
-    return "beyond the length " + data.lengths[i] + ": α = 1 and p = 0, nothing changes; a kernel skips such a tile";
+  const unseen = data.hides ? tile.scores[i].every((_, j) => data.hides(i, tile.first + j))
+    : data.lengths[i] <= tile.first && data.lengths[i] > 0;
+  if (unseen && phase !== "divide") {
+    return T("no key of this tile may be seen: α = 1 and p = 0, nothing changes; a kernel skips such a tile");
   }
-  if (phase === "scores") return "scores of this tile " + tile.scores[i].slice(0, 8).map(show).join(",  ");
+  if (phase === "scores") return T("scores of this tile") + " " + tile.scores[i].slice(0, 8).map(show).join(",  ");
   const old = tile.old_max[i];
   if (phase === "max") {
     return "m = max(" + show(old) + ", " + show(Math.max(...tile.scores[i])) + ") = " + show(tile.new_max[i]) +
@@ -211,5 +215,5 @@ function tileText(data, t, phase, i) {
     return "ℓ = " + show(tile.old_sum[i] * tile.rescale[i]) + " + " + sumOf(tile.weights[i].map((x) => show(x)), 6) +
       " = " + show(tile.new_sum[i]);
   }
-  return "first feature: " + show(tile.output[i][0]) + " / " + show(tile.new_sum[i]) + " = " + show(data.output[i][0]);
+  return T("first feature") + ": " + show(tile.output[i][0]) + " / " + show(tile.new_sum[i]) + " = " + show(data.output[i][0]);
 }

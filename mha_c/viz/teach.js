@@ -105,7 +105,7 @@ async function buildPlayer(host, data) {
 
   go(0);
   return {
-    root: ui.root,
+    root: ui.root, first: ui.root,
     ready() {
       followTheme(host, (theme) => {
         ui.root.setAttribute("data-theme", theme);
@@ -128,9 +128,9 @@ async function buildPlayer(host, data) {
 function playerFrame(data, scenes, does) {
   const button = (text, label, action) =>
     el("button", { type: "button", class: "mhac-button", text, "aria-label": label, onclick: action });
-  const back = button("Back", "Back, left arrow", () => does.step(-1));
-  const play = button("Play", "Play, space", () => does.toggle());
-  const next = button("Next", "Next, right arrow", () => does.step(1));
+  const back = button(T("Back"), T("Back, left arrow"), () => does.step(-1));
+  const play = button(T("Play"), T("Play, space"), () => does.toggle());
+  const next = button(T("Next"), T("Next, right arrow"), () => does.step(1));
   next.classList.add("mhac-primary");
   const title = el("h4", { class: "mhac-step" });
   const math = el("div", { class: "mhac-formula" });
@@ -141,12 +141,12 @@ function playerFrame(data, scenes, does) {
   const dots = scenes.map((scene, i) => el("button", { type: "button", class: "mhac-dot", "aria-label": scene.title,
     title: scene.title, "data-group": scene.group, onclick: () => does.step(i - at) }));
   let at = 0;
-  const bar = el("nav", { class: "mhac-dots", "aria-label": "Steps" }, ...dots);
+  const bar = el("nav", { class: "mhac-dots", "aria-label": T("Steps") }, ...dots);
   const root = el("div", { class: "mhac-root mhac-player", role: "group", "aria-label": data.title, tabindex: 0 },
     el("header", {}, el("div", { class: "mhac-titles" }, el("h3", { text: data.title })),
       el("div", { class: "mhac-controls" }, back, play, next)),
     bar, el("div", { class: "mhac-said" }, title, math, caption), memory.node, stage, sum,
-    el("footer", {}, el("p", { text: "← → step · space plays · ↑ ↓ choose the query · point at a cell" })));
+    el("footer", {}, el("p", { text: T("Keys work as soon as the page is open: ← → step, space plays, ↑ ↓ choose the query. Point at a cell.") })));
 
   root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -163,15 +163,15 @@ function playerFrame(data, scenes, does) {
 
   return {
     root, stage,
-    playing: (on) => setText(play, on ? "Pause" : "Play"),
+    playing: (on) => setText(play, on ? T("Pause") : T("Play")),
     explain: (text) => setText(sum, text),
     show(index, scene) {
       at = index;
       back.disabled = index === 0;
       next.disabled = index === scenes.length - 1;
-      setText(title, index + 1 + " / " + scenes.length + "   " + scenes[index].title);
+      setText(title, index + 1 + " / " + scenes.length + "   " + T(scenes[index].title));
       math.replaceChildren(...formula(scenes[index].formula));
-      caption.replaceChildren(...formula(scenes[index].caption));
+      caption.replaceChildren(...formula(T(scenes[index].caption)));
       stage.replaceChildren(scene.node);
       memory.show(scene.memory);
       dots.forEach((dot, i) => {
@@ -188,7 +188,7 @@ function playerFrame(data, scenes, does) {
 function Memory() {
   const fill = el("span");
   const text = el("span", { class: "mhac-note" });
-  const node = el("div", { class: "mhac-memory", hidden: true }, el("span", { class: "mhac-note", text: "scores held" }),
+  const node = el("div", { class: "mhac-memory", hidden: true }, el("span", { class: "mhac-note", text: T("scores held") }),
     el("span", { class: "mhac-gauge" }, fill), text);
   return {
     node,
@@ -196,7 +196,7 @@ function Memory() {
       node.hidden = !memory;
       if (!memory) return;
       fill.style.width = (100 * memory.held) / memory.whole + "%";
-      setText(text, memory.held + " of " + memory.whole);
+      setText(text, T("{held} of {whole}", memory));
     },
   };
 }

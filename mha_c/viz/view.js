@@ -8,6 +8,12 @@ const MODES = ["Matrix", "Lines", "Sentence"];
 const BARS = 6; // keys listed in the column
 
 async function buildView(host, data) {
+  const view = await makeView(data);
+  return { root: view.root, first: view.first, ready: () => view.follow(host) };
+}
+
+// The view as a part of a page: `follow` starts it once it is in the document.
+async function makeView(data) {
   const app = await makeApp(data);
   const parts = { Matrix: Matrix(app), Lines: Lines(app), Sentence: Sentence(app) };
   const heads = Heads(app);
@@ -27,8 +33,8 @@ async function buildView(host, data) {
   });
   app.marked = mark;
   return {
-    root: frame.root,
-    ready() {
+    app, root: frame.root, first: parts.Matrix.node,
+    follow(host) {
       followTheme(host, (theme) => {
         frame.root.setAttribute("data-theme", theme);
         app.theme = theme;
@@ -66,7 +72,7 @@ async function makeApp(data) {
     active: () => app.pointed || app.kept,
     // heads are counted from 0; the one after the last is their mean
     isMean: (h) => h === app.panel.h,
-    headName: (h) => (app.isMean(h) && h > 0 ? "Mean" : data.heads ? data.heads[h] : "Head " + h),
+    headName: (h) => (app.isMean(h) && h > 0 ? T("Mean") : data.heads ? data.heads[h] : T("Head {h}", { h })),
     words: (h) => app.panel.stats[h][2],
     weightsOf(h) {
       if (!app.isMean(h)) return app.code.heads[h];
@@ -139,7 +145,7 @@ async function makeApp(data) {
 // ---- the heads side by side --------------------------------------------------------------------------------------
 
 function Heads(app) {
-  const node = el("div", { class: "mhac-heads", role: "radiogroup", "aria-label": "Heads" });
+  const node = el("div", { class: "mhac-heads", role: "radiogroup", "aria-label": T("Heads") });
   let cards = [];
   let made = 0;
 
@@ -180,11 +186,11 @@ function Heads(app) {
       const height = Math.round(box * shape);
       context.drawImage(paint(app, app.weightsOf(h), whole(app.panel), box * ratio, height * ratio), 0, 0, box, height);
       const chosen = h === app.state.head;
-      setText(card.name, app.isMean(h) ? "Mean" : app.data.heads ? app.data.heads[h] : String(h));
+      setText(card.name, app.isMean(h) ? T("Mean") : app.data.heads ? app.data.heads[h] : String(h));
       card.button.setAttribute("aria-checked", String(chosen));
       card.button.tabIndex = chosen ? 0 : -1;
       const [entropy, , words] = app.panel.stats[h];
-      const label = app.headName(h) + ": " + words + "; entropy " + entropy.toFixed(2) + " bits";
+      const label = [app.headName(h) + ":", words, T("entropy {bits} bits", { bits: entropy.toFixed(2) })].filter(Boolean).join(" ");
       card.button.setAttribute("aria-label", label);
       card.button.title = label;
       const most = Math.log2(app.panel.keys) || 1;
@@ -198,7 +204,7 @@ function Heads(app) {
     const { q, k } = app.active();
     cards.forEach((card, h) => {
       if (h >= app.panel.stats.length) return;
-      const text = app.pointed ? app.weight(h, q, k).toFixed(3) : app.panel.stats[h][0].toFixed(1) + " bit";
+      const text = app.pointed ? app.weight(h, q, k).toFixed(3) : T("{bits} bit", { bits: app.panel.stats[h][0].toFixed(1) });
       setText(card.value, text);
       card.value.classList.toggle("mhac-hot", Boolean(app.pointed));
     });
@@ -230,9 +236,9 @@ function Readout(app) {
   const list = el("ol", { class: "mhac-bars" });
   const spread = el("div", { class: "mhac-note" });
   const across = el("div", { class: "mhac-across", role: "img" });
-  const acrossBox = el("div", { class: "mhac-block" }, el("h4", { text: "This pair in every head" }), across);
+  const acrossBox = el("div", { class: "mhac-block" }, el("h4", { text: T("This pair in every head") }), across);
   const live = el("div", { class: "mhac-unseen", "aria-live": "polite" });
-  const node = el("aside", { class: "mhac-readout", "aria-label": "Weights at the chosen place" },
+  const node = el("aside", { class: "mhac-readout", "aria-label": T("Weights at the chosen place") },
     el("div", { class: "mhac-block" },
       el("div", { class: "mhac-pair" }, query, queryAt, el("span", { class: "mhac-arrow", text: "→" }), key, keyAt),
       value, rank),
@@ -256,13 +262,14 @@ function Readout(app) {
     setText(keyAt, app.panel.kt ? String(k * app.panel.kStep) : "");
     setText(value, app.number(w));
     const larger = row.reduce((n, other) => n + (other > w ? 1 : 0), 0);
-    setText(rank, w > 0 ? "rank " + (larger + 1) + " of " + row.length + places() : "no weight at all");
-    setText(rowTitle, "“" + app.label("q", q) + "” looks at");
+    setText(rank, w > 0 ? T("rank {rank} of {many} {places}", { rank: larger + 1, many: row.length, places: places() })
+      : T("no weight at all"));
+    setText(rowTitle, T("“{token}” looks at", { token: app.label("q", q) }));
     drawBars(row, k);
     drawAcross(q, k);
   }
 
-  const places = () => (app.panel.kStep > 1 ? " cells" : " keys");
+  const places = () => (app.panel.kStep > 1 ? T("cells") : T("keys"));
 
   function drawBars(row, k) {
     const best = strongest(row, 1, row.length, Math.min(BARS, row.length));
@@ -278,7 +285,8 @@ function Readout(app) {
       bar.fill.style.width = 100 * (row[at] / (row[best[0]] || 1)) + "%";
       bar.item.classList.toggle("mhac-now", at === k);
     });
-    setText(spread, "entropy " + entropy.toFixed(2) + " bits, as if over " + (2 ** entropy).toFixed(1) + places());
+    setText(spread, T("entropy {bits} bits, as if over {many} {places}",
+      { bits: entropy.toFixed(2), many: (2 ** entropy).toFixed(1), places: places() }));
   }
 
   function drawAcross(q, k) {
@@ -306,7 +314,8 @@ function Readout(app) {
   app.say = () => {
     const { q, k } = app.kept;
     const w = app.number(app.weight(app.state.head, q, k));
-    setText(live, app.headName(app.state.head) + ", " + app.label("q", q) + " to " + app.label("k", k) + ": " + w);
+    const names = { head: app.headName(app.state.head), query: app.label("q", q), key: app.label("k", k), weight: w };
+    setText(live, T("{head}, {query} to {key}: {weight}", names));
   };
   return { node, draw };
 }
