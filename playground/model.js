@@ -54,7 +54,7 @@ function scoreParts(model, h, i, j) {
   const { call, head_dim, state } = model;
   if (state.kind === "distance") {
     const score = KERNELS[state.kernel](model.distances[i][j] / state.width);
-    return { raw: score, scaled: score, score: capped(call, score) };
+    return { raw: score, scaled: score, score };
   }
   const [a, b] = [headOf(model.q[i], h, head_dim), headOf(model.k[j], h, head_dim)];
   const raw = a.reduce((sum, x, n) => sum + (model.w ? model.w[n] * Math.tanh(x + b[n]) : x * b[n]), 0);

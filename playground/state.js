@@ -1,9 +1,9 @@
 // The state of the page: flat names and values, which is what stands in the address behind #.
 
 const one = (...names) => ({ start: names[0], read: (text) => (names.includes(text) ? text : undefined) });
-const text = (start, most) => ({ start, read: (given) => given.slice(0, most) });
-const real = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isFinite) });
-const whole = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isInteger) });
+const textOf = (start, most) => ({ start, read: (given) => given.slice(0, most) });
+const realOf = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isFinite) });
+const wholeOf = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isInteger) });
 
 function inRange(given, low, high, kind) {
   const x = given.trim() === "" ? NaN : Number(given);
@@ -14,16 +14,16 @@ const MOST_TEXT = 400;
 const MOST_NUMBERS = 20000; // characters of one edited matrix
 const FIELDS = {
   tab: one("attend", "why", "speed"), lang: one("en", "de", "zh", "tr"),
-  from: one(...Object.keys(SOURCES)), text: text("the cat sat on the mat because it was tired", MOST_TEXT),
-  n: whole(6, 1, 64), m: whole(6, 1, 64), d: whole(4, 1, 16), draw: whole(1, 0, 4294967295),
+  from: one(...Object.keys(SOURCES)), text: textOf("the cat sat on the mat because it was tired", MOST_TEXT),
+  n: wholeOf(6, 1, 64), m: wholeOf(6, 1, 64), d: wholeOf(4, 1, 16), draw: wholeOf(1, 0, 4294967295),
   kind: one("dot", "additive", "distance"), kernel: one("gaussian", "boxcar", "epanechnikov", "constant"),
-  width: real(1, 0.01, 1000), heads: whole(1, 1, 16), len: text("", MOST_TEXT), causal: one("", "top_left", "bottom_right"),
-  left: text("", 9), right: text("", 9), scale: text("", 20), softcap: text("", 20), drop: real(0, 0, 1),
-  seed: whole(0, 0, 4294967295), item: whole(0, 0, 1),
-  q: text("", MOST_NUMBERS), k: text("", MOST_NUMBERS), v: text("", MOST_NUMBERS), w: text("", MOST_NUMBERS),
-  head: whole(0, 0, 16), row: whole(0, 0, 4096), column: whole(0, 0, 4096), feature: whole(0, 0, 4096),
-  topic: one("tiles", "scale", "gradients"), block: whole(2, 1, 64), wd: whole(16, 1, 512), ws: real(1, 0, 4),
-  sq: whole(512, 64, 4096), sk: whole(512, 64, 4096), sd: whole(64, 16, 128),
+  width: realOf(1, 0.01, 1000), heads: wholeOf(1, 1, 16), len: textOf("", MOST_TEXT), causal: one("", "top_left", "bottom_right"),
+  left: textOf("", 9), right: textOf("", 9), scale: textOf("", 20), softcap: textOf("", 20), drop: realOf(0, 0, 1),
+  seed: wholeOf(0, 0, 4294967295), item: wholeOf(0, 0, 1),
+  q: textOf("", MOST_NUMBERS), k: textOf("", MOST_NUMBERS), v: textOf("", MOST_NUMBERS), w: textOf("", MOST_NUMBERS),
+  head: wholeOf(0, 0, 16), row: wholeOf(0, 0, 4096), column: wholeOf(0, 0, 4096), feature: wholeOf(0, 0, 4096),
+  topic: one("tiles", "scale", "gradients"), block: wholeOf(2, 1, 64), wd: wholeOf(16, 1, 512), ws: realOf(1, 0, 4),
+  sq: wholeOf(512, 64, 4096), sk: wholeOf(512, 64, 4096), sd: wholeOf(64, 16, 128),
 };
 
 // What an address says, and what of it is not understood: that keeps its start.

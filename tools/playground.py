@@ -8,6 +8,7 @@ page beside the scripts of playground/ and those of mha_c/viz that it shares wit
 """
 
 import argparse
+import ast
 import base64
 import importlib.util
 import json
@@ -26,6 +27,7 @@ FLAGS = [
 ]  # fmt: skip
 CORE = ["attention", "kernels", "layer", "runtime"]
 SHARED = ["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js", "teach.js"]
+WORKER = ["core.js", "plain.js", "worker.js"]
 TITLE = "Attention playground"
 TEXT = "This page computes attention in your browser. It needs JavaScript and WebAssembly."
 
@@ -51,13 +53,23 @@ def shared_page():
     return page
 
 
+def tile_steps():
+    """What the player of the online softmax says: the text stands in mha_c/teach.py."""
+    for node in ast.parse((ROOT / "mha_c" / "teach.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and node.target.id == "_TILE_STEPS":
+            return ast.literal_eval(node.value)
+    raise SystemExit("mha_c/teach.py has no _TILE_STEPS")
+
+
 def written(module):
     """The page's HTML around a module."""
     page = shared_page()
     styles = [VIZ / "base.css", VIZ / "view.css", VIZ / "teach.css", SOURCES / "playground.css"]
-    own = sorted(path for path in SOURCES.glob("*.js") if path.name != "worker.js")
+    own = sorted(path for path in SOURCES.glob("*.js") if path.name not in ("plain.js", "worker.js"))
     parts = [page.asset(path) for path in [*(VIZ / name for name in SHARED), *own]]
-    data = {"title": TITLE, "core": base64.b64encode(zlib.compress(module, 9)).decode()}
+    worker = page.joined([page.asset(SOURCES / name) for name in WORKER])
+    packed = base64.b64encode(zlib.compress(module, 9)).decode()
+    data = {"title": TITLE, "core": packed, "worker": worker, "tileSteps": tile_steps()}
     style = json.dumps("".join(map(page.asset, styles)))
     start = f"openPlayground({style}, {page.as_javascript(data)});"
     script = page.joined([*parts, start])

@@ -197,7 +197,7 @@ function tileScene(app, data, t, phase, rows, columns) {
 
 function tileText(data, t, phase, i) {
   const tile = data.tiles[t];
-  const show = (x) => (x === null ? "−∞" : digits(x, 40));
+  const show = (x) => (x === null || x === -Infinity ? "−∞" : digits(x, 40));
   const unseen = data.hides ? tile.scores[i].every((_, j) => data.hides(i, tile.first + j))
     : data.lengths[i] <= tile.first && data.lengths[i] > 0;
   if (unseen && phase !== "divide") {

@@ -26,19 +26,20 @@ def page():
 @pytest.fixture
 def play(browser, page):
     """Opens the page at an address behind #, as a reader of a slide does; at the end the console must be empty."""
-    browser.size(1280, 900)
-    browser.scheme("light")
     browser.javascript(True)
     browser.open("about:blank")
     browser.move(1, 1)
     browser.console()
 
-    def open_page(state=""):
+    def open_page(state="", width=1280, scheme="light"):
+        browser.size(width, 900)
+        browser.scheme(scheme)
         browser.open("about:blank")
         browser.open(page.as_uri() + ("#" + state if state else ""))
         browser.wait("return document.querySelector('[data-mhac-ready]') !== null")
         shown = Shown(browser)
         shown.settle()
+        shown.settle()  # the view draws its first picture a moment after the page is there
         return shown
 
     yield open_page
