@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.autograd import profiler as _profiler
 
 from .._core import autograd_parts
-from . import mathematics, ops, portable
+from . import by_torch, mathematics, ops
 from ._tensors import (
     FLOATS,
     HALVES,
     array,
+    autocast_on,
     beyond_core,
+    check_devices,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
@@ -26,10 +28,8 @@ from ._tensors import (
     is_compiling,
     layer_forward,
     lengths,
-    on_meta,
     optional_tensor,
     refuse_half_fake,
-    refuse_half_meta,
     refuse_types,
     result_type,
     traced,
@@ -88,27 +88,39 @@ def attend(
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """(out, what `weights_of` needs).  parameters: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is."""
     check_inputs(queries=queries, keys=keys, values=values)
+    check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
     tensors: Any = queries, keys, values, *parameters
+    options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)
+    if not queries.is_cpu:
+        return _on_its_device(tensors, options)
     one = next((x for x in parameters if x is not None), None)
     dtype, common = result_type(queries.dtype), common_type(tensors, queries, keys, values, one)
     if any(x is not None and x.dtype is not common for x in tensors):
         tensors = tuple(None if x is None else x.to(common) for x in tensors)
-    options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)
     if beyond_core():
         out, *kept = (_over_batch if is_plain_batch(dropout, inputs, parameters) else _by_mathematics)(tensors, options)
     elif exporting():
-        out, *kept = _for_export(tensors, options)
+        out, *kept = _by_torch(tensors, options)
     elif traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
         out, *kept = _by_operator(tensors, options)
     else:
         try:
             out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]))
-        except BufferError:  # a negated view, zeros that were never written, what a transform left behind, meta
-            lens = valid_lens if on_meta(valid_lens) else None  # others may be real
-            refuse_half_meta(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
+        except BufferError:  # a negated view, zeros that were never written, what a transform left behind
             out, *kept = _by_mathematics(tensors, options)
     saved, source = kept
     return (out if dtype is common else out.to(dtype)), (saved, dtype, source)
+
+
+def _on_its_device(tensors: Any, options: Options) -> tuple[Tensor, Any]:
+    """On a GPU or device meta 16-bit floats stay what they are, and autocast is torch's business."""
+    queries, dtypes = tensors[0], {x.dtype for x in tensors if x is not None}
+    if len(dtypes) > 1 and not autocast_on(queries):
+        common = common_type(tensors, *tensors[:3], next((x for x in tensors[3:] if x is not None), None))
+        tensors = [None if x is None else x.to(common) for x in tensors]
+    out, saved, source = _by_torch(tensors, options)
+    dtype = out.dtype if autocast_on(queries) else result_type(queries.dtype) if queries.is_meta else queries.dtype
+    return out.to(dtype), (saved, dtype, source)
 
 
 def common_type(
@@ -137,16 +149,13 @@ def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     return out, ("tensor", weights), None
 
 
-def _for_export(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+def _by_torch(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     queries, keys, values, *parameters, w_v = tensors
     valid_lens, num_heads, empty_rows, dropout = options
     check_layer(queries, keys, values, parameters[:4], num_heads)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    out, weights = portable.layer(
-        queries, keys, values, parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, dropout
-    )
-    source = WeightsSource(lens, num_heads, empty_rows, queries, keys, (*parameters, w_v), None)
-    return out, ("export", portable.Weights(source, weights)), None
+    out, scored = by_torch.layer(tensors[:3], parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, dropout)
+    return out, ("later", scored.weights), None
 
 
 def _over_batch(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
@@ -248,8 +257,6 @@ def weights_of(last: Any, heads: Optional[int]) -> Tensor:
         kept = "tensor", kept[1]()
     if kept[0] == "tensor":
         return split_heads(kept[1].to(dtype), heads)
-    if kept[0] == "export":
-        return split_heads(kept[1].tensor().to(dtype), heads)
     source: Any = None if parts is None else WeightsSource(*parts)
     wanted = source is not None and torch.is_grad_enabled() and source.needs_grad()
     if kept[0] == "weights" and isinstance(kept[1], Tensor):  # by an operator
@@ -284,11 +291,12 @@ def without_graph(last: Any) -> Any:
     if last is None or last[0][0] == "assigned":
         return last
     kept, dtype, _ = last
-    if kept[0] == "export":
-        return None
     if kept[0] in ("tensor", "later"):
-        weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
-        if weights.is_meta:
+        try:
+            weights = (kept[1]() if kept[0] == "later" else kept[1]).detach()
+        except AttributeError:  # written down by an exporter
+            return None
+        if not weights.is_cpu:
             return ("tensor", weights), dtype, None
         kept = "weights", (weights.float() if dtype in HALVES else weights)
     return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), dtype, None

@@ -20,7 +20,7 @@ from .._core import layer_parts
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import call_operator, read, restored, run_layer, served_by_operator, weights_of, without_graph
-from ._tensors import autocasting, beyond_core, exporting, is_compiling, on_meta, result_type
+from ._tensors import autocasting, beyond_core, elsewhere, exporting, is_compiling, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .lazy import Assigned
 
@@ -292,13 +292,13 @@ class AttentionModule(TakesArrays):
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        elsewhere = self._sequence or _tracing() is not None or beyond_core()
-        parts = None if elsewhere else layer_parts(self, self._layout)
+        not_by_core = self._sequence or _tracing() is not None or beyond_core()
+        parts = None if not_by_core else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
         parameters, shown, dropout, packed = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
-            if on_meta(valid_lens):
+            if elsewhere(valid_lens):
                 return self._slowly(queries, keys, values, valid_lens, training)
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0

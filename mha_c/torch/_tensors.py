@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 FLOATS = (torch.float32, torch.float64)  # what the core computes in
+_CPU = torch.device("cpu")
 HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
 
 _tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
@@ -69,6 +70,19 @@ def result_type(dtype: torch.dtype) -> torch.dtype:
     return _autocast_type() if autocasting() and dtype is not torch.float64 else dtype
 
 
+def autocast_on(tensor: Tensor) -> bool:
+    """Whether autocast is on for the tensor's device."""
+    device = tensor.device.type
+    if device == "cpu" or device == "meta":
+        return bool(device == "cpu" and autocasting())
+    return bool(torch.is_autocast_enabled(device))
+
+
+def float32_if_half(tensor: Any) -> Any:
+    """What mathematics computes 16-bit floats in."""
+    return tensor.float() if tensor is not None and tensor.dtype in HALVES else tensor
+
+
 def has_numbers(tensor: Tensor) -> bool:
     """Whether they can be looked at, now and for good: no fake or meta tensor, none of a transform, no exporter."""
     if type(tensor) not in _PLAIN or tensor.is_meta or is_compiling() or exporting():
@@ -76,9 +90,9 @@ def has_numbers(tensor: Tensor) -> bool:
     return not (in_functorch() and torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def on_meta(value: Any) -> bool:
-    """Whether it is a tensor of device meta, which has a shape and no numbers."""
-    return isinstance(value, Tensor) and value.is_meta
+def elsewhere(value: Any) -> bool:
+    """Whether it is a tensor that is not in the CPU's memory: a GPU's, or one of device meta, without numbers."""
+    return isinstance(value, Tensor) and not value.is_cpu
 
 
 def array(tensor: Tensor) -> Array:
@@ -101,9 +115,9 @@ def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
 
 
 def lengths(valid_lens: Any) -> Any:
-    """valid_lens as the core reads them; it checks type, shape and values.  BufferError on device meta."""
-    if on_meta(valid_lens):
-        raise BufferError("valid_lens has no numbers")
+    """valid_lens as the core reads them; it checks type, shape and values.  BufferError on other devices."""
+    if elsewhere(valid_lens):
+        raise BufferError("valid_lens is not in the CPU's memory")
     if type(valid_lens) is Tensor and valid_lens.dtype is torch.int64:
         return valid_lens.numpy()
     return to_lengths(valid_lens)
@@ -191,7 +205,7 @@ attention_forward, attention_backward, linear, dropout_factors, saved_weights = 
 
 
 def check_inputs(**named: Any) -> None:
-    """The errors that the caller should read instead of torch's own: what is no tensor, or not on the CPU."""
+    """The errors that the caller should read instead of torch's own: what is no tensor of floats."""
     for name, value in named.items():
         plain = type(value) is Tensor and value.is_cpu and not value.is_nested
         if plain and value.dtype in FLOATS and value.layout is torch.strided:
@@ -200,8 +214,6 @@ def check_inputs(**named: Any) -> None:
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
         if value.is_nested:
             raise TypeError(nested(name))
-        if value.device.type not in ("cpu", "meta"):
-            raise TypeError(f"{name} is on device {value.device}, but mha_c computes on the CPU: pass {name}.cpu()")
         if name == "bias" and value.dtype is torch.bool:
             raise TypeError(
                 "bias has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
@@ -214,15 +226,24 @@ def check_inputs(**named: Any) -> None:
             )
 
 
-def refuse_half_meta(**named: Any) -> None:
-    """Tensors of device meta have shapes alone: all of a call are of that kind, or none."""
-    given = {name: value.is_meta for name, value in named.items() if isinstance(value, Tensor)}
-    if any(given.values()) and not all(given.values()):
-        listed = ", ".join(name for name, is_meta in given.items() if is_meta)
-        raise TypeError(
-            f"on device meta, and so without numbers: {listed}; load the module's weights "
-            f"(.to_empty(device='cpu'), load_state_dict(..., assign=True)), or have all tensors of the call on meta"
-        )
+def check_devices(**named: Any) -> None:
+    """All tensors of a call are on one device; lengths may be on the CPU, whatever device the others are on."""
+    places: dict[torch.device, list[str]] = {}
+    for name, value in named.items():
+        for x in value if type(value) is tuple else (value,):
+            if isinstance(x, Tensor) and name not in places.setdefault(x.device, []):
+                places[x.device].append(name)
+    if len(places) > 1 and places.get(_CPU) == ["valid_lens"]:
+        del places[_CPU]
+    if len(places) > 1:
+        listed = "; ".join(f"{', '.join(names)} on {device}" for device, names in places.items())
+        advice = "move them to one (.to(device))"
+        if any(device.type == "meta" for device in places):
+            advice = (
+                "those on meta have no numbers: load the module's weights (.to_empty(device='cpu'), "
+                "load_state_dict(..., assign=True)), or have all tensors of the call on meta"
+            )
+        raise TypeError(f"the tensors of a call are on different devices: {listed}; {advice}")
 
 
 def refuse_half_fake(**named: Any) -> None:

@@ -143,10 +143,9 @@ class WeightsSource(NamedTuple):
     def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
         """(B, H, Q, K) by mathematics, of `arguments`."""
         keys = queries if keys is None else keys
-        _, weights = mathematics.layer(
-            queries, keys, None, (W_q, W_k), (b_q, b_k), w_v, self.num_heads, self.valid_lens, self.empty_rows
+        return mathematics.layer_weights(
+            queries, keys, (W_q, W_k), (b_q, b_k), w_v, self.num_heads, self.valid_lens, self.empty_rows
         )
-        return weights
 
 
 class WeightsFunction(Function):

@@ -17,21 +17,20 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._options import core_corner, core_window
 from ..errors import ShapeError
-from . import mathematics, ops, portable
+from . import by_torch, mathematics, ops
 from ._tensors import (
     FLOATS,
     HALVES,
     _tracing,
     beyond_core,
+    check_devices,
     check_inputs,
     draw_seed,
     draw_seed_tensor,
     exporting,
     is_compiling,
     lengths,
-    on_meta,
     refuse_half_fake,
-    refuse_half_meta,
     refuse_types,
     traced,
 )  # fmt: skip
@@ -270,17 +269,19 @@ def _attention(
     causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
     return_lse: bool, softcap: Optional[float], relative_bias: Optional[Tensor], sinks: Optional[Tensor],
 ) -> Any:  # fmt: skip
-    optional = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
-    check_inputs(q=q, k=k, v=v, **{name: x for name, x in optional.items() if x is not None})
+    terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
+    check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
+    check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
     if beyond_core() and is_plain_batch(dropout, (q, k, v, valid_lens, keep_mask, bias), (w_v, relative_bias, sinks)):
         return _over_batch(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
                            return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
     cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
-    tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
+    tensors, dtype, by_torch_alone = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype, exporting() or not q.is_cpu
     common = dtype if dtype in FLOATS else torch.float32
-    if any(x is not None and x.dtype is not common for x in tensors):
+    kinds = {x.dtype for x in tensors if x is not None}
+    if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # others keep 16-bit floats on their device
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias, relative_bias, sinks = tensors
     has_terms = bool(cap) or relative_bias is not None or sinks is not None
@@ -290,20 +291,21 @@ def _attention(
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
 
-    def by_mathematics() -> Any:
-        attend, drop = None, _drop(dropout, rng, tensors)
-        plain = w_v is None and not (has_terms or return_weights or return_lse)
-        if exporting() and plain and not portable.is_unknown(common):
-            attend = portable.fused(empty_rows, dropout, scale, bias)
+    def checked() -> Any:
+        """Arguments of `mathematics.attention` up to the empty rows."""
         if exporting() or not is_compiling():  # as in `_layer.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **optional)
-        return mathematics.attention(q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop,
-                                     relative_bias, cap, sinks, attend)  # fmt: skip
+        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
+        return q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows
 
-    if beyond_core() or exporting() or (has_terms and traced(*tensors)):
-        found = by_mathematics()
+    if by_torch_alone:
+        if exporting() and dropout and rng is not None:
+            raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
+        found = by_torch.attention(*checked(), dropout, rng, relative_bias, cap, sinks,
+                                   output_alone=not (return_weights or return_lse))  # fmt: skip
+    elif beyond_core() or (has_terms and traced(*tensors)):
+        found = mathematics.attention(*checked(), _drop(dropout, rng, tensors), relative_bias, cap, sinks)
     elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
@@ -317,21 +319,15 @@ def _attention(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
         except BufferError:
-            lens = valid_lens if on_meta(valid_lens) else None  # others may be real
-            refuse_half_meta(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, **optional)
-            found = by_mathematics()
+            found = mathematics.attention(*checked(), _drop(dropout, rng, tensors), relative_bias, cap, sinks)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
-    if dtype is not common:
+    if dtype is not common or by_torch_alone:
         wanted = [x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 
 def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
     """What becomes of the weights of a call by `mathematics`."""
-    if exporting():
-        if dropout and rng is not None:
-            raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-        return portable.drop_of(dropout)
     if rng is None and not traced(*tensors):
         return mathematics.drawn_dropout(dropout)
     seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)

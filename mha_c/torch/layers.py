@@ -394,7 +394,7 @@ def materialize(*pairs: tuple[nn.Module, Tensor]) -> None:
     for module, rows in pairs:
         if isinstance(module, nn.LazyLinear):
             with torch.no_grad():
-                module(torch.empty(0, rows.shape[-1], dtype=module.weight.dtype))
+                module(torch.empty(0, rows.shape[-1], dtype=module.weight.dtype, device=module.weight.device))
 
 
 def materialize_after(module: nn.Module, before: nn.Module) -> None:

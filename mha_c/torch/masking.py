@@ -54,7 +54,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
         return torch.softmax(X, dim=-1)
     if X.dim() != 3:
         raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
-    lens = _lengths(valid_lens, "valid_lens", [(X.shape[0],), (X.shape[0], X.shape[1])])
+    lens = _lengths(valid_lens, "valid_lens", [(X.shape[0],), (X.shape[0], X.shape[1])]).to(X.device)
     lens = lens[:, None] if lens.dim() == 1 else lens
     keep = torch.arange(X.shape[2], device=X.device) < lens[..., None]
     empty = lens[..., None] <= 0
@@ -94,7 +94,7 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     """
     if X.dim() < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
-    lens = _lengths(valid_len, "valid_len", [(X.shape[0],)])
+    lens = _lengths(valid_len, "valid_len", [(X.shape[0],)]).to(X.device)
     if not isinstance(value, Tensor):
         number = X.is_floating_point() or X.is_complex()
         limits = torch.finfo(X.dtype) if number else None if X.dtype is torch.bool else torch.iinfo(X.dtype)
@@ -201,7 +201,7 @@ def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
     shape = tuple(_sized(lens).shape)
     if shape not in shapes:
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
-    if lens.is_floating_point() and has_numbers(lens):
+    if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # nobody waits for another device
         to_lengths(np.array(lens.tolist()))  # NaN and infinity are none; operations would give a transform's tensors
     return lens
 

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, linear
+from torch.utils.checkpoint import checkpoint
 
-from ._tensors import draw_seed_tensor, dropout_factors
+from ._tensors import draw_seed_tensor, dropout_factors, has_numbers
 
 Drop = Callable[[Tensor], Tensor]
-Attend = Callable[[Tensor, Tensor, Tensor, Optional[Tensor]], Tensor]  # q, k, v, visible -> softmax(...) v
+FEATURES = 1 << 24  # numbers that additive scores have at a time: 64 MiB of float32
 NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
@@ -33,7 +34,8 @@ def visible_keys(
     place = torch.arange(n_queries, device=device)[:, None] + (n_keys - n_queries if causal == "bottom_right" else 0)
     parts = []
     if valid_lens is not None:
-        lens = (valid_lens if isinstance(valid_lens, Tensor) else torch.as_tensor(valid_lens)).to(device)
+        lens = valid_lens if isinstance(valid_lens, Tensor) else torch.as_tensor(valid_lens)
+        lens = lens.to(device, non_blocking=True)
         parts.append(key < (lens[:, None, None, None] if lens.dim() == 1 else lens[:, None, :, None]))
     if causal is not None:
         parts.append((key <= place)[None, None])
@@ -59,9 +61,27 @@ def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> T
 
 
 def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = None) -> Tensor:
-    """w_v (h,) or (1, h)."""
-    scores = linear(torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)), w_v.reshape(1, -1)).squeeze(-1)
+    """w_v (h,) or (1, h).  The features (..., Q, K, h) are never all there: pieces of the queries have them in turn,
+    and once more in the backward call."""
+    numbers = q.numel() * k.shape[-2] if has_numbers(q) else 0
+    if numbers <= FEATURES:
+        scores = _additive_scores(q, k, w_v)
+    else:
+        rows = max(1, q.shape[-2] * FEATURES // numbers)
+        pieces = [
+            checkpoint(_additive_scores, piece, k, w_v, use_reentrant=False, preserve_rng_state=False)
+            for piece in q.split(rows, -2)
+        ]
+        scores = torch.cat(pieces, -2)
     return scores if scale is None else scores * scale
+
+
+def _additive_scores(q: Tensor, k: Tensor, w_v: Tensor) -> Tensor:
+    return linear(torch.tanh(q.unsqueeze(-2) + k.unsqueeze(-3)), w_v.reshape(1, -1)).squeeze(-1)
+
+
+def scores_of(q: Tensor, k: Tensor, w_v: Optional[Tensor], scale: Optional[float] = None) -> Tensor:
+    return dot_product_scores(q, k, scale) if w_v is None else additive_scores(q, k, w_v, scale)
 
 
 def with_score_terms(
@@ -72,9 +92,10 @@ def with_score_terms(
         scores = softcap * torch.tanh(scores / softcap)
     if relative_bias is not None:
         reach = relative_bias.shape[1] // 2
-        place = torch.arange(n_queries) + (n_keys - n_queries if causal == "bottom_right" else 0)
-        away = (torch.arange(n_keys) - place[:, None]).clamp(-reach, reach) + reach
-        scores = scores + relative_bias[:, away.to(scores.device)]
+        device = scores.device
+        place = torch.arange(n_queries, device=device) + (n_keys - n_queries if causal == "bottom_right" else 0)
+        away = (torch.arange(n_keys, device=device) - place[:, None]).clamp(-reach, reach) + reach
+        scores = scores + relative_bias[:, away]
     return scores
 
 
@@ -96,67 +117,92 @@ def softmax(
     return weights if sinks is None else weights[..., :-1], lse
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None,
-    keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
-    right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
-    relative_bias: Optional[Tensor] = None, softcap: float = 0.0, sinks: Optional[Tensor] = None,
-    attend: Optional[Attend] = None,
-) -> tuple[Any, ...]:  # fmt: skip
-    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes.
-
-    attend  in the place of scores, softmax and product with the values: (out, None, None) then
-    """
-    rank = q.dim()
+def seen(
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, keep_mask: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None, causal: Any = None, left: int = -1, right: int = -1, empty_rows: str = "zero",
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
+    """q, k, v and bias with an axis for heads, zeros in what no query sees (it may hold NaN), and `visible_keys`."""
     q, k, v = (_with_head_axis(x) for x in (q, k, v))
     visible = visible_keys(q, k, valid_lens, keep_mask, causal, left, right)
     if bias is not None:
         bias = _with_head_axis(bias)
         visible = bias > -torch.inf if visible is None else visible & (bias > -torch.inf)
+    if visible is not None:
+        k, v = without_unseen(k, visible, None), without_unseen(v, visible, empty_rows)
+    return q, k, v, bias, visible
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, *, visible: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None, causal: Any = None, scale: Optional[float] = None, empty_rows: str = "zero",
+    drop: Optional[Drop] = None, relative_bias: Optional[Tensor] = None, softcap: float = 0.0,
+    sinks: Optional[Tensor] = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(out, weights before dropout, lse) of what `seen` gives."""
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
-    if visible is not None:  # what no query sees may hold NaN
-        k, v = without_unseen(k, visible, None), without_unseen(v, visible, empty_rows)
-    if attend is not None:
-        out = attend(q, k, v, visible)
-        return (out if rank == 4 else out[:, 0]), None, None
-    scores = dot_product_scores(q, k, scale) if w_v is None else additive_scores(q, k, w_v, scale)
+    scores = scores_of(q, k, w_v, scale)
     scores = with_score_terms(scores, softcap, relative_bias, causal, q.shape[-2], k.shape[-2])
     weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows, sinks)
-    out = (weights if drop is None else drop(weights)) @ v
-    return (out, weights, lse) if rank == 4 else (out[:, 0], weights[:, 0], lse[:, 0])
+    return (weights if drop is None else drop(weights)) @ v, weights, lse
 
 
-def layer(
-    queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, w_v: Optional[Tensor],
-    num_heads: int, valid_lens: Any = None, empty_rows: str = "uniform", drop: Optional[Drop] = None,
-    attend: Optional[Attend] = None,
-) -> tuple[Any, Any]:  # fmt: skip
-    """(out (B,Q,.), attention weights (B,H,Q,K)) of inputs (B,rows,.); weights and biases of W_q, W_k, W_v, W_o.
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None,
+    keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
+    right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
+    relative_bias: Optional[Tensor] = None, softcap: float = 0.0, sinks: Optional[Tensor] = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes."""
+    rank = q.dim()
+    q, k, v, bias, visible = seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
+    found = attend(
+        q, k, v, w_v, visible=visible, bias=bias, causal=causal, scale=scale, empty_rows=empty_rows, drop=drop,
+        relative_bias=relative_bias, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    return found if rank == 4 else tuple(x[:, 0] for x in found)
 
-    Without values: the weights alone, and None for the output.  With `attend`, as in `attention`: no weights.
-    """
+
+def heads_of(
+    queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, num_heads: int,
+    valid_lens: Any = None, empty_rows: str = "uniform",
+) -> tuple[Tensor, Tensor, Any, Optional[Tensor]]:  # fmt: skip
+    """q, k, v (B, H, rows, d) of inputs (B, rows, .) and of W_q, W_k, W_v, and `visible_keys`; no v without values."""
     visible = visible_keys(queries, keys, valid_lens)
     if visible is not None:
         keys = without_unseen(keys[:, None], visible, None)[:, 0]
         values = None if values is None else without_unseen(values[:, None], visible, empty_rows)[:, 0]
 
-    def project(x: Tensor, i: int) -> Tensor:
-        return x if weights[i] is None else linear(x, weights[i], biases[i])
+    def split(x: Tensor, i: int) -> Tensor:
+        projected = x if weights[i] is None else linear(x, weights[i], biases[i])
+        return projected.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
-    def split(x: Tensor) -> Tensor:  # (B, T, H*d) -> (B, H, T, d)
-        return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    return split(queries, 0), split(keys, 1), None if values is None else split(values, 2), visible
 
-    q, k = split(project(queries, 0)), split(project(keys, 1))
-    if attend is not None and values is not None:
-        context = attend(q, k, split(project(values, 2)), visible)
-        return project(context.transpose(1, 2).flatten(2), 3), None
-    scores = dot_product_scores(q, k) if w_v is None else additive_scores(q, k, w_v)
-    attention_weights, _ = softmax(scores, visible, empty_rows)
-    if values is None:
-        return None, attention_weights
-    context = (attention_weights if drop is None else drop(attention_weights)) @ split(project(values, 2))
-    return project(context.transpose(1, 2).flatten(2), 3), attention_weights
+
+def joined(context: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+    """The output (B, Q, .) of heads (B, H, Q, d) and of W_o."""
+    heads = context.transpose(1, 2).flatten(2)
+    return heads if weight is None else linear(heads, weight, bias)
+
+
+def layer(
+    queries: Tensor, keys: Tensor, values: Tensor, weights: Any, biases: Any, w_v: Optional[Tensor],
+    num_heads: int, valid_lens: Any = None, empty_rows: str = "uniform", drop: Optional[Drop] = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(out (B,Q,.), attention weights (B,H,Q,K)) of inputs (B,rows,.); weights and biases of W_q, W_k, W_v, W_o."""
+    q, k, v, visible = heads_of(queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows)
+    context, attention_weights, _ = attend(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
+    return joined(context, weights[3], biases[3]), attention_weights
+
+
+def layer_weights(
+    queries: Tensor, keys: Tensor, weights: Any, biases: Any, w_v: Optional[Tensor], num_heads: int,
+    valid_lens: Any = None, empty_rows: str = "uniform",
+) -> Tensor:  # fmt: skip
+    """The attention weights alone."""
+    q, k, _, visible = heads_of(queries, keys, None, weights, biases, num_heads, valid_lens, empty_rows)
+    return softmax(scores_of(q, k, w_v), visible, empty_rows)[0]
 
 
 def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
@@ -223,4 +269,6 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
     seen = visible.any(-2)
     if empty_rows == "uniform":
         seen = seen | ~visible.any(-1).all(-1, keepdim=True)
+    if seen.dim() > 2 and seen.shape[1] not in (1, x.shape[1]):  # query heads that share a key head
+        seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
     return torch.where(seen.unsqueeze(-1), x, 0.0)

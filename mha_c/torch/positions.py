@@ -119,8 +119,10 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     check_inputs(x=x)
     if x.dtype in HALVES:  # rounded once
         return rotary(x.float(), positions, base, interleaved).to(x.dtype)
-    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base)).to(x.device)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    if isinstance(positions, Tensor) and not positions.is_cpu and positions.device == x.device:
+        positions = positions.cpu()  # angles are float64, which not every device has
+    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base))
+    cos, sin = (y.to(x.dtype).to(x.device, non_blocking=True) for y in (angles.cos(), angles.sin()))
     if _arguments.flag(interleaved, "interleaved"):
         first, second = x[..., 0::2], x[..., 1::2]
         return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)

@@ -11,7 +11,7 @@ import pytest
 
 import real_d2l
 
-SYSTEM_PIECES = "apt-get install -y gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium chromium-driver"
+SYSTEM_PIECES = "apt-get install -y g++ gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium chromium-driver"
 REQUIRE_ALL = os.environ.get("MHA_C_REQUIRE_ALL", "0") not in ("", "0")
 NIGHTLY = os.environ.get("MHA_C_NIGHTLY", "0") not in ("", "0")  # `make nightly`: more of the same
 

@@ -329,11 +329,11 @@ def test_errors_of_a_call():
         layer(q, k, v, torch.tensor([1.0, float("nan")]))
     with pytest.raises(mha_c.ShapeError, match=r"\(B, rows, features\)"):
         mt.MultiHeadAttention(20, 5, 0.0)(q[0], k[0], v[0])
-    with pytest.raises(TypeError, match=r"on device meta.*: queries"):
+    with pytest.raises(TypeError, match=r"queries on meta.*no numbers"):
         layer(q.to("meta"), k, v)
-    with pytest.raises(TypeError, match=r"on device meta.*: parameters"):
+    with pytest.raises(TypeError, match=r"parameters on meta.*no numbers"):
         copy.deepcopy(layer).to("meta")(q, k, v)
-    with pytest.raises(TypeError, match=r"on device meta.*: k"):
+    with pytest.raises(TypeError, match=r"k on meta.*no numbers"):
         mt.functional.dot_product_attention(q, q.to("meta"), q)
 
 
@@ -397,15 +397,6 @@ def test_fake_tensors_among_real_ones(fake):
     with FakeTensorMode(allow_non_fake_inputs=True):
         y = torch.ones(2, 3, 8)
         assert layer(y, y, y).shape == y.shape and mt.functional.dot_product_attention(y, y, q).shape == y.shape
-
-
-def test_other_devices_are_refused():
-    class Elsewhere(torch.Tensor):
-        device = torch.device("cuda", 0)
-
-    x = torch.zeros(2, 3, 4).as_subclass(Elsewhere)
-    with pytest.raises(TypeError, match=r"queries is on device cuda:0.*queries\.cpu\(\)"):
-        mt._tensors.check_inputs(queries=x)
 
 
 LENGTHS = (

@@ -115,7 +115,7 @@ def test_shapes_on_meta():
         for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             shown = getattr(twin, "attention", twin).attention_weights
             assert shown.is_meta and shown.shape[1:] == (4, 6) and twin(q, x, x, lens).shape == Q
-        with pytest.raises(TypeError, match=r"on device meta.*: valid_lens;"):
+        with pytest.raises(TypeError, match="valid_lens on meta"):
             layer.to_empty(device="cpu")(torch.ones(Q), torch.ones(K), torch.ones(K), lens.to("meta"))
     options = {
         "softcap": 2.0, "relative_bias": torch.ones(1, 3), "sinks": torch.ones(1), "bias": torch.ones(4, 6),
@@ -128,7 +128,7 @@ def test_shapes_on_meta():
             out, weights = function(q, x, x, *meta, **{name: there}, return_weights=True)
             assert out.is_meta and out.shape == Q and weights.shape == (3, 4, 6)
             if name != "softcap":
-                with pytest.raises(TypeError, match=rf"on device meta.*{name};"):
+                with pytest.raises(TypeError, match=rf"{name} on meta"):
                     function(torch.ones(Q), torch.ones(K), torch.ones(K), *scorer, **{name: there})
 
 

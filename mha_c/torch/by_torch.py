@@ -1,0 +1,139 @@
+"""Layers and attention by torch's own operations: on every device but the CPU, and in programs that run without us.
+
+What is exported (torch.export, torch.jit.trace, ONNX) runs elsewhere, perhaps without Python, so none of our operators
+may be in it; a GPU's numbers are out of the core's reach.  Attention is torch's scaled_dot_product_attention, which
+needs no array of all scores where torch has a kernel for that, and is the operator Attention of ONNX from opset 23 on.
+What it cannot say (additive scores, caps, sinks, weights as a result, further derivatives) is left to `mathematics`.
+Dropout is torch's, by the device's generator.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout as torch_dropout
+from torch.nn.functional import scaled_dot_product_attention
+
+from . import mathematics
+from ._tensors import HALVES, _tracing, autocast_on, beyond_core, exporting, float32_if_half
+from .mathematics import Drop
+
+
+def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
+    """torch's own dropout; with a generator or a number of the caller's, by that."""
+    if not p:
+        return None
+
+    def drop(weights: Tensor) -> Tensor:
+        if rng is None:
+            return torch_dropout(weights, p)
+        if p == 1 or weights.is_meta:
+            return weights * 0
+        generator = rng if isinstance(rng, torch.Generator) else torch.Generator(weights.device).manual_seed(rng)
+        return weights * (torch.empty_like(weights).bernoulli_(1 - p, generator=generator) / (1 - p))
+
+    return drop
+
+
+def says(q: Tensor, k: Tensor) -> bool:
+    """Whether torch's scaled_dot_product_attention has an answer for these, and derivatives that are asked for."""
+    if exporting():  # ONNX from TorchScript does not know it in float64
+        return not (_tracing() is not None and q.dtype is torch.float64)
+    return not beyond_core() and k.shape[-2] > 0 and q.shape[-1] > 0
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, visible: Optional[Tensor], empty_rows: str, dropout: float,
+    scale: Optional[float] = None, bias: Optional[Tensor] = None, causal: bool = False,
+) -> Tensor:  # fmt: skip
+    """softmax(scale q k^T + bias) v of q (B,H,Q,D), k, v (B,Hkv,K,.); visible and bias broadcast to (B,H,Q,K).
+
+    causal  query i sees keys 0..i, and there is neither `visible` nor a bias
+    """
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    if visible is None:
+        return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, **grouped)
+    there = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
+    empty = ~visible.any(-1, keepdim=True)
+    # Scores of 0 make an empty row uniform, and lead no gradient to the keys; its query has none either.
+    q = torch.where(empty, 0.0, q)
+    added = torch.where(visible, there, torch.where(empty, 0.0, -torch.inf).to(q.dtype))
+    if _tracing() is None:  # a row for each query, as onnxruntime's Attention wants a mask
+        added = added.expand(*added.shape[:-2], q.shape[-2], k.shape[-2])
+    out = scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, **grouped)
+    return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)
+
+
+def layer(
+    inputs: Any, weights: Any, biases: Any, w_v: Optional[Tensor], num_heads: int, valid_lens: Optional[Tensor],
+    empty_rows: str, dropout: float,
+) -> tuple[Tensor, Scored]:  # fmt: skip
+    """(out, what its attention weights are computed from); arguments as those of `mathematics.layer`."""
+    q, k, v, visible = mathematics.heads_of(*inputs, weights, biases, num_heads, valid_lens, empty_rows)
+    own = (q, weights[0]), (k, weights[1])
+    of_weights: Any = [x if W is not None else x.clone() for x, W in own]  # a call's own: others may change theirs
+    of_weights += [None if x is None else x.clone() for x in (w_v, valid_lens)]
+    if w_v is None and says(q, k):
+        context = fused(q, k, v, visible, empty_rows, dropout)
+    else:
+        context, *_ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=dropout_of(dropout))
+    return mathematics.joined(context, weights[3], biases[3]), Scored(*of_weights, empty_rows)
+
+
+def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options: Any) -> tuple[Tensor, ...]:
+    """What `mathematics.attend` gives, of 16-bit floats computed in float32, whatever autocast says."""
+    dtype = q.dtype
+    with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+        found = mathematics.attend(*map(float32_if_half, (q, k, v, w_v)), **options)
+    return tuple(x.to(dtype) for x in found) if dtype in HALVES else found
+
+
+class Scored:
+    """What the attention weights of a call are a function of: `autograd.WeightsSource` of calls by torch's operations.
+
+    An object that torch.export does not look into: it takes tensors that a module gains meanwhile for a mistake.
+    """
+
+    __slots__ = ("empty_rows", "k", "q", "valid_lens", "w_v")
+
+    def __init__(self, q: Tensor, k: Tensor, w_v: Optional[Tensor], valid_lens: Optional[Tensor], empty_rows: str):
+        self.q, self.k, self.w_v, self.valid_lens, self.empty_rows = q, k, w_v, valid_lens, empty_rows
+
+    def weights(self) -> Tensor:
+        """(B, H, Q, K); AttributeError where an exporter wrote the call down and there never were numbers."""
+        if not exporting() and type(self.q) is not Tensor:
+            raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
+        q, k, w_v = map(float32_if_half, (self.q, self.k, self.w_v))
+        with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+            scores = mathematics.scores_of(q, k, w_v)
+        visible = mathematics.visible_keys(q, k, self.valid_lens)
+        return mathematics.softmax(scores, visible, self.empty_rows)[0].to(self.q.dtype)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None, keep_mask: Any = None,
+    bias: Optional[Tensor] = None, causal: Any = None, left: int = -1, right: int = -1, scale: Optional[float] = None,
+    empty_rows: str = "zero", dropout: float = 0.0, rng: Any = None, relative_bias: Optional[Tensor] = None,
+    softcap: float = 0.0, sinks: Optional[Tensor] = None, output_alone: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
+    """(out, weights, lse) as `mathematics.attention` gives them; None for these where the output alone is wanted."""
+    terms = bool(softcap) or relative_bias is not None or sinks is not None
+    if not (output_alone and w_v is None and not terms and (rng is None or not dropout) and says(q, k)):
+        drop = dropout_of(dropout, rng)
+        q, k, v, w_v, bias, relative_bias, sinks = map(float32_if_half, (q, k, v, w_v, bias, relative_bias, sinks))
+        with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+            return mathematics.attention(
+                q, k, v, w_v, valid_lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop,
+                relative_bias, softcap, sinks,
+            )  # fmt: skip
+    rank, plain = q.dim(), valid_lens is None and keep_mask is None and bias is None and left < 0 and right < 0
+    if plain and causal is not None and not exporting() and (causal == "top_left" or q.shape[-2] == k.shape[-2]):
+        heads = [x.unsqueeze(1) if rank == 3 else x for x in (q, k, v)]
+        out = fused(*heads, None, empty_rows, dropout, scale, causal=True)
+    else:
+        q, k, v, bias, visible = mathematics.seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
+        out = fused(q, k, v, visible, empty_rows, dropout, scale, bias)
+    return (out if rank == 4 else out[:, 0]), None, None

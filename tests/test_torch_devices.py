@@ -1,0 +1,262 @@
+"""Modules and functions on another device than the CPU: what d2l's own give there, forward and backward.
+
+The device is the tests' own (own_device.cpp), where tensors are plain ones that the core cannot reach, as a GPU's.
+"""
+
+import copy
+import pickle
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+import own_device  # noqa: E402  torch must be there
+
+nn = torch.nn
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+
+from mha_c import torch as ours  # noqa: E402
+from mha_c.torch import functional, variants  # noqa: E402
+
+F64 = torch.float64
+# Sums of some tens of terms around 1, thrice behind one another, in another order.
+TOLERANCES = {torch.float32: 1e-5, F64: 1e-11}
+LENS = {"none": None, "1-D": [3, 6], "2-D": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty": [[1, 0, 3, 9], [0, 4, 0, 1]],
+        "floats": [2.5, 6.0]}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def own():
+    return own_device.load()
+
+
+def close(found, wanted, dtype=torch.float32):
+    for a, b in zip(found, wanted, strict=True):
+        a, b = a.detach().cpu(), b.detach().cpu()
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCES[dtype] * max(1.0, float(b.abs().max())))
+
+
+def layers(**options):
+    torch.manual_seed(0)
+    return {
+        "multi-head": ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True, **options),
+        "additive": ours.AdditiveAttention(12, 12, 8, 0.0, **options),
+        "dot": ours.DotProductAttention(0.0, **options),
+    }
+
+
+def weights_of(layer):
+    return getattr(layer, "attention", layer).attention_weights
+
+
+def outcome(layer, device, lens, dtype=torch.float32):
+    """Output, weights, and gradients of both for inputs and parameters."""
+    rng = torch.Generator().manual_seed(1)
+    shapes = ((2, n, 12) for n in (4, 6, 6))
+    inputs = [torch.randn(*shape, generator=rng, dtype=dtype).to(device).requires_grad_() for shape in shapes]
+    out = layer(*inputs, lens)
+    assert out.device == inputs[0].device and out.dtype is dtype
+    weights = weights_of(layer)
+    loss = out.square().sum() + weights.square().sum()
+    return [out, weights, *torch.autograd.grad(loss, [*inputs, *layer.parameters()])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("empty_rows", ["uniform", "zero"])
+@pytest.mark.parametrize("lens", LENS)
+@pytest.mark.parametrize("name", layers())
+def test_layers_as_on_the_cpu(own, name, lens, empty_rows, dtype):
+    layer = layers(empty_rows=empty_rows)[name].to(dtype)
+    given = LENS[lens] if LENS[lens] is None else torch.tensor(LENS[lens])
+    wanted = outcome(layer, "cpu", given, dtype)
+    there = copy.deepcopy(layer).to(own)
+    close(outcome(there, own, given, dtype), wanted, dtype)  # lengths on the CPU
+    if given is not None:
+        close(outcome(there, own, given.to(own), dtype), wanted, dtype)
+        close(outcome(there, own, given.tolist(), dtype), wanted, dtype)
+
+
+OPTIONS = {
+    "lengths": dict(valid_lens=torch.tensor([3, 0])),
+    "causal": dict(causal="top_left"),
+    "bottom right": dict(causal="bottom_right"),
+    "window": dict(window=(1, 0), causal="bottom_right"),
+    "keep": dict(keep_mask=torch.arange(20).reshape(4, 5) % 3 > 0),
+    "keep none": dict(keep_mask=torch.zeros(4, 5, dtype=torch.bool)),
+    "bias": dict(bias=torch.linspace(-1, 1, 20).reshape(4, 5)),
+    "scale": dict(scale=0.3),
+    "softcap": dict(softcap=0.5),
+    "sinks": dict(sinks=torch.tensor([0.1, 0.2, 0.3, 0.4])),
+    "relative": dict(relative_bias=torch.linspace(-1, 1, 12).reshape(4, 3)),
+    "uniform": dict(valid_lens=torch.tensor([[1, 0, 2, 5], [0, 0, 3, 1]]), empty_rows="uniform"),
+    "weights": dict(return_weights=True, return_lse=True, valid_lens=torch.tensor([3, 0])),
+}
+
+
+def moved(value, device, dtype=None):
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.to(device, dtype if value.is_floating_point() else None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("n_key_heads", [4, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_functions_as_on_the_cpu(own, name, n_key_heads, dtype):
+    rng = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, h, n, 6, generator=rng, dtype=dtype) for h, n in ((4, 4), (n_key_heads, 5),
+                                                                                (n_key_heads, 5)))  # fmt: skip
+    found = []
+    for device in ("cpu", own):
+        leaves = [x.to(device).requires_grad_() for x in (q, k, v)]
+        options = {key: moved(x, device, dtype) for key, x in OPTIONS[name].items()}
+        results = functional.dot_product_attention(*leaves, **options)
+        results = results if isinstance(results, tuple) else (results,)
+        loss = sum(torch.where(x.isfinite(), x, 0).square().sum() for x in results)
+        found.append([torch.where(x.isfinite(), x, 0) for x in results] + [*torch.autograd.grad(loss, leaves)])
+    close(found[1], found[0], dtype)
+
+
+def test_additive_functions(own):
+    q, k, v, w_v = torch.randn(2, 4, 6), torch.randn(2, 5, 6), torch.randn(2, 5, 3), torch.randn(8)
+    W_q, W_k, lens = torch.randn(8, 6), torch.randn(8, 6), torch.tensor([2, 0])
+    found = []
+    for device in ("cpu", own):
+        leaves = [x.detach().to(device).requires_grad_() for x in (q, k, v, w_v, W_q, W_k)]
+        out = functional.additive_attention(*leaves, lens)
+        found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    close(found[1], found[0])
+
+
+def test_merge_and_rotary(own):
+    x = torch.randn(2, 3, 4, 8)
+    for positions in (range(4), torch.arange(4), [[0, 1, 2, 3], [2, 3, 4, 5]]):
+        wanted = functional.rotary(x, positions)
+        close([functional.rotary(x.to(own), positions)], [wanted])
+        if isinstance(positions, torch.Tensor):
+            close([functional.rotary(x.to(own), positions.to(own))], [wanted])
+    parts = [functional.dot_product_attention(x, y, y, return_lse=True) for y in (x[:, :, :1], x[:, :, 1:])]
+    wanted = functional.merge(*parts[0], *parts[1])
+    close(functional.merge(*[z.to(own) for part in parts for z in part]), wanted)
+
+
+def others():
+    torch.manual_seed(3)
+    x = torch.randn(2, 4, 12)
+    yield "positions", ours.PositionalEncoding(12, 0.0), (x,)
+    yield "kernel", ours.KernelAttention("gaussian", 0.7), (x, x.flip(1).clone(), x + 1, torch.tensor([3, 0]))
+    yield "kernel of one", ours.KernelAttention("epanechnikov", 2.0), tuple(torch.randn(3, 5))
+    yield "self-attention", variants.MultiHeadedSelfAttention(12, 3), (x,)
+    yield "summer", variants.SelfAttentionAISummer(12), (x, torch.ones(4, 4, dtype=torch.bool).triu(1))
+    yield "summer's heads", variants.MultiHeadSelfAttentionAISummer(12, 3), (x,)
+    yield "torch's", ours.MultiheadAttention(12, 3, batch_first=True), (x, x, x, torch.zeros(2, 4, dtype=torch.bool))
+    yield "masked softmax", ours.masked_softmax, (x, torch.tensor([3, 0]))
+    yield "sequence mask", ours.sequence_mask, (x, torch.tensor([3, 0]))
+    yield "any axes", variants.scaled_dot_product_attention, (x, x, x)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in others()])
+def test_other_modules_and_functions(own, name):
+    _, module, inputs = next(case for case in others() if case[0] == name)
+    found = []
+    for device in ("cpu", own):
+        there = copy.deepcopy(module).to(device) if isinstance(module, nn.Module) else module
+        first = inputs[0].detach().clone().to(device).requires_grad_()
+        results = there(first, *[x.to(device) for x in inputs[1:]])
+        results = list(results) if isinstance(results, tuple) else [results]
+        parameters = [*there.parameters()] if isinstance(module, nn.Module) else []
+        found.append([*results, *torch.autograd.grad(results[0].square().sum(), [first, *parameters])])
+    close(found[1], found[0])
+
+
+def test_tensors_on_two_devices(own):
+    layer, x = layers()["multi-head"], torch.randn(2, 4, 12)
+    y, lens = x.to(own), torch.tensor([3, 0])
+    cases = [
+        (lambda: layer(y, y, y), "queries, keys, values on own:0; parameters on cpu"),
+        (lambda: layer(x, y, y), "queries, parameters on cpu; keys, values on own:0"),
+        (lambda: layer(x, x, x, lens.to(own)), "valid_lens on own:0"),
+        (lambda: layer(x, x, x, lens.float().to(own)), "valid_lens on own:0"),
+        (lambda: copy.deepcopy(layer).to(own)(x, x, x), "parameters on own:0"),
+        (lambda: layer(y, x.to("meta"), x), "keys on meta"),
+        (lambda: functional.dot_product_attention(x, y, y), "q on cpu; k, v on own:0"),
+        (lambda: functional.dot_product_attention(y, y, y, keep_mask=torch.ones(4, 4) > 0), "keep_mask on cpu"),
+        (lambda: functional.dot_product_attention(y, y, y, bias=torch.ones(4, 4)), "bias on cpu"),
+    ]
+    for call, words in cases:
+        with pytest.raises(TypeError, match="different devices") as caught:
+            call()
+        assert words in str(caught.value)
+
+
+def test_padding_may_hold_nan(own):
+    for name, layer in layers().items():
+        layer, found = layer.to(own), []
+        for fill in (0.0, float("nan")):
+            torch.manual_seed(4)
+            q, k, v = (torch.randn(2, n, 12) for n in (4, 6, 6))
+            k[0, 3:], v[0, 3:], k[1], lens = fill, fill, fill, torch.tensor([3, 0])
+            leaves = [x.to(own).requires_grad_() for x in (q, k, v)]
+            out = layer(*leaves, lens)
+            loss = out.square().sum() + weights_of(layer).square().sum()
+            found.append([out, weights_of(layer), *torch.autograd.grad(loss, [*leaves, *layer.parameters()])])
+        assert all(bool(x.isfinite().all()) for x in found[1]), name
+        close(found[1], found[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", layers())
+def test_16_bit_floats(own, name, dtype):
+    """Natively; scores that float16 cannot hold still have a softmax."""
+    layer, lens = layers()[name].to(own), torch.tensor([3, 0])
+    rng = torch.Generator().manual_seed(5)
+    q, k, v = (torch.randn(2, n, 12, generator=rng).to(own) for n in (4, 6, 6))
+    wanted = layer(q, k, v, lens), weights_of(layer)
+    with torch.autocast("own", dtype=dtype):
+        under = layer(q, k, v, lens)
+        assert under.dtype is weights_of(layer).dtype is (dtype if name == "multi-head" else weights_of(layer).dtype)
+    half = copy.deepcopy(layer).to(dtype)
+    out = half(q.to(dtype), k.to(dtype), v.to(dtype), lens)
+    assert out.dtype is weights_of(half).dtype is dtype
+    for found in ((under, weights_of(layer)), (out, weights_of(half))):
+        for a, b in zip(found, wanted):
+            # 8 bits of bfloat16, in numbers around 1, thrice behind one another
+            torch.testing.assert_close(a.float().cpu(), b.cpu(), rtol=0, atol=0.05)
+    large = functional.dot_product_attention(*[x.to(dtype) * 200 for x in (q, k)], v.to(dtype), return_weights=True)
+    assert all(bool(x.isfinite().all()) for x in large)
+
+
+def test_dropout_is_the_devices(own):
+    for name, layer in layers().items():
+        layer.to(own).train()
+        getattr(layer, "attention", layer).dropout.p = 0.5
+        x = torch.randn(2, 4, 12, device=own)
+        found = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            found.append(layer(x, x, x))
+        assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2]), name
+        weights = weights_of(layer)
+        close([weights.sum(-1)], [torch.ones(weights.shape[:-1])])
+    q = torch.randn(1, 2, 4, 6, device=own)
+    a, b, c = (functional.dot_product_attention(q, q, q, dropout=0.5, rng=rng) for rng in (3, 3, 4))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_modules_move_and_keep_their_numbers(own):
+    layer = layers()["multi-head"]
+    x = torch.randn(2, 4, 12)
+    wanted = layer(x, x, x)
+    layer.to(own)
+    close([layer(*[x.to(own)] * 3)], [wanted])
+    twin = copy.deepcopy(layer)
+    close([weights_of(twin)], [weights_of(layer)])
+    again = pickle.loads(pickle.dumps(layer.to("cpu")))
+    assert torch.equal(again(x, x, x), wanted) and torch.equal(layer(x, x, x), wanted)
+    other = layers()["multi-head"].to(own)
+    other.load_state_dict(layer.state_dict())
+    close([other(*[x.to(own)] * 3)], [wanted])
+    with own:  # torch itself moves parameters without numbers to a GPU, but not to a device of this kind
+        lazy = ours.MultiHeadAttention(12, 3, 0.0)
+    assert lazy(*[x.to(own)] * 3).device == own and lazy.W_q.weight.device == own
