@@ -116,7 +116,8 @@ def _on_its_device(tensors: Any, options: Options) -> tuple[Tensor, Any]:
     """On a GPU or device meta 16-bit floats stay what they are, and autocast is torch's business."""
     queries, dtypes = tensors[0], {x.dtype for x in tensors if x is not None}
     if len(dtypes) > 1 and not autocast_on(queries):
-        common = common_type(tensors, *tensors[:3], next((x for x in tensors[3:] if x is not None), None))
+        one = next((x for x in tensors[3:] if x is not None), None)
+        common = common_type(tensors, queries, tensors[1], tensors[2], one)
         tensors = [None if x is None else x.to(common) for x in tensors]
     out, saved, source = _by_torch(tensors, options)
     dtype = out.dtype if autocast_on(queries) else result_type(queries.dtype) if queries.is_meta else queries.dtype

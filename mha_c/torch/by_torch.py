@@ -72,15 +72,16 @@ def layer(
     empty_rows: str, dropout: float,
 ) -> tuple[Tensor, Scored]:  # fmt: skip
     """(out, what its attention weights are computed from); arguments as those of `mathematics.layer`."""
-    q, k, v, visible = mathematics.heads_of(*inputs, weights, biases, num_heads, valid_lens, empty_rows)
+    queries, keys, values = inputs
+    q, k, v, visible = mathematics.heads_of(queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows)
     own = (q, weights[0]), (k, weights[1])
-    of_weights: Any = [x if W is not None else x.clone() for x, W in own]  # a call's own: others may change theirs
-    of_weights += [None if x is None else x.clone() for x in (w_v, valid_lens)]
+    used = [x if W is not None else x.clone() for x, W in own]  # a call's own: others may change theirs
+    scorer, lens = (None if x is None else x.clone() for x in (w_v, valid_lens))
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
     else:
         context, *_ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=dropout_of(dropout))
-    return mathematics.joined(context, weights[3], biases[3]), Scored(*of_weights, empty_rows)
+    return mathematics.joined(context, weights[3], biases[3]), Scored(used[0], used[1], scorer, lens, empty_rows)
 
 
 def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options: Any) -> tuple[Tensor, ...]:
@@ -131,8 +132,8 @@ def attention(
             )  # fmt: skip
     rank, plain = q.dim(), valid_lens is None and keep_mask is None and bias is None and left < 0 and right < 0
     if plain and causal is not None and not exporting() and (causal == "top_left" or q.shape[-2] == k.shape[-2]):
-        heads = [x.unsqueeze(1) if rank == 3 else x for x in (q, k, v)]
-        out = fused(*heads, None, empty_rows, dropout, scale, causal=True)
+        q, k, v = (x.unsqueeze(1) if rank == 3 else x for x in (q, k, v))
+        out = fused(q, k, v, None, empty_rows, dropout, scale, causal=True)
     else:
         q, k, v, bias, visible = mathematics.seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
         out = fused(q, k, v, visible, empty_rows, dropout, scale, bias)

@@ -290,6 +290,7 @@ def _attention(
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
+    score_terms: Any = {"relative_bias": relative_bias, "softcap": cap, "sinks": sinks}
 
     def checked() -> Any:
         """Arguments of `mathematics.attention` up to the empty rows."""
@@ -302,10 +303,11 @@ def _attention(
     if by_torch_alone:
         if exporting() and dropout and rng is not None:
             raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-        found = by_torch.attention(*checked(), dropout, rng, relative_bias, cap, sinks,
-                                   output_alone=not (return_weights or return_lse))  # fmt: skip
+        found = by_torch.attention(
+            *checked(), dropout=dropout, rng=rng, **score_terms, output_alone=not (return_weights or return_lse)
+        )
     elif beyond_core() or (has_terms and traced(*tensors)):
-        found = mathematics.attention(*checked(), _drop(dropout, rng, tensors), relative_bias, cap, sinks)
+        found = mathematics.attention(*checked(), drop=_drop(dropout, rng, tensors), **score_terms)
     elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
@@ -319,7 +321,7 @@ def _attention(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
         except BufferError:
-            found = mathematics.attention(*checked(), _drop(dropout, rng, tensors), relative_bias, cap, sinks)
+            found = mathematics.attention(*checked(), drop=_drop(dropout, rng, tensors), **score_terms)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     if dtype is not common or by_torch_alone:
         wanted = [x.to(dtype) for x in wanted]
