@@ -38,11 +38,16 @@ def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
     return drop
 
 
+def alone(q: Tensor) -> bool:
+    """Whether no other way is open to a call with these queries."""
+    return not q.is_cpu or exporting() or beyond_core()
+
+
 def says(q: Tensor, k: Tensor) -> bool:
-    """Whether torch's scaled_dot_product_attention has an answer for these, and derivatives that are asked for."""
+    """Whether scaled_dot_product_attention has an answer for these here, and what is asked for beside it."""
     if exporting():  # ONNX from TorchScript does not know it in float64
         return not (_tracing() is not None and q.dtype is torch.float64)
-    return not beyond_core() and k.shape[-2] > 0 and q.shape[-1] > 0
+    return not (q.is_cpu or beyond_core()) and k.shape[-2] > 0 and q.shape[-1] > 0
 
 
 def fused(
@@ -84,10 +89,14 @@ def layer(
     return mathematics.joined(context, weights[3], biases[3]), Scored(used[0], used[1], scorer, lens, empty_rows)
 
 
+def without_autocast(q: Tensor) -> Any:
+    return torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext()
+
+
 def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options: Any) -> tuple[Tensor, ...]:
     """What `mathematics.attend` gives, of 16-bit floats computed in float32, whatever autocast says."""
     dtype = q.dtype
-    with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+    with without_autocast(q):
         found = mathematics.attend(*map(float32_if_half, (q, k, v, w_v)), **options)
     return tuple(x.to(dtype) for x in found) if dtype in HALVES else found
 
@@ -108,7 +117,7 @@ class Scored:
         if not exporting() and type(self.q) is not Tensor:
             raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
         q, k, w_v = map(float32_if_half, (self.q, self.k, self.w_v))
-        with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+        with without_autocast(q):
             scores = mathematics.scores_of(q, k, w_v)
         visible = mathematics.visible_keys(q, k, self.valid_lens)
         return mathematics.softmax(scores, visible, self.empty_rows)[0].to(self.q.dtype)
@@ -117,24 +126,26 @@ class Scored:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None, keep_mask: Any = None,
     bias: Optional[Tensor] = None, causal: Any = None, left: int = -1, right: int = -1, scale: Optional[float] = None,
-    empty_rows: str = "zero", dropout: float = 0.0, rng: Any = None, relative_bias: Optional[Tensor] = None,
-    softcap: float = 0.0, sinks: Optional[Tensor] = None, output_alone: bool = False,
+    empty_rows: str = "zero", drop: Optional[Drop] = None, relative_bias: Optional[Tensor] = None,
+    softcap: float = 0.0, sinks: Optional[Tensor] = None, plain_dropout: Optional[float] = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(out, weights, lse) as `mathematics.attention` gives them; None for these where the output alone is wanted."""
+    """(out, weights, lse) as `mathematics.attention` gives them; None for these where the output alone is wanted.
+
+    plain_dropout   where the output alone is wanted: the probability that a weight is dropped, by torch's generator
+    """
     terms = bool(softcap) or relative_bias is not None or sinks is not None
-    if not (output_alone and w_v is None and not terms and (rng is None or not dropout) and says(q, k)):
-        drop = dropout_of(dropout, rng)
+    if plain_dropout is None or w_v is not None or terms or not says(q, k):
         q, k, v, w_v, bias, relative_bias, sinks = map(float32_if_half, (q, k, v, w_v, bias, relative_bias, sinks))
-        with torch.autocast(q.device.type, enabled=False) if autocast_on(q) else nullcontext():
+        with without_autocast(q):
             return mathematics.attention(
                 q, k, v, w_v, valid_lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop,
                 relative_bias, softcap, sinks,
             )  # fmt: skip
-    rank, plain = q.dim(), valid_lens is None and keep_mask is None and bias is None and left < 0 and right < 0
-    if plain and causal is not None and not exporting() and (causal == "top_left" or q.shape[-2] == k.shape[-2]):
+    rank, all_seen = q.dim(), valid_lens is None and keep_mask is None and bias is None and left < 0 and right < 0
+    if all_seen and causal is not None and not exporting() and (causal == "top_left" or q.shape[-2] == k.shape[-2]):
         q, k, v = (x.unsqueeze(1) if rank == 3 else x for x in (q, k, v))
-        out = fused(q, k, v, None, empty_rows, dropout, scale, causal=True)
+        out = fused(q, k, v, None, empty_rows, plain_dropout, scale, causal=True)
     else:
         q, k, v, bias, visible = mathematics.seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
-        out = fused(q, k, v, visible, empty_rows, dropout, scale, bias)
+        out = fused(q, k, v, visible, empty_rows, plain_dropout, scale, bias)
     return (out if rank == 4 else out[:, 0]), None, None

@@ -7,6 +7,7 @@ rounded.  Where nothing else is said, arguments mean what they mean in `mha_c.fu
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union, overload
 
 import numpy as np
@@ -278,7 +279,7 @@ def _attention(
         return _over_batch(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
                            return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
     cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
-    tensors, dtype, by_torch_alone = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype, exporting() or not q.is_cpu
+    tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in tensors if x is not None}
     if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # others keep 16-bit floats on their device
@@ -290,46 +291,42 @@ def _attention(
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
-    score_terms: Any = {"relative_bias": relative_bias, "softcap": cap, "sinks": sinks}
-
-    def checked() -> Any:
-        """Arguments of `mathematics.attention` up to the empty rows."""
-        if exporting() or not is_compiling():  # as in `_layer.py`
-            check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
-        lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
-        return q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows
-
-    if by_torch_alone:
-        if exporting() and dropout and rng is not None:
-            raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-        found = by_torch.attention(
-            *checked(), dropout=dropout, rng=rng, **score_terms, output_alone=not (return_weights or return_lse)
-        )
-    elif beyond_core() or (has_terms and traced(*tensors)):
-        found = mathematics.attention(*checked(), drop=_drop(dropout, rng, tensors), **score_terms)
+    found: Any = None
+    if by_torch.alone(q) or (has_terms and traced(*tensors)):
+        pass
     elif traced(*tensors):
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
                              seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
     else:
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        try:
+        with suppress(BufferError):
             call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout),
                                  empty_rows, return_weights, return_lse, cap)  # fmt: skip
             found = (apply_attention if wants_grad else run_attention)(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
-        except BufferError:
-            found = mathematics.attention(*checked(), drop=_drop(dropout, rng, tensors), **score_terms)
+    if found is None:
+        if exporting() or not is_compiling():  # as in `_layer.py`
+            check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
+        lens = None if valid_lens is None else checked_lengths(valid_lens, q)
+        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
+        drop = _drop(dropout, rng, tensors)
+        found = by_torch.attention(
+            q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop, relative_bias, cap,
+            sinks, plain_dropout=dropout if rng is None and not (return_weights or return_lse) else None,
+        )  # fmt: skip
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
-    if dtype is not common or by_torch_alone:
-        wanted = [x.to(dtype) for x in wanted]
+    wanted = [x if x.dtype is dtype else x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 
 def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
-    """What becomes of the weights of a call by `mathematics`."""
+    """What becomes of the weights of a call by torch's operations."""
+    if exporting() and dropout and rng is not None:
+        raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
+    if exporting() or not tensors[0].is_cpu:
+        return by_torch.dropout_of(dropout, rng)
     if rng is None and not traced(*tensors):
         return mathematics.drawn_dropout(dropout)
     seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
