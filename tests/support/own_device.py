@@ -14,7 +14,7 @@ import torch
 import needs
 
 SOURCE = Path(__file__).with_suffix(".cpp")
-BUILD = SOURCE.parents[1] / "build"
+BUILD = SOURCE.parents[2] / "build"
 loaded = False
 
 
