@@ -26,8 +26,9 @@ except ImportError as error:
 
     raise explained(error) from None
 
-from . import _refusals, config, functional  # the first for the core, which asks for it by name
-from ._cache import KeyValueCache, ProjectedKeyValues
+from . import config, functional
+from ._arguments import refusals as _refusals  # for the core, which asks for it by name
+from ._decoder.caches import KeyValueCache, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys

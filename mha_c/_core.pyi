@@ -1,10 +1,10 @@
 """The compiled core: thin functions over csrc/mha.h.  Private; use mha_c.functional and the layers.
 
 Arrays are float32 or float64 ndarrays, all of one type per call, any strides (copied only where the
-last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arrays`
+last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arguments.arrays`
 has turned lists, tensors and the like into arrays before.  `valid_lens` is None, or
-int64 of shape (B,) or (B, Q), snapshotted once; `_arrays.to_lengths` makes that of what users give.
-Every error names the argument in the caller's words, what it got and what was expected: _refusals.py writes them.
+int64 of shape (B,) or (B, Q), snapshotted once; `arrays.to_lengths` makes that of what users give.
+Every error names the argument in the caller's words, what it got and what was expected: refusals.py writes them.
 CPU tensors of torch serve as arrays, and are answered with tensors, once `serve_tensors` has been called.
 All arguments are positional; those with a default may be left out at the end.
 """
@@ -99,7 +99,7 @@ def layer_forward(
     seed: int,
     /,
 ) -> Tuple[_Array, Tuple[Any, ...]]:
-    """One whole layer: (out (B, Q, .), saved).  `saved` is what `_saved.saved_weights` needs: either the weights
+    """One whole layer: (out (B, Q, .), saved).  `saved` is what `kept_weights.saved_weights` needs: either the weights
     themselves, where they are the smaller, or the projected (copied, where nothing projects) q and k, the
     row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
     be copied and pickled."""

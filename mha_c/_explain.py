@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 import numpy as np
 
 from . import _arguments, _core, _facts, functional
-from ._arrays import floats, to_array, to_arrays, to_lengths
-from ._attention import AttentionLayer, Plan, without_key_projection
-from ._cache import ProjectedKeyValues
-from ._decoding import DecodingLayer, without_key_values
-from ._options import core_options, projected, score_terms
+from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
+from ._arguments.options import core_options, projected, score_terms
+from ._decoder.caches import ProjectedKeyValues
+from ._decoder.steps import DecodingLayer, without_key_values
+from ._layer.call import AttentionLayer, Plan, without_key_projection
 from .layers import ProjectedKeys
 
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
-from ._arrays import like_input, to_array, to_arrays
+from ._arguments.arrays import like_input, to_array, to_arrays
+from ._arguments.options import core_options, score_terms, scored
 from ._core import attention_backward, attention_forward, linear_backward
-from ._options import core_options, score_terms, scored
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._options import Options, Terms
+    from ._arguments.options import Options, Terms
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 

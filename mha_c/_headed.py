@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
 
-from ._attention import NO_PLAN, AttentionLayer
-from ._base import Layer
+from ._layer.call import NO_PLAN, AttentionLayer
+from ._layer.module import Layer
 from .linear import State
 from .viz.sources import collect, to_numpy
 

@@ -20,7 +20,7 @@ from dask.base import normalize_token, tokenize
 from dask.delayed import delayed
 
 from . import config
-from ._attention import AttentionLayer
+from ._layer.call import AttentionLayer
 from .errors import ShapeError
 
 __all__ = ["apply"]

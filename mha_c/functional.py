@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 import numpy as np
 
-from ._arrays import floats, like_input, to_arrays
+from ._arguments.arrays import floats, like_input, to_arrays
+from ._arguments.options import core_options, score_terms, scored
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
-from ._options import core_options, score_terms, scored
 from .errors import ShapeError
 from .positions import alibi_slopes, rotary, rotary_backward, t5_buckets
 

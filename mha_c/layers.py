@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from . import _arguments, masking
-from ._arrays import floats, like_input, to_arrays, to_lengths
-from ._attention import without_key_projection
-from ._base import Dropout, with_own_names
-from ._cache import longest, project_rows
-from ._decoding import DecodingLayer
+from ._arguments.arrays import floats, like_input, to_arrays, to_lengths
+from ._decoder.caches import longest, project_rows
+from ._decoder.steps import DecodingLayer
+from ._layer.call import without_key_projection
+from ._layer.module import Dropout, with_own_names
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 import numpy as np
 
 from . import _core
-from ._arrays import like_input, parameter_array, to_arrays
-from ._reading import Reading
+from ._arguments.arrays import like_input, parameter_array, to_arrays
+from ._layer.reading import Reading
 from .errors import ShapeError
 
 if TYPE_CHECKING:

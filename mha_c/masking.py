@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from . import _arguments
-from ._arrays import is_tensor, like_input, to_arrays, to_lengths
+from ._arguments.arrays import is_tensor, like_input, to_arrays, to_lengths
 from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from . import _arguments
-from ._arrays import floats, like_input, to_array, to_arrays
-from ._base import Dropout, Trained, with_own_names
+from ._arguments.arrays import floats, like_input, to_array, to_arrays
+from ._layer.module import Dropout, Trained, with_own_names
 from .errors import ShapeError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 import numpy as np
 
 from . import _arguments
-from ._arrays import floats, like_input, to_array, to_arrays, to_lengths
-from ._base import Trained, with_own_names
+from ._arguments.arrays import floats, like_input, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward
+from ._layer.module import Trained, with_own_names
 from .errors import ShapeError
 
 if TYPE_CHECKING:

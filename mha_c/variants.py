@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from . import _arguments
-from ._arrays import floats, like_input, to_array, to_arrays
-from ._attention import AttentionLayer
-from ._base import Layer, with_own_names
+from ._arguments.arrays import floats, like_input, to_array, to_arrays
+from ._arguments.options import PLAIN
 from ._core import attention_forward, linear
-from ._options import PLAIN
+from ._layer.call import AttentionLayer
+from ._layer.module import Layer, with_own_names
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
 

@@ -3,7 +3,7 @@
  * takes them, outputs, refusals and the one status translator.
  *
  * Convention throughout: 0 or a reference is success; -1 or NULL means that a Python exception is set.  Here is decided
- * what is safe for memory; why something is refused, in the user's words, is said by mha_c/_refusals.py.
+ * what is safe for memory; why something is refused, in the user's words, is said by mha_c/_arguments/refusals.py.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H
@@ -98,7 +98,7 @@ PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *res
 int mha_py_check(mha_status status, const char *function);
 
 /*
- * What mha_c/_refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
+ * What _arguments/refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
  * reference; NULL where the answer is an exception, which is then set.
  */
 PyObject *mha_py_ask(const char *question, const char *format, ...);

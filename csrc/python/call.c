@@ -58,7 +58,7 @@ static PyObject *
 ask(const char *question, const char *format, va_list parts)
 {
     /* An exception that is there already comes from what makes the question's arguments. */
-    PyObject *name = PyErr_Occurred() ? NULL : PyUnicode_FromString("mha_c._refusals");
+    PyObject *name = PyErr_Occurred() ? NULL : PyUnicode_FromString("mha_c._arguments.refusals");
     PyObject *words = name == NULL ? NULL : PyImport_GetModule(name); /* mha_c has imported it */
     PyObject *function = words == NULL ? NULL : PyObject_GetAttrString(words, question);
     PyObject *args = function == NULL ? NULL : Py_VaBuildValue(format, parts);

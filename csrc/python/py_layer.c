@@ -2,7 +2,7 @@
  * py_layer.c: layer_forward and layer_forward_training, one whole attention layer per call.
  *
  * What is kept for `attention_weights`: the weights themselves where they are no more numbers than q and k; else q and
- * k (projected by the core, or copied from the inputs) with the row statistics, from which _saved.py rebuilds the
+ * k (projected by the core, or copied from the inputs) with the row statistics, from which kept_weights.py rebuilds the
  * weights on demand.  In training the projected q and k are kept anyway, so there the weights never are if both are
  * projected: the call then pays nothing for a later look at them.
  * SPDX-License-Identifier: BSD-3-Clause
@@ -121,7 +121,7 @@ run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *c
     return mha_py_attach(call, status);
 }
 
-/* The layout of `saved` is read back by _saved.py alone. */
+/* The layout of `saved` is read back by kept_weights.py alone. */
 static PyObject *
 make_saved(const mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
            PyArrayObject *w_v)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .. import _arguments
-from .._arrays import to_lengths
-from .._base import own_method
+from .._arguments.arrays import to_lengths
 from .._core import layer_parts
+from .._layer.module import own_method
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import call_operator, read, restored, run_layer, served_by_operator, weights_of, without_graph

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _core, _saved
-from .._arrays import nested, to_lengths
+from .. import _core
+from .._arguments.arrays import nested, to_lengths
+from .._layer.kept_weights import saved_weights
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -200,7 +201,7 @@ layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradien
     _on_torchs_threads, (layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients)
 )
 attention_forward, attention_backward, linear, dropout_factors, saved_weights = map(
-    _on_torchs_threads, (attention_forward, attention_backward, linear, _core.dropout_factors, _saved.saved_weights)
+    _on_torchs_threads, (attention_forward, attention_backward, linear, _core.dropout_factors, saved_weights)
 )
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _cache
-from .._arrays import to_lengths
+from .._arguments.arrays import to_lengths
 from .._core import layer_parts
+from .._decoder import caches
 from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core, common_type
 from ._tensors import (
@@ -46,7 +46,7 @@ NO_GRADIENT = (
 )
 
 
-class KeyValueCache(_cache.KeyValueCache):
+class KeyValueCache(caches.KeyValueCache):
     """The projected keys and values of all steps so far: see mha_c.KeyValueCache.
 
     Parameters
@@ -77,7 +77,7 @@ class KeyValueCache(_cache.KeyValueCache):
         return torch.from_numpy(super().lengths)
 
 
-class ProjectedKeyValues(_cache.ProjectedKeyValues):
+class ProjectedKeyValues(caches.ProjectedKeyValues):
     """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues.
 
     Not made by hand.
@@ -88,7 +88,7 @@ class ProjectedKeyValues(_cache.ProjectedKeyValues):
     _packed: Optional[Packed]
 
     def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in _cache.ProjectedKeyValues.__slots__}
+        return None, {name: getattr(self, name) for name in caches.ProjectedKeyValues.__slots__}
 
 
 def step(
@@ -105,7 +105,7 @@ def step(
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
     parameters, shown, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
-    counts = n_steps if valid_lens is None else _cache.step_counts(valid_lens, shape[0], n_steps)
+    counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
     after = cache.check(known_weights(cache, packed, parameters), counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
@@ -114,7 +114,7 @@ def step(
     room = cache.room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
     lens = cache.visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
-    options = lens, module.num_heads, "zero", *room, cache._steps, counts, _cache.most(after)
+    options = lens, module.num_heads, "zero", *room, cache._steps, counts, caches.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     shown["_last"] = saved, dtype, None
@@ -128,7 +128,7 @@ def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> An
     if values is None:
         raise TypeError("values are missing: with a cache, too, a layer takes queries, keys and values")
     check_inputs(queries=queries, keys=keys, values=values)
-    _cache.check_steps(batch, queries=queries.shape, keys=keys.shape, values=values.shape)
+    caches.check_steps(batch, queries=queries.shape, keys=keys.shape, values=values.shape)
     if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
         raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
     return queries.shape
@@ -163,7 +163,7 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
     parameters, _, _, packed = check_module(module, PROJECTED, None, keys, values)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
-    n_read = _cache.rows_read(lens, keys.shape[1], module.empty_rows)
+    n_read = caches.rows_read(lens, keys.shape[1], module.empty_rows)
     pairs = enumerate(zip((keys, values), n_read), 1)
     rows = [projected(parameters, i, x[:, :n], packed) for i, (x, n) in pairs]
     if min(n_read) < keys.shape[1]:

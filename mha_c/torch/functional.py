@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .. import _arguments
-from .._options import core_corner, core_window
+from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
 from . import by_torch, mathematics, ops
 from ._tensors import (

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _arguments, _refusals
-from .._arrays import to_lengths
+from .. import _arguments
+from .._arguments import refusals
+from .._arguments.arrays import to_lengths
 from ..errors import ShapeError
 from ._tensors import _tracing, has_numbers
 
@@ -171,8 +172,8 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
     """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
     queries, keys, values = map(_sized, (queries, keys, values))
     linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
-    error = _refusals.inputs(queries, keys, values)
-    error = error or _refusals.features(queries, keys, values, linears, None, num_heads)
+    error = refusals.inputs(queries, keys, values)
+    error = error or refusals.features(queries, keys, values, linears, None, num_heads)
     if error is not None:
         raise error
 
@@ -180,10 +181,10 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
     """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
     q, k, v = map(_sized, (q, k, v))
-    error = _refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
+    error = refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
     for name, mask in masks.items():
         if error is None and mask is not None:
-            error = _refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
+            error = refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
     if error is not None:
         raise error
 

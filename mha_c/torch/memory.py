@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._cache import most
 from .._core import autograd_parts
+from .._decoder.caches import most
 from ..errors import ShapeError
 from ._layer import call_core
 from ._tensors import array, layer_step, lengths

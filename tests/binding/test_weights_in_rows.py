@@ -8,7 +8,7 @@ import pytest
 
 from binding_calls import F32, F64, B, K, Q, attempt, layer, linear, numbers
 from mha_c import ShapeError, _core, _facts, get_num_threads, set_num_threads
-from mha_c._saved import saved_weights
+from mha_c._layer.kept_weights import saved_weights
 
 # (rows, out, in): register tiles and panels, one chunk of depth (256) and several, one task (192 rows) and several,
 # and so many (from 577 on) that the call packs.

@@ -9,7 +9,7 @@ import pytest
 
 import mha_c
 from decoding_layers import KINDS, causal_lens, layer_of
-from mha_c import _decoding
+from mha_c._decoder import steps as decoder_steps
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -213,5 +213,5 @@ def test_errors(rng):
 
 
 def test_doctests():
-    found = doctest.testmod(_decoding)
+    found = doctest.testmod(decoder_steps)
     assert found.attempted and not found.failed

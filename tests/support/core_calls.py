@@ -8,8 +8,8 @@ import functools
 from pathlib import Path
 
 from mha_c import _core
-from mha_c._arrays import to_lengths
-from mha_c._saved import saved_weights
+from mha_c._arguments.arrays import to_lengths
+from mha_c._layer.kept_weights import saved_weights
 from mha_c.errors import ShapeError
 
 

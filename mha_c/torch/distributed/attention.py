@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ... import _arguments
-from ..._arrays import to_lengths
-from ..._options import core_window
+from ..._arguments.arrays import to_lengths
+from ..._arguments.options import core_window
 from ...errors import ShapeError
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import numpy as np
 
-from . import _arguments
-from ._arrays import parameter_array
-from .errors import ShapeError
-from .linear import Linear, Parameter, Parameters, State
+from .. import _arguments
+from .._arguments.arrays import parameter_array
+from ..errors import ShapeError
+from ..linear import Linear, Parameter, Parameters, State
 
 if TYPE_CHECKING:
-    from ._types import Array, RngLike
+    from .._types import Array, RngLike
 
     Self = TypeVar("Self", bound="Trained")
     Kind = TypeVar("Kind")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._types import Array
+    from .._types import Array
 INT64 = np.dtype(np.int64)
 MOST = 2**63 - 1  # that it holds
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._types import Array
-    from .linear import Parameter
+    from .._types import Array
+    from ..linear import Parameter
 
 
 def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._core import attention_weights, isa
+from .._core import attention_weights, isa
 
 if TYPE_CHECKING:
-    from ._types import Array
+    from .._types import Array
 
 
 def saved_weights(saved: Any) -> Array:

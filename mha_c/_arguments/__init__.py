@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._types import EmptyRows, RngLike
+    from .._types import EmptyRows, RngLike
 
     DType = np.dtype[Any]
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from . import _arguments
-from ._arrays import floats, to_arrays, to_lengths
-from ._attention import AttentionLayer, Plan
-from ._cache import (
+from .. import _arguments
+from .._arguments.arrays import floats, to_arrays, to_lengths
+from .._core import layer_step
+from .._layer.call import AttentionLayer, Plan
+from ..errors import ShapeError
+from ..linear import packing_type
+from .caches import (
     KeyValueCache,
     ProjectedKeyValues,
     check_steps,
@@ -22,13 +25,10 @@ from ._cache import (
     step_counts,
     weights_of,
 )
-from ._core import layer_step
-from .errors import ShapeError
-from .linear import packing_type
 
 if TYPE_CHECKING:
-    from ._types import Array
-    from .linear import State
+    from .._types import Array
+    from ..linear import State
 
 
 class DecodingLayer(AttentionLayer):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from . import _arguments
-from ._arrays import floats, is_tensor, like_input, to_array, to_lengths
-from ._core import linear, pack_linear
-from .errors import ShapeError
+from .. import _arguments
+from .._core import linear, pack_linear
+from ..errors import ShapeError
+from .arrays import floats, is_tensor, like_input, to_array, to_lengths
 
 if TYPE_CHECKING:
-    from ._types import Array, Causal, EmptyRows, RngLike, Window
+    from .._types import Array, Causal, EmptyRows, RngLike, Window
 
     # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows
     Options = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows]

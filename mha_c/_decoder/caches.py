@@ -1,7 +1,7 @@
 """What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
 
 `KeyValueCache` grows by what each call brings (`layer(x, x, x, cache=cache)`), `ProjectedKeyValues` stays as it is
-(`layer(queries, kv)`).  Used by `_attention.py`; the torch side has its own, of tensors, with the same rules.
+(`layer(queries, kv)`).  Used by `_layer/call.py`; the torch side has its own, of tensors, with the same rules.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from . import _arguments
-from ._arrays import to_array, to_lengths
-from ._core import linear, same_numbers
-from .errors import ShapeError
+from .. import _arguments
+from .._arguments.arrays import to_array, to_lengths
+from .._core import linear, same_numbers
+from ..errors import ShapeError
 
 if TYPE_CHECKING:
-    from ._types import Array
-    from .linear import State
+    from .._types import Array
+    from ..linear import State
 
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
     Counts = Union[int, Array]  # new steps: so many for all items, or (B,)

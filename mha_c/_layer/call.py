@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 from numpy import ndarray
 
-from . import _arguments
-from ._arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
-from ._base import Dropout, Layer
-from ._core import isa, layer_backward, layer_forward, layer_forward_training
-from ._saved import saved_weights
-from .errors import ShapeError
-from .linear import State, packing_type
+from .. import _arguments
+from .._arguments.arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
+from .._core import isa, layer_backward, layer_forward, layer_forward_training
+from ..errors import ShapeError
+from ..linear import State, packing_type
+from .kept_weights import saved_weights
+from .module import Dropout, Layer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._cache import KeyValueCache, ProjectedKeyValues
-    from ._types import Array, Real, RngLike
-    from .layers import ProjectedKeys
-    from .viz.page import Page
+    from .._decoder.caches import KeyValueCache, ProjectedKeyValues
+    from .._types import Array, Real, RngLike
+    from ..layers import ProjectedKeys
+    from ..viz.page import Page
 
 # What a call needs of the layer, gathered once and used until a parameter or the instruction set changes: dtype, states
 # and instruction set that it holds for; projections, w_v, number of heads and empty_rows for the core; where the states

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from . import _core
-from .errors import ShapeError
+from .. import _core
+from ..errors import ShapeError
 
 if TYPE_CHECKING:
-    from ._types import Array
+    from .._types import Array
 
     Sizes = tuple[int, ...]
 
