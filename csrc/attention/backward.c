@@ -20,18 +20,18 @@
 
 /* Where the gradient of q of this head goes: the caller's array, or the span's own (of the worker, or in a round). */
 static mha_operand
-grad_q_rows(const mha_backward_plan *b, const mha_arena *arena, size_t span, size_t item, size_t head)
+grad_q_rows(const mha_backward_plan *b, const mha_room *room, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
     const mha_result *q = &b->grads->grad_q;
 
-    if (b->n_spans == 1) {
+    if (b->plan.n_spans == 1) {
         return (mha_operand){mha_result_at(k, q, item, head, 0), 0, 0, q->row_stride};
     }
-    const size_t row = (item * args->heads + head) * args->queries, abreast = span % b->spans_abreast;
+    const size_t row = (item * args->heads + head) * args->queries, abreast = span % b->plan.spans_abreast;
     const char *own = b->memory + b->partial_at + abreast * b->partial_bytes + row * args->head_dim * k->itemsize;
-    return (mha_operand){b->spans_abreast == 1 ? arena->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
+    return (mha_operand){b->plan.spans_abreast == 1 ? room->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
 /*
@@ -61,10 +61,10 @@ key_grads(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block
 }
 
 static mha_product
-value_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
+value_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
             int overwrite)
 {
-    mha_product product = key_grads(&b->plan, tile, block, arena->scores, &b->grads->grad_out, &b->grads->grad_v,
+    mha_product product = key_grads(&b->plan, tile, block, room->scores, &b->grads->grad_out, &b->grads->grad_v,
                                     overwrite);
 
     product.cols = b->plan.args->value_dim;
@@ -76,20 +76,20 @@ add_query_grads(const mha_backward_plan *b, const mha_walk *walk, const mha_oper
 {
     const mha_plan *plan = &b->plan;
     const mha_rows *tile = &walk->tile;
-    const mha_arena *arena = walk->arena;
+    const mha_room *room = walk->room;
     const mha_key_block *block = &walk->block;
     mha_product product;
 
-    mha_describe_key_product(plan, tile, block, arena->grads, &plan->args->k, plan->args->head_dim, &product);
+    mha_describe_key_product(plan, tile, block, room->grads, &plan->args->k, plan->args->head_dim, &product);
     mha_read_dense_rows(plan, walk->dense_rows, block, plan->args->head_dim, &product);
     product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;
-    mha_guarded_product(plan, tile, arena, block, &product, 0);
+    mha_guarded_product(plan, tile, room, block, &product, 0);
 }
 
 static void
-add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
+add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room,
                    const mha_key_block *block, const mha_operand *grad_q, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
@@ -105,7 +105,7 @@ add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_a
         .w = args->additive_weights,
         .q_row = args->q.row_stride,
         .k_row = args->k.row_stride,
-        .grads = arena->grads + (block->keys.first - block->first_key) * k->itemsize,
+        .grads = room->grads + (block->keys.first - block->first_key) * k->itemsize,
         .grads_row = (ptrdiff_t)plan->score_stride,
         .grad_q = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
         .grad_k = mha_result_at(k, &b->grads->grad_k, tile->item, tile->key_head, block->keys.first),
@@ -126,14 +126,14 @@ clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows,
 
 /* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_arena *arena, mha_interval keys)
+add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_room *room, mha_interval keys)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
     for (size_t i = 0; i < args->queries && !mha_interrupted(); i++) {
-        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, arena->sum, i) != 0) {
+        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, room->sum, i) != 0) {
             continue;
         }
         const mha_interval mean = mha_mean_keys(plan, head, i), mine = mha_interval_meet(mean, keys);
@@ -145,13 +145,13 @@ add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_are
             row.rows = 1;
             row.row_keys = NULL;
             row.keys = block.keys;
-            k->fill(n, 1.0 / (double)(mean.last - mean.first), arena->scores);
+            k->fill(n, 1.0 / (double)(mean.last - mean.first), room->scores);
             if (args->dropout > 0) {
                 const mha_interval filled = {first, block.keys.last};
-                mha_dropout_tile(plan, &row, filled, arena->factors);
-                k->multiply_rows(1, n, arena->scores, arena->factors, 0);
+                mha_dropout_tile(plan, &row, filled, room->factors);
+                k->multiply_rows(1, n, room->scores, room->factors, 0);
             }
-            const mha_product product = value_grads(b, &row, arena, &block, 0);
+            const mha_product product = value_grads(b, &row, room, &block, 0);
             k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
         }
     }
@@ -167,37 +167,37 @@ static void
 backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *grad_q, void *grad_w, untouched fresh)
 {
     const mha_attention_args *args = b->plan.args;
-    const mha_arena *arena = walk->arena;
+    const mha_room *room = walk->room;
     const mha_rows *tile = &walk->tile;
     const mha_key_block *block = &walk->block;
 
-    mha_backward_tile(b, tile, arena, &walk->block, args->scale);
+    mha_backward_tile(b, tile, room, &walk->block, args->scale);
     if (b->plan.keeps_slopes) { /* not before: what is added to a capped score has no slope */
         const size_t at = block->from * b->plan.kernels->itemsize;
-        b->plan.kernels->apply_slopes(tile->rows, block->width, arena->grads + at, arena->slopes + at,
+        b->plan.kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
                                       (ptrdiff_t)b->plan.score_stride);
     }
-    const mha_product values = value_grads(b, tile, arena, block, fresh.keys);
-    mha_guarded_product(&b->plan, tile, arena, block, &values, 1);
+    const mha_product values = value_grads(b, tile, room, block, fresh.keys);
+    mha_guarded_product(&b->plan, tile, room, block, &values, 1);
     if (args->additive_weights != NULL) {
-        add_additive_grads(b, tile, arena, block, grad_q, grad_w);
+        add_additive_grads(b, tile, room, block, grad_q, grad_w);
         return;
     }
-    mha_product keys = key_grads(&b->plan, tile, block, arena->grads, &args->q, &b->grads->grad_k, fresh.keys);
+    mha_product keys = key_grads(&b->plan, tile, block, room->grads, &args->q, &b->grads->grad_k, fresh.keys);
     keys.cols = args->head_dim;
-    mha_guarded_product(&b->plan, tile, arena, block, &keys, 1);
+    mha_guarded_product(&b->plan, tile, room, block, &keys, 1);
     add_query_grads(b, walk, grad_q, fresh.queries);
 }
 
 /* Adds a span's gradient of q of one head to the caller's. */
 static void
-add_span(const mha_backward_plan *b, const mha_arena *arena, size_t span, size_t item, size_t head)
+add_span(const mha_backward_plan *b, const mha_room *room, size_t span, size_t item, size_t head)
 {
     const mha_attention_args *args = b->plan.args;
     const mha_kernels *k = b->plan.kernels;
-    const mha_operand q = grad_q_rows(b, arena, span, item, head);
+    const mha_operand q = grad_q_rows(b, room, span, item, head);
 
-    for (size_t i = 0; i < args->queries && b->n_spans > 1; i++) {
+    for (size_t i = 0; i < args->queries && b->plan.n_spans > 1; i++) {
         char *out = mha_result_at(k, &b->grads->grad_q, item, head, i);
         if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
@@ -208,31 +208,31 @@ add_span(const mha_backward_plan *b, const mha_arena *arena, size_t span, size_t
 
 /* All queries of one head against the keys of one span; is_first: no other head has been there. */
 static void
-backward_head(const mha_backward_plan *b, const mha_rows *head, mha_arena *arena, mha_interval span_keys,
+backward_head(const mha_backward_plan *b, const mha_rows *head, const mha_room *room, mha_interval span_keys,
               size_t span, int is_first, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_operand grad_q = grad_q_rows(b, arena, span, head->item, head->head);
+    const mha_operand grad_q = grad_q_rows(b, room, span, head->item, head->head);
     const mha_interval seen = mha_interval_meet(head->keys, span_keys);
     const int overwrite = plan->same_visibility && seen.first < seen.last;
     mha_walk walk;
 
-    if (span == 0 || plan->group > 1 || b->spans_abreast > 1) { /* else they stand there since the span before */
-        mha_backward_rows(b, head, arena);
+    if (span == 0 || plan->group > 1 || b->plan.spans_abreast > 1) { /* else they stand there since the span before */
+        mha_backward_rows(b, head, room);
     }
     if (!overwrite || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }
-    mha_walk_start(&walk, plan, head, arena, 1, span_keys);
+    mha_walk_start(&walk, plan, head, room, 1, span_keys);
     while (mha_walk_next(&walk)) {
         const untouched fresh = {overwrite && is_first && walk.tile.query == 0,
                                  overwrite && walk.block.first_key == span_keys.first};
         backward_block(b, &walk, &grad_q, grad_w, fresh);
     }
-    add_uniform_rows(b, head, arena, span_keys);
-    if (b->spans_abreast == 1) {
-        add_span(b, arena, span, head->item, head->head);
+    add_uniform_rows(b, head, room, span_keys);
+    if (b->plan.spans_abreast == 1) {
+        add_span(b, room, span, head->item, head->head);
     }
 }
 
@@ -250,7 +250,7 @@ clear_keys(const mha_backward_plan *b, const mha_rows *task, const mha_result *g
 
 /* All heads that share a key head against one span of its keys. */
 static void
-run_span(const mha_backward_plan *b, const mha_rows *task, mha_arena *arena, size_t span, void *grad_w)
+run_span(const mha_backward_plan *b, const mha_rows *task, const mha_room *room, size_t span, void *grad_w)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -267,7 +267,7 @@ run_span(const mha_backward_plan *b, const mha_rows *task, mha_arena *arena, siz
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows head;
         mha_task_head(task, g, &head);
-        backward_head(b, &head, arena, keys, span, g == 0, grad_w);
+        backward_head(b, &head, room, keys, span, g == 0, grad_w);
     }
 }
 
@@ -277,21 +277,21 @@ run_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_backward_plan *b = context;
     const mha_attention_args *args = b->plan.args;
-    const int in_turn = b->spans_abreast == 1;
-    const size_t head = task_number / b->spans_abreast;
-    const size_t first = in_turn ? 0 : b->first_span + task_number % b->spans_abreast;
-    const size_t last = in_turn ? b->n_spans : mha_min(first + 1, b->n_spans);
-    mha_arena arena;
+    const int in_turn = b->plan.spans_abreast == 1;
+    const size_t head = task_number / b->plan.spans_abreast;
+    const size_t first = in_turn ? 0 : b->first_span + task_number % b->plan.spans_abreast;
+    const size_t last = in_turn ? b->plan.n_spans : mha_min(first + 1, b->plan.n_spans);
+    const mha_room *room = &b->plan.rooms[worker];
     mha_rows task;
-    mha_plan_arena(&b->plan, worker, &arena);
-    mha_task_rows(&b->plan, head, &arena, &task);
-    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->n_spans + first) * b->weights_bytes;
+
+    mha_task_rows(&b->plan, head, room, &task);
+    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->plan.n_spans + first) * b->weights_bytes;
 
     if (first < last) {
         b->plan.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
     }
     for (size_t span = first; span < last; span++) {
-        run_span(b, &task, &arena, span, grad_w);
+        run_span(b, &task, room, span, grad_w);
     }
 }
 
@@ -303,7 +303,7 @@ join_spans(void *context, size_t task, unsigned worker)
     const size_t heads = b->plan.args->heads;
 
     (void)worker;
-    for (size_t span = b->first_span; span < mha_min(b->first_span + b->spans_abreast, b->n_spans); span++) {
+    for (size_t span = b->first_span; span < mha_min(b->first_span + b->plan.spans_abreast, b->plan.n_spans); span++) {
         add_span(b, NULL, span, task / heads, task % heads);
     }
 }
@@ -321,9 +321,9 @@ mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, co
     b->grads = grads;
     b->memory = scratch->base;
     mha_plan_place(&b->plan, scratch);
-    for (b->first_span = 0; b->first_span < b->n_spans; b->first_span += b->spans_abreast) {
+    for (b->first_span = 0; b->first_span < b->plan.n_spans; b->first_span += b->plan.spans_abreast) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, b);
-        if (b->spans_abreast == 1) {
+        if (b->plan.spans_abreast == 1) {
             break; /* the tasks went through all spans */
         }
         mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, b);
@@ -334,12 +334,7 @@ mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, co
             k->add_row(args->head_dim, b->memory + b->weights_at + i * b->weights_bytes, grad_w, 1);
         }
     }
-    if (grads->grad_bias.data != NULL) {
-        mha_backward_bias(b);
-    }
-    if (grads->grad_relative_bias != NULL || grads->grad_sinks != NULL) {
-        mha_backward_heads(b);
-    }
+    mha_score_grads_run(b);
 }
 
 mha_status

@@ -1,9 +1,9 @@
 /*
- * backward.h: what the gradients of attention (backward.c) and of its bias
- * (backward_bias.c) share: the plan, a worker's memory, and one tile on its way back.
+ * backward.h: what the gradients of queries, keys and values (backward.c) and those of what is added to scores
+ * (score_grads.c) share: the plan, and one tile in the backward pass.
  */
-#ifndef MHA_ATTENTION_BWD_H
-#define MHA_ATTENTION_BWD_H
+#ifndef MHA_BACKWARD_H
+#define MHA_BACKWARD_H
 
 #include "walk.h"
 
@@ -12,31 +12,25 @@
 typedef struct {
     mha_plan plan; /* first: it carries what a tile of scores needs */
     const mha_attention_grads *grads;
-    size_t n_spans;       /* of the keys */
-    size_t spans_abreast; /* spans of one head that are tasks at the same time; 1: a task goes through all of them */
     size_t first_span;    /* of this round of tasks */
     size_t partial_at, partial_bytes;   /* gradients of q, one set per span of a round */
     size_t weights_at, weights_bytes, n_weights; /* gradients of the additive weights, one set per task */
-    size_t tables_at, table_bytes; /* sums of the gradients of a head's relative biases, one set per worker */
     char *memory;
 } mha_backward_plan;
 
-/* Sizes and scratch memory of a backward pass, then the pass itself: as for mha_plan in attention.h. */
+/* Sizes and scratch memory of a backward pass, then the pass itself: as for mha_plan in plan.h. */
 MHA_MUST_CHECK mha_status mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args,
                                                  mha_scratch *scratch);
 void mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch);
 
-/* Statistics, 1/sum and delta of some queries of one head, to their places in the arena. */
-void mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_arena *arena);
+/* Statistics, 1/sum and delta of some queries of one head, to their places in the room. */
+void mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_room *room);
 
-/* P (times F) in arena->scores and dS * scale in arena->grads, for one tile and block. */
-void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena,
+/* P (times F) in room->scores and dS * scale in room->grads, for one tile and block. */
+void mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room,
                        mha_key_block *block, double scale);
 
-/* The gradients of what each head has of its own, its relative biases and its sink (backward_heads.c). */
-void mha_backward_heads(mha_backward_plan *b);
-
-/* The gradient of the bias: a pass of its own (backward_bias.c). */
-void mha_backward_bias(mha_backward_plan *b);
+/* The gradients of bias, relative bias and sinks, as far as they are wanted (score_grads.c). */
+void mha_score_grads_run(const mha_backward_plan *b);
 
 #endif

@@ -20,42 +20,11 @@ backward_work(const mha_attention_args *args)
     return scores * (3.0 * (double)args->head_dim + 2.0 * (double)args->value_dim + 40.0);
 }
 
-static void
-plan_arena(mha_backward_plan *b, mha_scratch *scratch)
-{
-    mha_plan *plan = &b->plan;
-    const mha_attention_args *args = plan->args;
-    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), plan->kernels->panel_width);
-    const size_t tile = plan->tile_rows * plan->score_stride;
-    const size_t widest = mha_max(args->head_dim, args->value_dim);
-    const mha_arena_sizes sizes = {
-        .packed_keys = args->additive_weights == NULL ? keys * args->head_dim : 0,
-        .packed_values = keys * args->value_dim,
-        .dense_rows = plan->copies_rows == MHA_COPY_NEVER
-                          ? 0
-                          : keys * mha_round_up(args->head_dim, plan->kernels->lanes),
-        .scores = tile,
-        .grads = tile,
-        .slopes = plan->keeps_slopes ? tile : 0,
-        .factors = plan->factor_rows * plan->score_stride,
-        .masked_values = mha_hides_single_keys(plan) ? mha_max(keys, plan->tile_rows) * widest : 0,
-        .max = args->queries,
-        .sum = args->queries,
-        .inverse = args->queries,
-        .delta = args->queries,
-        .span_grad_q = b->n_spans > 1 && b->spans_abreast == 1 ? args->queries * args->head_dim : 0,
-        .row_keys = args->queries,
-        .visible = plan->tile_rows,
-    };
-
-    mha_plan_arenas(plan, &sizes, scratch);
-}
-
 mha_status
 mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha_scratch *scratch)
 {
     mha_plan *plan = &b->plan;
-    const mha_status status = mha_plan_describe(plan, args);
+    const mha_status status = mha_plan_describe(plan, args, MHA_PASS_BACKWARD);
 
     b->grads = NULL;
     if (status != MHA_OK) {
@@ -63,31 +32,29 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     }
     const mha_kernels *k = plan->kernels;
     const size_t heads = args->batch * args->kv_heads;
+    plan->way = args->additive_weights == NULL ? MHA_WAY_PACKED : MHA_WAY_ADDITIVE;
     plan->key_block = KEY_BLOCK;
     plan->tile_rows = TILES_HIGH * k->tile_rows;
     plan->score_stride = mha_round_up(mha_min(KEY_BLOCK, args->keys), k->panel_width) + k->lanes;
     plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan) : 0;
-    plan->task_queries = mha_max(args->queries, 1);
-    plan->tasks_per_head = 1;
-    plan->packs_keys = args->additive_weights == NULL;
-    plan->packs_values = 1;
-    plan->copies_rows = plan->packs_keys ? mha_copying_of(plan, &args->k, args->head_dim) : MHA_COPY_NEVER;
+    plan->copies_rows = plan->way == MHA_WAY_PACKED && args->queries >= MHA_COPY_QUERIES;
     plan->keeps_slopes = args->softcap > 0;
+    plan->task_queries = mha_max(args->queries, 1);
+    plan->task_heads = 1;
+    plan->tasks_per_head = 1;
 
-    b->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);
-    b->spans_abreast = heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), b->n_spans) : 1;
+    plan->n_spans = mha_max(mha_ceil_div(args->keys, KEY_BLOCK * MHA_SPAN_BLOCKS), 1);
+    plan->spans_abreast =
+        heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans) : 1;
     const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
-    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * b->spans_abreast : 0;
+    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * plan->spans_abreast : 0;
     plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
 
     b->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
-    b->partial_at = mha_scratch_add(scratch, b->spans_abreast > 1 ? b->spans_abreast : 0, b->partial_bytes);
+    b->partial_at = mha_scratch_add(scratch, plan->spans_abreast > 1 ? plan->spans_abreast : 0, b->partial_bytes);
     b->weights_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
-    b->n_weights = plan->n_tasks == 0 ? 0 : b->spans_abreast == 1 ? heads : heads * b->n_spans;
+    b->n_weights = plan->n_tasks == 0 ? 0 : plan->spans_abreast == 1 ? heads : heads * plan->n_spans;
     b->weights_at = mha_scratch_add(scratch, b->n_weights, b->weights_bytes);
-    b->table_bytes = args->relative_bias != NULL ? (2 * args->relative_reach + 1) * sizeof(double) : 0;
-    b->table_bytes = mha_round_up(b->table_bytes, MHA_ALIGN);
-    b->tables_at = mha_scratch_add(scratch, plan->n_workers, b->table_bytes);
-    plan_arena(b, scratch);
+    mha_plan_rooms(plan, scratch);
     return MHA_OK;
 }

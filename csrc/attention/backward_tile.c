@@ -1,5 +1,5 @@
 /*
- * backward_tile.c: what both backward passes (backward.c, backward_bias.c) do first: one tile's weights and the
+ * backward_tile.c: what both backward passes (backward.c, score_grads.c) do first: one tile's weights and the
  * gradients of its scores, computed again from the row statistics.
  */
 #include "backward.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 
 void
-mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_arena *arena)
+mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_room *room)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
@@ -18,29 +18,29 @@ mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_ar
     const size_t head_at = (rows->item * args->heads + rows->head) * args->queries * k->itemsize;
     const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
 
-    memcpy(arena->max + at, (const char *)args->row_max + head_at + at, bytes);
-    memcpy(arena->sum + at, (const char *)args->row_sum + head_at + at, bytes);
-    k->invert_sums(rows->rows, arena->max + at, arena->sum + at, arena->inverse + at);
+    memcpy(room->max + at, (const char *)args->row_max + head_at + at, bytes);
+    memcpy(room->sum + at, (const char *)args->row_sum + head_at + at, bytes);
+    k->invert_sums(rows->rows, room->max + at, room->sum + at, room->inverse + at);
     k->row_dots(rows->rows, args->value_dim, mha_operand_at(k, grad, rows->item, rows->head, rows->query),
                 grad->row_stride, mha_operand_at(k, out, rows->item, rows->head, rows->query), out->row_stride,
-                arena->delta + at);
+                room->delta + at);
 }
 
 /* Weights of the tile against the block, from its scores; exactly 0 where hidden and past the last key. */
 static void
-tile_weights(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block)
+tile_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
 
     for (size_t i = 0; i < tile->rows; i++) {
-        char *row = arena->scores + i * plan->score_stride * k->itemsize;
+        char *row = room->scores + i * plan->score_stride * k->itemsize;
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         const size_t first = seen.last > 0 ? seen.first - block->first_key : block->from;
         const size_t last = seen.last > 0 ? seen.last - block->first_key : block->from;
         const size_t stat = (tile->query + i) * k->itemsize;
 
         memset(row + block->from * k->itemsize, 0, (first - block->from) * k->itemsize);
-        k->weights_row(last - first, row + first * k->itemsize, arena->max + stat, arena->inverse + stat,
+        k->weights_row(last - first, row + first * k->itemsize, room->max + stat, room->inverse + stat,
                        row + first * k->itemsize);
         memset(row + last * k->itemsize, 0, (block->from + block->width - last) * k->itemsize);
     }
@@ -74,7 +74,7 @@ visible_keys(const mha_plan *plan, const mha_rows *tile, size_t *numbers, const 
 
 /* dS from the tile's scores and dP. */
 static void
-score_grads(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, const mha_key_block *block,
+score_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
             double scale)
 {
     const mha_kernels *k = plan->kernels;
@@ -84,9 +84,9 @@ score_grads(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, 
     mha_rows some = *tile;
     size_t step;
 
-    const size_t *visible = visible_keys(plan, tile, arena->visible, block, &step);
+    const size_t *visible = visible_keys(plan, tile, room->n_visible, block, &step);
     if (visible == NULL) {
-        tile_weights(plan, tile, arena, block);
+        tile_weights(plan, tile, room, block);
     }
     for (size_t row = 0; row < tile->rows; row += at_once) {
         const size_t at = (row * plan->score_stride + block->from) * k->itemsize;
@@ -96,33 +96,33 @@ score_grads(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena, 
             .cols = block->width,
             .visible = visible != NULL ? visible + row * step : NULL,
             .visible_step = step,
-            .max = visible != NULL ? arena->max + stat : NULL,
-            .inverse = visible != NULL ? arena->inverse + stat : NULL,
-            .weights = arena->scores + at,
-            .grads = arena->grads + at,
-            .factors = drop ? arena->factors : NULL,
+            .max = visible != NULL ? room->max + stat : NULL,
+            .inverse = visible != NULL ? room->inverse + stat : NULL,
+            .weights = room->scores + at,
+            .grads = room->grads + at,
+            .factors = drop ? room->factors : NULL,
             .row_stride = (ptrdiff_t)plan->score_stride,
-            .delta = arena->delta + stat,
+            .delta = room->delta + stat,
             .scale = scale,
         };
         if (drop) {
             some.query = tile->query + row;
             some.rows = grads.rows;
-            mha_dropout_tile(plan, &some, keys, arena->factors);
+            mha_dropout_tile(plan, &some, keys, room->factors);
         }
         k->score_grads(&grads);
     }
 }
 
 void
-mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_arena *arena, mha_key_block *block,
+mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room, mha_key_block *block,
                   double scale)
 {
     const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
-    mha_score_tile(plan, tile, arena, block);
+    mha_score_tile(plan, tile, room, block);
     /* Whole panels, as the values were packed; additive scores may start inside one. */
     const size_t from = block->from / k->panel_width * k->panel_width;
     const mha_product product = {
@@ -132,11 +132,11 @@ mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_ar
         .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
         .a_row = b->grads->grad_out.row_stride,
         .a_step = 1,
-        .b = {.data = arena->packed_values + from * args->value_dim * k->itemsize, .layout = MHA_PANELS},
-        .c = arena->grads + from * k->itemsize,
+        .b = {.data = room->value_panels + from * args->value_dim * k->itemsize, .layout = MHA_PANELS},
+        .c = room->grads + from * k->itemsize,
         .c_row = (ptrdiff_t)plan->score_stride,
         .scale = &plan->one,
     };
     k->product(&product);
-    score_grads(plan, tile, arena, block, scale);
+    score_grads(plan, tile, room, block, scale);
 }

@@ -1,6 +1,6 @@
 /*
  * dropout.c: the factors of one call's dropout as an array, for whoever computes attention another way.
- * The tiles of a call ask for theirs one by one (tile.c) and get the same.
+ * The tiles of a call ask for theirs one by one (values.c) and get the same.
  */
 #include "runtime/common.h"
 #include "runtime/threads.h"

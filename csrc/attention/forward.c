@@ -11,7 +11,7 @@
  * so a row does not depend on its neighbours.  Summing small blocks first is also 4 to 12 times
  * more accurate on long rows than one long sum.
  */
-#include "walk.h"
+#include "forward.h"
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
@@ -33,7 +33,7 @@ write_weights(const mha_walk *walk, const char *inverse)
         /* An empty row has {0, 0}; it is filled later. */
         const size_t first = seen.first < seen.last ? seen.first - walk->block.first_key : 0;
         memset(row, 0, seen.first * k->itemsize);
-        k->scale_row(seen.last - seen.first, walk->arena->scores + (i * plan->score_stride + first) * k->itemsize,
+        k->scale_row(seen.last - seen.first, walk->room->scores + (i * plan->score_stride + first) * k->itemsize,
                      inverse + i * k->itemsize, args->keys - seen.first, row + seen.first * k->itemsize);
     }
 }
@@ -45,12 +45,12 @@ softmax_block(mha_walk *walk, char *max, char *sum)
     const mha_kernels *k = walk->plan->kernels;
     const mha_key_block *block = &walk->block;
 
-    mha_score_tile(walk->plan, &walk->tile, walk->arena, &walk->block);
+    mha_score_tile(walk->plan, &walk->tile, walk->room, &walk->block);
     const mha_softmax softmax = {
         .rows = walk->tile.rows,
         .visible = block->visible,
         .phase = block->from / k->lanes,
-        .scores = walk->arena->scores + block->from * k->itemsize,
+        .scores = walk->room->scores + block->from * k->itemsize,
         .scores_row = (ptrdiff_t)walk->plan->score_stride,
         .max = max,
         .sum = sum,
@@ -66,9 +66,9 @@ average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *i
     mha_product product;
 
     if (plan->args->dropout > 0) {
-        mha_drop_weights(plan, &walk->tile, walk->arena, &walk->block);
+        mha_drop_weights(plan, &walk->tile, walk->room, &walk->block);
     }
-    mha_describe_value_product(plan, &walk->tile, walk->arena, &walk->block, &product);
+    mha_describe_value_product(plan, &walk->tile, walk->room, &walk->block, &product);
     mha_read_dense_rows(plan, walk->dense_rows, &walk->block, plan->args->value_dim, &product);
     product.c = out;
     product.c_row = out_row;
@@ -76,7 +76,7 @@ average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *i
         product.scale = inverse;
         product.scale_step = 1;
     }
-    mha_guarded_product(plan, &walk->tile, walk->arena, &walk->block, &product, 0);
+    mha_guarded_product(plan, &walk->tile, walk->room, &walk->block, &product, 0);
 }
 
 /* A tile all of whose keys lie in this block: a plain softmax, straight to the output.  Returns 1 if a row is empty. */
@@ -85,10 +85,10 @@ attend_whole(mha_walk *walk)
 {
     const mha_plan *plan = walk->plan;
     const mha_rows *task = walk->task, *tile = &walk->tile;
-    const mha_arena *arena = walk->arena;
+    const mha_room *room = walk->room;
     const mha_result *out = &plan->args->out;
-    char *max = mha_state_at(plan, task, tile, arena->max), *sum = mha_state_at(plan, task, tile, arena->sum);
-    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
+    char *max = mha_state_at(plan, task, tile, room->max), *sum = mha_state_at(plan, task, tile, room->sum);
+    char *inverse = mha_state_at(plan, task, tile, room->inverse);
 
     softmax_block(walk, max, sum);
     mha_add_sinks(plan, tile, max, sum);
@@ -128,12 +128,12 @@ join_block(const mha_walk *walk, const block_result *result)
 {
     const mha_plan *plan = walk->plan;
     const mha_rows *tile = &walk->tile;
-    const mha_arena *arena = walk->arena;
+    const mha_room *room = walk->room;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const size_t row = mha_task_row(plan, walk->task, tile), first_key = walk->block.first_key;
-    char *max = arena->max + row * k->itemsize, *sum = arena->sum + row * k->itemsize;
-    char *compensation = arena->sum_compensation + row * k->itemsize, *inverse = arena->inverse + row * k->itemsize;
+    char *max = room->max + row * k->itemsize, *sum = room->sum + row * k->itemsize;
+    char *compensation = room->sum_compensation + row * k->itemsize, *inverse = room->inverse + row * k->itemsize;
     const int is_last = tile->keys.last <= first_key + plan->key_block;
     int has_empty = 0;
     mha_merge merge = {
@@ -144,8 +144,8 @@ join_block(const mha_walk *walk, const block_result *result)
         .out_row = args->out.row_stride,
         .block = result->out,
         .block_row = block_row(plan),
-        .rescale = arena->rescale,
-        .factor = arena->factor,
+        .rescale = room->rescale,
+        .factor = room->factor,
         .inverse = is_last ? inverse : NULL,
     };
 
@@ -154,30 +154,29 @@ join_block(const mha_walk *walk, const block_result *result)
         memcpy(sum, result->sum, tile->rows * k->itemsize);
         memset(compensation, 0, tile->rows * k->itemsize);
     } else {
-        k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, arena->rescale, arena->factor);
+        k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, room->rescale, room->factor);
     }
     if (is_last) {
         mha_add_sinks(plan, tile, max, sum);
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
     const size_t at = row * (size_t)merge.block_row * k->itemsize;
-    mha_compensate_merge(plan, first_key, arena->out_compensation + at, &merge);
+    mha_compensate_merge(plan, first_key, room->out_compensation + at, &merge);
     k->merge_rows(&merge);
     return has_empty;
 }
 
 /*
- * Few queries on many keys: the blocks of a task are tasks of their own (split_task), and are joined when all of them
+ * Few queries on many keys: the blocks of a task are tasks of their own (block_task), and are joined when all of them
  * are there.  Where block `number` leaves the results of the tile's rows:
  */
 static block_result
 partial_result(const mha_walk *walk, size_t task_number)
 {
     const mha_plan *plan = walk->plan;
-    const size_t rows = plan->group * plan->task_queries, itemsize = plan->kernels->itemsize;
+    const size_t rows = plan->task_heads * plan->task_queries, itemsize = plan->kernels->itemsize;
     const size_t row = mha_task_row(plan, walk->task, &walk->tile), number = walk->block.first_key / plan->key_block;
-    char *base = (char *)(uintptr_t)plan->memory + plan->partial_at +
-                 (task_number * plan->n_splits + number) * plan->partial_bytes;
+    char *base = plan->partials + (task_number * plan->blocks_abreast + number) * plan->partial_bytes;
     const block_result result = {
         .max = base + row * itemsize,
         .sum = base + (rows + row) * itemsize,
@@ -187,17 +186,17 @@ partial_result(const mha_walk *walk, size_t task_number)
 }
 
 static void
-split_task(void *context, size_t split, unsigned worker)
+block_task(void *context, size_t number, unsigned worker)
 {
     const mha_plan *plan = context;
-    const size_t task_number = split / plan->n_splits, first = split % plan->n_splits * plan->key_block;
-    mha_arena arena;
+    const mha_room *room = &plan->rooms[worker];
+    const size_t task_number = number / plan->blocks_abreast;
+    const size_t first = number % plan->blocks_abreast * plan->key_block;
     mha_rows task;
     mha_walk walk;
 
-    mha_plan_arena(plan, worker, &arena);
-    mha_task_rows(plan, task_number, &arena, &task);
-    mha_walk_start(&walk, plan, &task, &arena, plan->group, (mha_interval){first, first + plan->key_block});
+    mha_task_rows(plan, task_number, room, &task);
+    mha_walk_start(&walk, plan, &task, room, plan->group, (mha_interval){first, first + plan->key_block});
     while (mha_walk_next(&walk)) {
         const block_result result = partial_result(&walk, task_number);
         attend_block(&walk, &result);
@@ -219,47 +218,48 @@ static void
 forward_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
-    mha_arena arena;
+    const mha_room *room = &plan->rooms[worker];
+    const block_result own = {room->block_max, room->block_sum, room->block_out};
+    const int joins = plan->blocks_abreast > 1;
     mha_rows task;
     mha_walk walk;
 
-    mha_plan_arena(plan, worker, &arena);
-    mha_task_rows(plan, task_number, &arena, &task);
-    const block_result own = {arena.block_max, arena.block_sum, arena.block_out};
+    mha_task_rows(plan, task_number, room, &task);
     int has_empty = some_see_nothing(&task); /* else every row meets a block */
     if (has_empty) {
-        mha_clear_statistics(plan, &arena);
+        mha_clear_statistics(plan, room);
     }
-    mha_walk_start(&walk, plan, &task, &arena, plan->group, task.keys);
-    walk.packs = plan->n_splits == 1;
+    mha_walk_start(&walk, plan, &task, room, plan->group, task.keys);
+    walk.prepares = !joins;
     while (mha_walk_next(&walk)) {
-        const mha_rows *tile = &walk.tile;
-        if (plan->n_splits > 1) {
+        const mha_interval here = walk.block.keys, all = walk.tile.keys;
+        if (joins) {
             const block_result result = partial_result(&walk, task_number);
             has_empty |= join_block(&walk, &result);
-        } else if (plan->by_columns) {
-            has_empty |= mha_attend_columns(plan, &task, tile, &arena);
-        } else if (walk.block.keys.first == tile->keys.first && walk.block.keys.last == tile->keys.last) {
+        } else if (plan->way == MHA_WAY_COLUMNS) {
+            has_empty |= mha_attend_columns(plan, &task, &walk.tile, room);
+        } else if (here.first == all.first && here.last == all.last) {
             has_empty |= attend_whole(&walk);
         } else {
             attend_block(&walk, &own);
             has_empty |= join_block(&walk, &own);
         }
     }
-    mha_finish_task(plan, &task, &arena, has_empty);
+    mha_finish_task(plan, &task, room, has_empty);
 }
 
 void
 mha_attention_run(const mha_plan *plan)
 {
+    const mha_task_fn run = plan->way == MHA_WAY_ITEMS ? mha_items_task : forward_task;
+    const int weights_alone = plan->pass == MHA_PASS_WEIGHTS;
     void *context = (void *)(uintptr_t)plan;
-    const int weights_alone = plan->use == MHA_PLAN_WEIGHTS;
 
-    if (plan->n_splits > 1 && !weights_alone) {
-        mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, split_task, context);
+    if (plan->blocks_abreast > 1 && !weights_alone) {
+        mha_parallel_for(plan->n_tasks * plan->blocks_abreast, plan->n_workers, block_task, context);
     }
     if (!weights_alone) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, plan->by_items ? mha_attend_items : forward_task, context);
+        mha_parallel_for(plan->n_tasks, plan->n_workers, run, context);
     }
     if (plan->weights_later || weights_alone) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
@@ -267,14 +267,14 @@ mha_attention_run(const mha_plan *plan)
 }
 
 static mha_status
-call(const mha_attention_args *args, mha_plan_use use)
+call(const mha_attention_args *args, mha_pass pass)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_attention_args folded;
     mha_plan plan;
 
     mha_fold_heads(args, &folded);
-    mha_status status = mha_plan_init(&plan, &folded, use, &scratch);
+    mha_status status = mha_plan_init(&plan, &folded, pass, &scratch);
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);
@@ -291,7 +291,7 @@ call(const mha_attention_args *args, mha_plan_use use)
 mha_status
 mha_attention_forward(const mha_attention_args *args)
 {
-    return call(args, MHA_PLAN_FORWARD);
+    return call(args, MHA_PASS_FORWARD);
 }
 
 mha_status
@@ -299,5 +299,5 @@ mha_attention_weights(const mha_attention_args *args)
 {
     const int is_complete = args->weights != NULL && args->row_max != NULL && args->row_sum != NULL;
 
-    return is_complete ? call(args, MHA_PLAN_WEIGHTS) : MHA_ERR_ARG;
+    return is_complete ? call(args, MHA_PASS_WEIGHTS) : MHA_ERR_ARG;
 }

@@ -9,6 +9,39 @@
 #include <math.h>
 #include <string.h>
 
+char *
+mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row)
+{
+    const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
+                             (ptrdiff_t)row * x->row_stride;
+    return (char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
+}
+
+const char *
+mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row)
+{
+    const mha_result same = {(void *)(uintptr_t)x->data, x->batch_stride, x->head_stride, x->row_stride};
+
+    return mha_result_at(kernels, &same, item, head, row);
+}
+
+mha_interval
+mha_row_keys(const mha_rows *tile, size_t row)
+{
+    return tile->row_keys != NULL ? tile->row_keys[row] : tile->keys;
+}
+
+mha_interval
+mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_interval seen = mha_row_keys(tile, row), all = {0, args->keys};
+
+    const int masked = args->keep_mask.data != NULL || args->bias.data != NULL || args->relative_bias != NULL;
+
+    return seen.first < seen.last && !masked ? seen : all;
+}
+
 void
 mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge)
 {
@@ -26,7 +59,7 @@ mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation,
  * without keys.  `row` is that query, whose own weights are dropped where there is dropout.
  */
 static void
-mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, const mha_arena *arena)
+mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, const mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -39,20 +72,20 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
             .rows = 1,
             .cols = args->value_dim,
             .first = first <= keys.first,
-            .out = arena->mean,
-            .block = arena->block_out,
+            .out = room->mean,
+            .block = room->block_out,
             .rescale = &plan->one,
             .factor = &plan->one,
             .inverse = block.keys.last == keys.last ? &inverse : NULL,
         };
-        mha_describe_value_product(plan, row, arena, &block, &product);
-        product.c = arena->block_out;
-        k->fill(block.keys.last - first, 1, arena->scores); /* from the block's first key on */
+        mha_describe_value_product(plan, row, room, &block, &product);
+        product.c = room->block_out;
+        k->fill(block.keys.last - first, 1, room->scores); /* from the block's first key on */
         if (args->dropout > 0) {
-            mha_drop_weights(plan, row, arena, &block);
+            mha_drop_weights(plan, row, room, &block);
         }
         k->product(&product);
-        mha_compensate_merge(plan, first, arena->mean_compensation, &merge);
+        mha_compensate_merge(plan, first, room->mean_compensation, &merge);
         k->merge_rows(&merge);
     }
 }
@@ -68,24 +101,24 @@ mha_add_sinks(const mha_plan *plan, const mha_rows *tile, const char *max, char 
 
 /* A row without keys, where there is a sink, has that alone: a sum of exp(0). */
 static void
-leave_to_sink(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, size_t row, const mha_arena *arena)
+leave_to_sink(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, size_t row, const mha_room *room)
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = row * k->itemsize;
 
     if (plan->args->sinks != NULL) {
-        k->fill(1, mha_read(k, plan->args->sinks, rows->head), mha_state_at(plan, task, rows, arena->max) + at);
-        k->fill(1, 1, mha_state_at(plan, task, rows, arena->sum) + at);
+        k->fill(1, mha_read(k, plan->args->sinks, rows->head), mha_state_at(plan, task, rows, room->max) + at);
+        k->fill(1, 1, mha_state_at(plan, task, rows, room->sum) + at);
     }
 }
 
 /* Rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
 static void
-fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
+fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const char *sum = mha_state_at(plan, task, rows, arena->sum);
+    const char *sum = mha_state_at(plan, task, rows, room->sum);
     const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && args->sinks == NULL;
     mha_interval have_mean = {0, 0};
 
@@ -100,7 +133,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
         }
         if (!uniform) {
             memset(out, 0, args->value_dim * k->itemsize);
-            leave_to_sink(plan, task, rows, i, arena);
+            leave_to_sink(plan, task, rows, i, room);
             continue;
         }
         const mha_interval keys = mha_mean_keys(plan, rows, i);
@@ -108,19 +141,19 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
             mha_rows row = *rows;
             row.query += i;
             row.rows = 1;
-            mean_of_values(plan, &row, keys, arena);
+            mean_of_values(plan, &row, keys, room);
             have_mean = keys;
         }
-        memcpy(out, arena->mean, args->value_dim * k->itemsize);
+        memcpy(out, room->mean, args->value_dim * k->itemsize);
     }
 }
 
 static void
-write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
+write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_room *room)
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
-    const char *max = mha_state_at(plan, task, rows, arena->max), *sum = mha_state_at(plan, task, rows, arena->sum);
+    const char *max = mha_state_at(plan, task, rows, room->max), *sum = mha_state_at(plan, task, rows, room->sum);
 
     if (plan->row_max != NULL) {
         memcpy((char *)plan->row_max + at, max, n_bytes);
@@ -138,21 +171,21 @@ write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *row
 }
 
 void
-mha_clear_statistics(const mha_plan *plan, const mha_arena *arena)
+mha_clear_statistics(const mha_plan *plan, const mha_room *room)
 {
-    plan->kernels->fill(plan->group * plan->task_queries, 0, arena->max);
-    plan->kernels->fill(plan->group * plan->task_queries, 0, arena->sum);
+    plan->kernels->fill(plan->group * plan->task_queries, 0, room->max);
+    plan->kernels->fill(plan->group * plan->task_queries, 0, room->sum);
 }
 
 void
-mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_arena *arena, int has_empty)
+mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_room *room, int has_empty)
 {
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows rows;
         mha_task_head(task, g, &rows);
         if (has_empty) {
-            fill_empty_rows(plan, task, &rows, arena);
+            fill_empty_rows(plan, task, &rows, room);
         }
-        write_statistics(plan, task, &rows, arena);
+        write_statistics(plan, task, &rows, room);
     }
 }

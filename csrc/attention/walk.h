@@ -1,31 +1,31 @@
 /*
  * walk.h: how a task goes over its work: key blocks, in each the heads, in each tiles of query rows.  All passes
- * (forward.c, weights.c, backward.c, backward_bias.c) take this walk and differ in what they do where it stands.
+ * (forward.c, weights.c, backward.c, score_grads.c) take this walk and differ in what they do where it stands.
  */
 #ifndef MHA_WALK_H
 #define MHA_WALK_H
 
-#include "attention.h"
+#include "values.h"
 #include "runtime/threads_interrupt.h"
 
 /* Where a walk stands: `tile` meets `block`. */
 typedef struct {
     const mha_plan *plan;
     const mha_rows *task;
-    const mha_arena *arena;
+    const mha_room *room;
     size_t n_heads;      /* 1, or those of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
-    int packs;           /* keys (and, on the way back, values) of a block when it is entered; starters may say 0 */
+    int prepares;        /* keys and values of a block are packed or copied when it is entered; starters may say 0 */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
-    mha_interval packed; /* the task's keys in this block */
-    char *dense_rows;    /* where rows of this block are copied to, or NULL: they are read where they lie */
+    mha_interval keys_here; /* the task's keys in this block */
+    const char *dense_rows; /* where rows of this block are copied to, or NULL: they are read where they lie */
     mha_rows tile;
     mha_key_block block;
 } mha_walk;
 
-/* Split task number into (item, key head, first query, number of queries), and fill arena->row_keys. */
-void mha_task_rows(const mha_plan *plan, size_t task, mha_arena *arena, mha_rows *rows);
+/* Split task number into (item, key head, first query, number of queries), and fill room->row_keys. */
+void mha_task_rows(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows);
 
 /*
  * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
@@ -61,14 +61,14 @@ mha_task_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, siz
 
 /* Over those of the task's keys that are among `keys`, for n_heads of its heads from the first on. */
 MHA_INLINE void
-mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const mha_arena *arena, size_t n_heads,
+mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const mha_room *room, size_t n_heads,
                mha_interval keys)
 {
     walk->plan = plan;
     walk->task = task;
-    walk->arena = arena;
+    walk->room = room;
     walk->keys = mha_interval_meet(task->keys, keys);
-    walk->packs = 1;
+    walk->prepares = 1;
     walk->next_key = task->rows > 0 ? mha_block_start(plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
     walk->head = n_heads;
@@ -89,7 +89,7 @@ mha_walk_next(mha_walk *walk)
             return 0;
         }
         mha_task_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
-        walk->block.keys = mha_interval_meet(walk->tile.keys, walk->packed);
+        walk->block.keys = mha_interval_meet(walk->tile.keys, walk->keys_here);
         walk->row += walk->plan->tile_rows;
         if (walk->row >= walk->task->rows) {
             walk->row = 0;

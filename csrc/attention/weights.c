@@ -5,23 +5,23 @@
  * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
  * of rows longer than one key block.
  */
-#include "walk.h"
+#include "forward.h"
 
 #include "runtime/common.h"
 
 #include <string.h>
 
-/* The statistics of the rows of one head of the task, into the arena: max, sum, 1/sum. */
+/* The statistics of the rows of one head of the task, into the room: max, sum, 1/sum. */
 static void
-load_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
+load_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_room *room)
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
-    char *max = mha_state_at(plan, task, rows, arena->max), *sum = mha_state_at(plan, task, rows, arena->sum);
+    char *max = mha_state_at(plan, task, rows, room->max), *sum = mha_state_at(plan, task, rows, room->sum);
 
     memcpy(max, (const char *)plan->row_max + at, n_bytes);
     memcpy(sum, (const char *)plan->row_sum + at, n_bytes);
-    k->invert_sums(rows->rows, max, sum, mha_state_at(plan, task, rows, arena->inverse));
+    k->invert_sums(rows->rows, max, sum, mha_state_at(plan, task, rows, room->inverse));
 }
 
 static char *
@@ -36,21 +36,21 @@ static void
 weigh_block(mha_walk *walk)
 {
     const mha_plan *plan = walk->plan;
-    const mha_arena *arena = walk->arena;
+    const mha_room *room = walk->room;
     const mha_rows *tile = &walk->tile;
     const mha_key_block *block = &walk->block;
     const mha_kernels *k = plan->kernels;
     const size_t row_bytes = plan->args->keys * k->itemsize, first_row = mha_task_row(plan, walk->task, tile);
     char *weights = weights_at(plan, tile);
 
-    mha_score_tile(plan, tile, arena, &walk->block);
+    mha_score_tile(plan, tile, room, &walk->block);
     for (size_t i = 0; i < tile->rows; i++) {
         const size_t stat = (first_row + i) * k->itemsize;
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         if (seen.first < seen.last) {
             const size_t at = i * plan->score_stride + seen.first - block->first_key;
-            k->weights_row(seen.last - seen.first, arena->scores + at * k->itemsize, arena->max + stat,
-                           arena->inverse + stat, weights + i * row_bytes + seen.first * k->itemsize);
+            k->weights_row(seen.last - seen.first, room->scores + at * k->itemsize, room->max + stat,
+                           room->inverse + stat, weights + i * row_bytes + seen.first * k->itemsize);
         }
     }
 }
@@ -70,11 +70,11 @@ mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, c
 
 /* Zeros outside each row's keys; and what empty rows get.  For one head of the task. */
 static void
-fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_arena *arena)
+fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, const mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const char *sum = mha_state_at(plan, task, rows, arena->sum);
+    const char *sum = mha_state_at(plan, task, rows, room->sum);
 
     for (size_t i = 0; i < rows->rows; i++) {
         char *row = weights_at(plan, rows) + i * args->keys * k->itemsize;
@@ -92,22 +92,21 @@ void
 mha_weights_task(void *context, size_t task_number, unsigned worker)
 {
     const mha_plan *plan = context;
-    mha_arena arena;
+    const mha_room *room = &plan->rooms[worker];
     mha_rows task, rows;
     mha_walk walk;
 
-    mha_plan_arena(plan, worker, &arena);
-    mha_task_rows(plan, task_number, &arena, &task);
+    mha_task_rows(plan, task_number, room, &task);
     for (size_t g = 0; g < plan->group; g++) {
         mha_task_head(&task, g, &rows);
-        load_statistics(plan, &task, &rows, &arena);
+        load_statistics(plan, &task, &rows, room);
     }
-    mha_walk_start(&walk, plan, &task, &arena, plan->group, task.keys);
+    mha_walk_start(&walk, plan, &task, room, plan->group, task.keys);
     while (mha_walk_next(&walk)) {
         weigh_block(&walk);
     }
     for (size_t g = 0; g < plan->group; g++) {
         mha_task_head(&task, g, &rows);
-        fill_outside(plan, &task, &rows, &arena);
+        fill_outside(plan, &task, &rows, room);
     }
 }

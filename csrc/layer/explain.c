@@ -41,10 +41,10 @@ mha_threads_explain(void)
 
 /* Tiles of queries that meet a key block, for one head of the task; and the most blocks that one of them meets. */
 static void
-count_task(const mha_plan *plan, size_t task_number, mha_arena *arena, mha_attention_facts *facts)
+count_task(const mha_plan *plan, size_t task_number, const mha_room *room, mha_attention_facts *facts)
 {
     mha_rows task;
-    mha_task_rows(plan, task_number, arena, &task);
+    mha_task_rows(plan, task_number, room, &task);
 
     for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
         mha_rows tile;
@@ -68,10 +68,10 @@ count_tiles(const mha_plan *plan, mha_attention_facts *facts)
     if (status != MHA_OK) {
         return status;
     }
-    mha_arena arena = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
+    const mha_room room = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
     for (size_t item = 0; item < args->batch && plan->n_tasks > 0; item++) {
         for (size_t task = 0; task < plan->tasks_per_head; task++) {
-            count_task(plan, item * args->kv_heads * plan->tasks_per_head + task, &arena, facts);
+            count_task(plan, item * args->kv_heads * plan->tasks_per_head + task, &room, facts);
         }
     }
     facts->n_tiles *= args->heads;
@@ -86,7 +86,7 @@ explain_plan(const mha_plan *plan, const mha_attention_args *args, mha_attention
     mha_status status;
 
     *facts = (mha_attention_facts){
-        .share = mha_threads_share(plan->n_tasks * plan->n_splits, plan->work),
+        .share = mha_threads_share(plan->n_tasks * plan->blocks_abreast, plan->work),
         .batch = args->batch,
         .heads = args->heads,
         .kv_heads = args->kv_heads,
@@ -97,9 +97,9 @@ explain_plan(const mha_plan *plan, const mha_attention_args *args, mha_attention
         .key_block = plan->key_block,
         .tile_queries = mha_min(plan->tile_rows, mha_max(args->queries, 1)),
         .task_queries = mha_min(plan->task_queries, mha_max(args->queries, 1)),
-        .task_heads = plan->heads_at_once * (args->heads / args->kv_heads),
-        .n_splits = plan->n_splits,
-        .by_columns = plan->by_columns,
+        .task_heads = plan->task_heads / plan->group * (args->heads / args->kv_heads),
+        .n_splits = plan->blocks_abreast,
+        .by_columns = mha_by_columns(plan),
         .weights_again = plan->weights_later,
     };
     MHA_ASSERT(facts->share.n_threads == plan->n_workers);
@@ -115,7 +115,7 @@ mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts
     mha_plan plan;
 
     mha_fold_heads(args, &folded);
-    mha_status status = mha_plan_init(&plan, &folded, MHA_PLAN_FORWARD, &scratch);
+    mha_status status = mha_plan_init(&plan, &folded, MHA_PASS_FORWARD, &scratch);
 
     if (status == MHA_OK) {
         status = explain_plan(&plan, args, facts);
@@ -193,14 +193,14 @@ explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_fa
     const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_layer_job job;
-    const mha_status status = mha_layer_plan(&job, &first, MHA_PLAN_IN_TASK);
+    const mha_status status = mha_layer_plan(&job, &first, MHA_PASS_IN_TASK);
 
     MHA_ASSERT(share.n_threads == slices.n_workers);
     if (status == MHA_OK) {
         (void)mha_scratch_add(&scratch, slices.n_workers, mha_layer_slice_bytes(whole, &slices));
         facts->scratch_bytes = scratch.total_bytes;
         facts->attention.task_queries = job.plan.task_queries;
-        facts->attention.n_splits = job.plan.n_splits;
+        facts->attention.n_splits = job.plan.blocks_abreast;
         facts->attention.share = share;
         for (int i = 0; i <= MHA_N_INPUTS; i++) {
             facts->projections[i].share = share;
@@ -217,7 +217,7 @@ mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
     mha_layer_args packed;
     mha_layer_job job;
     const int packs = mha_layer_packs(args, &packed, &packing);
-    mha_status status = mha_layer_plan(&job, packs ? &packed : args, MHA_PLAN_FORWARD);
+    mha_status status = mha_layer_plan(&job, packs ? &packed : args, MHA_PASS_FORWARD);
 
     *facts = (mha_layer_facts){.scratch_bytes = 0};
     if (status == MHA_OK) {

@@ -99,7 +99,7 @@ plan_memory(mha_layer_job *job)
         job->n_tasks += in->n_tasks;
     }
     job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &a->W_o));
-    job->n_workers = job->use == MHA_PLAN_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
+    job->n_workers = job->pass == MHA_PASS_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
     job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
     if (a->W_o.weight != NULL && a->context == NULL) {
         const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
@@ -308,13 +308,13 @@ mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
 }
 
 mha_status
-mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_plan_use use)
+mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass)
 {
     mha_status status = mha_layer_describe(job, args);
 
-    job->use = use;
+    job->pass = pass;
     if (status == MHA_OK) {
-        status = mha_plan_init(&job->plan, &job->attention, use, &job->scratch);
+        status = mha_plan_init(&job->plan, &job->attention, pass, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_memory(job);

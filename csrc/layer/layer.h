@@ -5,7 +5,7 @@
 #ifndef MHA_LAYER_H
 #define MHA_LAYER_H
 
-#include "attention/attention.h"
+#include "attention/rows.h"
 #include "linear.h"
 
 enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
@@ -29,7 +29,7 @@ typedef struct {
     mha_plan plan;
     mha_layer_input inputs[MHA_N_INPUTS];
     mha_scratch scratch;
-    mha_plan_use use;
+    mha_pass pass;
     size_t needed_at;           /* of the intervals of needed rows: keys of all items, then values */
     size_t context_at;          /* of the attention output, where W_o follows */
     size_t gather_at, pointers_at, gather_bytes, pointers_bytes; /* one part per worker */
@@ -50,7 +50,7 @@ mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t
 MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
 
 /* mha_layer_describe, the plan of attention, and all sizes of the forward call's scratch memory. */
-MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_plan_use use);
+MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass);
 
 /* All steps of a planned job whose scratch memory is there. */
 void mha_layer_run(mha_layer_job *job);

@@ -110,7 +110,7 @@ mha_layer_slice_bytes(const mha_layer_job *whole, const mha_layer_slices *slices
     for (size_t slice = 0; slices->n > 1 && slice < slices->n; slice += slices->n - 1) {
         const mha_layer_args args = mha_layer_items(whole, slice * slices->items, slices->items);
         mha_layer_job job;
-        const mha_status status = mha_layer_plan(&job, &args, MHA_PLAN_IN_TASK);
+        const mha_status status = mha_layer_plan(&job, &args, MHA_PASS_IN_TASK);
 
         most = mha_max(most, status == MHA_OK ? job.scratch.total_bytes : SIZE_MAX);
     }
@@ -130,11 +130,11 @@ run_slice(void *context, size_t slice, unsigned worker)
     const sliced_call *call = context;
     const mha_layer_args args = mha_layer_items(call->whole, slice * call->slices.items, call->slices.items);
     mha_layer_job job;
-    const mha_status status = mha_layer_plan(&job, &args, MHA_PLAN_IN_TASK);
+    const mha_status status = mha_layer_plan(&job, &args, MHA_PASS_IN_TASK);
 
     (void)status; /* sizes that were planned before: see mha_layer_slice_bytes */
     MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->bytes);
-    job.plan.first_item = slice * call->slices.items;
+    job.attention.first_item = slice * call->slices.items;
     job.scratch.base = call->memory + worker * call->bytes;
     mha_layer_run(&job);
 }
@@ -194,7 +194,7 @@ mha_layer_forward(const mha_layer_args *args)
     if (mha_layer_packs(args, &packed, &packing)) {
         args = &packed;
     }
-    status = mha_layer_plan(&job, args, MHA_PLAN_FORWARD);
+    status = mha_layer_plan(&job, args, MHA_PASS_FORWARD);
     if (status != MHA_OK) {
         return status;
     }

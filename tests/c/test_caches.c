@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "attention/attention.h"
+#include "attention/plan.h"
 #include "layer/linear.h"
 #include "mha.h"
 

@@ -1,5 +1,5 @@
 /*
- * short.c: attention over few keys, in which a row of scores is a vector or two: tiles of one head, or single queries
+ * columns.c: attention over few keys, in which a row of scores is a vector or two: tiles of one head, or single queries
  * of several items.
  *
  * The work per head is then little more than the two products, and the scores stand transposed, a row for
@@ -7,14 +7,14 @@
  * values reads the weights by columns, which costs nothing.  All additions are those of forward.c,
  * in the same order.
  */
-#include "walk.h"
+#include "forward.h"
 
 /* average_row takes one sum over all keys of a row, other tiles one a part: the same bits, if there is one part. */
 _Static_assert(MHA_SHORT_KEYS <= MHA_VALUE_PART, "short rows have several parts");
 
 /* Scores of the tile's queries (columns) against its keys (rows). */
 static void
-score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena)
+score_columns(const mha_plan *plan, const mha_rows *tile, const mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -26,14 +26,14 @@ score_columns(const mha_plan *plan, const mha_rows *tile, const mha_arena *arena
         .a = mha_operand_at(k, &args->k, tile->item, tile->key_head, 0),
         .a_row = args->k.row_stride,
         .a_step = 1,
-        .b = {.data = arena->packed_keys, .layout = MHA_PANELS},
-        .c = arena->scores,
+        .b = {.data = room->panels, .layout = MHA_PANELS},
+        .c = room->scores,
         .c_row = (ptrdiff_t)plan->score_stride,
         .scale = &plan->scale,
     };
 
     k->pack_panels(mha_operand_at(k, &args->q, tile->item, tile->head, tile->query), args->q.row_stride, 0, tile->rows,
-                   args->head_dim, arena->packed_keys);
+                   args->head_dim, room->panels);
     k->product(&product);
 }
 
@@ -60,64 +60,78 @@ write_ends(const mha_plan *plan, const mha_rows *tile, char *ends)
     }
 }
 
+/*
+ * The softmax of `queries` columns of `keys` scores, whose statistics are those of the task from row `state` on; and
+ * the weights, if they are wanted, from row `at` of the (B,H,Q) arrays on.  Returns 1 if a row is empty.
+ */
+static int
+softmax_columns(const mha_plan *plan, const mha_room *room, size_t queries, size_t keys, const char *ends, size_t state,
+                size_t at)
+{
+    const mha_kernels *k = plan->kernels;
+    const size_t n_keys = plan->args->keys;
+    const mha_softmax_columns softmax = {
+        .queries = queries,
+        .keys = keys,
+        .ends = ends,
+        .scores = room->scores,
+        .scores_row = (ptrdiff_t)plan->score_stride,
+        .max = room->max + state * k->itemsize,
+        .sum = room->sum + state * k->itemsize,
+        .inverse = room->inverse + state * k->itemsize,
+    };
+    const int has_empty = k->softmax_columns(&softmax);
+
+    if (plan->args->weights != NULL) {
+        k->weights_columns(&softmax, n_keys, (char *)plan->args->weights + at * n_keys * k->itemsize);
+    }
+    return has_empty;
+}
+
 int
-mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_arena *arena)
+mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_room *room)
 {
     const mha_kernels *k = plan->kernels;
     const mha_key_block block = {.keys = {0, tile->keys.last}};
-    char *inverse = mha_state_at(plan, task, tile, arena->inverse);
-    const mha_softmax_columns softmax = {
-        .queries = tile->rows,
-        .keys = tile->keys.last,
-        .ends = tile->row_keys != NULL ? arena->ends : NULL,
-        .scores = arena->scores,
-        .scores_row = (ptrdiff_t)plan->score_stride,
-        .max = mha_state_at(plan, task, tile, arena->max),
-        .sum = mha_state_at(plan, task, tile, arena->sum),
-        .inverse = inverse,
-    };
+    const char *ends = tile->row_keys != NULL ? room->ends : NULL;
+    const size_t state = mha_task_row(plan, task, tile);
     mha_product product;
 
-    if (tile->row_keys != NULL) { /* some time before they are read as vectors */
-        write_ends(plan, tile, arena->ends);
+    if (ends != NULL) { /* some time before they are read as vectors */
+        write_ends(plan, tile, room->ends);
     }
-    score_columns(plan, tile, arena);
-    const int has_empty = k->softmax_columns(&softmax);
-    if (plan->args->weights != NULL) {
-        const size_t keys = plan->args->keys, at = mha_row_index(plan, tile) * keys * k->itemsize;
-        k->weights_columns(&softmax, keys, (char *)plan->args->weights + at);
-    }
-    mha_describe_value_product(plan, tile, arena, &block, &product);
+    score_columns(plan, tile, room);
+    const int has_empty =
+        softmax_columns(plan, room, tile->rows, tile->keys.last, ends, state, mha_row_index(plan, tile));
+    mha_describe_value_product(plan, tile, room, &block, &product);
     product.a_row = 1;
     product.a_step = (ptrdiff_t)plan->score_stride;
     product.c = mha_result_at(k, &plan->args->out, tile->item, tile->head, tile->query);
     product.c_row = plan->args->out.row_stride;
-    product.scale = inverse;
+    product.scale = room->inverse + state * k->itemsize;
     product.scale_step = 1;
-    mha_guarded_product(plan, tile, arena, &block, &product, 0);
+    mha_guarded_product(plan, tile, room, &block, &product, 0);
     return has_empty;
 }
 
-/*
- * One query an item, as in a decoder: the columns are the rows of several tasks, whose heads follow each other.
- */
+/* --- One query an item, as in a decoder: the columns are the rows of several items ------------------ */
 
-/* The rows of task `number`, whose first column is `column`: what they see, and their scores. */
+/* The rows of key head `number` of all items, whose first column is `column`: what they see, and their scores. */
 static mha_rows
-score_items(const mha_plan *plan, size_t number, size_t column, mha_arena *arena)
+score_items(const mha_plan *plan, size_t number, size_t column, const mha_room *room)
 {
     const mha_kernels *k = plan->kernels;
     mha_rows row;
 
-    mha_task_rows(plan, number, arena, &row);
+    mha_task_rows(plan, number, room, &row);
     row.row_keys = NULL; /* of one row */
     for (size_t g = 0; g < plan->group; g++, row.head++) {
         mha_additive additive = mha_describe_additive(plan, &row, row.keys);
 
-        additive.scores = arena->scores + (column + g) * k->itemsize;
+        additive.scores = room->scores + (column + g) * k->itemsize;
         additive.scores_step = (ptrdiff_t)plan->score_stride;
         k->additive_scores(&additive);
-        write_end(plan, arena->ends, column + g, row.keys.last);
+        write_end(plan, room->ends, column + g, row.keys.last);
     }
     row.head -= plan->group;
     return row;
@@ -125,7 +139,7 @@ score_items(const mha_plan *plan, size_t number, size_t column, mha_arena *arena
 
 /* The rows' weights, one column for each, times their values. */
 static void
-average_items(const mha_plan *plan, const mha_rows *task, size_t column, const mha_arena *arena)
+average_items(const mha_plan *plan, const mha_rows *task, size_t column, const mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -135,11 +149,11 @@ average_items(const mha_plan *plan, const mha_rows *task, size_t column, const m
         const mha_average row = {
             .keys = task->keys.last,
             .cols = args->value_dim,
-            .weights = arena->scores + at,
+            .weights = room->scores + at,
             .weights_step = (ptrdiff_t)plan->score_stride,
             .values = mha_operand_at(k, &args->v, task->item, task->key_head, 0),
             .values_row = args->v.row_stride,
-            .scale = arena->inverse + at,
+            .scale = room->inverse + at,
             .out = mha_result_at(k, &args->out, task->item, task->head + g, 0),
         };
         k->average_row(&row);
@@ -148,54 +162,39 @@ average_items(const mha_plan *plan, const mha_rows *task, size_t column, const m
 
 /* The columns behind the last row: a score of 0 for one key, so that no lane works with what memory held. */
 static void
-fill_columns(const mha_plan *plan, size_t first, const mha_arena *arena)
+fill_columns(const mha_plan *plan, size_t first, const mha_room *room)
 {
     for (size_t i = first; i % plan->kernels->lanes != 0; i++) {
-        plan->kernels->fill(1, 0, arena->scores + i * plan->kernels->itemsize);
-        write_end(plan, arena->ends, i, 1);
+        plan->kernels->fill(1, 0, room->scores + i * plan->kernels->itemsize);
+        write_end(plan, room->ends, i, 1);
     }
 }
 
 void
-mha_attend_items(void *context, size_t number, unsigned worker)
+mha_items_task(void *context, size_t number, unsigned worker)
 {
     const mha_plan *plan = context;
-    const mha_kernels *k = plan->kernels;
-    const size_t first = number * plan->heads_at_once, n_heads = plan->args->batch * plan->args->kv_heads;
-    const size_t n = mha_min(plan->heads_at_once, n_heads - first), rows = n * plan->group;
-    mha_rows tasks[MHA_SHORT_ITEMS];
-    mha_arena arena;
+    const mha_attention_args *args = plan->args;
+    const mha_room *room = &plan->rooms[worker];
+    const size_t at_once = plan->task_heads / plan->group, first = number * at_once;
+    const size_t n = mha_min(at_once, args->batch * args->kv_heads - first), rows = n * plan->group;
+    mha_rows heads[MHA_SHORT_ITEMS];
 
-    mha_plan_arena(plan, worker, &arena);
-    const mha_softmax_columns softmax = {
-        .queries = rows,
-        .keys = plan->args->keys,
-        .ends = arena.ends,
-        .scores = arena.scores,
-        .scores_row = (ptrdiff_t)plan->score_stride,
-        .max = arena.max,
-        .sum = arena.sum,
-        .inverse = arena.inverse,
-    };
     for (size_t i = 0; i < n; i++) {
         if (plan->watched && mha_interrupted()) {
             return;
         }
-        tasks[i] = score_items(plan, first + i, i * plan->group, &arena);
+        heads[i] = score_items(plan, first + i, i * plan->group, room);
     }
-    fill_columns(plan, rows, &arena);
-    const int has_empty = k->softmax_columns(&softmax);
-    if (plan->args->weights != NULL) {
-        const size_t keys = plan->args->keys, at = first * plan->group * keys * k->itemsize;
-        k->weights_columns(&softmax, keys, (char *)plan->args->weights + at);
-    }
+    fill_columns(plan, rows, room);
+    const int has_empty = softmax_columns(plan, room, rows, args->keys, room->ends, 0, first * plan->group);
     for (size_t i = 0; i < n; i++) {
-        average_items(plan, &tasks[i], i * plan->group, &arena);
+        average_items(plan, &heads[i], i * plan->group, room);
     }
-    for (size_t i = 0; i < n && (has_empty || plan->row_max != NULL || plan->args->lse != NULL); i++) {
-        mha_arena own = arena;
-        own.max = arena.max + i * plan->group * k->itemsize;
-        own.sum = arena.sum + i * plan->group * k->itemsize;
-        mha_finish_task(plan, &tasks[i], &own, has_empty);
+    for (size_t i = 0; i < n && (has_empty || plan->row_max != NULL || args->lse != NULL); i++) {
+        mha_room own = *room;
+        own.max += i * plan->group * plan->kernels->itemsize;
+        own.sum += i * plan->group * plan->kernels->itemsize;
+        mha_finish_task(plan, &heads[i], &own, has_empty);
     }
 }

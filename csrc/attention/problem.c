@@ -1,0 +1,102 @@
+/*
+ * problem.c: a call of attention before anything is chosen: its sizes checked, its heads folded, its facts noted.
+ */
+#include "plan.h"
+
+#include "runtime/common.h"
+#include "runtime/threads_interrupt.h"
+
+static int
+sizes_overflow(const mha_attention_args *args, size_t itemsize)
+{
+    const size_t widest = mha_max(args->head_dim, args->value_dim);
+    size_t scores = args->batch, out = widest, keys = args->head_dim;
+
+    return mha_mul_size(&scores, args->heads) < 0 || mha_mul_size(&scores, args->queries) < 0 ||
+           mha_mul_size(&scores, itemsize * 4) < 0 || mha_mul_size(&out, scores) < 0 ||
+           mha_mul_size(&keys, args->keys) < 0 || mha_mul_size(&keys, itemsize * 4) < 0 ||
+           args->relative_reach > PTRDIFF_MAX / 64 / mha_max(args->heads, 1) ||
+           mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
+}
+
+/* Where a part stands in a larger call: no further than may be, and with no corner that it cannot know. */
+static int
+origin_is_sane(const mha_attention_args *args)
+{
+    const mha_visibility *v = &args->visible;
+    const size_t furthest = mha_max(mha_max(v->first_query, v->first_key), mha_max(args->first_item, args->first_head));
+
+    return furthest <= MHA_LAST_PLACE &&
+           (v->causal != MHA_CAUSAL_BOTTOM_RIGHT || (v->first_query == 0 && v->first_key == 0));
+}
+
+/* A cheap second look: the binding has checked all this in the user's words. */
+static int
+is_sane(const mha_attention_args *args)
+{
+    return (args->row_max == NULL) == (args->row_sum == NULL) && args->heads > 0 && args->kv_heads > 0 &&
+           args->heads % args->kv_heads == 0 &&
+           (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
+            args->visible.lens_per_batch == args->queries) &&
+           args->dropout >= 0 && args->dropout <= 1 && args->softcap >= 0 && origin_is_sane(args);
+}
+
+/* Nothing that goes by the number of a head or by a query's place, but that a last query sees all keys. */
+static int
+can_fold_heads(const mha_attention_args *args)
+{
+    mha_visibility visible = args->visible;
+
+    if (visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
+        visible.causal = MHA_CAUSAL_NONE;
+    }
+    return args->queries == 1 && args->kv_heads > 0 && args->heads > args->kv_heads && is_sane(args) &&
+           mha_same_for_all_queries(&visible) && args->additive_weights == NULL && args->relative_bias == NULL &&
+           args->sinks == NULL && args->dropout == 0;
+}
+
+static void
+fold_mask(mha_mask *mask, ptrdiff_t group)
+{
+    mask->query_stride = mask->head_stride;
+    mask->head_stride *= group;
+}
+
+void
+mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded)
+{
+    *folded = *args;
+    if (!can_fold_heads(args)) {
+        return;
+    }
+    const ptrdiff_t group = (ptrdiff_t)(args->heads / args->kv_heads);
+    folded->heads = args->kv_heads;
+    folded->queries = (size_t)group;
+    folded->visible.causal = MHA_CAUSAL_NONE;
+    folded->q.row_stride = args->q.head_stride;
+    folded->q.head_stride *= group;
+    folded->out.row_stride = args->out.head_stride;
+    folded->out.head_stride *= group;
+    fold_mask(&folded->keep_mask, group);
+    fold_mask(&folded->bias, group);
+}
+
+mha_status
+mha_plan_describe(mha_plan *plan, const mha_attention_args *args, mha_pass pass)
+{
+    const mha_kernels *k = mha_kernels_for(args->dtype);
+
+    if (k == NULL || !is_sane(args)) {
+        return MHA_ERR_ARG;
+    }
+    if (sizes_overflow(args, k->itemsize)) {
+        return MHA_ERR_SIZE;
+    }
+    *plan = (mha_plan){.pass = pass, .args = args, .kernels = k, .row_max = args->row_max, .row_sum = args->row_sum};
+    plan->scale = mha_scalar_from(k, args->scale);
+    plan->one = mha_scalar_from(k, 1);
+    plan->same_visibility = mha_same_for_all_queries(&args->visible);
+    plan->group = args->heads / args->kv_heads;
+    plan->watched = mha_interrupt_watched();
+    return MHA_OK;
+}

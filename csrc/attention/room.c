@@ -1,0 +1,86 @@
+/*
+ * room.c: how large the buffers of a worker are, and where they lie: both in the one list of mha_room_place.
+ */
+#include "room.h"
+
+#include "runtime/common.h"
+
+#define LARGEST ((size_t)PTRDIFF_MAX)
+
+typedef struct {
+    char *base;
+    size_t used;
+} cursor;
+
+/* The next `count` things of at most MHA_ALIGN bytes. */
+static void *
+take(cursor *at, size_t count, size_t size)
+{
+    void *place = (void *)((uintptr_t)at->base + at->used);
+    const size_t n_bytes = count > LARGEST / MHA_ALIGN ? LARGEST : mha_round_up(count * size, MHA_ALIGN);
+
+    at->used = mha_min(at->used, LARGEST) + n_bytes; /* never less than LARGEST again */
+    return place;
+}
+
+/* Rows of the packed panels, of head_dim numbers each. */
+static size_t
+panel_rows(const mha_plan *plan, size_t keys)
+{
+    const size_t width = plan->kernels->panel_width;
+
+    switch (plan->way) {
+    case MHA_WAY_PACKED:
+        return keys;
+    case MHA_WAY_IN_PLACE:
+        return width;
+    case MHA_WAY_COLUMNS:
+        return mha_round_up(plan->tile_rows, width);
+    default:
+        return 0;
+    }
+}
+
+size_t
+mha_room_place(const mha_plan *plan, char *base, mha_room *room)
+{
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const size_t number = k->itemsize;
+    const int backward = plan->pass == MHA_PASS_BACKWARD, by_columns = mha_by_columns(plan);
+    const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
+    const size_t features = mha_round_up(args->head_dim, k->lanes), values = mha_round_up(args->value_dim, k->lanes);
+    const size_t tile = plan->tile_rows, in_tile = backward ? 0 : tile, stride = plan->score_stride;
+    const size_t task = plan->task_queries * plan->task_heads, in_task = backward ? 0 : task;
+    const size_t compensated = mha_compensates(plan) ? values : 0;
+    cursor at = {base, 0};
+
+    room->panels = take(&at, panel_rows(plan, keys) * args->head_dim, number);
+    room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
+    room->dense_rows = take(&at, plan->copies_rows ? keys * (backward ? features : values) : 0, number);
+    room->visible_rows = take(&at, mha_hides_single_keys(plan) ? mha_max(keys, tile) * mha_max(features, values) : 0,
+                              number);
+    room->scores = take(&at, (by_columns ? args->keys : tile) * stride, number);
+    room->factors = take(&at, plan->factor_rows * stride, number);
+    room->grads = take(&at, backward ? tile * stride : 0, number);
+    room->slopes = take(&at, plan->keeps_slopes ? tile * stride : 0, number);
+    room->block_out = take(&at, in_tile * values, number);
+    room->ends = take(&at, by_columns && (plan->way == MHA_WAY_ITEMS || !plan->same_visibility) ? stride : 0, number);
+    room->max = take(&at, task, number);
+    room->sum = take(&at, task, number);
+    room->sum_compensation = take(&at, in_task, number);
+    room->inverse = take(&at, task, number);
+    room->delta = take(&at, backward ? task : 0, number);
+    room->out_compensation = take(&at, in_task * compensated, number);
+    room->rescale = take(&at, in_tile, number);
+    room->factor = take(&at, in_tile, number);
+    room->block_max = take(&at, in_tile, number);
+    room->block_sum = take(&at, in_tile, number);
+    room->mean = take(&at, backward ? 0 : values, number);
+    room->mean_compensation = take(&at, backward ? 0 : compensated, number);
+    room->span_grad_q = take(&at, plan->n_spans > 1 && plan->spans_abreast == 1 ? task * args->head_dim : 0, number);
+    room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
+    room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
+    room->n_visible = take(&at, backward ? tile : 0, sizeof(size_t));
+    return at.used;
+}

@@ -1,0 +1,44 @@
+/*
+ * scores.h: scores of one tile of queries against one block of keys.
+ */
+#ifndef MHA_SCORES_H
+#define MHA_SCORES_H
+
+#include "rows.h"
+
+/*
+ * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
+ * key; the first `visible` of them reach to the last visible key, the rest only fill a vector.
+ */
+typedef struct {
+    size_t first_key;  /* of the block */
+    mha_interval keys; /* of the block, as far as the tile sees them */
+    size_t from, width, visible;
+} mha_key_block;
+
+/* Address of the mask's element for (row of the tile, key). */
+MHA_INLINE const char *
+mha_mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row, size_t key)
+{
+    const ptrdiff_t offset = (ptrdiff_t)tile->item * mask->batch_stride + (ptrdiff_t)tile->head * mask->head_stride +
+                             (ptrdiff_t)(tile->query + row) * mask->query_stride + (ptrdiff_t)key * mask->key_stride;
+    return (const char *)mask->data + offset * (ptrdiff_t)itemsize;
+}
+
+/*
+ * How a row's keys lie to its table of relative biases: those before `near` take its first number, those from `far` on
+ * its last, and the key `near` takes number `at` and so on.
+ */
+typedef struct {
+    size_t near, far, at;
+} mha_relative;
+
+mha_relative mha_relative_keys(const mha_plan *plan, size_t query, mha_interval keys);
+
+/* Describes additive scores of the tile and these keys; the caller adds where to. */
+mha_additive mha_describe_additive(const mha_plan *plan, const mha_rows *tile, mha_interval keys);
+
+/* Scores of the tile against one block, masks applied, into room->scores; *block says where. */
+void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_room *room, mha_key_block *block);
+
+#endif
