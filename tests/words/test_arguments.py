@@ -112,7 +112,9 @@ def test_element_types(call, name, kind):
 def test_things_that_are_no_arrays(call, name):
     array = CALLS[call].arguments[name]
     if name not in ("W_q", "W_k"):  # those are optional
-        refused(call, TYPE, f"{name} must be an array, got None", **{name: None})
+        left_out = name == "values"  # of a layer: its callers may well have forgotten them
+        said = "missing or None: values" if left_out else f"{name} must be an array, got None"
+        refused(call, TYPE, said, **{name: None})
     refused(call, TYPE, f"{name} must be an array, got object", **{name: object()})
     refused(call, TYPE, f"{name} must be an array, got str", **{name: "queries"})
     refused(call, TYPE, f"{name} is a masked array", **{name: np.ma.masked_array(array, mask=array > 0)})
