@@ -111,15 +111,16 @@ def to_lengths(value: Any) -> Any:
 def _from_length_list(value: Any) -> Array:
     """Numbers that no integer of 64 bits holds are as good as the nearest one that it does."""
     try:
-        if {*map(type, value)} == {int}:
-            return np.array(value, INT64)
-        return np.asarray(value)
+        array = np.array(value, INT64) if {*map(type, value)} == {int} else np.asarray(value)
     except OverflowError:
-        return np.array([min(max(item, -MOST - 1), MOST) for item in value], INT64)
+        array = np.asarray(value, object)
     except RuntimeError:  # a list of tensors that require grad
         return _from_list(value, "valid_lens")
     except (ValueError, Warning):
         raise ValueError("valid_lens is a ragged list: expected B lengths, or B rows of Q") from None
+    if array.dtype == object and all(type(item) is int for item in array.flat):
+        return np.clip(array, -MOST - 1, MOST).astype(INT64)
+    return array
 
 
 def like_input(array: Array, as_tensor: bool) -> Any:

@@ -385,7 +385,7 @@ class AttentionModule(TakesArrays):
     def _shown(self, heads: Optional[int]) -> Any:
         last = self._last
         if last is None:
-            raise AttributeError
+            raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
         if type(last) is tuple:
             shown = read(last)
             if shown is None:
@@ -400,10 +400,8 @@ class AttentionModule(TakesArrays):
         child = self.__dict__.get("_modules", {}).get(name)
         if child is not None:  # `mha.attention.attention_weights` in each call of the book's encoder
             return child
-        if name == "attention_weights" and name not in self.__dict__.get("_parameters", {}):
-            raise AttributeError(
-                f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
-            )
+        if isinstance(getattr(type(self), name, None), property) and name not in self.__dict__.get("_parameters", {}):
+            return object.__getattribute__(self, name)  # it has failed: once more, for its own words
         return super().__getattr__(name)
 
     # What a module remembers of the last calls goes with the mode, the numbers and the type that they had.

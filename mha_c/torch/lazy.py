@@ -21,6 +21,7 @@ _KNOWN = {  # answered from shape and type alone
 }
 _NUMBERS_ALONE = {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__repr__, Tensor.__deepcopy__,
                   Tensor.__reduce_ex__, Tensor.__dlpack__}  # fmt: skip
+_REQUIRES_GRAD: Any = getattr(Tensor, "requires_grad").__get__  # noqa: B009  the descriptor's
 _HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
 DTYPES = {"f": torch.float32, "d": torch.float64}
 
@@ -42,14 +43,16 @@ class Recipe:
         self._saved = None
 
     def tensor(self) -> Tensor:
+        saved = self._saved  # before the look: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
-            self._keep(saved_weights(self._saved))
+            self._keep(saved_weights(saved))
         assert self._tensor is not None
         return self._tensor
 
     def kept(self) -> Any:
         """The numbers as a tensor where they are there, or what they can be computed from."""
-        return self._saved if self._tensor is None else self._tensor
+        saved = self._saved
+        return saved if self._tensor is None else self._tensor
 
     def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
         """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them.
@@ -62,8 +65,9 @@ class Recipe:
         return result
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
+        saved = self._saved
         if self._tensor is None:
-            q, k, row_max = self._saved[2], self._saved[3], self._saved[5]
+            q, k, row_max = saved[2], saved[3], saved[5]
             sizes, dtype = (*row_max.shape, k.shape[1]), self._dtype or DTYPES[q.dtype.char]
         else:
             sizes, dtype = self._tensor.shape, self._tensor.dtype
@@ -140,8 +144,15 @@ class LazyWeights(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        if func in _HAVE_NO_GRADIENT or (func is torch.autograd.grad and any(type(x) is cls for x in args[1])):
+                found = func(*args, **(kwargs or {}))
+            return found or (func == _REQUIRES_GRAD and numbers_are_a_leaf(args[0]))
+        if func in _HAVE_NO_GRADIENT:
+            asked = args[:1]
+        elif func is torch.autograd.grad:
+            asked = args[1] if isinstance(args[1], (tuple, list)) else args[1:2]
+        else:
+            asked = ()
+        if any(type(x) is cls and not numbers_are_a_leaf(x) for x in asked):
             raise RuntimeError(
                 "mha_c computes the output of a layer without its attention_weights, so the output has no gradient "
                 "for them; a hook on the layer's dropout module is called with weights that the output depends on"
@@ -177,12 +188,18 @@ def computed(weights: Tensor) -> Tensor:
     """A lazy tensor's plain one, the same at each use; a function of it where autograd is looking."""
     if type(weights) is not LazyWeights:
         return weights
-    if not (weights.requires_grad and torch.is_grad_enabled()):
+    if numbers_are_a_leaf(weights) or not (weights.requires_grad and torch.is_grad_enabled()):
         return numbers(weights)
     result: Optional[Tensor] = weights.__dict__.get("_function")
     if result is None:
         result = weights.__dict__["_function"] = NumbersOf.apply(weights, [numbers(weights)])
     return result
+
+
+def numbers_are_a_leaf(weights: Any) -> bool:
+    """Whether a program has said requires_grad_(): their gradient is one of their own, as of any tensor."""
+    found: Optional[Tensor] = weights.__dict__.get("_is")
+    return found is not None and found.requires_grad
 
 
 def numbers(weights: Tensor) -> Tensor:

@@ -297,7 +297,7 @@ def test_what_an_exporter_leaves():
     module = modules()["multi-head"].eval()
     args = (*inputs(), None)
     torch.export.export(module, args)
-    with pytest.raises(AttributeError, match="call the layer first"):
+    with pytest.raises(AttributeError, match="written down by an exporter"):
         _ = module.attention_weights
     twin = copy.deepcopy(module)
     assert torch.equal(twin(*args), module(*args)) and module.attention_weights.shape == (2, 3, 4, 7)

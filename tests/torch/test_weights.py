@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import gc
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import needs
 torch = needs.module("torch")
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
+from mha_c.torch import lazy  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 
@@ -93,3 +96,76 @@ def test_reading_weights_is_cheap():
 
     call = best(lambda: layer(x, x, x, None))
     assert best(lambda: layer.attention.attention_weights) < 0.1 * call
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("length", [4, 100])  # weights that are kept, and that are computed when looked at
+def test_requires_grad_holds(length, grad):
+    """Weights that were shown are a leaf like any tensor, until the next call."""
+    layer, x = mt.DotProductAttention(0.0), torch.randn(2, length, 8)
+    layer(x, x, x)
+    weights = layer.attention_weights
+    assert not weights.requires_grad
+    with pytest.raises(RuntimeError, match=r"without its attention_weights|does not require grad"):
+        torch.autograd.grad((weights * 2).sum(), weights)
+    assert weights.requires_grad_() is not None and weights.requires_grad and weights.is_leaf
+    assert layer.attention_weights is weights
+    with torch.set_grad_enabled(grad):
+        loss = (weights * weights).sum()
+    assert loss.requires_grad == grad
+    if grad:
+        torch.testing.assert_close(torch.autograd.grad(loss, weights)[0], 2 * weights.detach())
+        (3 * weights).sum().backward()
+        assert torch.equal(weights.grad, torch.full_like(weights.detach(), 3))
+    weights.requires_grad = False
+    assert not weights.requires_grad and not (weights * 2).requires_grad
+    left = weakref.ref(weights.requires_grad_())
+    (weights * 2).sum()
+    del weights, loss
+    layer(x, x, x)
+    gc.collect()
+    assert left() is None
+
+
+def test_threads_read_the_same_call():
+    """Another thread gets the numbers, and drops what they come from, between the question and the answer."""
+    layer, x = mt.DotProductAttention(0.0), torch.randn(2, 100, 8)
+    layer(x, x, x)
+    expected, other, slot = lazy.Recipe(layer._last[0]).tensor(), [], lazy.Recipe._tensor
+
+    class Overtaken(lazy.Recipe):
+        __slots__ = ()
+
+        @property
+        def _tensor(self):
+            found = slot.__get__(self)
+            if not other:
+                other.append(None)
+                other.append(lazy.Recipe.tensor(self))
+            return found
+
+        @_tensor.setter
+        def _tensor(self, value):
+            slot.__set__(self, value)
+
+    overtaken = Overtaken(layer._last[0])
+    del other[:]
+    assert torch.equal(overtaken.tensor(), expected) and torch.equal(other[1], expected)
+    for read in (lambda recipe: recipe.shown(None) + 0, lambda recipe: recipe.kept()[0] == "recompute"):
+        overtaken = Overtaken(layer._last[0])
+        del other[:]
+        assert read(overtaken) is not False
+
+
+def test_reading_too_early_or_behind_an_exporter():
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.randn(2, 5, 8)
+    for module in (layer, layer.attention):
+        with pytest.raises(AttributeError, match="no attention_weights yet: call the layer first"):
+            _ = module.attention_weights
+        assert not hasattr(module, "attention_weights") and getattr(module, "attention_weights", None) is None
+    with pytest.raises(AttributeError, match="no attribute 'attention_weight'"):
+        _ = layer.attention_weight
+    torch.export.export(layer, (x, x, x))
+    for module in (layer, layer.attention):
+        with pytest.raises(AttributeError, match="written down by an exporter: its attention_weights have no numbers"):
+            _ = module.attention_weights
