@@ -300,7 +300,8 @@ def test_lengths_of_any_type(case):
     "beyond",
     [
         [K, K], [K + 1, 2**31], [2**63 - 1, 2**63], [2**64, 10**40], np.array([2**64 - 1, 2**63], "u8"),
-        [[2**70, 10**40] * (Q // 2)] * B, [1e30, 5.5], [1e300, 2.0**63], np.array([2**31, 2**32 - 1], "u4"), [[10**9] * Q] * B,
+        [[2**70, 10**40] * (Q // 2)] * B,
+        [1e30, 5.5], [1e300, 2.0**63], np.array([2**31, 2**32 - 1], "u4"), [[10**9] * Q] * B,
     ],
 )  # fmt: skip
 def test_lengths_beyond_the_keys_hide_nothing(beyond):
