@@ -42,7 +42,7 @@ def run(shim, script, *arguments):
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", ISOLATED / script, *arguments],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=needs.HANGS,
     )  # fmt: skip
     return done.returncode, done.stdout
 

@@ -33,5 +33,5 @@ def test_corpus(objects, corpus):
     sources = [ROOT / "tests" / "fuzz" / name for name in (f"fuzz_{corpus.stem}.c", "replay.c")]
     link = [needs.program("cc"), *FLAGS, *includes, *sources, *folder.glob("*.o"), "-o", program, "-lm"]
     subprocess.run(link, check=True)
-    done = subprocess.run([program], input=corpus.read_text(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run([program], input=corpus.read_text(), capture_output=True, text=True, timeout=needs.HANGS)
     assert done.returncode == 0, done.stdout + done.stderr

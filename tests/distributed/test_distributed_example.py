@@ -78,7 +78,7 @@ def losses(text):
 
 def finish(process):
     try:
-        out, problems = process.communicate(timeout=200)
+        out, problems = process.communicate(timeout=needs.HANGS)
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun ends its processes
         raise
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on(tmp_path):
         if line.startswith("epoch 2"):
             os.kill(children(killed.pid)[-1], signal.SIGKILL)  # then torchrun ends the others
             break
-    killed.communicate(timeout=200)
+    killed.communicate(timeout=needs.HANGS)
     assert killed.returncode != 0
     resumed = finish(start(tmp_path, tmp_path / "killed"))
     whole = finish(straight)

@@ -12,14 +12,23 @@ import distributed_faults as cases  # noqa: E402
 from mha_c.torch import functional  # noqa: E402
 from worlds import World  # noqa: E402
 
-TIMEOUT = 4  # of the group, in seconds
-ROOM = 20  # how late an error may be seen on a machine that does other things too
+TIMEOUT = 4  # of the group, in seconds: a machine that needs longer for what no fault hinders gets more
+ROOM = 300  # how late an error may be seen on a machine that does other things too; gloo's own limit is half an hour
 
 
 def is_an_error(found, seconds):
     assert isinstance(found, str) and found.startswith("RuntimeError"), found
     assert seconds < TIMEOUT + ROOM
     return found
+
+
+def in_time(scene):
+    """What scene(timeout) gives with the first timeout within which this machine gets as far as the fault."""
+    for timeout in (TIMEOUT, 10 * TIMEOUT):
+        found = scene(timeout)
+        if found is not None:
+            return found
+    raise AssertionError(f"what no fault hinders takes longer than {timeout} s")
 
 
 @pytest.mark.parametrize("n", [2, 4])
@@ -32,14 +41,19 @@ def test_a_rank_dies_in_the_ring(n, way):
             text = is_an_error(*first)
             assert f"ring_attention: rank {rank} of {n} waited for rank" in text and "has died, hangs" in text
             assert "this group cannot be used any more" in is_an_error(*second)
-            assert second[1] < 1
+            assert second[1] < TIMEOUT  # without waiting
 
 
 def test_a_rank_that_is_late_beyond_the_timeout():
     """The others give up; when it comes back it finds them gone, and nobody mistakes its late messages for others."""
     n, victim = 4, 2
-    with World(n, timeout=TIMEOUT) as world:
-        results = world.run(cases.ring_slowly, victim, 2 * TIMEOUT)
+
+    def scene(timeout):
+        with World(n, timeout=timeout) as world:
+            results = world.run(cases.ring_slowly, victim, 2 * timeout)
+        return results if all(isinstance(found[0][0], float) for found in results) else None
+
+    results = in_time(scene)
     expected = []
     for i in range(4):
         torch.manual_seed(i)
@@ -53,16 +67,16 @@ def test_a_rank_that_is_late_beyond_the_timeout():
             else:
                 is_an_error(value, seconds)
                 broken += 1
-    assert all(isinstance(found[0][0], float) for found in results) and broken >= 2 * n
+    assert broken >= 2 * n
 
 
 def test_a_rank_that_is_late_within_the_timeout():
-    with World(2, timeout=60) as world:
+    with World(2) as world:
         results = world.run(cases.ring_slowly, 1, 1.0)
     assert all(isinstance(value, float) for found in results for value, _ in found)
 
 
 def test_a_rank_dies_beside_sharded_heads():
-    with World(2, timeout=TIMEOUT) as world:
+    with World(2) as world:  # a death is noticed at once: the connection is closed
         (found, _) = world.ask(cases.sharded_with_a_death, 1)
     assert "shard_heads: rank 0 of 2 waited for the other ranks" in is_an_error(*found)

@@ -78,7 +78,7 @@ def executed(name):
     assert re.fullmatch(r'%pip install -q "mha_c\[([\w,]+)\]"', install.source).group(1) == SHOWN[name][0]
     notebook.cells.remove(install)
     client = nbclient.NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
+        notebook, timeout=needs.HANGS, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}
     started, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -12,6 +12,7 @@ import numpy as np
 import mha_c
 
 N_JOBS = 6
+HANGS = 600  # seconds: a worker that never answers, whatever else the machine does
 
 
 def attend(seed):
@@ -40,12 +41,12 @@ def main(method):
 
         context = method.split("-")[1]
         loader = torch.utils.data.DataLoader(
-            Examples(), num_workers=2, batch_size=None, multiprocessing_context=context, timeout=60
+            Examples(), num_workers=2, batch_size=None, multiprocessing_context=context, timeout=HANGS
         )
         found = [item.tobytes() for item in (np.asarray(x) for x in loader)]
     else:
         with multiprocessing.get_context(method).Pool(2) as pool:
-            found = pool.map_async(attend, range(N_JOBS)).get(timeout=60)
+            found = pool.map_async(attend, range(N_JOBS)).get(timeout=HANGS)
     assert found == expected, "a child's bits differ"
     assert [attend(seed) for seed in range(N_JOBS)] == expected, "the parent's bits differ afterwards"
 

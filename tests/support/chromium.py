@@ -27,6 +27,7 @@ FLAGS = [
     "--host-resolver-rules=MAP * ~NOTFOUND",  # the network is cut
 ]
 WIDE, HIGH = 1280, 900
+PATIENCE = 180  # seconds: what a page has not done by then it will not do, whatever else the machine does
 KEYS = {
     "ArrowUp": "\ue013", "ArrowDown": "\ue015", "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
     "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c", "Tab": "\ue004", "Enter": "\ue007", "Space": " ",
@@ -69,7 +70,7 @@ class Browser:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
+            with urllib.request.urlopen(request, timeout=600) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             with error:
@@ -85,11 +86,11 @@ class Browser:
         """The value of a script that returns one; a promise is waited for."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})
 
-    def wait(self, script, *args, seconds=20):
+    def wait(self, script, *args, seconds=PATIENCE):
         """The first true value of the script."""
         return self.until(lambda: self.run(script, *args), seconds)
 
-    def until(self, condition, seconds=20):
+    def until(self, condition, seconds=PATIENCE):
         """The first true value of a Python function that looks at the page."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:

@@ -13,7 +13,7 @@ import os
 import tempfile
 import traceback
 
-PATIENCE = 120  # seconds, for processes that a busy machine lets wait
+PATIENCE = 900  # seconds, for processes that a busy machine lets wait: needs.HANGS, which imports more than they need
 
 
 class RankError(Exception):
@@ -32,7 +32,7 @@ class World:
         context.set_forkserver_preload(["torch.distributed", "torch.fx.experimental.symbolic_shapes"])
         pairs = [context.Pipe() for _ in range(n)]
         self.pipes = [ours for ours, _ in pairs]
-        store = f"file://{self._folder.name}/store"
+        store = f"{self._folder.name}/store"
         self.processes = [
             context.Process(target=_serve, args=(rank, n, store, timeout, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
@@ -92,8 +92,11 @@ def _serve(rank, n, store, timeout, pipe):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    store = dist.FileStore(store, n)
+    store.set(f"here {rank}", "")
+    store.wait([f"here {i}" for i in range(n)], datetime.timedelta(seconds=PATIENCE))  # however long they take to start
     timeout = datetime.timedelta(seconds=timeout)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=n, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timeout)
     while True:
         try:
             module, name, args, named = pipe.recv()

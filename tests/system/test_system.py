@@ -220,9 +220,17 @@ def test_import_is_quiet_and_light():
 
 
 def test_import_takes_little_longer_than_numpys():
-    """Budget 30 ms of the processor beyond NumPy; caches may be cold, so the best of a few counts, and twice that."""
-    code = "import time, numpy, numpy.random; t = time.process_time(); import mha_c; print(time.process_time() - t)"
-    assert min(float(printed(code)[0]) for _ in range(4)) < 0.060
+    """Two fifths of what NumPy's takes, 30 ms, in the same process: a busy machine is so for both.  Caches may be
+    cold, so the best of a few counts, and twice that."""
+    code = """
+import time
+before = time.process_time()
+import numpy, numpy.random
+between = time.process_time()
+import mha_c
+print((time.process_time() - between) / (between - before))
+"""
+    assert min(float(printed(code)[0]) for _ in range(4)) < 0.8
 
 
 def test_names_that_come_later():

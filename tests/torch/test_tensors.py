@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import mha_c
+import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
 
@@ -228,7 +229,7 @@ def test_a_torch_without_exchange_functions():
     files = [f"{here}/{name}" for name in ("test_modules.py", "test_tensors.py", compiled)]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, *files, "-k", "not without_exchange and not thread"], capture_output=True,
-        text=True, timeout=600,
+        text=True, timeout=needs.HANGS,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
@@ -246,7 +247,7 @@ if not {fake}:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_import_does_not_depend_on_the_default_device(fake):
-    subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=needs.HANGS)
 
 
 def test_the_tape_is_saved_where_it_is_large():

@@ -474,7 +474,7 @@ import nbclient, nbformat
 cells = ["import numpy as np\\nfrom mha_c.viz import show_heatmaps, view\\nw = np.eye(3)",
          "fig = show_heatmaps(w, 'k', 'q')\\nx = 1", "show_heatmaps(w, 'k', 'q')", "fig", "view(w)"]
 book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+nbclient.NotebookClient(book, timeout=900, kernel_name="python3").execute()
 print(json.dumps([[sorted(out.data) for out in cell.outputs if "data" in out] for cell in book.cells]))
 """
 
