@@ -2,17 +2,21 @@
 
 import contextlib
 import io
+import json
 import re
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mha_c
 import needs
+from mha_c.teach import _TILE_STEPS
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
+ROOT = Path(__file__).resolve().parents[2]
 STATES = {
     "attend": "",
     "additive": "kind=additive&causal=top_left&drop=0.3&seed=4",
@@ -402,3 +406,44 @@ def test_the_picture_is_what_is_drawn(play):
     name, href = shown.browser.run("return window.saved[0]")
     assert name == "attention.png" and href.startswith("blob:")
     assert shown.texts(".mhac-share .mhac-note") == ["Saved as attention.png."]
+
+
+def texts_of_the_sources():
+    """Every English text that goes through the table of words."""
+    viz = ROOT / "mha_c" / "viz"
+    sources = [*(ROOT / "playground").glob("*.js"), *viz.glob("*.js")]
+    found = set()
+    for path in sources:
+        if path.name != "words.js":
+            found |= set(re.findall(r'\bT\(\s*"((?:[^"\\]|\\.)*)"', path.read_text(encoding="utf-8")))
+    found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
+    keys = (viz / "frame.js").read_text(encoding="utf-8").partition("const KEYS")[2].partition("];")[0]
+    found |= set(re.findall(r'\["[^"]+", "([^"]+)"\]', keys))
+    for step in _TILE_STEPS:
+        found |= {step["title"], step["caption"]}
+    return found
+
+
+def test_every_text_has_its_words_in_every_language():
+    table = (ROOT / "playground" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
+    rows = json.loads(re.sub(r",\s*\]", "]", table.partition(";\n")[0]))
+    assert all(len(row) == 4 and all(row) for row in rows)
+    assert texts_of_the_sources() - {row[0] for row in rows} == set()
+    for row in rows:
+        places = [sorted(re.findall(r"\{\w+\}", text)) for text in row]
+        assert places == [places[0]] * 4, row
+
+
+@pytest.mark.parametrize(("language", "attend", "why"), [
+    ("de", "Gewicht", "Softmax in Blöcken"), ("zh", "权重", "分块的 softmax"), ("tr", "Ağırlık", "Bloklarla softmax"),
+])  # fmt: skip
+def test_the_page_speaks(play, language, attend, why):
+    shown = play("text=good+day")
+    type_into(shown, "Language", language)
+    assert attend in shown.texts(".mhac-explained h4")
+    assert shown.run("return R.querySelector('.mhac-root').lang") == language
+    assert "“good” looks at" not in shown.run("return R.textContent")
+    for state in STATES.values():
+        for width in (390, 1280):
+            assert play(f"lang={language}&{state}", width).overflow() == 0
+    assert why in play(f"lang={language}&tab=why").texts(".mhac-choice")
