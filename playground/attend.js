@@ -9,7 +9,7 @@ function Attend(page) {
   const numbers = el("div", { class: "mhac-editors" });
   const trouble = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
   const stage = el("div", { class: "mhac-seen" });
-  const explained = el("section", { class: "mhac-explained", "aria-label": T("The chosen cell"), "aria-live": "polite" });
+  const explained = el("section", { class: "mhac-explained", "aria-label": T("The chosen cell") });
   const boards = el("div", { class: "mhac-boards" });
   const tables = el("details", { class: "mhac-tables" });
   const results = el("div", {}, stage, explained, boards, tables);
@@ -24,7 +24,7 @@ function Attend(page) {
     page.remember();
     update();
     if (redo) {
-      fillForm();
+      refill(form, fillForm);
       fillNumbers();
     }
   }
@@ -43,6 +43,8 @@ function Attend(page) {
       numberBox(label, s[name], { low, high, step }, (x) => change({ [name]: x, ...(redo ? fresh : {}) }, false) ||
         (redo && fillNumbers()));
     const { lengths } = SOURCES[s.from];
+    const seed = numberOf(T("its seed"), "seed", 0, 4294967295, 1);
+    seed.hidden = s.drop === 0;
     const free = s.from === "sentence" || s.from === "drawn";
     form.replaceChildren(el("div", { class: "mhac-fields" },
       select(T("Start from"), sources, s.from, preset),
@@ -69,10 +71,11 @@ function Attend(page) {
       s.kind === "distance" ? null : textBox(T("scale"), s.scale, (scale) => change({ scale }), 6,
         s.kind === "dot" ? "1/√d" : "1"),
       s.kind === "distance" ? null : textBox(T("softcap"), s.softcap, (softcap) => change({ softcap }), 5, T("none")),
-      numberOf(T("dropout"), "drop", 0, 1, 0.1),
-      s.drop > 0 ? numberOf(T("its seed"), "seed", 0, 4294967295, 1) : null));
-    const drop = form.querySelector("input[step='0.1'][max='1']");
-    drop.addEventListener("change", () => fillForm());
+      numberBox(T("dropout"), s.drop, { low: 0, high: 1, step: 0.1 }, (drop) => {
+        seed.hidden = drop === 0;
+        change({ drop });
+      }),
+      seed));
   }
 
   function fillNumbers() {
@@ -171,7 +174,7 @@ function Attend(page) {
     const chooser = model.call.value_dim > 1 ? select(T("feature of the output"), features, String(feature), (c) => {
       change({ feature: Number(c) });
     }) : null;
-    explained.replaceChildren(...rows, ...(chooser ? [chooser] : []));
+    refill(explained, () => explained.replaceChildren(...rows, ...(chooser ? [chooser] : [])));
   }
 
   // ---- all matrices ----
@@ -184,7 +187,7 @@ function Attend(page) {
       boards.replaceChildren();
       return;
     }
-    const pen = { theme: view.app.theme, ramp: view.app.ramp, color: view.app.color };
+    const pen = penOf(page);
     const rows = rowNames("q", queries);
     const columns = rowNames("k", keys);
     const own = (m, side) => m.map((row) => (side && model.call.head_dim ? headOf(row, h, model.head_dim) : row));

@@ -77,9 +77,8 @@ async function startCore(bytes, isa) {
       for (const name of ["q", "k", "v", "additive_weights"]) values[name] = desk.put(problem[name]);
       for (const name of wanted) values[name] = desk.room(sizes[name]);
       fill(values);
-      const start = performance.now();
       refuse(core.playground_forward());
-      const found = { milliseconds: performance.now() - start };
+      const found = {};
       if (gradOut) {
         fill({ ...values, grad_out: desk.put(gradOut) });
         refuse(core.playground_backward());

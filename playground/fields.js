@@ -12,9 +12,20 @@ function select(label, names, value, change) {
 }
 
 function textBox(label, value, change, size, hint) {
-  const box = el("input", { type: "text", value, size, placeholder: hint, spellcheck: "false", autocomplete: "off" });
+  const box = el("input", { type: "text", value, size, placeholder: hint, maxlength: MOST_TEXT, spellcheck: "false",
+    autocomplete: "off" });
   box.addEventListener("input", () => change(box.value));
   return labelled(label, box);
+}
+
+// Fills a part of a form anew; the field that the reader is in keeps the focus.
+function refill(box, fill) {
+  const { activeElement } = box.getRootNode();
+  const field = activeElement && box.contains(activeElement) ? activeElement.closest(".mhac-field") : null;
+  const label = field && field.firstChild.textContent;
+  fill();
+  const again = [...box.querySelectorAll(".mhac-field")].find((each) => each.firstChild.textContent === label);
+  if (again) again.querySelector("input, select").focus({ preventScroll: true });
 }
 
 // A number in a box, with a step of its own.

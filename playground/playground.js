@@ -42,7 +42,7 @@ async function buildPlayground(host, data, core) {
     const language = select(T("Language"), LANGUAGES, state.lang, (lang) => {
       state.lang = lang;
       remember();
-      build([]);
+      refill(root, () => build([]));
     });
     const note = el("p", { class: "mhac-trouble", role: "alert", hidden: !unknown.length,
       text: T("Not understood in the address: {what}", { what: unknown.join(", ") }) });

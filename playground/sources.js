@@ -25,8 +25,11 @@ const MOST_WORDS = 32;
 
 // The same word has the same numbers, wherever it stands.
 function fromSentence(s) {
-  const words = s.text.trim().split(/\s+/).filter(Boolean).slice(0, MOST_WORDS);
+  const words = s.text.trim().split(/\s+/).filter(Boolean);
   if (!words.length) throw new Error(T("Write a sentence: there is no word to look at."));
+  if (words.length > MOST_WORDS) {
+    throw new Error(T("{n} words: at most {most} can be shown here.", { n: words.length, most: MOST_WORDS }));
+  }
   const draw = RandomState(s.draw);
   const known = new Map();
   for (const word of words) {

@@ -1,7 +1,7 @@
 // The state of the page: flat names and values, which is what stands in the address behind #.
 
 const one = (...names) => ({ start: names[0], read: (text) => (names.includes(text) ? text : undefined) });
-const textOf = (start, most) => ({ start, read: (given) => given.slice(0, most) });
+const textOf = (start, most) => ({ start, read: (given) => (given.length > most ? undefined : given) });
 const realOf = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isFinite) });
 const wholeOf = (start, low, high) => ({ start, read: (given) => inRange(given, low, high, Number.isInteger) });
 
@@ -46,9 +46,11 @@ function writeState(state) {
 const writeRows = (rows) => rows.map((row) => row.join(",")).join(";");
 const readRows = (given) => given.split(";").map((row) => row.split(",").map((x) => (x.trim() === "" ? NaN : Number(x))));
 
-const optional = (given) => (given.trim() === "" ? null : Number(given));
+// A number, nothing, or what is no number, for the check to refuse.
+const asTyped = (given) => (Number.isNaN(Number(given)) ? given.trim() : Number(given));
+const optional = (given) => (given.trim() === "" ? null : asTyped(given));
 
 function readLengths(given) {
-  const numbers = given.trim() === "" ? [] : given.split(/[,\s]+/).filter(Boolean).map(Number);
+  const numbers = given.trim() === "" ? [] : given.split(/[,\s]+/).filter(Boolean).map(asTyped);
   return numbers.length > 1 ? numbers : numbers.length ? numbers[0] : null;
 }

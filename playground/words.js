@@ -22,6 +22,7 @@ const TABLE = [
   ["the Transformer encoder", "dem Encoder des Transformers", "Transformer 编码器", "dönüştürücü kodlayıcı"],
   ["Sentence", "Satz", "句子", "Cümle"],
   ["Write a sentence: there is no word to look at.", "Schreiben Sie einen Satz: Es ist kein Wort da.", "请写一个句子：现在没有词。", "Bir cümle yazın: bakılacak sözcük yok."],
+  ["{n} words: at most {most} can be shown here.", "{n} Wörter: höchstens {most} können hier gezeigt werden.", "{n} 个词：这里最多显示 {most} 个。", "{n} sözcük: burada en çok {most} gösterilebilir."],
   ["queries", "Anfragen", "查询", "sorgular"],
   ["keys", "Schlüssel", "键", "anahtarlar"],
   ["values", "Werte", "值", "değerler"],

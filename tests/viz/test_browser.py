@@ -332,3 +332,17 @@ def test_512_tokens_and_8_heads_within_two_seconds(show, tmp_path):
     assert shown.chosen(".mhac-card") == 2
     assert shown.browser.thread_seconds() - opened < 2
     print(f"\n512 tokens, 8 heads: {path.stat().st_size / 1e6:.2f} MB, interactive after {opened:.2f} s of its thread")
+
+
+# --- Keys ----------------------------------------------------------------------------------------
+
+
+def test_a_saved_page_answers_keys_at_once_and_says_so(show, weights):
+    """A teacher at the projector presses an arrow before any click."""
+    shown = show(view(weights, SENTENCE))
+    before = shown.pair()[:2]
+    shown.press("ArrowUp" if before[0] else "ArrowDown")
+    assert shown.pair()[:2] == (before[0] + (-1 if before[0] else 1), before[1])
+    shown.press("2")
+    assert shown.chosen(".mhac-card") == 2
+    assert "Keys work as soon as the page is open" in shown.run("return R.querySelector('footer').textContent")

@@ -158,3 +158,9 @@ def test_a_notebook_changes_its_theme(show, weights):
     assert theme_of(shown) == "light"
     shown.browser.run("document.body.setAttribute('data-jp-theme-light', 'false')")
     assert theme_of(shown) == "dark"
+
+
+def test_in_a_page_of_somebody_else_keys_are_not_taken(show, weights):
+    """A notebook has keys of its own; a view that appears in it must not answer to them."""
+    shown = show(document("<input autofocus>" + view(weights, SENTENCE)._repr_html_()))
+    assert shown.run("return R.activeElement") is None

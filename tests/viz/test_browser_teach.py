@@ -106,3 +106,10 @@ def test_players_of_every_size(show, width, size):
         shown.press("ArrowRight")
         assert shown.overflow() == 0
     assert step_of(shown) == "Output"
+
+
+def test_a_saved_player_answers_keys_at_once_and_says_so(show, steps):
+    shown = show(steps)
+    shown.press("ArrowRight")
+    assert step_of(shown) == "Scores"
+    assert "Keys work as soon as the page is open" in shown.run("return R.querySelector('footer').textContent")

@@ -255,7 +255,7 @@ def test_a_number_that_is_changed_is_computed_with(play):
     ("lengths", "11", "validLens must be a whole number from 0 to 10, the rows of k, got 11"),
     ("lengths", "1,2", "validLens has 2 lengths, q has 10 rows"),
     ("heads", "3", "q has 4 features: no multiple of heads, 3"),
-    ("scale", "abc", "scale must be a finite number, got NaN"),
+    ("scale", "abc", "scale must be a finite number, got \"abc\""),
     ("softcap", "-1", "softcap must be a number above 0, got -1"),
     ("Sentence", "  ", "Write a sentence: there is no word to look at."),
 ])  # fmt: skip
