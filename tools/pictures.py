@@ -1,6 +1,7 @@
 """Makes the pictures of docs/seeing.md and README.md from runs: notebooks are executed, pages shown in Chromium.
 
-    python tools/pictures.py        # writes docs/img/*.png; needs jupytext, nbclient, ipykernel, torch and chromium
+    python tools/pictures.py             # writes docs/img/*.png; needs what notebooks need, torch and chromium
+    python tools/pictures.py playground  # those of build/playground.html alone; needs chromium
 
 The pages are those that the notebooks show, the figures those that they draw.
 """
@@ -12,8 +13,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-import jupytext
-import nbclient
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +27,9 @@ FRAME = '<!DOCTYPE html><meta charset="utf-8"><body style="margin:8px;background
 
 def outputs(name):
     """What the notebook shows, in order: [("text/html", page), ("image/png", bytes), ...]."""
+    import jupytext
+    import nbclient
+
     notebook = jupytext.read(ROOT / "examples" / "notebooks" / f"{name}.md")
     notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith("%pip")]
     folder = {"metadata": {"path": str(ROOT / "examples" / "notebooks")}}
@@ -60,6 +62,33 @@ def shown(browser, blob, width, hands):
         return picture.read_bytes()
 
 
+PLAYGROUND = {  # picture: width, height or None for all of the page, density, colours, what the address says
+    "playground": (1180, 1510, 1, "light", "heads=2&causal=top_left&row=8&column=5"),
+    "playground-why": (1000, 1000, 1, "light", "tab=why&topic=gradients&causal=top_left&row=5"),
+    "playground-phone": (390, 1180, 1, "light", "heads=2&row=8&column=5"),
+    "playground-phone-dark": (390, 1180, 1, "dark", "heads=2&row=8&column=5"),
+}
+
+
+def playground(browser):
+    address = (ROOT / "build" / "playground.html").as_uri()
+    for name, (width, height, density, scheme, state) in PLAYGROUND.items():
+        browser.size(width, height or 900, density)
+        browser.scheme(scheme)
+        browser.open("about:blank")
+        browser.open(f"{address}#{state}")
+        browser.wait(DRAWN)
+        view = Shown(browser)
+        browser.run("return new Promise((done) => setTimeout(done, 500))")
+        view.run("R.activeElement && R.activeElement.blur()")  # without the frame of what has the focus
+        whole = browser.run("return document.documentElement.scrollHeight")
+        browser.size(width, height or whole, density)
+        view.settle()
+        with tempfile.TemporaryDirectory() as folder:
+            browser.screenshot(Path(folder) / "page.png")
+            write(name, (Path(folder) / "page.png").read_bytes())
+
+
 def press_next(view, times):
     for _ in range(times):
         view.run("[...R.querySelectorAll('button')].find(b => b.textContent === 'Next').click()")
@@ -80,6 +109,9 @@ def main():
     FOLDER.mkdir(exist_ok=True)
     browser = Browser(shutil.which("chromium"), shutil.which("chromedriver"))
     try:
+        playground(browser)
+        if "playground" in sys.argv[1:]:
+            return
         multihead = list(outputs("multihead"))
         pages, figures = ([data for kind, data in multihead if kind == wanted] for wanted in ("text/html", "image/png"))
         write("view", shown(browser, pages[1], 1180, lambda view: None))

@@ -17,6 +17,7 @@ import docstrings
 import jupytext
 
 ROOT = Path(__file__).resolve().parents[1]
+PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the site beside index.html
 SOURCE, SITE = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
 NOTEBOOKS = ["scoring", "similarity", "multihead", "self_attention", "bahdanau", "decoding", "long_sequences"]
 PAGES = {
@@ -87,7 +88,12 @@ def c_reference():
 
 
 def site_links(text, folder):
-    """Links to notebooks lead to the executed ones; links to folders, which have no page, are words."""
+    """Links to notebooks lead to the executed ones; links to folders, which have no page, are words.
+
+    The playground, a file of `build/` elsewhere, is a page here.
+    """
+    up = "../" * len(folder.relative_to(SOURCE).parts)
+    text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a>')
 
     def on_site(link):
         words, target = link.groups()
@@ -124,7 +130,8 @@ def lay_out():
     tables = []
     for title, listed in PAGES.items():
         tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
-    (SOURCE / "index.md").write_text((ROOT / "docs" / "index.md").read_text() + "\n".join([*tables, ""]))
+    index = site_links((ROOT / "docs" / "index.md").read_text(), SOURCE)
+    (SOURCE / "index.md").write_text(index + "\n".join([*tables, ""]))
     python_reference()
     c_reference()
 
@@ -189,6 +196,7 @@ def main(options):
     lay_out()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(ROOT / "docs")]
     subprocess.run([*command, "-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)], check=True)
+    shutil.copy(PLAYGROUND, SITE)
     found = sorted({*problems(), *undocumented()})
     found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
     print("\n".join(found) or f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")

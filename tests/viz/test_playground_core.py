@@ -1,6 +1,7 @@
 """The core in a browser, as scripts call it: numbers beside NumPy's in float64, the bits of the package, errors."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,3 +190,11 @@ def test_numbers_that_are_none_are_errors_too(call, browser):
 def test_typed_arrays_are_rows_too(call, browser):
     script = "return mha_c.attention({q: [new Float32Array([1, 2])], k: [Float64Array.of(1, 2)], v: [[7]]}).output"
     assert browser.run(script) == [[7]]
+
+
+def test_the_example_of_the_page_on_browsers_runs(call, browser):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "browser.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"^```js\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = browser.run(f"return (async () => {{ {script}; return [output, weights]; }})()")
+    np.testing.assert_allclose(found[0], [[1]])  # its window ends at the query's own key
+    np.testing.assert_allclose(found[1], [[1, 0]])
