@@ -22,9 +22,14 @@ function textBox(label, value, change, size, hint) {
 function refill(box, fill) {
   const { activeElement } = box.getRootNode();
   const field = activeElement && box.contains(activeElement) ? activeElement.closest(".mhac-field") : null;
-  const label = field && field.firstChild.textContent;
+  if (!field) {
+    fill();
+    return;
+  }
+  const fields = () => [...box.querySelectorAll(".mhac-field")];
+  const [label, place] = [field.firstChild.textContent, fields().indexOf(field)];
   fill();
-  const again = [...box.querySelectorAll(".mhac-field")].find((each) => each.firstChild.textContent === label);
+  const again = fields().find((each) => each.firstChild.textContent === label) || fields()[place]; // in another language
   if (again) again.querySelector("input, select").focus({ preventScroll: true });
 }
 

@@ -40,41 +40,65 @@ function Share(page) {
   } };
 }
 
-// What is drawn in a part of the page, at its place, with the words above and between.
-function pictureOf(part, pen) {
-  const all = [...part.querySelectorAll("canvas, h3, h4, figcaption, .mhac-arith, .mhac-pair, .mhac-value, .mhac-sum, .mhac-formula")]
-    .filter((node) => node.offsetParent && node.getBoundingClientRect().width);
-  const boxes = all.map((node) => node.getBoundingClientRect());
-  const edge = (side, pick) => pick(...boxes.map((box) => box[side]));
-  const [left, top] = [edge("left", Math.min), edge("top", Math.min)];
-  const canvas = document.createElement("canvas");
-  const margin = 16;
-  const context = sized(canvas, edge("right", Math.max) - left + 2 * margin, edge("bottom", Math.max) - top + 2 * margin);
-  context.fillStyle = pen.color("paper");
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  all.forEach((node, n) => {
-    const [x, y] = [boxes[n].left - left + margin, boxes[n].top - top + margin];
-    if (node.tagName === "CANVAS") context.drawImage(node, x, y, boxes[n].width, boxes[n].height);
-    else writeWords(context, node, x, y, boxes[n].width);
-  });
-  return canvas;
+// ---- a picture of what a part of the page shows ------------------------------------------------------------------
+
+const NOT_IN_PICTURES = ".mhac-fields, .mhac-field, .mhac-numbers, .mhac-tables, .mhac-controls, .mhac-legend button, .mhac-dots," +
+  "button:not(.mhac-card), .mhac-choices, .mhac-unseen, .mhac-tip, footer, svg";
+
+// Everything that is seen, in the order it is painted: [{box, paint(context, x, y)}, …].
+function paintedIn(part) {
+  const painted = [];
+  const walk = (node) => {
+    if (node.nodeType === Node.TEXT_NODE) painted.push(...wordsOf(node));
+    if (node.nodeType !== Node.ELEMENT_NODE || node.matches(NOT_IN_PICTURES) || node.hidden) return;
+    const box = node.getBoundingClientRect();
+    const style = getComputedStyle(node);
+    if (box.width && box.height && !/^rgba\(.*, 0\)$/.test(style.backgroundColor)) {
+      painted.push({ box, paint(context, x, y) {
+        context.globalAlpha = Number(style.opacity);
+        context.fillStyle = style.backgroundColor;
+        roundRect(context, x, y, box.width, box.height, parseFloat(style.borderRadius) || 0);
+        context.fill();
+        context.globalAlpha = 1;
+      } });
+    }
+    if (node.tagName === "CANVAS" && box.width) {
+      painted.push({ box, paint: (context, x, y) => context.drawImage(node, x, y, box.width, box.height) });
+    }
+    node.childNodes.forEach(walk);
+  };
+  part.childNodes.forEach(walk);
+  return painted;
 }
 
-function writeWords(context, node, x, y, width) {
-  const style = getComputedStyle(node);
-  const height = parseFloat(style.lineHeight) || 1.4 * parseFloat(style.fontSize);
-  context.font = style.fontStyle + " " + style.fontWeight + " " + style.fontSize + " " + style.fontFamily;
-  context.fillStyle = style.color;
-  context.textAlign = "left";
-  context.textBaseline = "middle";
-  let line = "";
-  let row = 0;
-  for (const word of node.textContent.split(" ")) {
-    const longer = line ? line + " " + word : word;
-    if (line && context.measureText(longer).width > width + 1) {
-      context.fillText(line, x, y + (row++ + 0.5) * height);
-      line = word;
-    } else line = longer;
-  }
-  context.fillText(line, x, y + (row + 0.5) * height);
+// Each word of a text at its place on the page, whatever line that is.
+function wordsOf(node) {
+  const style = getComputedStyle(node.parentElement);
+  const range = document.createRange();
+  return [...node.data.matchAll(/\S+/g)].map((word) => {
+    range.setStart(node, word.index);
+    range.setEnd(node, word.index + word[0].length);
+    const box = range.getBoundingClientRect();
+    return { box, paint(context, x, y) {
+      context.font = style.fontStyle + " " + style.fontWeight + " " + style.fontSize + " " + style.fontFamily;
+      context.fillStyle = style.color;
+      context.textAlign = "left";
+      context.textBaseline = "middle";
+      context.fillText(word[0], x, y + box.height / 2);
+    } };
+  }).filter(({ box }) => box.width && style.visibility === "visible");
+}
+
+function pictureOf(part, pen) {
+  const painted = paintedIn(part);
+  const edge = (side, pick) => painted.reduce((at, { box }) => pick(at, box[side]), painted[0].box[side]);
+  const margin = 16;
+  const [left, top] = [edge("left", Math.min) - margin, edge("top", Math.min) - margin];
+  const canvas = document.createElement("canvas");
+  const [width, height] = [edge("right", Math.max) - left + margin, edge("bottom", Math.max) - top + margin];
+  const context = sized(canvas, width, height);
+  context.fillStyle = pen.color("paper");
+  context.fillRect(0, 0, width, height);
+  for (const { box, paint } of painted) paint(context, box.left - left, box.top - top);
+  return canvas;
 }

@@ -1,5 +1,6 @@
 """The page of `make playground` in a real Chromium: what is chosen is computed, shown, explained and shared."""
 
+import base64
 import contextlib
 import io
 import json
@@ -8,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 
+import matplotlib.image as mpimg
 import numpy as np
 import pytest
 
@@ -268,6 +270,37 @@ def test_what_cannot_be_is_said_and_no_old_picture_stays(play, label, value, sai
     assert shown.texts(".mhac-trouble") == [] and len(shown.texts(".mhac-arith")) == 3
 
 
+def test_more_words_than_can_be_shown_are_refused(play):
+    shown = play("text=" + "+".join(f"w{i}" for i in range(33)))
+    assert shown.texts(".mhac-trouble") == ["33 words: at most 32 can be shown here."]
+    assert len(play("text=" + "+".join(f"w{i}" for i in range(32))).texts(".mhac-arith")) == 3
+
+
+@pytest.mark.parametrize(("label", "value"), [("scores", "additive"), ("Start from", "nadaraya"), ("dropout", "0.5"),
+                                              ("feature of the output", "2"), ("Language", "de")])  # fmt: skip
+def test_a_field_that_changes_the_form_keeps_the_focus(play, label, value):
+    """Arrow keys in a list choose again and again."""
+    shown = play()
+    shown.run(
+        "[...R.querySelectorAll('.mhac-field')].find((f) => f.firstChild.textContent === arguments[0])"
+        ".querySelector('input, select').focus()",
+        label,
+    )
+    type_into(shown, label, value)
+    now = shown.run("const e = R.activeElement; return e && e.closest('.mhac-field').firstChild.textContent + e.value")
+    assert now == ("Sprache" if label == "Language" else label) + value
+
+
+def test_the_dark_comes_while_the_page_is_open(play):
+    shown = play("text=good+day&d=2")
+    light = shown.colours(".mhac-boards canvas")
+    shown.browser.scheme("dark")
+    shown.browser.until(lambda: shown.run("return R.querySelector('.mhac-root').dataset.theme") == "dark")
+    shown.settle()
+    common = set(shown.colours(".mhac-boards canvas")) & set(light)  # numbers in cells may have one ink
+    assert len(common) < len(light) / 4
+
+
 def test_an_address_that_is_not_understood_says_so(play):
     shown = play("kind=cosine&heads=2&window=7")
     assert shown.texts(".mhac-trouble") == ["Not understood in the address: kind=cosine, window=7"]
@@ -395,17 +428,24 @@ def test_a_link_opens_what_is_shown(play):
     assert results(again, "output").tolist() == expected.tolist()
 
 
-def test_the_picture_is_what_is_drawn(play):
-    shown = play("text=good+day")
+@pytest.mark.parametrize("state", ["text=good+day", "tab=why", "tab=why&topic=scale", "tab=why&topic=gradients"])
+def test_the_picture_is_what_is_drawn(play, state):
+    shown = play(state)
     shown.run(
-        "window.saved = [];"
-        "HTMLAnchorElement.prototype.click = function () { window.saved.push([this.download, this.href]); };"
+        "HTMLAnchorElement.prototype.click = function () { window.saved = this.download; };"
+        "const make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { window.blob = blob; return make.call(URL, blob); };"
     )
     shown.run("[...R.querySelectorAll('button')].find((b) => b.textContent === 'Save picture').click()")
-    shown.browser.until(lambda: shown.browser.run("return window.saved.length"))
-    name, href = shown.browser.run("return window.saved[0]")
-    assert name == "attention.png" and href.startswith("blob:")
+    assert shown.browser.wait("return window.saved") == "attention.png"
     assert shown.texts(".mhac-share .mhac-note") == ["Saved as attention.png."]
+    address = shown.browser.run(
+        "return new Promise((done) => { const reader = new FileReader();"
+        " reader.onload = () => done(reader.result); reader.readAsDataURL(window.blob); })"
+    )
+    picture = mpimg.imread(io.BytesIO(base64.b64decode(address.partition(",")[2])))
+    assert min(picture.shape[:2]) > 200
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100
 
 
 def texts_of_the_sources():
