@@ -148,6 +148,7 @@ function Attend(page) {
       page.remember();
       drawBoards();
       explain();
+      if (app.pointed === null) fillTables();
     });
     app.marked = () => {
       marked();
@@ -219,11 +220,16 @@ function Attend(page) {
 
   function fillTables() {
     const { queries, keys, value_dim } = model.call;
-    tables.hidden = queries > TABLE_MOST || keys > TABLE_MOST;
-    if (tables.hidden) return;
     const h = headNow();
     const [rows, columns] = [rowNames("q", queries), rowNames("k", keys)];
     const seen = scoresOf(model, h).map((row, i) => row.map((x, j) => (model.sees(i, j) ? x : -Infinity)));
+    if (queries > TABLE_MOST || keys > TABLE_MOST) {
+      const { q } = view.app.active();
+      const weights = weightsOf(model, h)[q];
+      tables.replaceChildren(el("summary", { text: T("The chosen query as a table") }), table(rows[q],
+        columns.map((_, j) => [seen[q][j], weights[j]]), columns, [T("score"), T("weight")], 4));
+      return;
+    }
     tables.replaceChildren(el("summary", { text: T("The same as tables") }),
       table(T("scores"), seen, rows, columns, 4), table(T("weights"), weightsOf(model, h), rows, columns, 4),
       table(T("output"), outputOf(model, h), rows, range(0, value_dim - 1).map(String), 4));
@@ -257,7 +263,8 @@ function dropOf(model, h) {
 // [[title, arithmetic], …] of a cell: from the score to the weight to the output.
 function explanation(model, h, i, j, feature, query, key) {
   const { call, state } = model;
-  const at = query + " → " + key;
+  const inHead = call.heads > 1 ? ", " + T("Head {h}", { h }) : "";
+  const at = query + " → " + key + inHead;
   const parts = scoreParts(model, h, i, j);
   const row = weightsOf(model, h)[i];
   const weight = row[j];
@@ -278,7 +285,7 @@ function explanation(model, h, i, j, feature, query, key) {
   const values = valuesOf(model, h).map((value) => value[feature]);
   const used = (dropped || weightsOf(model, h))[i];
   const terms = values.map((x, n) => digits(used[n], 40) + " · " + signedText(x)).filter((_, n) => used[n] !== 0);
-  lines.push([T("Output of {query}, feature {n}", { query, n: feature }),
+  lines.push([T("Output of {query}, feature {n}", { query, n: feature }) + inHead,
     (terms.length ? sumOf(terms, 6) : "0") + " = " + exact(outputOf(model, h)[i][feature])]);
   return lines;
 }

@@ -16,9 +16,16 @@ async function buildPlayground(host, data, core) {
   const page = { host, data, core, state: null, theme: detectTheme(host), model: null, shown: null, greeted: false, remember, drawn() {} };
   let written = null;
 
+  // A browser may refuse more than a hundred addresses in half a minute: then the last one is written later.
   function remember() {
-    written = writeState(page.state);
-    history.replaceState(null, "", "#" + written);
+    const now = writeState(page.state);
+    if (now === written) return;
+    try {
+      history.replaceState(null, "", "#" + now);
+      written = now;
+    } catch (refused) {
+      setTimeout(remember, 1000);
+    }
   }
 
   function open() {

@@ -84,23 +84,25 @@ function additiveToy(s, core) {
 }
 
 function multiHeadToy(s, core) {
-  return throughLayer(s, core, matrix(4, 100, () => 1), ["X = np.ones((4, 100), np.float32)"]);
+  return throughLayer(s, core, [4, 6].map((rows) => matrix(rows, 100, () => 1)),
+    ["X, Y = np.ones((4, 100), np.float32), np.ones((6, 100), np.float32)"]);
 }
 
 // One word a hundred times, as in the book: only its position tells one from the other.
 function encoderBlock(s, core) {
   const place = (i, j) => i / 10000 ** ((j - (j % 2)) / 24);
   const X = matrix(100, 24, (i, j) => Math.fround(1 + (j % 2 ? Math.cos(place(i, j)) : Math.sin(place(i, j)))));
-  return throughLayer(s, core, X, ["angle = np.arange(100)[:, None] / 10000 ** (np.arange(0, 24, 2) / 24)",
-    "X = (1 + np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(100, 24)).astype(np.float32)"]);
+  return throughLayer(s, core, [X, X], ["angle = np.arange(100)[:, None] / 10000 ** (np.arange(0, 24, 2) / 24)",
+    "X = (1 + np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(100, 24)).astype(np.float32)", "Y = X"]);
 }
 
-function throughLayer(s, core, X, lines) {
+// Queries from X, keys and values from Y, as W_q, W_k and W_v project them.
+function throughLayer(s, core, [X, Y], lines) {
   const features = X[0].length;
   const draw = RandomState(s.draw);
-  const [q, k, v] = [0, 1, 2].map(() => projected(core, X, drawnWeight(draw, features, features)));
+  const [q, k, v] = [X, Y, Y].map((x) => projected(core, x, drawnWeight(draw, features, features)));
   return { q, k, v, tokens: null, python: ["draw = np.random.RandomState(" + s.draw + ")", ...LAYER, ...lines,
-    "q, k, v = (X @ drawn(" + features + ", " + features + ").T for _ in range(3))"] };
+    "q, k, v = (x @ drawn(" + features + ", " + features + ").T for x in (X, Y, Y))"] };
 }
 
 // Fifty noisy points of 2 sin(x) + x; queries are places between 0 and 5.

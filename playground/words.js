@@ -60,6 +60,8 @@ const TABLE = [
   ["Attention weights", "Attention-Gewichte", "注意力权重", "Dikkat ağırlıkları"],
   ["The chosen cell", "Die gewählte Zelle", "所选的格", "Seçilen hücre"],
   ["feature of the output", "Merkmal der Ausgabe", "输出的特征", "çıktının özniteliği"],
+  ["The chosen query as a table", "Die gewählte Anfrage als Tabelle", "所选查询的表格", "Seçilen sorgu tablo olarak"],
+  ["score", "Bewertung", "评分", "puan"],
   ["The same as tables", "Dasselbe als Tabellen", "同样内容的表格", "Aynısı tablo olarak"],
   ["weights", "Gewichte", "权重", "ağırlıklar"],
   ["output", "Ausgabe", "输出", "çıktı"],
