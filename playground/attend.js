@@ -118,9 +118,10 @@ function Attend(page) {
 
   async function showView() {
     const panel = panelOf(model);
-    if (!view) {
+    const worded = Boolean(panel.qt); // without words there is no sentence to show
+    if (!view || view.worded !== worded) {
       const data = { title: T("Attention weights"), layers: [""], heads: null, notes: [], panels: [panel] };
-      view = await makeView(data);
+      view = { worded, ...(await makeView(data)) };
       view.app.state.head = Math.min(state.head, panel.stats.length - 1);
       view.app.kept = { q: clamp(state.row, 0, panel.q - 1), k: clamp(state.column, 0, panel.k - 1) };
       stage.replaceChildren(view.root);

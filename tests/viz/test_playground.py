@@ -193,6 +193,16 @@ def test_the_books_examples_show_what_the_book_prints(play, state, printed):
     assert results(play(state), "output").tolist() == [printed]
 
 
+def test_a_sentence_can_be_read_whenever_there_is_one(play):
+    shown = play("from=drawn")
+    assert "Sentence" not in shown.texts(".mhac-root .mhac-root .mhac-choice")
+    type_into(shown, "Start from", "sentence")
+    shown.settle()
+    assert "Sentence" in shown.texts(".mhac-root .mhac-root .mhac-choice")
+    shown.click(".mhac-root .mhac-root .mhac-choice", at=2)
+    assert shown.texts(".mhac-word")[:3] == ["the", "cat", "sat"]
+
+
 def test_choosing_an_example_shows_it(play):
     shown = play()
     type_into(shown, "Start from", "toy-additive")
