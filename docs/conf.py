@@ -31,7 +31,7 @@ PLAIN = re.compile(r"[*_|\\`]")
 
 
 SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n-+$\n", re.MULTILINE)
-LISTS = {"Parameters", "Attributes", "Returns", "Yields", "Raises", "Warns", "See Also"}  # of names, each with a text below
+LISTS = {"Parameters", "Attributes", "Returns", "Yields", "Raises", "Warns", "See Also"}  # of names with texts
 
 
 def as_text(app, what, name, obj, options, lines):
