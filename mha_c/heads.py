@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 
-from . import _headed
-from ._headed import Headed
+from . import _layers_with_heads
+from ._layers_with_heads import LayerWithHeads
 from .viz.sources import to_numpy
 
 if TYPE_CHECKING:
@@ -192,14 +192,14 @@ def importance(
     (2,)
     """
     methods = _methods(method, loss)
-    layers = _headed.find(model)
+    layers = _layers_with_heads.find(model)
     batches = _batches(data)
     scores: dict[str, Array] = {}
     baseline = None
     with ExitStack() as stack:
         for layer in layers.values():
-            stack.enter_context(layer.quiet())
-        stack.enter_context(_headed.evaluating(model, list(layers.values()), loss is not None))
+            stack.enter_context(layer.without_dropout())
+        stack.enter_context(_layers_with_heads.in_eval_mode(model, list(layers.values()), loss is not None))
         if loss is not None:
             baseline = _mean_loss(model, batches, loss)
         for name in methods:
@@ -258,7 +258,7 @@ def prune(model: Any, heads: Any) -> Any:
     >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
     ((1, 3, 8), 2)
     """
-    layers = _headed.find(model)
+    layers = _layers_with_heads.find(model)
     removed = _chosen(heads, layers)
     kept = {name: [h for h in range(layers[name].num_heads) if h not in gone] for name, gone in removed.items()}
     for name, left in kept.items():
@@ -266,7 +266,7 @@ def prune(model: Any, heads: Any) -> Any:
         if not left:
             raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would go; one at least must stay")
     for name, left in kept.items():
-        layers[name].keep(left)
+        layers[name].keep_heads(left)
     return model
 
 
@@ -274,13 +274,13 @@ def prune(model: Any, heads: Any) -> Any:
 
 
 def _ablation(
-    model: Any, layers: dict[str, Headed], batches: list[Any], loss: Optional[Loss], baseline: Optional[float]
+    model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss], baseline: Optional[float]
 ) -> Array:
     whole = None if loss is not None else [_output(model, batch) for batch in batches]
     found = []
     for layer in layers.values():
         for head in range(layer.num_heads):
-            with layer.muted(head):
+            with layer.with_head_silenced(head):
                 if loss is not None and baseline is not None:
                     found.append(_mean_loss(model, batches, loss) - baseline)
                     continue
@@ -292,22 +292,22 @@ def _ablation(
     return np.array(found)
 
 
-def _gradient(model: Any, layers: dict[str, Headed], parts: list[Any], loss: Loss) -> Array:
+def _gradient(model: Any, layers: dict[str, LayerWithHeads], parts: list[Any], loss: Loss) -> Array:
     """A factor on a head's output is the same factor on its columns of W_o, so W_o and its gradient tell."""
     sums = {name: np.zeros(layer.num_heads) for name, layer in layers.items()}
     with ExitStack() as stack:
         for layer in layers.values():
-            stack.enter_context(layer.differentiating())
+            stack.enter_context(layer.requiring_grad())
         for part in parts:
             for layer in layers.values():
                 layer.forget_gradient()
             value = loss(model, part)
-            for total, gates in zip(sums.values(), _headed.gate_gradients(value, list(layers.values()))):
+            for total, gates in zip(sums.values(), _layers_with_heads.gate_gradients(value, list(layers.values()))):
                 total += np.abs(gates)
     return np.concatenate(list(sums.values())) / len(parts)
 
 
-def _looks(model: Any, layers: dict[str, Headed], batches: list[Any], loss: Optional[Loss]) -> dict[str, Array]:
+def _looks(model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss]) -> dict[str, Array]:
     """Entropy and confidence, from the weights that each batch leaves behind."""
     sums = {name: np.zeros((3, layer.num_heads)) for name, layer in layers.items()}
     for batch in batches:
@@ -330,7 +330,7 @@ def _mean_loss(model: Any, batches: list[Any], loss: Loss) -> float:
 
 
 def _number(loss: Loss, model: Any, batch: Any) -> float:
-    with _headed.no_gradients():
+    with _layers_with_heads.no_gradients():
         value = to_numpy(loss(model, batch), "loss")
     if value.size != 1:
         raise ValueError(f"loss must give one number for a batch, got shape {value.shape}")
@@ -338,7 +338,7 @@ def _number(loss: Loss, model: Any, batch: Any) -> float:
 
 
 def _output(model: Any, batch: Any) -> Array:
-    with _headed.no_gradients():
+    with _layers_with_heads.no_gradients():
         if isinstance(batch, Mapping):
             out = model(**batch)
         else:
@@ -389,7 +389,7 @@ def _examples(batch: Any) -> list[Any]:
     return examples
 
 
-def _chosen(heads: Any, layers: dict[str, Headed]) -> dict[str, set[int]]:
+def _chosen(heads: Any, layers: dict[str, LayerWithHeads]) -> dict[str, set[int]]:
     """The heads to take out, by layer."""
     if isinstance(heads, Mapping):
         pairs = [(name, head) for name, numbers in heads.items() for head in numbers]

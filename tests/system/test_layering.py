@@ -117,7 +117,7 @@ ORDER = [
     ("dask",),
     ("selftest",),
     ("viz",),
-    ("teach", "_headed", "_explain", "threadpool"),
+    ("teach", "_layers_with_heads", "_explain", "threadpool"),
     ("_cost",),
     ("heads",),
     ("torch",),

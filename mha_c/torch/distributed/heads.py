@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ..._headed import TorchLayer
+from ..._layers_with_heads import TorchLayer
 from .._tensors import array, draw_seed
 from ..functional import dot_product_attention
 from ..layers import MultiHeadAttention
@@ -141,7 +141,7 @@ class ShardedMultiHeadAttention(nn.Module):
         agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], [], refusal)
         part = copy.deepcopy(layer)
         share = layer.num_heads // ranks.size
-        TorchLayer(part, _ROLES, "").keep(range(ranks.rank * share, (ranks.rank + 1) * share))
+        TorchLayer(part, _ROLES, "").keep_heads(range(ranks.rank * share, (ranks.rank + 1) * share))
         if ranks.rank:
             part.W_o.bias = None
         self.has_bias = layer.W_o.bias is not None
@@ -270,7 +270,7 @@ class ShardedMultiHeadAttention(nn.Module):
         """
         return f"heads {self.part.num_heads} of {self.num_heads}, rank {self._ranks.rank} of {self._ranks.size}"
 
-    def _as_headed(self, name: str) -> ShardedHeads:
+    def _as_layer_with_heads(self, name: str) -> ShardedHeads:
         return ShardedHeads(self, name)
 
     def __deepcopy__(self, memo: Any) -> ShardedMultiHeadAttention:
@@ -379,9 +379,9 @@ class ShardedHeads(TorchLayer):
         self._sharded, self.num_heads = module, module.num_heads
 
     @contextmanager
-    def muted(self, head: int) -> Iterator[None]:
+    def with_head_silenced(self, head: int) -> Iterator[None]:
         owner, number = divmod(head, self._heads_here)
-        with super().muted(number) if owner == self._sharded._ranks.rank else nullcontext():
+        with super().with_head_silenced(number) if owner == self._sharded._ranks.rank else nullcontext():
             yield
 
     def attention_weights(self) -> Any:
@@ -395,5 +395,5 @@ class ShardedHeads(TorchLayer):
     def check_prunable(self) -> None:
         raise TypeError("a sharded layer cannot lose heads: prune the result of gather_heads and shard that again")
 
-    def keep(self, heads: Sequence[int]) -> None:
+    def keep_heads(self, heads: Sequence[int]) -> None:
         self.check_prunable()

@@ -29,18 +29,18 @@ ROLES = (
 DEEPEST = 6  # levels of objects, lists and dicts below a NumPy model in which layers are looked for
 
 
-class Headed(Protocol):
+class LayerWithHeads(Protocol):
     """What `heads.py` asks of a layer."""
 
     num_heads: int
 
-    def quiet(self) -> AbstractContextManager[None]:
+    def without_dropout(self) -> AbstractContextManager[None]:
         """Nothing is dropped meanwhile; parameters, gradients and mode are afterwards what they were."""
 
-    def muted(self, head: int) -> AbstractContextManager[None]:
+    def with_head_silenced(self, head: int) -> AbstractContextManager[None]:
         """The head's output is 0 meanwhile."""
 
-    def differentiating(self) -> AbstractContextManager[None]:
+    def requiring_grad(self) -> AbstractContextManager[None]:
         """The output projection asks for its gradient meanwhile."""
 
     def forget_gradient(self) -> None: ...
@@ -50,20 +50,20 @@ class Headed(Protocol):
 
     def check_prunable(self) -> None: ...
 
-    def keep(self, heads: Sequence[int]) -> None:
+    def keep_heads(self, heads: Sequence[int]) -> None:
         """Only these heads from now on."""
 
 
-def find(model: Any) -> dict[str, Headed]:
+def find(model: Any) -> dict[str, LayerWithHeads]:
     """The layers with heads in a model, by name; "" for a layer itself."""
-    found: dict[str, Headed] = {}
+    found: dict[str, LayerWithHeads] = {}
     if callable(getattr(model, "named_modules", None)):
         answered: set[int] = set()
         for name, module in model.named_modules():
             if id(module) in answered:
                 continue
-            if hasattr(module, "_as_headed"):  # it answers for itself and for what is in it
-                found[name] = module._as_headed(name)
+            if hasattr(module, "_as_layer_with_heads"):  # it answers for itself and for what is in it
+                found[name] = module._as_layer_with_heads(name)
                 answered.update(map(id, module.modules()))
                 continue
             roles = _torch_roles(module)
@@ -126,7 +126,7 @@ class NumpyLayer:
         return self._layer._parameters.states[self._at]
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def without_dropout(self) -> Iterator[None]:
         layer, parameters = self._layer, self._layer._parameters
         before = layer.training, layer._dropout._p, parameters.states, dict(parameters.grads), layer._record
         try:
@@ -139,7 +139,7 @@ class NumpyLayer:
             parameters.grads.update(grads)
 
     @contextmanager
-    def muted(self, head: int) -> Iterator[None]:
+    def with_head_silenced(self, head: int) -> Iterator[None]:
         parameters, before = self._layer._parameters, self._layer._parameters.states
         out = self._out
         assert out.weight is not None
@@ -151,7 +151,7 @@ class NumpyLayer:
         finally:
             parameters.states = before
 
-    def differentiating(self) -> AbstractContextManager[None]:
+    def requiring_grad(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def forget_gradient(self) -> None:
@@ -171,7 +171,7 @@ class NumpyLayer:
 
     def check_prunable(self) -> None: ...
 
-    def keep(self, heads: Sequence[int]) -> None:
+    def keep_heads(self, heads: Sequence[int]) -> None:
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
             states = []
@@ -206,11 +206,11 @@ class TorchLayer:
         return self._linears[3].weight  # type: ignore[union-attr]
 
     @contextmanager
-    def quiet(self) -> Iterator[None]:
-        yield  # modes belong to the whole model: see `evaluating`
+    def without_dropout(self) -> Iterator[None]:
+        yield  # modes belong to the whole model: see `in_eval_mode`
 
     @contextmanager
-    def muted(self, head: int) -> Iterator[None]:
+    def with_head_silenced(self, head: int) -> Iterator[None]:
         weight = self._weight.detach()  # shares memory, counts changes in place
         size = weight.shape[1] // self._heads_here
         columns = weight[:, head * size : (head + 1) * size]
@@ -222,7 +222,7 @@ class TorchLayer:
             columns.copy_(before)
 
     @contextmanager
-    def differentiating(self) -> Iterator[None]:
+    def requiring_grad(self) -> Iterator[None]:
         before = self._weight.requires_grad
         self._weight.requires_grad_(True)
         try:
@@ -255,7 +255,7 @@ class TorchLayer:
             if not all(hasattr(linear, name) for name in ("in_features", "out_features", "weight", "bias")):
                 raise TypeError(f"{role} must be a torch.nn.Linear, got {type(linear).__name__}")
 
-    def keep(self, heads: Sequence[int]) -> None:
+    def keep_heads(self, heads: Sequence[int]) -> None:
         for linear in self._linears[:3]:
             numbers = _numbers_of(heads, linear.weight.shape[0] // self.num_heads)  # type: ignore[union-attr]
             _replace(linear, "weight", lambda old, numbers=numbers: old[numbers])
@@ -297,7 +297,7 @@ def _by_head(weight: Any, gradient: Any, num_heads: int) -> Array:
 
 
 @contextmanager
-def evaluating(model: Any, layers: Sequence[Any], going_back: bool) -> Iterator[None]:
+def in_eval_mode(model: Any, layers: Sequence[Any], going_back: bool) -> Iterator[None]:
     """torch: every module in eval mode meanwhile.  NumPy: training mode where the loss may go back, else eval."""
     modules = list(model.modules()) if callable(getattr(model, "modules", None)) else []
     before = [module.training for module in modules]
