@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
-from .._layer.kept_weights import saved_weights
+from .._layer import kept_weights
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -201,7 +201,8 @@ layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradien
     _on_torchs_threads, (layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients)
 )
 attention_forward, attention_backward, linear, dropout_factors, saved_weights = map(
-    _on_torchs_threads, (attention_forward, attention_backward, linear, _core.dropout_factors, saved_weights)
+    _on_torchs_threads,
+    (attention_forward, attention_backward, linear, _core.dropout_factors, kept_weights.saved_weights),
 )
 
 
