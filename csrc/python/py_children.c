@@ -54,16 +54,16 @@ plain_state(reading *r, PyObject *module, PyObject *type)
     return plain ? state : NULL;
 }
 
-/* What the layout remembers is what there is now: (owner, or None for the layer's class, name, function). */
+/* What the layout remembers is what there is now: (owner, or None for the layer itself, name, function). */
 static int
-has_own_methods(const reading *r, PyObject *layer)
+has_own_methods(const reading *r, PyObject *layer, PyObject *state)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(r->part[METHODS]); i++) {
         PyObject *method = PyTuple_GetItem(r->part[METHODS], i);
         PyObject *owner = PyTuple_GetItem(method, 0), *name = PyTuple_GetItem(method, 1);
         PyObject *now = NULL;
 
-        if (owner != NULL && name != NULL) {
+        if (owner != NULL && name != NULL && (owner != Py_None || PyDict_Contains(state, name) == 0)) {
             now = PyObject_GetAttr(owner == Py_None ? (PyObject *)Py_TYPE(layer) : owner, name);
         }
         Py_XDECREF(now); /* its class has it, and only its address is looked at */
@@ -127,12 +127,18 @@ static PyObject *
 read_layer(reading *r, PyObject *layer)
 {
     PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *tuple, *result;
-    int plain = has_own_methods(r, layer);
+    int plain = 1;
 
     for (int i = 0; i < N_PARAMETERS; i++) {
         parameters[i] = Py_None;
     }
-    state = inner = plain ? mha_py_own(r->call, PyObject_GetAttr(layer, r->word[STATE])) : NULL;
+    state = inner = mha_py_own(r->call, PyObject_GetAttr(layer, r->word[STATE]));
+    if (state == NULL) {
+        PyErr_Clear(); /* not even a module */
+    }
+    if (state == NULL || !PyDict_Check(state) || !has_own_methods(r, layer, state)) {
+        return NULL;
+    }
     modules = get(r, state, r->word[MODULES]);
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[SLOTS]); i++) {
         plain = take_linear(r, modules, PyTuple_GetItem(r->part[SLOTS], i), parameters);

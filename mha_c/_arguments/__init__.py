@@ -88,6 +88,11 @@ def flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
+def switch(value: Any, name: str) -> bool:
+    """A flag that d2l hands to torch, which takes 0 and 1 for it."""
+    return bool(value) if isinstance(value, int) and value in (0, 1) else flag(value, name)
+
+
 def choice(value: Any, name: str, allowed: Sequence[str]) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r} ({type(value).__name__})")

@@ -23,6 +23,7 @@ from ._layer import call_operator, read, restored, run_layer, served_by_operator
 from ._tensors import autocasting, beyond_core, elsewhere, exporting, is_compiling, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .lazy import Assigned
+from .masking import masked_softmax
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -50,11 +51,15 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
+        slots = tuple(slots)
         kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
-        called: list[Any] = [(nn.Linear, "__call__"), (nn.functional, "linear"), *[(kind, "forward") for kind in kinds]]
+        called: list[Any] = [(nn.Linear, "__call__"), (torch, "bmm"), *[(kind, "forward") for kind in kinds]]
+        called += [(nn.functional, name) for name in ("linear", "softmax", "dropout")]
+        if any(name == "w_v" for _, name in slots):
+            called.append((torch, "tanh"))
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        return cls(tuple(slots), inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
 
 
 Parts = tuple["Nine", dict[str, Any], Any, Optional["Packed"]]
@@ -75,10 +80,10 @@ def parts_in_python(module: AttentionModule) -> Optional[Parts]:
     kind, children = type(module), module._modules
     whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
     for name in own_methods:
-        whole = whole and getattr(kind, name) is not None
+        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
     inner: Any = module if inner_name is None else children.get(inner_name)
     linears: list[Any] = [children.get(name) for _, name in slots]
-    whole = whole and _methods_of_torch()
+    whole = whole and _methods_of_torch() and module._reads_names()
     if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
         return None
     if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or inner_type.forward is None):
@@ -115,8 +120,9 @@ _layout_in_python._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _methods_of_torch() -> bool:
     """True.  What `_layout_in_python` compared is read here where compilers see it."""
-    methods = nn.functional.linear, nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward
-    return all(method is not None for method in methods)
+    methods = nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward, torch.bmm, torch.tanh
+    functions = nn.functional.linear, nn.functional.softmax, nn.functional.dropout
+    return all(method is not None for method in (*methods, *functions))
 
 
 def _compiled(module: AttentionModule, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
@@ -335,6 +341,9 @@ class AttentionModule(TakesArrays):
     def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         raise NotImplementedError
 
+    def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
+        return masked_softmax(scores, valid_lens, empty_rows=self.empty_rows)  # type: ignore[arg-type]
+
     def _dropout_now(self, training: Optional[bool]) -> float:
         dropout = self._inner().dropout
         return float(dropout.p) if (dropout.training if training is None else training) else 0.0
@@ -392,6 +401,10 @@ class AttentionModule(TakesArrays):
                 return weights_of(last, heads)
             last = self.__dict__["_last"] = shown
         return last.weights(heads)
+
+    def _reads_names(self) -> bool:
+        """True.  What the layout compares of a program's own functions is read here where compilers see it."""
+        return True
 
     def _forget_assigned(self) -> None:
         """Before what a call leaves is kept in another module's state: in the layer's own it takes the place."""
@@ -457,5 +470,6 @@ class AttentionModule(TakesArrays):
         return {**own, "_last": without_graph(self._last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({name: value for name, value in state.items() if name not in _NOT_SAVED})
-        self._last = restored(state.get("_last"))
+        weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's own
+        super().__setstate__({name: value for name, value in state.items() if name not in (*_NOT_SAVED, *weights)})
+        self._last = weights.get("attention_weights") or restored(state.get("_last"))

@@ -7,6 +7,7 @@ compiled core, forward and backward.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import torch
@@ -163,10 +164,10 @@ class MultiHeadAttention(AttentionModule):
         heads = _arguments.whole(given["num_heads"], "num_heads")
         if hiddens % heads:
             raise ValueError(f"num_hiddens ({hiddens}) must be divisible by num_heads ({heads})")
-        bias = _arguments.flag(given["bias"], "bias")
+        bias = _arguments.switch(given["bias"], "bias")
         super().__init__(empty_rows)
         self.num_heads = heads
-        self.attention = DotProductAttention(given["dropout"], empty_rows=empty_rows)
+        self.attention: DotProductAttention = self._new_attention(given["dropout"], empty_rows)
         self.W_q = linear(given, "query_size", hiddens, bias)
         self.W_k = linear(given, "key_size", hiddens, bias)
         self.W_v = linear(given, "value_size", hiddens, bias)
@@ -205,6 +206,9 @@ class MultiHeadAttention(AttentionModule):
             All heads' features side by side.
         """
         return masking.transpose_output(X, self.num_heads)
+
+    def _new_attention(self, dropout: Any, empty_rows: EmptyRows) -> Any:
+        return DotProductAttention(dropout, empty_rows=empty_rows)
 
     def _inner(self) -> Any:
         return self._modules["attention"]
@@ -406,13 +410,15 @@ def textbook(
     module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool],
     scorer: Optional[nn.Module] = None,
 ) -> Tensor:  # fmt: skip
-    """d2l's own lines in torch, through a dropout and a w_v that are replaced or hooked."""
+    """The book's own lines, with what is under their names now."""
     if training is not None and training != module.dropout.training:
         raise ValueError("training= overrides the mode of a plain nn.Dropout: set the mode of the module's own dropout")
-    if scorer is None:
+    if scorer is not None:
+        scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
+    elif queries.shape[-1] == 0:
         scores = mathematics.dot_product_scores(queries, keys)
     else:
-        scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
-    weights = masking.masked_softmax(scores, valid_lens, empty_rows=module.empty_rows)
-    module.attention_weights = weights
-    return module.dropout(weights) @ values
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
+    valid_lens = None if valid_lens is None else torch.as_tensor(valid_lens)
+    weights = module.attention_weights = module._masked_softmax(scores, valid_lens)
+    return torch.bmm(module.dropout(weights), values)

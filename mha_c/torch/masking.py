@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import _arguments
 from .._arguments import refusals
@@ -52,7 +52,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     """
     _arguments.empty_rows(empty_rows)
     if valid_lens is None:
-        return torch.softmax(X, dim=-1)
+        return nn.functional.softmax(X, dim=-1)
     if X.dim() != 3:
         raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
     lens = _lengths(valid_lens, "valid_lens", [(X.shape[0],), (X.shape[0], X.shape[1])]).to(X.device)
@@ -61,7 +61,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     empty = lens[..., None] <= 0
     # An empty row is uniform: softmax of equal scores.  No -inf throughout a row, whose gradient would be NaN.
     scores = torch.where(keep, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
-    weights = torch.softmax(scores, dim=-1)
+    weights = nn.functional.softmax(scores, dim=-1)
     return weights if empty_rows == "uniform" else torch.where(empty, torch.zeros((), dtype=X.dtype), weights)
 
 

@@ -6,6 +6,7 @@ under a module name of its own, with empty stand-ins for what it imports at the 
 classes never use, so that neither torchvision nor pandas and the like need to be there.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -38,34 +39,42 @@ def source(version):
     return Path(parent) / f"d2l-{version}" / "d2l" / "torch.py"
 
 
+@contextlib.contextmanager
+def stand_ins():
+    """What d2l's source imports at its top and attention never uses is there."""
+    names = list(STAND_INS)
+    try:
+        import matplotlib.pyplot  # noqa: F401  before the stand-ins: it needs the real PIL
+    except ImportError:
+        names += ["matplotlib", "matplotlib.pyplot"]
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update({name: StandIn(name) for name in names})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of another project's source
+            yield
+    finally:
+        for name, original in before.items():
+            if original is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = original
+
+
 def load(version):
     """The module d2l.torch of one version; FileNotFoundError if that version is not installed."""
     name = "real_d2l_" + version.replace(".", "_")
     if name in sys.modules:
         return sys.modules[name]
-    stand_ins = list(STAND_INS)
-    try:
-        import matplotlib.pyplot  # noqa: F401  before the stand-ins: it needs the real PIL
-    except ImportError:
-        stand_ins += ["matplotlib", "matplotlib.pyplot"]
     if not source(version).is_file():
         raise FileNotFoundError(f"d2l {version} is not in {source(version).parents[1]}")
     spec = importlib.util.spec_from_file_location(name, source(version))
     module = importlib.util.module_from_spec(spec)
-    before = {stand_in: sys.modules.get(stand_in) for stand_in in stand_ins}
-    sys.modules.update({stand_in: StandIn(stand_in) for stand_in in stand_ins})
     sys.modules[name] = module  # d2l refers to itself through sys.modules[__name__]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of another project's source
+        with stand_ins():
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
-    finally:
-        for stand_in, original in before.items():
-            if original is None:
-                del sys.modules[stand_in]
-            else:
-                sys.modules[stand_in] = original
     return module

@@ -1,0 +1,237 @@
+"""The real d2l package with our attention classes in it: patch, unpatch, compare.
+
+>>> from d2l import torch as d2l                                          # doctest: +SKIP
+>>> import mha_c.d2l
+>>> mha_c.d2l.patch()                                                     # doctest: +SKIP
+mha_c replaces MultiHeadAttention, DotProductAttention, AdditiveAttention in d2l.torch
+
+d2l is never imported here: it is found where the user has imported it.  Either generation will do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Optional
+
+from ._originals import construct_by_own_name, pickle_by_name
+
+if TYPE_CHECKING:
+    from ._classes import Book
+
+D2L = "d2l.torch"
+__all__ = ["compare", "patch", "unpatch"]
+__dir__ = __all__.copy  # what dir() and completion show
+
+_known: dict[ModuleType, Book] = {}  # each d2l.torch that ever had our classes
+_patched: list[ModuleType] = []  # those that have them now
+
+
+class Patched:
+    """What `patch` returns: leaving `with patch():` undoes it."""
+
+    def __init__(self, modules: list[ModuleType]) -> None:
+        self._modules = modules
+
+    def __enter__(self) -> Patched:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        _wait_no_longer()
+        _restore(self._modules)
+
+    def __repr__(self) -> str:
+        return f"<mha_c in {', '.join(module.__name__ for module in self._modules) or 'nothing new'}>"
+
+
+def patch(module: Optional[ModuleType] = None) -> Patched:
+    """Put our attention classes in the place of d2l's, and print their names; `unpatch` undoes it.
+
+    Every model that is built afterwards by d2l's own code, and by code that says `d2l.MultiHeadAttention`, uses
+    ours, and goes on working after `unpatch`.  Names that a program has taken out of d2l before (`from d2l.torch
+    import MultiHeadAttention`) stay d2l's: they are listed, each with the line that would reach it.  Subclasses of
+    d2l's classes and models that exist already stay d2l's too; for models: mha_c.torch.convert.  A model saved whole
+    is, when loaded, of the classes that d2l has then.
+
+    Ours stand on the same bases (d2l.Module in 1.0) and look up the names that d2l's own look up: new
+    MultiHeadAttentions have Mine after `d2l.DotProductAttention = Mine`, and a `masked_softmax`, `transpose_qkv` or
+    `transpose_output` put into d2l is called.
+
+    Parameters
+    ----------
+    module : module, optional
+        The imported d2l.torch; None: the one in sys.modules, or the one that is imported later.
+
+    Returns
+    -------
+    Patched
+        For `with mha_c.d2l.patch(): ...`, which undoes it at the end.
+
+    Raises
+    ------
+    RuntimeError
+        If the module has no such classes.
+
+    Notes
+    -----
+    Patching twice does nothing.
+
+    Examples
+    --------
+    >>> import mha_c.d2l
+    >>> from d2l import torch as d2l  # doctest: +SKIP
+    >>> with mha_c.d2l.patch():  # doctest: +SKIP
+    ...     attention = d2l.MultiHeadAttention(100, 5, 0.5)
+    """
+    modules: list[ModuleType] = []
+    if module is None and D2L not in sys.modules:
+        _wait_no_longer()
+        sys.meta_path.insert(0, _OnImport(modules))
+        print(f"mha_c waits for {D2L}, and replaces its attention classes when it is imported")
+    else:
+        modules += _replace(sys.modules[D2L] if module is None else module)
+    return Patched(modules)
+
+
+def unpatch(module: Optional[ModuleType] = None) -> None:
+    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where it has not.
+
+    Parameters
+    ----------
+    module : module, optional
+        The imported d2l.torch; None: all.
+
+    Examples
+    --------
+    >>> import mha_c.d2l
+    >>> mha_c.d2l.unpatch()
+    """
+    _wait_no_longer()
+    _restore(list(_patched) if module is None else [module])
+
+
+def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
+    """Run `module` and a copy of it with our attention side by side; print speed ratio and largest difference.
+
+    Parameters
+    ----------
+    module : torch module
+        A d2l attention module, or any model with such (or nn.MultiheadAttention) inside; left as it is.
+    *inputs : Any
+        What it is called with.
+    seconds : float
+        How long to measure.
+    show : bool
+        False: nothing is printed.
+
+    Returns
+    -------
+    dict
+        Keys: largest_difference (of the results, without dropout) and, in microseconds of the fastest call,
+        forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us, and the
+        ratios theirs / ours forward_ratio and training_ratio.
+
+    Raises
+    ------
+    ValueError
+        Where there is no attention module in it; what the module itself raises passes through.
+
+    Examples
+    --------
+    >>> mha_c.d2l.compare(d2l.MultiHeadAttention(100, 5, 0.5), X, Y, Y, valid_lens)       # doctest: +SKIP
+    """
+    from ..torch.compare import compare as run
+
+    return run(module, *inputs, seconds=seconds, show=show)
+
+
+# --- Where d2l is, or will be ---------------------------------------------------------------------------
+
+
+def _replace(module: ModuleType) -> list[ModuleType]:
+    """Ours for d2l's own classes in `module`; [module], or [] where they are there already."""
+    from ._classes import CLASSES, Book, is_own, written_in
+
+    if module in _patched:
+        return []
+    missing = [name for name in CLASSES if not hasattr(module, name)]
+    if missing:
+        raise RuntimeError(f"{module.__name__} has no {', '.join(missing)}: is it d2l.torch?")
+    book = _known.get(module)
+    if book is None or (book.originals, book.functions) != written_in(module):
+        book = _known[module] = Book(module)
+        for kind in book.originals.values():
+            construct_by_own_name(kind)
+        for kind in book.classes.values():
+            pickle_by_name(kind)
+    _patched.append(module)
+    for name, original in book.originals.items():
+        pickle_by_name(original)
+        setattr(module, name, book.classes[name])
+    print(f"mha_c replaces {', '.join(name for name in CLASSES if name in book.originals)} in {module.__name__}")
+    for name in CLASSES:
+        if not is_own(getattr(module, name), module):
+            print(f"it leaves {name}, which is not d2l's own")
+    for line in _not_reached(book):
+        print(line)
+    return [module]
+
+
+def _not_reached(book: Book) -> Iterator[str]:
+    """Lines on names that were taken out of d2l before: they go on to mean d2l's own classes."""
+    names = {id(kind): name for name, kind in book.originals.items()}
+    d2l = book.module.__name__
+    for module in {id(module): module for module in list(sys.modules.values())}.values():
+        if module is book.module or not isinstance(module, ModuleType):
+            continue
+        for here, value in list(vars(module).items()):
+            if id(value) in names:
+                name = names[id(value)]
+                line = f"from {d2l} import {name}" + ("" if here == name else f" as {here}")
+                if module.__name__ != "__main__":
+                    line = f"import {d2l}, {module.__name__}; {module.__name__}.{here} = {d2l}.{name}"
+                yield f"not reached: {here} in {module.__name__}, taken before; to reach it: {line}"
+
+
+def _restore(modules: list[ModuleType]) -> None:
+    for module in modules:
+        if module not in _patched:
+            continue
+        _patched.remove(module)
+        book = _known[module]
+        for name, original in book.originals.items():
+            if getattr(module, name, None) is book.classes[name]:  # and nothing that was put there since
+                setattr(module, name, original)
+
+
+class _OnImport(MetaPathFinder):
+    """Finds d2l.torch as it would be found without it, and puts our classes in when it has been imported."""
+
+    def __init__(self, modules: list[ModuleType]) -> None:
+        self._modules = modules
+
+    def find_spec(self, name: str, path: Any, target: Optional[ModuleType] = None) -> Optional[ModuleSpec]:
+        if name != D2L:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            loader, run = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _wait_no_longer()
+                self._modules += _replace(module)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _wait_no_longer() -> None:
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _OnImport)]

@@ -1,0 +1,72 @@
+"""d2l's own classes, and ours in their place, go on working while other classes stand under their names."""
+
+from __future__ import annotations
+
+import builtins
+import copyreg
+import importlib
+import sys
+from types import FunctionType
+from typing import Any
+
+
+class _Namespace(dict[str, Any]):
+    """The globals of a module, with one name that means what it meant when the module was imported."""
+
+    def __init__(self, module: dict[str, Any], name: str, value: Any) -> None:
+        super().__init__({name: value})
+        self._module = module
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._module:
+            return self._module[name]
+        return vars(builtins)[name]
+
+
+class _Reference:
+    """A class as a pickle shall name it: by its module and name, whatever stands there now."""
+
+    def __init__(self, kind: type, attribute: bool = True) -> None:
+        self._kind, self._attribute = kind, attribute
+
+    def __reduce__(self) -> Any:
+        if not self._attribute:
+            return importlib.import_module, (self._kind.__module__,)
+        return getattr, (_Reference(self._kind, attribute=False), self._kind.__name__)
+
+    def __deepcopy__(self, memo: Any) -> type:
+        return self._kind
+
+
+class _Blank:
+    """object.__new__, as which it is pickled, that takes a _Reference too: copy.copy hands it over as it is."""
+
+    def __call__(self, kind: Any) -> Any:
+        return object.__new__(kind._kind if type(kind) is _Reference else kind)
+
+    def __reduce__(self) -> Any:
+        return getattr, (object, "__new__")
+
+
+def construct_by_own_name(kind: type) -> None:
+    """The __init__ of a class looks its own name up in the module, for super(), and would find ours."""
+    init = kind.__dict__["__init__"]
+    if not isinstance(init.__globals__, _Namespace):
+        names = _Namespace(init.__globals__, kind.__name__, kind)
+        own = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
+        own.__kwdefaults__ = init.__kwdefaults__
+        own.__doc__, own.__qualname__, own.__module__ = init.__doc__, init.__qualname__, init.__module__
+        kind.__init__ = own  # type: ignore[misc]
+
+
+def pickle_by_name(kind: type) -> None:
+    """Its modules are pickled as of the class that its module has under its name, when they are loaded."""
+    copyreg.pickle(kind, _reduced)
+
+
+def _reduced(module: Any) -> Any:
+    kind = type(module)
+    if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
+        return module.__reduce_ex__(2)
+    state = module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__
+    return _Blank(), (_Reference(kind),), state
