@@ -98,7 +98,11 @@ OTHER_TYPES = ["float16", "longdouble", "int8", "int64", "uint8", "bool", "compl
 def test_other_dtypes_are_type_errors_with_a_hint(argument, dtype):
     call, good = ARRAYS[argument]
     name = argument.split()[-1]
-    hint = "keep_mask" if (name, dtype) == ("bias", "bool") else rf"{name}\.astype\(np\.float32\)"
+    hint = rf": convert it, for example {name}\.astype\(np\.float32\)"
+    if np.dtype(dtype).kind not in "biuf":  # no conversion of these is what the caller means
+        hint = "float32 or float64$"
+    if (name, dtype) == ("bias", "bool"):
+        hint = "keep_mask"
     with pytest.raises(TypeError, match=rf"^{name} has dtype .*{hint}"):
         call(np.zeros(good.shape, dtype))
 
