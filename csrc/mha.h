@@ -203,6 +203,9 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_attention_forward(const mha_attention_args *args);
 
+/* How many multiply-adds that is, roughly, by sizes alone: what decides about threads. */
+double mha_attention_work(const mha_attention_args *args);
+
 /*
  * The weights of an earlier call, to the bit, from its q, k, masks and its (row_max, row_sum):
  * fills args->weights; v and out are not looked at.
@@ -337,6 +340,9 @@ typedef struct {
 } mha_layer_args;
 
 MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
+
+/* As mha_attention_work. */
+double mha_layer_work(const mha_layer_args *args);
 
 /*
  * Gradients of a whole layer.  `args` is the forward call's, with every optional output but `weights`

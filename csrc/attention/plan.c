@@ -39,9 +39,8 @@ choose_key_block(const mha_attention_args *args, size_t itemsize)
     return mha_min(mha_max(fit, BLOCK_STEP), BLOCK_MOST);
 }
 
-/* Multiply-adds of the whole call, roughly: what decides about threads. */
-static double
-estimate_work(const mha_attention_args *args)
+double
+mha_attention_work(const mha_attention_args *args)
 {
     const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
     /* A tanh costs about eight multiply-adds, an exponential with its passes twenty. */
@@ -113,7 +112,7 @@ choose_tasks(mha_plan *plan)
 {
     const mha_attention_args *args = plan->args;
     const size_t heads = args->batch * args->kv_heads;
-    plan->work = estimate_work(args);
+    plan->work = mha_attention_work(args);
     const size_t most = plan->pass == MHA_PASS_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
     const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
     size_t queries = mha_ceil_div(args->queries, wanted);

@@ -95,7 +95,7 @@ plan_memory(mha_layer_job *job)
         /* Of any smaller call, too: a slice uses the memory of the largest one. */
         most_rows = mha_max(most_rows, mha_linear_block(job->kernels, in->linear->in_features));
         job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
-        job->work += (double)a->batch * (double)in->rows * (double)in->features * (double)in->linear->in_features;
+        job->work += mha_linear_work(in->linear, a->batch, in->rows);
         job->n_tasks += in->n_tasks;
     }
     job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &a->W_o));
@@ -293,6 +293,26 @@ mha_layer_run(mha_layer_job *job)
         };
         mha_linear_run(job->kernels, &a->W_o, &rows);
     }
+}
+
+double
+mha_layer_work(const mha_layer_args *a)
+{
+    const size_t features = a->W_q.weight != NULL ? a->W_q.out_features : a->query_size;
+    const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
+    const size_t heads = mha_max(a->num_heads, 1); /* none is refused later */
+    const mha_attention_args attention = {
+        .batch = a->batch,
+        .heads = heads,
+        .queries = a->queries,
+        .keys = a->keys,
+        .head_dim = features / heads,
+        .value_dim = values / heads,
+        .additive_weights = a->additive_weights,
+    };
+    return mha_linear_work(&a->W_q, a->batch, a->queries) + mha_linear_work(&a->W_k, a->batch, a->keys) +
+           mha_linear_work(&a->W_v, a->batch, a->keys) + mha_linear_work(&a->W_o, a->batch, a->queries) +
+           mha_attention_work(&attention);
 }
 
 mha_status

@@ -145,7 +145,7 @@ mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t
     const mha_linear_plan plan = {
         .block = block,
         .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */
-        .work = (double)rows * (double)linear->in_features * (double)linear->out_features,
+        .work = mha_linear_work(linear, 1, rows),
     };
     return plan;
 }

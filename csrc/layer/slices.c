@@ -39,11 +39,9 @@ mha_layer_slices
 mha_layer_slices_for(const mha_layer_job *whole)
 {
     const mha_layer_args *a = whole->args;
-    const double W_o = a->W_o.weight == NULL ? 0 : (double)a->W_o.in_features * (double)a->W_o.out_features;
-    mha_layer_slices slices = {.items = a->batch, .n = 1, .n_workers = 1};
+    mha_layer_slices slices = {.items = a->batch, .n = 1, .work = mha_layer_work(a), .n_workers = 1};
     const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
 
-    slices.work = whole->work + whole->plan.work + (double)a->batch * (double)a->queries * W_o;
     if (whole->plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
         return slices; /* the second: sizes that overflow, which opening that memory will say */

@@ -61,8 +61,7 @@ note_sizes(mha_py_attention *attention)
     args->k = mha_py_operand(&attention->k);
     args->v = mha_py_operand(&attention->v);
     args->additive_weights = attention->w_v.data;
-    attention->work = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys *
-                      (double)(args->head_dim + args->value_dim + 8);
+    attention->work = mha_attention_work(args);
 
     for (int i = 0; i < rank; i++) {
         attention->scores[i] = i < rank - 1 ? attention->q.shape[i] : attention->k.shape[rank - 2];

@@ -154,18 +154,10 @@ take_options(mha_py_layer *layer, PyObject *const *values)
     return 0;
 }
 
-/* Multiply-adds of a product. */
-static double
-product(size_t batch, size_t rows, const mha_linear *linear)
-{
-    return (double)batch * (double)rows * (double)linear->in_features * (double)linear->out_features;
-}
-
 static void
 note_sizes(mha_py_layer *layer)
 {
     mha_layer_args *args = &layer->args;
-    const double scored = (double)layer->qk_features * (layer->w_v.array != NULL ? 8 : 1);
 
     args->dtype = mha_py_dtype(layer->queries.type);
     args->batch = (size_t)layer->queries.shape[0];
@@ -184,10 +176,7 @@ note_sizes(mha_py_layer *layer)
     args->W_o = layer->W[MHA_PY_W_O].linear;
     args->additive_weights = layer->w_v.data;
     args->visible = mha_py_visibility(&layer->lengths);
-    layer->work = product(args->batch, args->queries, &args->W_q) + product(args->batch, args->keys, &args->W_k) +
-                  product(args->batch, args->keys, &args->W_v) + product(args->batch, args->queries, &args->W_o) +
-                  (double)args->batch * (double)args->queries * (double)args->keys *
-                      ((double)layer->value_features + scored + 8 * (double)layer->heads);
+    layer->work = mha_layer_work(args);
 }
 
 /* --- The whole ------------------------------------------------------------------------------------- */
