@@ -20,18 +20,18 @@
 
 /* Where the gradient of q of this head goes: the caller's array, or the span's own (of the worker, or in a round). */
 static mha_operand
-grad_q_rows(const mha_backward_plan *b, const mha_room *room, size_t span, size_t item, size_t head)
+grad_q_rows(const mha_plan *plan, const mha_room *room, size_t span, size_t item, size_t head)
 {
-    const mha_attention_args *args = b->plan.args;
-    const mha_kernels *k = b->plan.kernels;
-    const mha_result *q = &b->grads->grad_q;
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_result *q = &plan->grads->grad_q;
 
-    if (b->plan.n_spans == 1) {
+    if (plan->n_spans == 1) {
         return (mha_operand){mha_result_at(k, q, item, head, 0), 0, 0, q->row_stride};
     }
-    const size_t row = (item * args->heads + head) * args->queries, abreast = span % b->plan.spans_abreast;
-    const char *own = b->memory + b->partial_at + abreast * b->partial_bytes + row * args->head_dim * k->itemsize;
-    return (mha_operand){b->plan.spans_abreast == 1 ? room->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
+    const size_t row = (item * args->heads + head) * args->queries, abreast = span % plan->spans_abreast;
+    const char *own = plan->partials + abreast * plan->partial_bytes + row * args->head_dim * k->itemsize;
+    return (mha_operand){plan->spans_abreast == 1 ? room->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
 /*
@@ -61,20 +61,19 @@ key_grads(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block
 }
 
 static mha_product
-value_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
+value_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
             int overwrite)
 {
-    mha_product product = key_grads(&b->plan, tile, block, room->scores, &b->grads->grad_out, &b->grads->grad_v,
+    mha_product product = key_grads(plan, tile, block, room->scores, &plan->grads->grad_out, &plan->grads->grad_v,
                                     overwrite);
 
-    product.cols = b->plan.args->value_dim;
+    product.cols = plan->args->value_dim;
     return product;
 }
 
 static void
-add_query_grads(const mha_backward_plan *b, const mha_walk *walk, const mha_operand *grad_q, int overwrite)
+add_query_grads(const mha_plan *plan, const mha_walk *walk, const mha_operand *grad_q, int overwrite)
 {
-    const mha_plan *plan = &b->plan;
     const mha_rows *tile = &walk->tile;
     const mha_room *room = walk->room;
     const mha_key_block *block = &walk->block;
@@ -89,10 +88,9 @@ add_query_grads(const mha_backward_plan *b, const mha_walk *walk, const mha_oper
 }
 
 static void
-add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room,
+add_additive_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room,
                    const mha_key_block *block, const mha_operand *grad_q, void *grad_w)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const mha_additive_grads grads = {
@@ -108,10 +106,10 @@ add_additive_grads(const mha_backward_plan *b, const mha_rows *tile, const mha_r
         .grads = room->grads + (block->keys.first - block->first_key) * k->itemsize,
         .grads_row = (ptrdiff_t)plan->score_stride,
         .grad_q = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
-        .grad_k = mha_result_at(k, &b->grads->grad_k, tile->item, tile->key_head, block->keys.first),
+        .grad_k = mha_result_at(k, &plan->grads->grad_k, tile->item, tile->key_head, block->keys.first),
         .grad_w = grad_w,
         .grad_q_row = grad_q->row_stride,
-        .grad_k_row = b->grads->grad_k.row_stride,
+        .grad_k_row = plan->grads->grad_k.row_stride,
     };
     k->additive_grads(&grads);
 }
@@ -126,9 +124,8 @@ clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows,
 
 /* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_room *room, mha_interval keys)
+add_uniform_rows(const mha_plan *plan, const mha_rows *head, const mha_room *room, mha_interval keys)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
@@ -151,7 +148,7 @@ add_uniform_rows(const mha_backward_plan *b, const mha_rows *head, const mha_roo
                 mha_dropout_tile(plan, &row, filled, room->factors);
                 k->multiply_rows(1, n, room->scores, room->factors, 0);
             }
-            const mha_product product = value_grads(b, &row, room, &block, 0);
+            const mha_product product = value_grads(plan, &row, room, &block, 0);
             k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
         }
     }
@@ -164,41 +161,41 @@ typedef struct {
 
 /* The tile of queries against the block of keys where the walk stands. */
 static void
-backward_block(const mha_backward_plan *b, mha_walk *walk, const mha_operand *grad_q, void *grad_w, untouched fresh)
+backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, void *grad_w, untouched fresh)
 {
-    const mha_attention_args *args = b->plan.args;
+    const mha_attention_args *args = plan->args;
     const mha_room *room = walk->room;
     const mha_rows *tile = &walk->tile;
     const mha_key_block *block = &walk->block;
 
-    mha_backward_tile(b, tile, room, &walk->block, args->scale);
-    if (b->plan.keeps_slopes) { /* not before: what is added to a capped score has no slope */
-        const size_t at = block->from * b->plan.kernels->itemsize;
-        b->plan.kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
-                                      (ptrdiff_t)b->plan.score_stride);
+    mha_backward_tile(plan, tile, room, &walk->block, args->scale);
+    if (plan->keeps_slopes) { /* not before: what is added to a capped score has no slope */
+        const size_t at = block->from * plan->kernels->itemsize;
+        plan->kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
+                                      (ptrdiff_t)plan->score_stride);
     }
-    const mha_product values = value_grads(b, tile, room, block, fresh.keys);
-    mha_guarded_product(&b->plan, tile, room, block, &values, 1);
+    const mha_product values = value_grads(plan, tile, room, block, fresh.keys);
+    mha_guarded_product(plan, tile, room, block, &values, 1);
     if (args->additive_weights != NULL) {
-        add_additive_grads(b, tile, room, block, grad_q, grad_w);
+        add_additive_grads(plan, tile, room, block, grad_q, grad_w);
         return;
     }
-    mha_product keys = key_grads(&b->plan, tile, block, room->grads, &args->q, &b->grads->grad_k, fresh.keys);
+    mha_product keys = key_grads(plan, tile, block, room->grads, &args->q, &plan->grads->grad_k, fresh.keys);
     keys.cols = args->head_dim;
-    mha_guarded_product(&b->plan, tile, room, block, &keys, 1);
-    add_query_grads(b, walk, grad_q, fresh.queries);
+    mha_guarded_product(plan, tile, room, block, &keys, 1);
+    add_query_grads(plan, walk, grad_q, fresh.queries);
 }
 
 /* Adds a span's gradient of q of one head to the caller's. */
 static void
-add_span(const mha_backward_plan *b, const mha_room *room, size_t span, size_t item, size_t head)
+add_span(const mha_plan *plan, const mha_room *room, size_t span, size_t item, size_t head)
 {
-    const mha_attention_args *args = b->plan.args;
-    const mha_kernels *k = b->plan.kernels;
-    const mha_operand q = grad_q_rows(b, room, span, item, head);
+    const mha_attention_args *args = plan->args;
+    const mha_kernels *k = plan->kernels;
+    const mha_operand q = grad_q_rows(plan, room, span, item, head);
 
-    for (size_t i = 0; i < args->queries && b->plan.n_spans > 1; i++) {
-        char *out = mha_result_at(k, &b->grads->grad_q, item, head, i);
+    for (size_t i = 0; i < args->queries && plan->n_spans > 1; i++) {
+        char *out = mha_result_at(k, &plan->grads->grad_q, item, head, i);
         if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
         }
@@ -208,18 +205,17 @@ add_span(const mha_backward_plan *b, const mha_room *room, size_t span, size_t i
 
 /* All queries of one head against the keys of one span; is_first: no other head has been there. */
 static void
-backward_head(const mha_backward_plan *b, const mha_rows *head, const mha_room *room, mha_interval span_keys,
+backward_head(const mha_plan *plan, const mha_rows *head, const mha_room *room, mha_interval span_keys,
               size_t span, int is_first, void *grad_w)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_operand grad_q = grad_q_rows(b, room, span, head->item, head->head);
+    const mha_operand grad_q = grad_q_rows(plan, room, span, head->item, head->head);
     const mha_interval seen = mha_interval_meet(head->keys, span_keys);
     const int overwrite = plan->same_visibility && seen.first < seen.last;
     mha_walk walk;
 
-    if (span == 0 || plan->group > 1 || b->plan.spans_abreast > 1) { /* else they stand there since the span before */
-        mha_backward_rows(b, head, room);
+    if (span == 0 || plan->group > 1 || plan->spans_abreast > 1) { /* else they stand there since the span before */
+        mha_backward_rows(plan, head, room);
     }
     if (!overwrite || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
@@ -228,20 +224,20 @@ backward_head(const mha_backward_plan *b, const mha_rows *head, const mha_room *
     while (mha_walk_next(&walk)) {
         const untouched fresh = {overwrite && is_first && walk.tile.query == 0,
                                  overwrite && walk.block.first_key == span_keys.first};
-        backward_block(b, &walk, &grad_q, grad_w, fresh);
+        backward_block(plan, &walk, &grad_q, grad_w, fresh);
     }
-    add_uniform_rows(b, head, room, span_keys);
-    if (b->plan.spans_abreast == 1) {
-        add_span(b, room, span, head->item, head->head);
+    add_uniform_rows(plan, head, room, span_keys);
+    if (plan->spans_abreast == 1) {
+        add_span(plan, room, span, head->item, head->head);
     }
 }
 
 /* Zero gradients of keys first .. last - 1 of the task's key head. */
 static void
-clear_keys(const mha_backward_plan *b, const mha_rows *task, const mha_result *grad, size_t cols, size_t first,
+clear_keys(const mha_plan *plan, const mha_rows *task, const mha_result *grad, size_t cols, size_t first,
            size_t last)
 {
-    const mha_kernels *k = b->plan.kernels;
+    const mha_kernels *k = plan->kernels;
 
     if (first < last) {
         clear_rows(k, mha_result_at(k, grad, task->item, task->key_head, first), grad->row_stride, last - first, cols);
@@ -250,9 +246,8 @@ clear_keys(const mha_backward_plan *b, const mha_rows *task, const mha_result *g
 
 /* All heads that share a key head against one span of its keys. */
 static void
-run_span(const mha_backward_plan *b, const mha_rows *task, const mha_room *room, size_t span, void *grad_w)
+run_span(const mha_plan *plan, const mha_rows *task, const mha_room *room, size_t span, void *grad_w)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const size_t span_keys = MHA_SPAN_BLOCKS * plan->key_block;
     const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
@@ -261,13 +256,13 @@ run_span(const mha_backward_plan *b, const mha_rows *task, const mha_room *room,
     const int written = plan->same_visibility && args->queries > 0 && seen.first < seen.last;
     const size_t unseen = written ? seen.last : keys.first;
 
-    clear_keys(b, task, &b->grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen,
+    clear_keys(plan, task, &plan->grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen,
                keys.last);
-    clear_keys(b, task, &b->grads->grad_v, args->value_dim, unseen, keys.last);
+    clear_keys(plan, task, &plan->grads->grad_v, args->value_dim, unseen, keys.last);
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows head;
         mha_task_head(task, g, &head);
-        backward_head(b, &head, room, keys, span, g == 0, grad_w);
+        backward_head(plan, &head, room, keys, span, g == 0, grad_w);
     }
 }
 
@@ -275,23 +270,23 @@ run_span(const mha_backward_plan *b, const mha_rows *task, const mha_room *room,
 static void
 run_task(void *context, size_t task_number, unsigned worker)
 {
-    const mha_backward_plan *b = context;
-    const mha_attention_args *args = b->plan.args;
-    const int in_turn = b->plan.spans_abreast == 1;
-    const size_t head = task_number / b->plan.spans_abreast;
-    const size_t first = in_turn ? 0 : b->first_span + task_number % b->plan.spans_abreast;
-    const size_t last = in_turn ? b->plan.n_spans : mha_min(first + 1, b->plan.n_spans);
-    const mha_room *room = &b->plan.rooms[worker];
+    const mha_plan *plan = context;
+    const mha_attention_args *args = plan->args;
+    const int in_turn = plan->spans_abreast == 1;
+    const size_t head = task_number / plan->spans_abreast;
+    const size_t first = in_turn ? 0 : plan->first_span + task_number % plan->spans_abreast;
+    const size_t last = in_turn ? plan->n_spans : mha_min(first + 1, plan->n_spans);
+    const mha_room *room = &plan->rooms[worker];
     mha_rows task;
 
-    mha_task_rows(&b->plan, head, room, &task);
-    char *grad_w = b->memory + b->weights_at + (in_turn ? head : head * b->plan.n_spans + first) * b->weights_bytes;
+    mha_task_rows(plan, head, room, &task);
+    char *grad_w = plan->grad_w + (in_turn ? head : head * plan->n_spans + first) * plan->grad_w_bytes;
 
     if (first < last) {
-        b->plan.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
+        plan->kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
     }
     for (size_t span = first; span < last; span++) {
-        run_span(b, &task, room, span, grad_w);
+        run_span(plan, &task, room, span, grad_w);
     }
 }
 
@@ -299,51 +294,49 @@ run_task(void *context, size_t task_number, unsigned worker)
 static void
 join_spans(void *context, size_t task, unsigned worker)
 {
-    const mha_backward_plan *b = context;
-    const size_t heads = b->plan.args->heads;
+    const mha_plan *plan = context;
+    const size_t heads = plan->args->heads, last = mha_min(plan->first_span + plan->spans_abreast, plan->n_spans);
 
     (void)worker;
-    for (size_t span = b->first_span; span < mha_min(b->first_span + b->plan.spans_abreast, b->plan.n_spans); span++) {
-        add_span(b, NULL, span, task / heads, task % heads);
+    for (size_t span = plan->first_span; span < last; span++) {
+        add_span(plan, NULL, span, task / heads, task % heads);
     }
 }
 
 /* --- The call ---------------------------------------------------------------------------------- */
 
 void
-mha_backward_plan_run(mha_backward_plan *b, const mha_attention_grads *grads, const mha_scratch *scratch)
+mha_backward_run(mha_plan *plan, const mha_attention_grads *grads, const mha_scratch *scratch)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     void *grad_w = grads->grad_additive_weights;
 
-    b->grads = grads;
-    b->memory = scratch->base;
-    mha_plan_place(&b->plan, scratch);
-    for (b->first_span = 0; b->first_span < b->plan.n_spans; b->first_span += b->plan.spans_abreast) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, b);
-        if (b->plan.spans_abreast == 1) {
+    plan->grads = grads;
+    mha_plan_place(plan, scratch);
+    for (plan->first_span = 0; plan->first_span < plan->n_spans; plan->first_span += plan->spans_abreast) {
+        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, plan);
+        if (plan->spans_abreast == 1) {
             break; /* the tasks went through all spans */
         }
-        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, b);
+        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, plan);
     }
     if (grad_w != NULL && args->additive_weights != NULL) {
         k->fill(args->head_dim, 0, grad_w);
-        for (size_t i = 0; i < b->n_weights; i++) {
-            k->add_row(args->head_dim, b->memory + b->weights_at + i * b->weights_bytes, grad_w, 1);
+        for (size_t i = 0; i < plan->n_grad_w; i++) {
+            k->add_row(args->head_dim, plan->grad_w + i * plan->grad_w_bytes, grad_w, 1);
         }
     }
-    mha_score_grads_run(b);
+    mha_score_grads_run(plan);
 }
 
 mha_status
 mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads)
 {
-    mha_backward_plan b;
+    mha_plan plan;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_status status =
-        args->row_max != NULL && args->row_sum != NULL ? mha_backward_plan_init(&b, args, &scratch) : MHA_ERR_ARG;
+        args->row_max != NULL && args->row_sum != NULL ? mha_backward_plan_init(&plan, args, &scratch) : MHA_ERR_ARG;
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);
@@ -351,7 +344,7 @@ mha_attention_backward(const mha_attention_args *args, const mha_attention_grads
     if (status != MHA_OK) {
         return status;
     }
-    mha_backward_plan_run(&b, grads, &scratch);
+    mha_backward_run(&plan, grads, &scratch);
     mha_scratch_close(&scratch);
     return mha_interrupt_status();
 }

@@ -21,12 +21,10 @@ backward_work(const mha_attention_args *args)
 }
 
 mha_status
-mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha_scratch *scratch)
+mha_backward_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch)
 {
-    mha_plan *plan = &b->plan;
     const mha_status status = mha_plan_describe(plan, args, MHA_PASS_BACKWARD);
 
-    b->grads = NULL;
     if (status != MHA_OK) {
         return status;
     }
@@ -50,11 +48,11 @@ mha_backward_plan_init(mha_backward_plan *b, const mha_attention_args *args, mha
     plan->n_tasks = args->queries > 0 || has_key_grads ? heads * plan->spans_abreast : 0;
     plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
 
-    b->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
-    b->partial_at = mha_scratch_add(scratch, plan->spans_abreast > 1 ? plan->spans_abreast : 0, b->partial_bytes);
-    b->weights_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
-    b->n_weights = plan->n_tasks == 0 ? 0 : plan->spans_abreast == 1 ? heads : heads * plan->n_spans;
-    b->weights_at = mha_scratch_add(scratch, b->n_weights, b->weights_bytes);
+    plan->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
+    plan->partial_at = mha_scratch_add(scratch, plan->spans_abreast > 1 ? plan->spans_abreast : 0, plan->partial_bytes);
+    plan->grad_w_bytes = mha_round_up(args->additive_weights != NULL ? args->head_dim * k->itemsize : 0, MHA_ALIGN);
+    plan->n_grad_w = plan->n_tasks == 0 ? 0 : plan->spans_abreast == 1 ? heads : heads * plan->n_spans;
+    plan->grad_w_at = mha_scratch_add(scratch, plan->n_grad_w, plan->grad_w_bytes);
     mha_plan_rooms(plan, scratch);
     return MHA_OK;
 }

@@ -9,14 +9,13 @@
 #include <string.h>
 
 void
-mha_backward_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_room *room)
+mha_backward_rows(const mha_plan *plan, const mha_rows *rows, const mha_room *room)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const size_t at = rows->query * k->itemsize, bytes = rows->rows * k->itemsize;
     const size_t head_at = (rows->item * args->heads + rows->head) * args->queries * k->itemsize;
-    const mha_operand *out = &b->grads->out, *grad = &b->grads->grad_out;
+    const mha_operand *out = &plan->grads->out, *grad = &plan->grads->grad_out;
 
     memcpy(room->max + at, (const char *)args->row_max + head_at + at, bytes);
     memcpy(room->sum + at, (const char *)args->row_sum + head_at + at, bytes);
@@ -115,10 +114,9 @@ score_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room, co
 }
 
 void
-mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_room *room, mha_key_block *block,
+mha_backward_tile(const mha_plan *plan, const mha_rows *tile, const mha_room *room, mha_key_block *block,
                   double scale)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
 
@@ -129,8 +127,8 @@ mha_backward_tile(const mha_backward_plan *b, const mha_rows *tile, const mha_ro
         .rows = tile->rows,
         .cols = block->from + block->width - from,
         .depth = args->value_dim,
-        .a = mha_operand_at(k, &b->grads->grad_out, tile->item, tile->head, tile->query),
-        .a_row = b->grads->grad_out.row_stride,
+        .a = mha_operand_at(k, &plan->grads->grad_out, tile->item, tile->head, tile->query),
+        .a_row = plan->grads->grad_out.row_stride,
         .a_step = 1,
         .b = {.data = room->value_panels + from * args->value_dim * k->itemsize, .layout = MHA_PANELS},
         .c = room->grads + from * k->itemsize,

@@ -233,4 +233,5 @@ mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
         plan->row_sum = scratch->base + plan->stats_at[1];
     }
     plan->partials = scratch->base + plan->partial_at;
+    plan->grad_w = scratch->base + plan->grad_w_at;
 }

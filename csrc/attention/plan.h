@@ -74,15 +74,19 @@ typedef struct {
     size_t tasks_per_head; /* tasks per key head */
     size_t n_tasks;
     size_t blocks_abreast; /* key blocks of a task that are tasks of their own and are joined afterwards; 1: none is */
-    size_t n_spans, spans_abreast; /* backward: see backward.c */
+    size_t n_spans, spans_abreast, n_grad_w; /* backward: see backward.c */
     unsigned n_workers;
 
     /* Scratch memory: offsets, and the addresses that mha_plan_place makes of them. */
-    size_t rooms_at, first_room, room_bytes, row_keys_at, stats_at[2], partial_at, partial_bytes;
+    size_t rooms_at, first_room, room_bytes, row_keys_at, stats_at[2];
+    size_t partial_at, partial_bytes, grad_w_at, grad_w_bytes;
     mha_room *rooms;              /* one for each worker */
     const mha_interval *row_keys; /* one for each query, where those of all items see the same; else NULL */
     void *row_max, *row_sum;      /* the caller's, or ours where the weights need them, or NULL */
-    char *partials;               /* what blocks abreast leave behind, see forward.c */
+    char *partials;               /* what blocks abreast leave behind; backward: gradients of q, of each span abreast */
+    char *grad_w;                 /* backward: n_grad_w gradients of the additive weights, one a task */
+    const mha_attention_grads *grads; /* backward */
+    size_t first_span;            /* backward: of this round of tasks */
 } mha_plan;
 
 MHA_INLINE int

@@ -14,24 +14,23 @@
 #include <string.h>
 
 /* Adds the gradients of one row's scores, those of the keys it sees in a block, to where they belong. */
-typedef void (*add_row_fn)(const mha_backward_plan *b, const mha_rows *tile, size_t row, mha_interval keys,
+typedef void (*add_row_fn)(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys,
                            const char *grads, double *table);
 
 /* All gradients of these rows' scores, row by row. */
 static void
-visit_rows(const mha_backward_plan *b, const mha_rows *rows, const mha_room *room, add_row_fn add)
+visit_rows(const mha_plan *plan, const mha_rows *rows, const mha_room *room, add_row_fn add)
 {
-    const mha_plan *plan = &b->plan;
     mha_walk walk;
 
     mha_walk_start(&walk, plan, rows, room, 1, rows->keys);
     while (mha_walk_next(&walk)) {
-        mha_backward_tile(b, &walk.tile, room, &walk.block, 1.0);
+        mha_backward_tile(plan, &walk.tile, room, &walk.block, 1.0);
         for (size_t i = 0; i < walk.tile.rows; i++) {
             const mha_interval seen = mha_interval_meet(mha_row_keys(&walk.tile, i), walk.block.keys);
             if (seen.first < seen.last) {
                 const size_t at = i * plan->score_stride + seen.first - walk.block.first_key;
-                add(b, &walk.tile, i, seen, room->grads + at * plan->kernels->itemsize, room->table);
+                add(plan, &walk.tile, i, seen, room->grads + at * plan->kernels->itemsize, room->table);
             }
         }
     }
@@ -48,42 +47,41 @@ describe_head(const mha_plan *plan, size_t item, size_t head, const mha_room *ro
 /* --- A bias ------------------------------------------------------------------------------------ */
 
 static char *
-bias_grad_at(const mha_backward_plan *b, const mha_rows *tile, size_t row, size_t key)
+bias_grad_at(const mha_plan *plan, const mha_rows *tile, size_t row, size_t key)
 {
-    const mha_mask_result *x = &b->grads->grad_bias;
+    const mha_mask_result *x = &plan->grads->grad_bias;
     const mha_mask same = {x->data, x->batch_stride, x->head_stride, x->query_stride, x->key_stride};
 
-    return (char *)(uintptr_t)mha_mask_at(&same, b->plan.kernels->itemsize, tile, row, key);
+    return (char *)(uintptr_t)mha_mask_at(&same, plan->kernels->itemsize, tile, row, key);
 }
 
 static void
-add_to_bias(const mha_backward_plan *b, const mha_rows *tile, size_t row, mha_interval keys, const char *grads,
+add_to_bias(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, const char *grads,
             double *table)
 {
     (void)table;
-    b->plan.kernels->add_row(keys.last - keys.first, grads, bias_grad_at(b, tile, row, keys.first),
-                             b->grads->grad_bias.key_stride);
+    plan->kernels->add_row(keys.last - keys.first, grads, bias_grad_at(plan, tile, row, keys.first),
+                             plan->grads->grad_bias.key_stride);
 }
 
 static void
-clear_bias_rows(const mha_backward_plan *b, const mha_rows *tile)
+clear_bias_rows(const mha_plan *plan, const mha_rows *tile)
 {
-    const size_t keys = b->plan.args->keys, n_at_once = b->grads->grad_bias.key_stride == 1 ? keys : 1;
+    const size_t keys = plan->args->keys, n_at_once = plan->grads->grad_bias.key_stride == 1 ? keys : 1;
 
     for (size_t i = 0; i < tile->rows; i++) {
         for (size_t j = 0; j < keys; j += n_at_once) {
-            memset(bias_grad_at(b, tile, i, j), 0, n_at_once * b->plan.kernels->itemsize);
+            memset(bias_grad_at(plan, tile, i, j), 0, n_at_once * plan->kernels->itemsize);
         }
     }
 }
 
 /* The queries first .. last - 1 of all heads of all items, tile by tile: their gradients cleared, or added. */
 static void
-bias_rows(const mha_backward_plan *b, size_t first, size_t last, const mha_room *room, int clear)
+bias_rows(const mha_plan *plan, size_t first, size_t last, const mha_room *room, int clear)
 {
-    const mha_plan *plan = &b->plan;
     const mha_attention_args *args = plan->args;
-    const mha_mask_result *bias = &b->grads->grad_bias;
+    const mha_mask_result *bias = &plan->grads->grad_bias;
 
     for (size_t number = 0; number < args->batch * args->heads && !mha_interrupted(); number++) {
         const size_t item = number / args->heads, head = number % args->heads;
@@ -96,10 +94,10 @@ bias_rows(const mha_backward_plan *b, size_t first, size_t last, const mha_room 
         for (size_t row = first; row < last; row += plan->tile_rows) {
             mha_task_tile(plan, &rows, 0, row, &tile);
             if (clear) {
-                clear_bias_rows(b, &tile);
+                clear_bias_rows(plan, &tile);
             } else {
-                mha_backward_rows(b, &tile, room);
-                visit_rows(b, &tile, room, add_to_bias);
+                mha_backward_rows(plan, &tile, room);
+                visit_rows(plan, &tile, room, add_to_bias);
             }
         }
     }
@@ -109,13 +107,13 @@ bias_rows(const mha_backward_plan *b, size_t first, size_t last, const mha_room 
 static void
 bias_task(void *context, size_t task, unsigned worker)
 {
-    const mha_backward_plan *b = context;
-    const size_t queries = b->plan.args->queries, tile = b->plan.tile_rows;
-    const size_t step = b->grads->grad_bias.query_stride == 0 ? queries : tile;
-    const mha_room *room = &b->plan.rooms[worker];
+    const mha_plan *plan = context;
+    const size_t queries = plan->args->queries, tile = plan->tile_rows;
+    const size_t step = plan->grads->grad_bias.query_stride == 0 ? queries : tile;
+    const mha_room *room = &plan->rooms[worker];
 
-    bias_rows(b, task * step, mha_min((task + 1) * step, queries), room, 1);
-    bias_rows(b, task * step, mha_min((task + 1) * step, queries), room, 0);
+    bias_rows(plan, task * step, mha_min((task + 1) * step, queries), room, 1);
+    bias_rows(plan, task * step, mha_min((task + 1) * step, queries), room, 0);
 }
 
 /* --- What each head has of its own --------------------------------------------------------------- */
@@ -130,10 +128,9 @@ add_numbers(const mha_kernels *k, const char *numbers, size_t n, double *sums, s
 }
 
 static void
-add_by_distance(const mha_backward_plan *b, const mha_rows *tile, size_t row, mha_interval keys, const char *grads,
+add_by_distance(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interval keys, const char *grads,
                 double *table)
 {
-    const mha_plan *plan = &b->plan;
     const mha_kernels *k = plan->kernels;
     const mha_relative r = mha_relative_keys(plan, tile->query + row, keys);
 
@@ -162,47 +159,46 @@ sink_gradient(const mha_plan *plan, const mha_rows *head, const mha_room *room)
 static void
 head_task(void *context, size_t head, unsigned worker)
 {
-    const mha_backward_plan *b = context;
-    const mha_plan *plan = &b->plan;
+    const mha_plan *plan = context;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const mha_room *room = &plan->rooms[worker];
-    const size_t n_table = b->grads->grad_relative_bias != NULL ? 2 * args->relative_reach + 1 : 0;
+    const size_t n_table = plan->grads->grad_relative_bias != NULL ? 2 * args->relative_reach + 1 : 0;
     double sink = 0;
 
     memset(room->table, 0, n_table * sizeof(double));
     for (size_t item = 0; item < args->batch && args->queries > 0; item++) {
         mha_rows rows;
         describe_head(plan, item, head, room, &rows);
-        mha_backward_rows(b, &rows, room);
+        mha_backward_rows(plan, &rows, room);
         if (n_table > 0) {
-            visit_rows(b, &rows, room, add_by_distance);
+            visit_rows(plan, &rows, room, add_by_distance);
         }
-        if (b->grads->grad_sinks != NULL) {
+        if (plan->grads->grad_sinks != NULL) {
             sink += sink_gradient(plan, &rows, room);
         }
     }
     for (size_t i = 0; i < n_table; i++) {
-        k->fill(1, room->table[i], (char *)b->grads->grad_relative_bias + (head * n_table + i) * k->itemsize);
+        k->fill(1, room->table[i], (char *)plan->grads->grad_relative_bias + (head * n_table + i) * k->itemsize);
     }
-    if (b->grads->grad_sinks != NULL) {
-        k->fill(1, sink, (char *)b->grads->grad_sinks + head * k->itemsize);
+    if (plan->grads->grad_sinks != NULL) {
+        k->fill(1, sink, (char *)plan->grads->grad_sinks + head * k->itemsize);
     }
 }
 
 void
-mha_score_grads_run(const mha_backward_plan *b)
+mha_score_grads_run(const mha_plan *plan)
 {
-    const mha_attention_args *args = b->plan.args;
-    const mha_attention_grads *grads = b->grads;
-    const size_t tiles = mha_ceil_div(args->queries, b->plan.tile_rows);
-    void *context = (void *)(uintptr_t)b;
+    const mha_attention_args *args = plan->args;
+    const mha_attention_grads *grads = plan->grads;
+    const size_t tiles = mha_ceil_div(args->queries, plan->tile_rows);
+    void *context = (void *)(uintptr_t)plan;
 
     if (grads->grad_bias.data != NULL) {
-        mha_parallel_for(grads->grad_bias.query_stride == 0 ? mha_min(tiles, 1) : tiles, b->plan.n_workers, bias_task,
+        mha_parallel_for(grads->grad_bias.query_stride == 0 ? mha_min(tiles, 1) : tiles, plan->n_workers, bias_task,
                          context);
     }
     if (grads->grad_relative_bias != NULL || grads->grad_sinks != NULL) {
-        mha_parallel_for(args->heads, b->plan.n_workers, head_task, context);
+        mha_parallel_for(args->heads, plan->n_workers, head_task, context);
     }
 }
