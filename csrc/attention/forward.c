@@ -6,10 +6,9 @@
  * rescaling and goes straight to the output.  Dao et al. 2022, arXiv 2205.14135.
  *
  * Order of additions, which fixes the bits: values in key order within parts of 64 keys, parts
- * in order within a block, blocks in order (from block 16 on with what rounding loses,
- * mha_compensate_merge).  All borders are multiples counted from key 0, and hidden keys add exact zeros,
- * so a row does not depend on its neighbours.  Summing small blocks first is also 4 to 12 times
- * more accurate on long rows than one long sum.
+ * in order within a block, blocks in order, with what rounding loses.  All borders are multiples counted from
+ * key 0, and hidden keys add exact zeros, so a row does not depend on its neighbours.  Summing small blocks
+ * first is also 4 to 12 times more accurate on long rows than one long sum.
  */
 #include "forward.h"
 
@@ -136,7 +135,7 @@ join_block(const mha_walk *walk, const block_result *result)
     char *compensation = room->sum_compensation + row * k->itemsize, *inverse = room->inverse + row * k->itemsize;
     const int is_last = tile->keys.last <= first_key + plan->key_block;
     int has_empty = 0;
-    mha_merge merge = {
+    const mha_merge merge = {
         .rows = tile->rows,
         .cols = args->value_dim,
         .first = tile->keys.first >= first_key,
@@ -144,6 +143,7 @@ join_block(const mha_walk *walk, const block_result *result)
         .out_row = args->out.row_stride,
         .block = result->out,
         .block_row = block_row(plan),
+        .compensation = room->out_compensation + row * (size_t)block_row(plan) * k->itemsize,
         .rescale = room->rescale,
         .factor = room->factor,
         .inverse = is_last ? inverse : NULL,
@@ -160,8 +160,6 @@ join_block(const mha_walk *walk, const block_result *result)
         mha_add_sinks(plan, tile, max, sum);
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
-    const size_t at = row * (size_t)merge.block_row * k->itemsize;
-    mha_compensate_merge(plan, first_key, room->out_compensation + at, &merge);
     k->merge_rows(&merge);
     return has_empty;
 }

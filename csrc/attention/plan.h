@@ -23,12 +23,6 @@
 /* Most single-query rows of different items that are scored by columns side by side. */
 #define MHA_SHORT_ITEMS ((size_t)64)
 
-/*
- * So many blocks of a row are joined by plain additions, whose errors grow with the square root of their number; the
- * blocks behind them keep what rounding loses.  By a block's place, so that a row does not depend on what follows.
- */
-#define MHA_PLAIN_JOINS ((size_t)16)
-
 /* Fewest queries for which rows of a key block may be worth a copy (walk.c). */
 #define MHA_COPY_QUERIES ((size_t)48)
 
@@ -100,13 +94,6 @@ MHA_INLINE int
 mha_hides_single_keys(const mha_plan *plan)
 {
     return plan->args->keep_mask.data != NULL || !plan->same_visibility;
-}
-
-/* Has the call so many keys that some blocks are joined with compensation? */
-MHA_INLINE int
-mha_compensates(const mha_plan *plan)
-{
-    return plan->args->keys > MHA_PLAIN_JOINS * plan->key_block;
 }
 
 /* The first key of the block that holds `key`. */

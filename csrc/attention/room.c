@@ -52,7 +52,7 @@ mha_room_place(const mha_plan *plan, char *base, mha_room *room)
     const size_t features = mha_round_up(args->head_dim, k->lanes), values = mha_round_up(args->value_dim, k->lanes);
     const size_t tile = plan->tile_rows, in_tile = backward ? 0 : tile, stride = plan->score_stride;
     const size_t task = plan->task_queries * plan->task_heads, in_task = backward ? 0 : task;
-    const size_t compensated = mha_compensates(plan) ? values : 0;
+    const size_t joined = args->keys > plan->key_block ? values : 0;
     cursor at = {base, 0};
 
     room->panels = take(&at, panel_rows(plan, keys) * args->head_dim, number);
@@ -71,13 +71,13 @@ mha_room_place(const mha_plan *plan, char *base, mha_room *room)
     room->sum_compensation = take(&at, in_task, number);
     room->inverse = take(&at, task, number);
     room->delta = take(&at, backward ? task : 0, number);
-    room->out_compensation = take(&at, in_task * compensated, number);
+    room->out_compensation = take(&at, in_task * joined, number);
     room->rescale = take(&at, in_tile, number);
     room->factor = take(&at, in_tile, number);
     room->block_max = take(&at, in_tile, number);
     room->block_sum = take(&at, in_tile, number);
     room->mean = take(&at, backward ? 0 : values, number);
-    room->mean_compensation = take(&at, backward ? 0 : compensated, number);
+    room->mean_compensation = take(&at, backward ? 0 : joined, number);
     room->span_grad_q = take(&at, plan->n_spans > 1 && plan->spans_abreast == 1 ? task * args->head_dim : 0, number);
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
     room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));

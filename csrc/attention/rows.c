@@ -42,18 +42,6 @@ mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row)
     return seen.first < seen.last && !masked ? seen : all;
 }
 
-void
-mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge)
-{
-    const size_t number = first_key / plan->key_block;
-
-    if (number >= MHA_PLAIN_JOINS) {
-        merge->compensation = compensation;
-        merge->compensation_row = (ptrdiff_t)mha_round_up(plan->args->value_dim, plan->kernels->lanes);
-        merge->compensation_is_new = number == MHA_PLAIN_JOINS;
-    }
-}
-
 /*
  * The mean of these values, summed in the same order as any row: d2l's answer, over all K, for a query
  * without keys.  `row` is that query, whose own weights are dropped where there is dropout.
@@ -74,6 +62,7 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
             .first = first <= keys.first,
             .out = room->mean,
             .block = room->block_out,
+            .compensation = room->mean_compensation,
             .rescale = &plan->one,
             .factor = &plan->one,
             .inverse = block.keys.last == keys.last ? &inverse : NULL,
@@ -85,7 +74,6 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
             mha_drop_weights(plan, row, room, &block);
         }
         k->product(&product);
-        mha_compensate_merge(plan, first, room->mean_compensation, &merge);
         k->merge_rows(&merge);
     }
 }

@@ -45,9 +45,6 @@ mha_task_row(const mha_plan *plan, const mha_rows *task, const mha_rows *tile)
     return (tile->head - task->head) * plan->task_queries + tile->query - task->query;
 }
 
-/* Tells the merge of the block at first_key whether to keep what it loses, in `compensation`. */
-void mha_compensate_merge(const mha_plan *plan, size_t first_key, void *compensation, mha_merge *merge);
-
 /* Where the tile's rows stand in the task's statistics. */
 MHA_INLINE char *
 mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)

@@ -103,19 +103,17 @@ typedef struct {
 
 /*
  * out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row.
- * Where compensation is not NULL it keeps what these sums lose to rounding, until the inverse comes.
+ * `compensation` keeps what these sums lose to rounding, until the inverse comes.
  */
 typedef struct {
     size_t rows, cols;
-    int first; /* then out is not read, and rescale and factor are not looked at */
+    int first; /* then out and compensation are not read, and rescale and factor are not looked at */
     void *out;
     ptrdiff_t out_row;
     const void *block;
-    ptrdiff_t block_row;
+    ptrdiff_t block_row; /* of `compensation`, too */
     const void *rescale, *factor, *inverse;
-    void *compensation; /* cols numbers a row, compensation_row apart */
-    ptrdiff_t compensation_row;
-    int compensation_is_new; /* then it is not read */
+    void *compensation;
 } mha_merge;
 
 /* Dropout factors of a tile: rows queries from `query` on, keys from `key` on. */
