@@ -161,30 +161,14 @@ apply_to_row(const mha_plan *plan, const mha_rows *tile, size_t row, mha_interva
     }
 }
 
-/* Keys that all rows meet before the next ones: of a mask whose keys lie apart, a cache line may serve many rows. */
-static size_t
-keys_at_once(const mha_attention_args *args, const mha_key_block *block, int terms)
-{
-    const ptrdiff_t bias = terms & BIAS ? args->bias.key_stride : 0;
-    const ptrdiff_t keep = terms & KEEP_MASK ? args->keep_mask.key_stride : 0;
-
-    return (bias != 0 && bias != 1) || (keep != 0 && keep != 1) ? 32 : block->keys.last - block->keys.first;
-}
-
 static void
 apply_by_rows(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block, int terms)
 {
-    const size_t itemsize = plan->kernels->itemsize, step = keys_at_once(plan->args, block, terms);
-    mha_interval keys = block->keys;
-
-    for (; terms && keys.first < block->keys.last; keys.first += step) {
-        keys.last = mha_min(keys.first + step, block->keys.last);
-        for (size_t i = 0; i < tile->rows; i++) {
-            const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), keys);
-            const size_t at = i * plan->score_stride + seen.first - block->first_key;
-            if (seen.first < seen.last) {
-                apply_to_row(plan, tile, i, seen, room->scores + at * itemsize, terms);
-            }
+    for (size_t i = 0; i < tile->rows && terms; i++) {
+        const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
+        const size_t at = i * plan->score_stride + seen.first - block->first_key;
+        if (seen.first < seen.last) {
+            apply_to_row(plan, tile, i, seen, room->scores + at * plan->kernels->itemsize, terms);
         }
     }
 }
