@@ -154,14 +154,14 @@ add_uniform_rows(const mha_plan *plan, const mha_rows *head, const mha_room *roo
     }
 }
 
-/* Which gradients have nothing in them yet when a tile meets a block, and so need no clearing before. */
+/* Which gradients a tile is the first to give something to: it stores where the others add, and nothing is cleared. */
 typedef struct {
     int keys, queries;
-} untouched;
+} overwriting;
 
 /* The tile of queries against the block of keys where the walk stands. */
 static void
-backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, void *grad_w, untouched fresh)
+backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, void *grad_w, overwriting overwrite)
 {
     const mha_attention_args *args = plan->args;
     const mha_room *room = walk->room;
@@ -172,18 +172,18 @@ backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, 
     if (plan->keeps_slopes) { /* not before: what is added to a capped score has no slope */
         const size_t at = block->from * plan->kernels->itemsize;
         plan->kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
-                                      (ptrdiff_t)plan->score_stride);
+                                    (ptrdiff_t)plan->score_stride);
     }
-    const mha_product values = value_grads(plan, tile, room, block, fresh.keys);
+    const mha_product values = value_grads(plan, tile, room, block, overwrite.keys);
     mha_guarded_product(plan, tile, room, block, &values, 1);
     if (args->additive_weights != NULL) {
         add_additive_grads(plan, tile, room, block, grad_q, grad_w);
         return;
     }
-    mha_product keys = key_grads(plan, tile, block, room->grads, &args->q, &plan->grads->grad_k, fresh.keys);
+    mha_product keys = key_grads(plan, tile, block, room->grads, &args->q, &plan->grads->grad_k, overwrite.keys);
     keys.cols = args->head_dim;
     mha_guarded_product(plan, tile, room, block, &keys, 1);
-    add_query_grads(plan, walk, grad_q, fresh.queries);
+    add_query_grads(plan, walk, grad_q, overwrite.queries);
 }
 
 /* Adds a span's gradient of q of one head to the caller's. */
@@ -211,20 +211,20 @@ backward_head(const mha_plan *plan, const mha_rows *head, const mha_room *room, 
     const mha_attention_args *args = plan->args;
     const mha_operand grad_q = grad_q_rows(plan, room, span, head->item, head->head);
     const mha_interval seen = mha_interval_meet(head->keys, span_keys);
-    const int overwrite = plan->same_visibility && seen.first < seen.last;
+    const int stores = plan->same_visibility && seen.first < seen.last;
     mha_walk walk;
 
     if (span == 0 || plan->group > 1 || plan->spans_abreast > 1) { /* else they stand there since the span before */
         mha_backward_rows(plan, head, room);
     }
-    if (!overwrite || args->additive_weights != NULL) {
+    if (!stores || args->additive_weights != NULL) {
         clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }
     mha_walk_start(&walk, plan, head, room, 1, span_keys);
     while (mha_walk_next(&walk)) {
-        const untouched fresh = {overwrite && is_first && walk.tile.query == 0,
-                                 overwrite && walk.block.first_key == span_keys.first};
-        backward_block(plan, &walk, &grad_q, grad_w, fresh);
+        const overwriting overwrite = {stores && is_first && walk.tile.query == 0,
+                                       stores && walk.block.first_key == span_keys.first};
+        backward_block(plan, &walk, &grad_q, grad_w, overwrite);
     }
     add_uniform_rows(plan, head, room, span_keys);
     if (plan->spans_abreast == 1) {
@@ -261,7 +261,7 @@ run_span(const mha_plan *plan, const mha_rows *task, const mha_room *room, size_
     clear_keys(plan, task, &plan->grads->grad_v, args->value_dim, unseen, keys.last);
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows head;
-        mha_task_head(task, g, &head);
+        mha_describe_head(task, g, &head);
         backward_head(plan, &head, room, keys, span, g == 0, grad_w);
     }
 }
@@ -279,7 +279,7 @@ run_task(void *context, size_t task_number, unsigned worker)
     const mha_room *room = &plan->rooms[worker];
     mha_rows task;
 
-    mha_task_rows(plan, head, room, &task);
+    mha_describe_task(plan, head, room, &task);
     char *grad_w = plan->grad_w + (in_turn ? head : head * plan->n_spans + first) * plan->grad_w_bytes;
 
     if (first < last) {

@@ -94,7 +94,7 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     const mha_kernels *k = plan->kernels;
     const mha_key_block block = {.keys = {0, tile->keys.last}};
     const char *ends = tile->row_keys != NULL ? room->ends : NULL;
-    const size_t state = mha_task_row(plan, task, tile);
+    const size_t state = mha_row_in_task(plan, task, tile);
     mha_product product;
 
     if (ends != NULL) { /* some time before they are read as vectors */
@@ -123,7 +123,7 @@ score_items(const mha_plan *plan, size_t number, size_t column, const mha_room *
     const mha_kernels *k = plan->kernels;
     mha_rows row;
 
-    mha_task_rows(plan, number, room, &row);
+    mha_describe_task(plan, number, room, &row);
     row.row_keys = NULL; /* of one row */
     for (size_t g = 0; g < plan->group; g++, row.head++) {
         mha_additive additive = mha_describe_additive(plan, &row, row.keys);

@@ -86,8 +86,8 @@ attend_whole(mha_walk *walk)
     const mha_rows *task = walk->task, *tile = &walk->tile;
     const mha_room *room = walk->room;
     const mha_result *out = &plan->args->out;
-    char *max = mha_state_at(plan, task, tile, room->max), *sum = mha_state_at(plan, task, tile, room->sum);
-    char *inverse = mha_state_at(plan, task, tile, room->inverse);
+    char *max = mha_statistics_at(plan, task, tile, room->max), *sum = mha_statistics_at(plan, task, tile, room->sum);
+    char *inverse = mha_statistics_at(plan, task, tile, room->inverse);
 
     softmax_block(walk, max, sum);
     mha_add_sinks(plan, tile, max, sum);
@@ -130,7 +130,7 @@ join_block(const mha_walk *walk, const block_result *result)
     const mha_room *room = walk->room;
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t row = mha_task_row(plan, walk->task, tile), first_key = walk->block.first_key;
+    const size_t row = mha_row_in_task(plan, walk->task, tile), first_key = walk->block.first_key;
     char *max = room->max + row * k->itemsize, *sum = room->sum + row * k->itemsize;
     char *compensation = room->sum_compensation + row * k->itemsize, *inverse = room->inverse + row * k->itemsize;
     const int is_last = tile->keys.last <= first_key + plan->key_block;
@@ -173,7 +173,7 @@ partial_result(const mha_walk *walk, size_t task_number)
 {
     const mha_plan *plan = walk->plan;
     const size_t rows = plan->task_heads * plan->task_queries, itemsize = plan->kernels->itemsize;
-    const size_t row = mha_task_row(plan, walk->task, &walk->tile), number = walk->block.first_key / plan->key_block;
+    const size_t row = mha_row_in_task(plan, walk->task, &walk->tile), number = walk->block.first_key / plan->key_block;
     char *base = plan->partials + (task_number * plan->blocks_abreast + number) * plan->partial_bytes;
     const block_result result = {
         .max = base + row * itemsize,
@@ -193,7 +193,7 @@ block_task(void *context, size_t number, unsigned worker)
     mha_rows task;
     mha_walk walk;
 
-    mha_task_rows(plan, task_number, room, &task);
+    mha_describe_task(plan, task_number, room, &task);
     mha_walk_start(&walk, plan, &task, room, plan->group, (mha_interval){first, first + plan->key_block});
     while (mha_walk_next(&walk)) {
         const block_result result = partial_result(&walk, task_number);
@@ -222,7 +222,7 @@ forward_task(void *context, size_t task_number, unsigned worker)
     mha_rows task;
     mha_walk walk;
 
-    mha_task_rows(plan, task_number, room, &task);
+    mha_describe_task(plan, task_number, room, &task);
     int has_empty = some_see_nothing(&task); /* else every row meets a block */
     if (has_empty) {
         mha_clear_statistics(plan, room);

@@ -23,11 +23,11 @@ _Static_assert(BLOCK_STEP % MHA_VALUE_PART == 0 && BLOCK_MOST % BLOCK_STEP == 0,
 #define TILES_HIGH ((size_t)4)
 /* Rows of a low tile whose scores stand by columns: whole vectors of them, whatever the instruction set. */
 #define LOW_COLUMNS ((size_t)16)
-/* A task has at most so many queries: its row statistics.  (2048 took 0.99 to 1.00 of the time, 4096 0.99 to 1.03.) */
+/* The most queries of a task: its row statistics.  (2048 took 0.99 to 1.00 of the time, 4096 0.99 to 1.03.) */
 #define TASK_QUERIES_MOST ((size_t)1536)
-/* Up to so many rows of a task, its key blocks may be shared out: their partial results are small. */
+/* The most rows of a task whose key blocks may be shared out: their partial results are small. */
 #define SPLIT_ROWS ((size_t)64)
-/* So many tasks per thread even out their different lengths. */
+/* Tasks for each thread, which even out their different lengths. */
 #define TASKS_PER_WORKER ((size_t)4)
 
 static size_t

@@ -13,10 +13,10 @@
 #include "runtime/scratch.h"
 #include "visible.h"
 
-/* The products of a score are summed in parts of so many: half the error of one long sum, and it costs nothing. */
+/* Products in a part of a score's sum: half the error of one long sum, and it costs nothing. */
 #define MHA_SCORE_PART ((size_t)32)
 
-/* The products of an output are summed in parts of so many keys, those of a gradient in longer ones. */
+/* Keys in a part of an output's sum, and of a gradient's. */
 #define MHA_VALUE_PART ((size_t)64)
 #define MHA_GRAD_PART ((size_t)128)
 

@@ -95,8 +95,8 @@ leave_to_sink(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, 
     const size_t at = row * k->itemsize;
 
     if (plan->args->sinks != NULL) {
-        k->fill(1, mha_read(k, plan->args->sinks, rows->head), mha_state_at(plan, task, rows, room->max) + at);
-        k->fill(1, 1, mha_state_at(plan, task, rows, room->sum) + at);
+        k->fill(1, mha_read(k, plan->args->sinks, rows->head), mha_statistics_at(plan, task, rows, room->max) + at);
+        k->fill(1, 1, mha_statistics_at(plan, task, rows, room->sum) + at);
     }
 }
 
@@ -106,7 +106,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const char *sum = mha_state_at(plan, task, rows, room->sum);
+    const char *sum = mha_statistics_at(plan, task, rows, room->sum);
     const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && args->sinks == NULL;
     mha_interval have_mean = {0, 0};
 
@@ -141,7 +141,8 @@ write_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *row
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
-    const char *max = mha_state_at(plan, task, rows, room->max), *sum = mha_state_at(plan, task, rows, room->sum);
+    const char *max = mha_statistics_at(plan, task, rows, room->max);
+    const char *sum = mha_statistics_at(plan, task, rows, room->sum);
 
     if (plan->row_max != NULL) {
         memcpy((char *)plan->row_max + at, max, n_bytes);
@@ -170,7 +171,7 @@ mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_room *room
 {
     for (size_t g = 0; g < plan->group; g++) {
         mha_rows rows;
-        mha_task_head(task, g, &rows);
+        mha_describe_head(task, g, &rows);
         if (has_empty) {
             fill_empty_rows(plan, task, &rows, room);
         }

@@ -40,16 +40,16 @@ void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t r
 
 /* The tile's first row among those of its task: row r of head g is number g * task_queries + r. */
 MHA_INLINE size_t
-mha_task_row(const mha_plan *plan, const mha_rows *task, const mha_rows *tile)
+mha_row_in_task(const mha_plan *plan, const mha_rows *task, const mha_rows *tile)
 {
     return (tile->head - task->head) * plan->task_queries + tile->query - task->query;
 }
 
 /* Where the tile's rows stand in the task's statistics. */
 MHA_INLINE char *
-mha_state_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
+mha_statistics_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
 {
-    return numbers + mha_task_row(plan, task, tile) * plan->kernels->itemsize;
+    return numbers + mha_row_in_task(plan, task, tile) * plan->kernels->itemsize;
 }
 
 /* After the last block: the sinks of these rows, which begin with the tile's, join their sums. */

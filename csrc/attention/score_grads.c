@@ -40,7 +40,7 @@ visit_rows(const mha_plan *plan, const mha_rows *rows, const mha_room *room, add
 static void
 describe_head(const mha_plan *plan, size_t item, size_t head, const mha_room *room, mha_rows *rows)
 {
-    mha_task_rows(plan, item * plan->args->kv_heads + head / plan->group, room, rows);
+    mha_describe_task(plan, item * plan->args->kv_heads + head / plan->group, room, rows);
     rows->head = head;
 }
 
@@ -92,7 +92,7 @@ bias_rows(const mha_plan *plan, size_t first, size_t last, const mha_room *room,
         }
         describe_head(plan, item, head, room, &rows);
         for (size_t row = first; row < last; row += plan->tile_rows) {
-            mha_task_tile(plan, &rows, 0, row, &tile);
+            mha_describe_tile(plan, &rows, 0, row, &tile);
             if (clear) {
                 clear_bias_rows(plan, &tile);
             } else {

@@ -6,7 +6,7 @@
 #include "runtime/common.h"
 
 void
-mha_task_rows(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows)
+mha_describe_task(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows)
 {
     const mha_attention_args *args = plan->args;
     const size_t head = task / plan->tasks_per_head;
@@ -32,8 +32,8 @@ mha_task_rows(const mha_plan *plan, size_t task, const mha_room *room, mha_rows 
 }
 
 /*
- * Rows so many bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles of
- * MHA_COPY_QUERIES read them more than once, and from a copy.  For more queries a copy costs 1 %, and vectors that
+ * Rows FAR_ROWS bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles
+ * of MHA_COPY_QUERIES read them more than once, and from a copy.  For more queries a copy costs 1 %, and vectors that
  * cross a line, as most do of NumPy's large arrays, 4 to 7 % (Xeon with AVX-512, 1,12,512,64 and 1,4,512,128).
  */
 #define FAR_ROWS ((size_t)1024)

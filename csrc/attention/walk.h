@@ -25,7 +25,7 @@ typedef struct {
 } mha_walk;
 
 /* Split task number into (item, key head, first query, number of queries), and fill room->row_keys. */
-void mha_task_rows(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows);
+void mha_describe_task(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows);
 
 /*
  * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
@@ -34,7 +34,7 @@ void mha_task_rows(const mha_plan *plan, size_t task, const mha_room *room, mha_
 
 /* The rows of head `group_head` of the task. */
 MHA_INLINE void
-mha_task_head(const mha_rows *task, size_t group_head, mha_rows *rows)
+mha_describe_head(const mha_rows *task, size_t group_head, mha_rows *rows)
 {
     rows->item = task->item;
     rows->head = task->head + group_head;
@@ -48,9 +48,9 @@ mha_task_head(const mha_rows *task, size_t group_head, mha_rows *rows)
 
 /* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
 MHA_INLINE void
-mha_task_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, size_t row, mha_rows *tile)
+mha_describe_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, size_t row, mha_rows *tile)
 {
-    mha_task_head(task, group_head, tile);
+    mha_describe_head(task, group_head, tile);
     tile->query += row;
     tile->rows = mha_min(plan->tile_rows, task->rows - row);
     if (!plan->same_visibility && tile->rows < task->rows) {
@@ -88,7 +88,7 @@ mha_walk_next(mha_walk *walk)
             (walk->plan->watched && mha_interrupted())) { /* before every tile: a task may be many walks of one */
             return 0;
         }
-        mha_task_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
+        mha_describe_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
         walk->block.keys = mha_interval_meet(walk->tile.keys, walk->keys_here);
         walk->row += walk->plan->tile_rows;
         if (walk->row >= walk->task->rows) {

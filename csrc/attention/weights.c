@@ -17,11 +17,11 @@ load_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
 {
     const mha_kernels *k = plan->kernels;
     const size_t at = mha_row_index(plan, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
-    char *max = mha_state_at(plan, task, rows, room->max), *sum = mha_state_at(plan, task, rows, room->sum);
+    char *max = mha_statistics_at(plan, task, rows, room->max), *sum = mha_statistics_at(plan, task, rows, room->sum);
 
     memcpy(max, (const char *)plan->row_max + at, n_bytes);
     memcpy(sum, (const char *)plan->row_sum + at, n_bytes);
-    k->invert_sums(rows->rows, max, sum, mha_state_at(plan, task, rows, room->inverse));
+    k->invert_sums(rows->rows, max, sum, mha_statistics_at(plan, task, rows, room->inverse));
 }
 
 static char *
@@ -40,7 +40,7 @@ weigh_block(mha_walk *walk)
     const mha_rows *tile = &walk->tile;
     const mha_key_block *block = &walk->block;
     const mha_kernels *k = plan->kernels;
-    const size_t row_bytes = plan->args->keys * k->itemsize, first_row = mha_task_row(plan, walk->task, tile);
+    const size_t row_bytes = plan->args->keys * k->itemsize, first_row = mha_row_in_task(plan, walk->task, tile);
     char *weights = weights_at(plan, tile);
 
     mha_score_tile(plan, tile, room, &walk->block);
@@ -74,7 +74,7 @@ fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, c
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const char *sum = mha_state_at(plan, task, rows, room->sum);
+    const char *sum = mha_statistics_at(plan, task, rows, room->sum);
 
     for (size_t i = 0; i < rows->rows; i++) {
         char *row = weights_at(plan, rows) + i * args->keys * k->itemsize;
@@ -96,9 +96,9 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
     mha_rows task, rows;
     mha_walk walk;
 
-    mha_task_rows(plan, task_number, room, &task);
+    mha_describe_task(plan, task_number, room, &task);
     for (size_t g = 0; g < plan->group; g++) {
-        mha_task_head(&task, g, &rows);
+        mha_describe_head(&task, g, &rows);
         load_statistics(plan, &task, &rows, room);
     }
     mha_walk_start(&walk, plan, &task, room, plan->group, task.keys);
@@ -106,7 +106,7 @@ mha_weights_task(void *context, size_t task_number, unsigned worker)
         weigh_block(&walk);
     }
     for (size_t g = 0; g < plan->group; g++) {
-        mha_task_head(&task, g, &rows);
+        mha_describe_head(&task, g, &rows);
         fill_outside(plan, &task, &rows, room);
     }
 }

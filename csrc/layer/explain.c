@@ -44,11 +44,11 @@ static void
 count_task(const mha_plan *plan, size_t task_number, const mha_room *room, mha_attention_facts *facts)
 {
     mha_rows task;
-    mha_task_rows(plan, task_number, room, &task);
+    mha_describe_task(plan, task_number, room, &task);
 
     for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
         mha_rows tile;
-        mha_task_tile(plan, &task, 0, row, &tile);
+        mha_describe_tile(plan, &task, 0, row, &tile);
         const size_t n_blocks = mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
         facts->n_tiles += n_blocks;
         facts->most_blocks = mha_max(facts->most_blocks, n_blocks);

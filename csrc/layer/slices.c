@@ -17,7 +17,7 @@
  * for more: with 2 MiB, slices of 1 MiB took 1.00 to 1.03 of the time, of 2 MiB 1.00 to 1.15, of 256 KiB as long.)
  */
 #define SLICE_BYTES ((size_t)512 * 1024)
-/* The least rows of a slice: so many are projected together in any case, by one pass over the weights. */
+/* The least rows of a slice: as many as one pass over the weights projects together in any case. */
 #define SLICE_ROWS ((size_t)192)
 /* Slices for each thread, or a long one at the end leaves the others waiting. */
 #define SLICES_PER_WORKER ((size_t)4)
