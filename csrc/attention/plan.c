@@ -1,7 +1,7 @@
 /*
  * plan.c: how a forward call of attention is gone about: its way, tiles, blocks and tasks, and its scratch memory.
  */
-#include "room.h"
+#include "plan.h"
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
@@ -165,9 +165,7 @@ shares_row_keys(const mha_plan *plan)
 void
 mha_plan_rooms(mha_plan *plan, mha_scratch *scratch)
 {
-    mha_room measured;
-
-    plan->room_bytes = mha_room_place(plan, NULL, &measured);
+    plan->room_bytes = mha_room_measure(plan, &plan->room);
     plan->rooms_at = mha_scratch_add(scratch, plan->n_workers, sizeof(mha_room));
     plan->first_room = mha_scratch_add(scratch, plan->n_workers, plan->room_bytes);
     plan->row_keys_at = mha_scratch_add(scratch, shares_row_keys(plan) ? plan->args->queries : 0, sizeof(mha_interval));
@@ -221,7 +219,7 @@ mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
 
     plan->rooms = (mha_room *)(void *)(scratch->base + plan->rooms_at);
     for (unsigned i = 0; i < plan->n_workers; i++) {
-        (void)mha_room_place(plan, scratch->base + plan->first_room + i * plan->room_bytes, &plan->rooms[i]);
+        mha_room_place(&plan->room, scratch->base + plan->first_room + i * plan->room_bytes, &plan->rooms[i]);
     }
     if (shares_row_keys(plan)) {
         mha_interval *row_keys = (mha_interval *)(void *)(scratch->base + plan->row_keys_at);

@@ -11,6 +11,7 @@
 #include "kernels/dispatch.h"
 #include "mha.h"
 #include "runtime/scratch.h"
+#include "room.h"
 #include "visible.h"
 
 /* Products in a part of a score's sum: half the error of one long sum, and it costs nothing. */
@@ -42,10 +43,8 @@ typedef enum {
     MHA_WAY_ITEMS     /* additive scores by columns, of one query from each of several items (columns.c) */
 } mha_way;
 
-typedef struct mha_room mha_room;
-
 /* What a call is and how it is gone about: nothing here changes from task to task. */
-typedef struct {
+typedef struct mha_plan {
     mha_pass pass;
     const mha_attention_args *args;
     const mha_kernels *kernels;
@@ -72,6 +71,7 @@ typedef struct {
     unsigned n_workers;
 
     /* Scratch memory: offsets, and the addresses that mha_plan_place makes of them. */
+    mha_room room; /* as it is measured */
     size_t rooms_at, first_room, room_bytes, row_keys_at, stats_at[2];
     size_t partial_at, partial_bytes, grad_w_at, grad_w_bytes;
     mha_room *rooms;              /* one for each worker */

@@ -1,26 +1,25 @@
 /*
- * room.c: how large the buffers of a worker are, and where they lie: both in the one list of mha_room_place.
+ * room.c: how large the buffers of a worker are, and where they lie: both in the one list of mha_room_measure.
  */
-#include "room.h"
+#include "plan.h"
 
 #include "runtime/common.h"
 
+#include <string.h>
+
 #define LARGEST ((size_t)PTRDIFF_MAX)
 
-typedef struct {
-    char *base;
-    size_t used;
-} cursor;
-
-/* The next `count` things of at most MHA_ALIGN bytes. */
-static void *
-take(cursor *at, size_t count, size_t size)
+/* The next `count` things of at most MHA_ALIGN bytes, behind what is used so far. */
+MHA_INLINE void *
+take(size_t *used, size_t count, size_t size)
 {
-    void *place = (void *)((uintptr_t)at->base + at->used);
-    const size_t n_bytes = count > LARGEST / MHA_ALIGN ? LARGEST : mha_round_up(count * size, MHA_ALIGN);
+    const size_t at = *used;
 
-    at->used = mha_min(at->used, LARGEST) + n_bytes; /* never less than LARGEST again */
-    return place;
+    if (count > 0) { /* most of what there may be, a call has no use for */
+        const size_t n_bytes = count > LARGEST / MHA_ALIGN ? LARGEST : mha_round_up(count * size, MHA_ALIGN);
+        *used = mha_min(at, LARGEST) + n_bytes; /* never less than LARGEST again */
+    }
+    return (void *)(uintptr_t)at;
 }
 
 /* Rows of the packed panels, of head_dim numbers each. */
@@ -42,7 +41,7 @@ panel_rows(const mha_plan *plan, size_t keys)
 }
 
 size_t
-mha_room_place(const mha_plan *plan, char *base, mha_room *room)
+mha_room_measure(const mha_plan *plan, mha_room *room)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
@@ -53,7 +52,7 @@ mha_room_place(const mha_plan *plan, char *base, mha_room *room)
     const size_t tile = plan->tile_rows, in_tile = backward ? 0 : tile, stride = plan->score_stride;
     const size_t task = plan->task_queries * plan->task_heads, in_task = backward ? 0 : task;
     const size_t joined = args->keys > plan->key_block ? values : 0;
-    cursor at = {base, 0};
+    size_t at = 0;
 
     room->panels = take(&at, panel_rows(plan, keys) * args->head_dim, number);
     room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
@@ -82,5 +81,18 @@ mha_room_place(const mha_plan *plan, char *base, mha_room *room)
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
     room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
     room->n_visible = take(&at, backward ? tile : 0, sizeof(size_t));
-    return at.used;
+    return at;
+}
+
+void
+mha_room_place(const mha_room *measured, char *base, mha_room *room)
+{
+    uintptr_t places[sizeof(mha_room) / sizeof(void *)]; /* it consists of addresses alone */
+
+    _Static_assert(sizeof places == sizeof *room && sizeof *places == sizeof(void *), "a room has addresses alone");
+    memcpy(places, measured, sizeof places);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        places[i] += (uintptr_t)base;
+    }
+    memcpy(room, places, sizeof places);
 }

@@ -4,10 +4,12 @@
 #ifndef MHA_ROOM_H
 #define MHA_ROOM_H
 
-#include "plan.h"
+#include "visible.h"
+
+struct mha_plan;
 
 /* Addresses of numbers, where not said otherwise; room.c says how many there are, and which calls have no use for. */
-struct mha_room {
+typedef struct {
     char *panels;       /* packed keys of a block; or queries of a tile, or one panel of keys at hand: see mha_way */
     char *value_panels; /* backward: packed values of a block */
     char *dense_rows;   /* rows of a key block side by side: values, in the backward pass keys */
@@ -26,10 +28,12 @@ struct mha_room {
     double *table;                  /* backward: sums of the gradients of a head's relative biases */
     mha_interval *row_keys;         /* what each query of the task sees */
     size_t *n_visible;              /* backward: how many keys of a block each row of the tile sees */
-};
+} mha_room;
 
-/* Places a worker's room at `base` (for NULL: nowhere) and returns how many bytes it takes; too many for any memory,
-   if that overflows. */
-size_t mha_room_place(const mha_plan *plan, char *base, mha_room *room);
+/* A room that begins at address 0; returns its bytes, too many for any memory where they overflow. */
+size_t mha_room_measure(const struct mha_plan *plan, mha_room *room);
+
+/* The same room at `base`. */
+void mha_room_place(const mha_room *measured, char *base, mha_room *room);
 
 #endif

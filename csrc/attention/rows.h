@@ -5,7 +5,6 @@
 #define MHA_ROWS_H
 
 #include "plan.h"
-#include "room.h"
 
 /* Rows of queries: those of a task (of each of its heads, `head` is the first), of one of its heads, or of a tile. */
 typedef struct {
