@@ -39,9 +39,11 @@ mha_layer_slices
 mha_layer_slices_for(const mha_layer_job *whole)
 {
     const mha_layer_args *a = whole->args;
-    mha_layer_slices slices = {.items = a->batch, .n = 1, .work = mha_layer_work(a), .n_workers = 1};
+    mha_layer_slices slices = {.items = a->batch, .n = 1, .n_workers = 1};
     const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
 
+    /* What mha_layer_work says, from what is known here. */
+    slices.work = whole->work + whole->plan.work + mha_linear_work(&a->W_o, a->batch, a->queries);
     if (whole->plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
         return slices; /* the second: sizes that overflow, which opening that memory will say */
