@@ -37,21 +37,24 @@ from ._tensors import (
 from .autograd import Nine, WeightsSource, differentiable_layer
 from .lazy import Assigned, Recipe, Shown, computed, split_heads
 from .mapped import is_mapped_now, is_plain_batch, over_batch
-from .masking import check_layer, checked_lengths
+from .masking import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: Nine = (None,) * 9
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
 
 
-def run_layer(inputs: Any, parameters: Nine, options: Options, packed: Any = None) -> tuple[Tensor, Any, Any]:
+def run_layer(
+    inputs: Any, parameters: Nine, options: Options, seed: int, packed: Any = None
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
 
+    seed    of the dropout, drawn once a call, so that whatever way it ends up on drops the same weights
     packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
     queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
-    seed, w_v = draw_seed() if dropout else 0, parameters[8]
+    w_v = parameters[8]
     if torch.is_grad_enabled():
         learns, tensors, n_inputs, versions = autograd_parts(queries, keys, values, parameters)
         if learns:
@@ -84,11 +87,16 @@ def any_needs_grad(*groups: Any) -> bool:
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: Nine = NO_PARAMETERS,
-    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0,
+    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0, seed: Optional[int] = None,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """(out, what `weights_of` needs).  parameters: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is."""
+    """(out, what `weights_of` needs).
+
+    parameters  W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is
+    seed        of the dropout where the call has drawn one already
+    """
     check_inputs(queries=queries, keys=keys, values=values)
     check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
+    check_options(empty_rows, dropout)
     tensors: Any = queries, keys, values, *parameters
     options, inputs = (valid_lens, num_heads, empty_rows, dropout), (queries, keys, values, valid_lens)
     if not queries.is_cpu:
@@ -102,12 +110,13 @@ def attend(
     elif exporting():
         out, *kept = _by_torch(tensors, options)
     elif traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
-        out, *kept = _by_operator(tensors, options)
+        out, *kept = _by_operator(tensors, options, seed)
     else:
+        seed = draw_seed() if dropout and seed is None else seed or 0
         try:
-            out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]))
+            out, *kept = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]), seed)
         except BufferError:  # a negated view, zeros that were never written, what a transform left behind
-            out, *kept = _by_mathematics(tensors, options)
+            out, *kept = _by_mathematics(tensors, options, mathematics.core_dropout(dropout, seed))
     saved, source = kept
     return (out if dtype is common else out.to(dtype)), (saved, dtype, source)
 
@@ -137,13 +146,13 @@ def common_type(
     refuse_types(queries=queries, keys=keys, values=values, parameters=weight)
 
 
-def _by_mathematics(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+def _by_mathematics(tensors: Any, options: Options, drop: Any = None) -> tuple[Tensor, Any, Any]:
     queries, keys, values, *parameters, w_v = tensors
     valid_lens, num_heads, empty_rows, dropout = options
     if exporting() or not is_compiling():  # a compiler learns it when its program runs
         check_layer(queries, keys, values, parameters[:4], num_heads)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    drop = mathematics.drawn_dropout(dropout)
+    drop = mathematics.drawn_dropout(dropout) if drop is None else drop
     out, weights = mathematics.layer(
         queries, keys, values, parameters[:4], parameters[4:], w_v, num_heads, lens, empty_rows, drop
     )
@@ -184,7 +193,7 @@ def _over_batch(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     return over_batch(call, distinct)[0], ("later", weights), None
 
 
-def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
+def _by_operator(tensors: Any, options: Options, seed: Optional[int]) -> tuple[Tensor, Any, Any]:
     if not ops.available():
         raise RuntimeError(
             f"torch.compile and tracing of mha_c layers need torch 2.4 or later; this is {torch.__version__}"
@@ -198,7 +207,8 @@ def _by_operator(tensors: Any, options: Options) -> tuple[Tensor, Any, Any]:
     if not is_compiling():  # then the operator says what is wrong when it runs
         check_layer(queries, keys, values, parameters[:4], num_heads)
         valid_lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    return call_operator((queries, keys, values), (*parameters, w_v), (valid_lens, num_heads, empty_rows, dropout))
+    options = valid_lens, num_heads, empty_rows, dropout
+    return call_operator((queries, keys, values), (*parameters, w_v), options, seed)
 
 
 def served_by_operator(inputs: Any, parameters: Nine) -> bool:
@@ -211,12 +221,14 @@ def served_by_operator(inputs: Any, parameters: Nine) -> bool:
     ) and all(x.dim() == 3 for x in inputs)
 
 
-def call_operator(inputs: Any, parameters: Nine, options: Options) -> tuple[Tensor, Any, Any]:
+def call_operator(
+    inputs: Any, parameters: Nine, options: Options, drawn: Optional[int] = None
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
     valid_lens, num_heads, empty_rows, dropout = options
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
-    seed = draw_seed_tensor() if dropout else None
+    seed = None if not dropout else draw_seed_tensor() if drawn is None else torch.tensor(drawn)
     if not (torch.is_grad_enabled() and any_needs_grad(inputs, parameters)):
         keeps = ops.keeps_weights(inputs, parameters, num_heads)
         if keeps is not None:

@@ -20,7 +20,7 @@ from .._layer.module import own_method
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
 from ._layer import call_operator, read, restored, run_layer, served_by_operator, weights_of, without_graph
-from ._tensors import autocasting, beyond_core, elsewhere, exporting, is_compiling, result_type
+from ._tensors import autocasting, beyond_core, draw_seed, elsewhere, exporting, is_compiling, result_type
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .lazy import Assigned
 from .masking import masked_softmax
@@ -309,14 +309,14 @@ class AttentionModule(TakesArrays):
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0
         options = valid_lens, self.num_heads, self.empty_rows, p
-        inputs, found = (queries, keys, values), None
+        inputs, found, seed = (queries, keys, values), None, draw_seed() if p else 0
         try:
             large = self._remembers and not p and keys.numel() >= memory.LEAST
             if large and queries.dim() == 3 and queries.size(1) == 1:
                 found = memory.remembered(self.__dict__, inputs, parameters, options, packed)
-            out, saved, source = run_layer(inputs, parameters, options, packed) if found is None else found
+            out, saved, source = run_layer(inputs, parameters, options, seed, packed) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
-            return self._slowly(queries, keys, values, valid_lens, training)
+            return self._slowly(queries, keys, values, valid_lens, training, seed)
         dtype = out.dtype
         if autocasting() and result_type(dtype) is not dtype:
             dtype = result_type(dtype)
@@ -338,7 +338,9 @@ class AttentionModule(TakesArrays):
             return leaf_of_a_graph(queries.tracer, self, (queries, keys, values, valid_lens), {"training": training})
         return self._slowly(queries, keys, values, valid_lens, training)
 
-    def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+    def _slowly(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
+    ) -> Tensor:  # fmt: skip
         raise NotImplementedError
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:

@@ -37,7 +37,7 @@ from ._tensors import (
 )  # fmt: skip
 from .autograd import AttentionCall, apply_attention, run_attention
 from .mapped import is_plain_batch, over_batch
-from .masking import check_attention, checked_lengths
+from .masking import check_attention, check_options, checked_lengths
 from .positions import rotary
 
 if TYPE_CHECKING:
@@ -292,6 +292,8 @@ def _attention(
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
     found: Any = None
+    if by_torch.alone(q) or traced(*tensors):  # elsewhere the core looks at them
+        check_options(empty_rows, dropout, keep_mask)
     if by_torch.alone(q) or (has_terms and traced(*tensors)):
         pass
     elif traced(*tensors):

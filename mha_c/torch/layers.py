@@ -57,13 +57,15 @@ class DotProductAttention(AttentionModule):
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(_arguments.probability(dropout))
 
-    def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+    def _slowly(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
+    ) -> Tensor:  # fmt: skip
         _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
         if standard_parts(self) is None:
             return textbook(self, queries, keys, values, valid_lens, training)
         p = self._dropout_now(training)
-        out, self._last = attend(queries, keys, values, valid_lens, empty_rows=self.empty_rows, dropout=p)
+        out, self._last = attend(queries, keys, values, valid_lens, empty_rows=self.empty_rows, dropout=p, seed=seed)
         return out
 
 
@@ -226,7 +228,9 @@ class MultiHeadAttention(AttentionModule):
         if self._last is not None:
             self._last = None
 
-    def _slowly(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+    def _slowly(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
+    ) -> Tensor:  # fmt: skip
         _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
@@ -238,7 +242,7 @@ class MultiHeadAttention(AttentionModule):
         inner, parts = self.attention, standard_parts(self)
         if parts is not None:
             out, inner._last = attend(queries, keys, values, valid_lens, parts[0], self.num_heads, self.empty_rows,
-                                      self._dropout_now(training))  # fmt: skip
+                                      self._dropout_now(training), seed)  # fmt: skip
             return out
         projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
         heads = [self.transpose_qkv(x) for x in projected]
@@ -352,7 +356,9 @@ class AdditiveAttention(AttentionModule):
         materialize((self.W_k, keys))
         return ProjectedKeys(self.W_k(keys), valid_lens)
 
-    def _slowly(self, queries: Tensor, keys: Any, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+    def _slowly(
+        self, queries: Tensor, keys: Any, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
+    ) -> Tensor:  # fmt: skip
         projected = type(keys) is ProjectedKeys
         if projected:
             valid_lens = keys.valid_lens if valid_lens is None else valid_lens
@@ -367,7 +373,7 @@ class AdditiveAttention(AttentionModule):
             return textbook(self, self.W_q(queries), keys, values, valid_lens, training, self.w_v)
         W_q, W_k, *others = parts[0]
         out, self._last = attend(queries, keys, values, valid_lens, (W_q, None if projected else W_k, *others), 1,
-                                 self.empty_rows, self._dropout_now(training))  # fmt: skip
+                                 self.empty_rows, self._dropout_now(training), seed)  # fmt: skip
         return out
 
 

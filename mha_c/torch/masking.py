@@ -1,13 +1,14 @@
 """The book's small functions around masks and heads for tensors, with gradients; shapes that the core will not see.
 
 masked_softmax, sequence_mask, transpose_qkv, transpose_output: none of them modifies its argument.  `check_layer`,
-`check_attention` and `checked_lengths` hold calls that go by mathematics or operators (torch.func, exporters, meta and
-fake tensors) to the core's rules, in its words: torch's operations would broadcast what does not belong together.
+`check_attention`, `check_options` and `checked_lengths` hold calls that the core does not see (torch.func, exporters,
+compilers, meta and fake tensors) to its rules, in its words: torch's operations would broadcast what does not belong
+together.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import torch
@@ -176,6 +177,17 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
     error = error or refusals.features(queries, keys, values, linears, None, num_heads)
     if error is not None:
         raise error
+
+
+def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
+    """What the core says of the options of a call that it will not see; nobody else looks at them."""
+    _arguments.empty_rows(empty_rows)
+    _arguments.probability(dropout)
+    if keep_mask is not None and keep_mask.dtype is not torch.bool:
+        raise TypeError(
+            f"keep_mask has dtype {keep_mask.dtype}, expected bool (True = may attend): use keep_mask.bool(), or pass "
+            f"numbers to be added to the scores as bias"
+        )
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:

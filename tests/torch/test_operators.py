@@ -157,3 +157,80 @@ def test_a_bias_of_bools_is_a_mask():
     x = torch.randn(2, 5, 8)
     with pytest.raises(TypeError, match="as keep_mask"):
         functional.dot_product_attention(x, x, x, bias=torch.ones(5, 5, dtype=torch.bool))
+
+
+HALF_PARTS = {
+    "16 bit": lambda layer, x: (layer.bfloat16(), x.bfloat16()),
+    "16 bit under float32": lambda layer, x: (layer.bfloat16(), x),
+    "a negated view": lambda layer, x: (layer, torch.complex(x, x).conj().imag),
+    "float32": lambda layer, x: (layer, x),
+}
+
+
+@pytest.mark.parametrize("name", HALF_PARTS)
+@pytest.mark.parametrize("kind", ["multi-head", "dot product"])
+def test_a_call_draws_one_seed(name, kind):
+    """Whatever way it ends up on: what is drawn next does not depend on it, and compiled calls drop the same."""
+    layer = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5) if kind == "multi-head" else mt.DotProductAttention(0.5)
+    layer, x = HALF_PARTS[name](layer, torch.randn(2, 5, 8))
+    torch.manual_seed(3)
+    mt.DotProductAttention(0.5)(*[torch.ones(1, 2, 2)] * 3)
+    expected = torch.rand(1)
+    for call in (layer, torch.compile(layer, backend="eager")):
+        torch._dynamo.reset()
+        torch.manual_seed(3)
+        call(x, x, x)
+        assert torch.equal(torch.rand(1), expected)
+
+
+def test_eager_and_compiled_halves_drop_the_same_weights():
+    layer, x, outcomes = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5).bfloat16(), torch.randn(2, 5, 8).bfloat16(), []
+    torch._dynamo.reset()
+    for call in (layer, torch.compile(layer, backend="eager")):
+        torch.manual_seed(3)
+        outcomes.append(call(x, x, x))
+    torch.testing.assert_close(*outcomes)
+
+
+# --- Options -----------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "empty_rows": ({"empty_rows": "foo"}, ValueError, "empty_rows must be 'uniform' or 'zero', got 'foo'"),
+    "dropout": ({"dropout": 1.5}, ValueError, "dropout must lie in 0..1, got 1.5"),
+    "dropout of text": ({"dropout": "a"}, TypeError, "dropout must be a real number"),
+    "a float mask": ({"keep_mask": torch.ones(3, 3)}, TypeError, r"keep_mask has dtype .*float32, expected bool"),
+    "a mask of numbers": ({"keep_mask": [[1, 0, 1]] * 3}, TypeError, r"keep_mask has dtype .*int64, expected bool"),
+}
+WAYS = {
+    "torch.func": lambda call, q, options: torch.func.grad(lambda q: call(q, q, q, **options).sum())(q),
+    "forward mode": lambda call, q, options: torch.func.jvp(lambda q: call(q, q, q, **options), (q,), (q,)),
+    "meta": lambda call, q, options: call(*[q.to("meta")] * 3, **options),
+    "compiled": lambda call, q, options: torch.compile(lambda q: call(q, q, q, **options), backend="eager")(q),
+    "exported": lambda call, q, options: torch.jit.trace(lambda q: call(q, q, q, **options), q),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_are_checked_on_every_way(way, option):
+    options, kind, words = OPTIONS[option]
+    q = torch.randn(1, 3, 4)
+    if way == "meta" and isinstance(options.get("keep_mask"), torch.Tensor):
+        options = {"keep_mask": options["keep_mask"].to("meta")}
+    elif way == "meta" and "keep_mask" in options:
+        pytest.skip("a list has no device")
+    torch._dynamo.reset()
+    with pytest.raises(kind, match=words):
+        WAYS[way](functional.dot_product_attention, q, options)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_layer_was_set_to_is_checked_on_every_way(way):
+    for name, value, words in (("empty_rows", "foo", "empty_rows must be"), ("p", 1.5, "dropout must lie in 0..1")):
+        layer = mt.DotProductAttention(0.5)
+        setattr(layer.dropout if name == "p" else layer, name, value)
+        torch._dynamo.reset()
+        with pytest.raises(ValueError, match=words):
+            WAYS[way](layer, torch.randn(1, 3, 4), {})
