@@ -69,8 +69,6 @@ def standard_parts(module: AttentionModule) -> Optional[Parts]:
     """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
     these parameters: None where not all children are what d2l's constructor makes, so that one call cannot stand for
     calling each of them."""
-    if module._sequence:
-        return None
     return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
 
 
@@ -128,7 +126,7 @@ def _methods_of_torch() -> bool:
 def _compiled(module: AttentionModule, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
     """The usual call in a compiler, in the fewest questions: each is asked again before every later call.  None where
     it is not the usual call."""
-    parts = None if module.__dict__.get("_sequence") or exporting() or beyond_core() else parts_in_python(module)
+    parts = None if exporting() or beyond_core() else parts_in_python(module)
     if parts is None or not served_by_operator(inputs, parts[0]):
         return None
     parameters, shown, dropout, _ = parts
@@ -180,7 +178,6 @@ class AttentionModule(TakesArrays):
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
     _remembers = False  # whether calls with one query may go on from the one before: see memory.py
-    _sequence: Any = None  # a distributed.SequenceGroup: the call's sequence is spread over several processes
     # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Shown or an
     # Assigned once attention_weights are read or assigned.
     _last: Any = None
@@ -298,7 +295,7 @@ class AttentionModule(TakesArrays):
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        not_by_core = self._sequence or _tracing() is not None or beyond_core()
+        not_by_core = _tracing() is not None or beyond_core()
         parts = None if not_by_core else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
@@ -389,8 +386,6 @@ class AttentionModule(TakesArrays):
         self._last = None
 
     def _read_weights(self) -> Any:
-        if self._sequence is not None:
-            self._sequence.refuse_weights()
         return self._shown(None)
 
     def _shown(self, heads: Optional[int]) -> Any:

@@ -203,8 +203,8 @@ def call_projected(
 def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
     """What `layer_parts` finds; RuntimeError where the call cannot go by their numbers alone, without gradients."""
     refuse_transforms(what)
-    parts = None if module._sequence else layer_parts(module, module._layout)
-    if parts is None and not module._sequence:
+    parts = layer_parts(module, module._layout)
+    if parts is None:
         materialize_all(module, inputs)
         parts = layer_parts(module, module._layout)
     if parts is None:

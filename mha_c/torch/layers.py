@@ -89,12 +89,6 @@ class MultiHeadAttention(AttentionModule):
         until the first call, as in d2l.
     empty_rows : {"uniform", "zero"}
         What a query whose length is <= 0 gets: the mean over all keys, as in d2l; or 0.
-    sequence_group : ProcessGroup, optional
-        Of torch.distributed: each process calls it with its piece of the sequence and gets its piece of the result;
-        valid_lens are those of the whole sequence, and weights are not kept.  Parameters' gradients are those of the
-        piece: add them up.
-    sequence_layout : str
-        How `distributed.split_sequence` has cut the pieces: its `layout`.
     **named : Any
         The same sizes by name; `use_bias` means `bias`.
 
@@ -149,18 +143,14 @@ class MultiHeadAttention(AttentionModule):
     @overload
     def __init__(
         self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = ..., *, use_bias: bool = ...,
-        empty_rows: EmptyRows = ..., sequence_group: Any = ..., sequence_layout: str = ...,
+        empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
-        bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., sequence_group: Any = ...,
-        sequence_layout: str = ...,
+        bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    def __init__(
-        self, *sizes: Any, empty_rows: EmptyRows = "uniform", sequence_group: Any = None,
-        sequence_layout: str = "contiguous", **named: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, *sizes: Any, empty_rows: EmptyRows = "uniform", **named: Any) -> None:
         given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
         heads = _arguments.whole(given["num_heads"], "num_heads")
@@ -174,10 +164,6 @@ class MultiHeadAttention(AttentionModule):
         self.W_k = linear(given, "key_size", hiddens, bias)
         self.W_v = linear(given, "value_size", hiddens, bias)
         self.W_o = nn.Linear(hiddens, hiddens, bias) if "key_size" in given else nn.LazyLinear(hiddens, bias)
-        if sequence_group is not None:
-            from .distributed import SequenceGroup
-
-            self._sequence = self.attention._sequence = SequenceGroup(sequence_group, sequence_layout)
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
         """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
@@ -216,7 +202,7 @@ class MultiHeadAttention(AttentionModule):
         return self._modules["attention"]
 
     def _read_weights(self) -> Any:
-        if self._last is not None or self._sequence is not None:  # assigned here; or refused
+        if self._last is not None:  # assigned here
             return super()._read_weights()
         inner = self.attention
         if isinstance(inner, AttentionModule):
@@ -236,9 +222,6 @@ class MultiHeadAttention(AttentionModule):
         materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
         materialize_after(self.W_o, self.W_v)
         self._forget_assigned()
-        if self._sequence is not None:
-            out = self._sequence.attend(self, queries, keys, values, valid_lens, self._dropout_now(training))
-            return out
         inner, parts = self.attention, standard_parts(self)
         if parts is not None:
             out, inner._last = attend(queries, keys, values, valid_lens, parts[0], self.num_heads, self.empty_rows,

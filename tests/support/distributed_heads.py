@@ -158,7 +158,7 @@ def refusals(rank, n):
     return texts
 
 
-# --- MultiHeadAttention(sequence_group=...) -------------------------------------------------------------
+# --- spread_sequence -------------------------------------------------------------
 
 
 def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows="uniform"):
@@ -166,8 +166,9 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
     group = dist.group.WORLD
     torch.manual_seed(0)
     module = mha_c.torch.MultiHeadAttention(
-        HIDDEN, HEADS, dropout, bias=True, sequence_group=group, sequence_layout=layout, empty_rows=empty_rows
+        HIDDEN, HEADS, dropout, bias=True, empty_rows=empty_rows
     ).double()
+    assert D.spread_sequence(module, group, layout=layout) is module
     torch.manual_seed(1)
     x = torch.randn(2, 19, 10, dtype=torch.float64)
     mine = D.split_sequence(x, rank, n, layout=layout).clone().requires_grad_()
@@ -193,7 +194,8 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
 
 def hooked_sequence(rank, n):
     """What calls say whose inner modules are hooked or replaced: they would not be called."""
-    module = mha_c.torch.MultiHeadAttention(HIDDEN, HIDDEN, HIDDEN, HIDDEN, HEADS, 0.0, sequence_group=dist.group.WORLD)
+    module = mha_c.torch.MultiHeadAttention(HIDDEN, HIDDEN, HIDDEN, HIDDEN, HEADS, 0.0)
+    D.spread_sequence(torch.nn.Sequential(module))
     x, texts = torch.ones(1, 2, HIDDEN), []
 
     def call():

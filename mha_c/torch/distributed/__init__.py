@@ -1,7 +1,7 @@
 """mha_c.torch.distributed: attention over several processes, on top of torch.distributed.
 
 Long sequences: `ring_attention`, on the pieces that `split_sequence` cuts and `join_sequence` puts together;
-MultiHeadAttention(..., sequence_group=group) uses it.  Wide layers: `shard_heads` gives each process some of the heads,
+`spread_sequence(model, group)` lets layers use it.  Wide layers: `shard_heads` gives each process some of the heads,
 `gather_heads` puts them together.  More data: mha_c.torch modules are torch modules, so DistributedDataParallel and
 fully_shard take them as they are (docs/scale-out.md).
 Imported only when asked for.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from ._sequence import join_sequence, split_sequence
 from .attention import ring_attention, ring_traffic
 from .heads import ShardedMultiHeadAttention, gather_heads, shard_heads
-from .module import SequenceGroup
+from .module import SequenceGroup, spread_sequence
 
 __all__ = [
     "SequenceGroup",
@@ -23,5 +23,6 @@ __all__ = [
     "ring_traffic",
     "shard_heads",
     "split_sequence",
+    "spread_sequence",
 ]
 __dir__ = __all__.copy  # what dir() and completion show

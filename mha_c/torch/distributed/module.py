@@ -1,91 +1,124 @@
-"""Multi-head attention whose sequence is spread over a group: what MultiHeadAttention(sequence_group=...) computes."""
+"""Multi-head attention whose sequence is spread over a group: `spread_sequence`.
+
+The layer stays what it is; the attention inside it is another one, which is called as any attention that a program puts
+there, with the heads in the batch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ... import _arguments
-from .._module import GLOBAL_HOOKS, is_changed
+from ..layers import MultiHeadAttention
 from ._group import ranks_of
 from ._sequence import LAYOUTS
 from .attention import ring_attention
 
 
-class SequenceGroup:
-    """A process group and a layout, held by a module.
+def spread_sequence(
+    module: nn.Module, group: Optional[dist.ProcessGroup] = None, *, layout: str = "contiguous"
+) -> nn.Module:
+    """Let the attention layers in a module expect a piece of the sequence on each rank of a group, in place.
 
-    Copies of a module share it; it cannot be pickled, for a process group belongs to its process.
+    Every rank calls a layer with its piece, as `split_sequence` cuts it, and gets its piece of the result: what one
+    process would compute of the whole.  valid_lens are those of the whole sequence, and weights are not kept.  The
+    parameters' gradients are those of the piece: add them up.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A mha_c.torch.MultiHeadAttention, or a model that holds some.
+    group : ProcessGroup, optional
+        Of torch.distributed (gloo); None: all processes.
+    layout : {"contiguous", "zigzag"}
+        How the pieces were cut.
+
+    Returns
+    -------
+    nn.Module
+        The same.
+
+    Raises
+    ------
+    ValueError
+        Where no layer is there.
+
+    See Also
+    --------
+    ring_attention : What such a layer computes.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist, mha_c.torch
+    >>> from mha_c.torch.distributed import spread_sequence
+    >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # torchrun starts more
+    >>> layer, x = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(1, 4, 8)
+    >>> whole = layer(x, x, x)
+    >>> torch.allclose(spread_sequence(layer)(x, x, x), whole, atol=1e-6)
+    True
+    >>> dist.destroy_process_group()
+    """
+    spread = SequenceGroup(dist.group.WORLD if group is None else group, layout)
+    layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
+    if not layers:
+        raise ValueError(f"{type(module).__name__} has no MultiHeadAttention in it")
+    for layer in layers:
+        layer.attention = _SpreadAttention(layer, spread)
+    return module
+
+
+class SequenceGroup:
+    """A process group and a layout, held by the attention inside a layer.
+
+    Copies of a layer share it; it cannot be pickled, for a process group belongs to its process.
 
     Not made by hand.
     """
 
     def __init__(self, group: Any, layout: Any) -> None:
-        ranks_of(group, "MultiHeadAttention(sequence_group=...)")
-        self.group, self.layout = group, _arguments.choice(layout, "sequence_layout", LAYOUTS)
-
-    def attend(self, module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, p: float) -> Tensor:
-        """This rank's rows of the layer's output.
-
-        Parameters
-        ----------
-        module : MultiHeadAttention
-            The layer.
-        queries, keys, values : Tensor (B, N/n, .)
-            This rank's pieces.
-        valid_lens : Any
-            Those of the whole sequence.
-        p : float
-            Of the dropout.
-
-        Returns
-        -------
-        Tensor (B, N/n, num_hiddens)
-            The rows.
-
-        Raises
-        ------
-        TypeError
-            Where an inner module is replaced or hooked.
-        """
-        inner = module.attention
-        for name, child, kind in (
-            ("attention", inner, module._layout.inner[1]), ("attention.dropout", inner.dropout, nn.Dropout)
-        ):  # fmt: skip
-            if any(GLOBAL_HOOKS) or type(child) is not kind or is_changed(child):
-                raise TypeError(
-                    f"{name} is a {type(child).__name__} that is replaced or hooked: with sequence_group it is never "
-                    f"called, for no rank has all the weights; only a plain {kind.__name__} can be served"
-                )
-        q, k, v = (
-            linear(x).unflatten(2, (module.num_heads, -1)).transpose(1, 2)
-            for linear, x in ((module.W_q, queries), (module.W_k, keys), (module.W_v, values))
-        )
-        context = ring_attention(
-            q, k, v, valid_lens, dropout=p, layout=self.layout, group=self.group, empty_rows=module.empty_rows
-        )
-        out: Tensor = module.W_o(context.transpose(1, 2).flatten(2))
-        return out
-
-    def refuse_weights(self) -> None:
-        """Say why there are no attention_weights.
-
-        Raises
-        ------
-        RuntimeError
-            Always.
-        """
-        raise RuntimeError(
-            "attention_weights are not kept with sequence_group: no rank has the keys of the whole sequence.  Use a "
-            "layer without it on a sequence that one process can hold"
-        )
+        ranks_of(group, "spread_sequence")
+        self.group, self.layout = group, _arguments.choice(layout, "layout", LAYOUTS)
 
     def __deepcopy__(self, memo: Any) -> SequenceGroup:
         return self
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a MultiHeadAttention with sequence_group cannot be pickled, for its process group belongs to this "
-            "process: save its state_dict() and build the layer again"
+            "a layer whose sequence is spread cannot be pickled, for its process group belongs to this process: save "
+            "its state_dict(), build the layer again and call spread_sequence"
+        )
+
+
+class _SpreadAttention(nn.Module):
+    """The attention inside a layer, of which each rank has the rows of its piece."""
+
+    def __init__(self, layer: MultiHeadAttention, spread: SequenceGroup) -> None:
+        super().__init__()
+        self.num_heads, self.empty_rows, self.spread = layer.num_heads, layer.empty_rows, spread
+        self.dropout = layer.attention.dropout
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Tensor:
+        """(B*H, N/n, d) of this rank's rows; valid_lens of the whole sequence, once for each head."""
+        dropout: Any = self.dropout
+        if type(dropout) is not nn.Dropout or "forward" in dropout.__dict__ or dropout._forward_hooks:
+            raise TypeError(
+                f"attention.dropout is a {type(dropout).__name__} that is replaced or hooked: where a sequence is "
+                f"spread it is never called, for no rank has all the weights; only a plain Dropout can be served"
+            )
+        p = dropout.p if (dropout.training if training is None else training) else 0.0
+        q, k, v = (x.unflatten(0, (-1, self.num_heads)) for x in (queries, keys, values))
+        lens = None if valid_lens is None else valid_lens[:: self.num_heads]
+        options: Any = {"layout": self.spread.layout, "group": self.spread.group, "empty_rows": self.empty_rows}
+        return ring_attention(q, k, v, lens, dropout=p, **options).flatten(0, 1)
+
+    @property
+    def attention_weights(self) -> Tensor:
+        raise RuntimeError(
+            "attention_weights are not kept where a sequence is spread: no rank has the keys of the whole sequence.  "
+            "Use a layer without spread_sequence on a sequence that one process can hold"
         )
