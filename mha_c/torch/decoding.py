@@ -17,6 +17,7 @@ from .._core import layer_parts
 from .._decoder import caches
 from ..errors import ShapeError
 from ._layer import any_needs_grad, call_core, common_type
+from ._lazy_sizes import materialize
 from ._tensors import (
     FLOATS,
     array,
@@ -205,7 +206,7 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
     refuse_transforms(what)
     parts = layer_parts(module, module._layout)
     if parts is None:
-        materialize_all(module, inputs)
+        materialize(module, *inputs)
         parts = layer_parts(module, module._layout)
     if parts is None:
         raise RuntimeError(
@@ -216,16 +217,6 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
         raise RuntimeError(NO_GRADIENT.format(what))
     found: Parts = parts
     return found
-
-
-def materialize_all(module: Any, inputs: Any) -> None:
-    from .layers import materialize, materialize_after
-
-    children = {slot: module._modules[name] for slot, name in module._layout.slots}
-    materialize(*[(children[i], x) for i, x in enumerate(inputs) if i in children and x is not None])
-    for slot, before in ((3, 2), (8, 1)):
-        if slot in children:
-            materialize_after(children[slot], children[before])
 
 
 def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:

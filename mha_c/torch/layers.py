@@ -18,6 +18,7 @@ from ..errors import ShapeError
 from ..layers import _one_bias
 from . import masking, mathematics
 from ._layer import attend
+from ._lazy_sizes import materialize
 from ._module import AttentionModule, Layout, standard_parts
 from ._tensors import check_inputs
 from .lazy import LazyWeights, computed
@@ -219,8 +220,7 @@ class MultiHeadAttention(AttentionModule):
     ) -> Tensor:  # fmt: skip
         _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
-        materialize((self.W_q, queries), (self.W_k, keys), (self.W_v, values))
-        materialize_after(self.W_o, self.W_v)
+        materialize(self, queries, keys, values)
         self._forget_assigned()
         inner, parts = self.attention, standard_parts(self)
         if parts is not None:
@@ -336,7 +336,7 @@ class AdditiveAttention(AttentionModule):
         d2l has no such call and projects the keys at each step.
         """
         (keys,) = plain_inputs(keys)
-        materialize((self.W_k, keys))
+        materialize(self, None, keys, None)
         return ProjectedKeys(self.W_k(keys), valid_lens)
 
     def _slowly(
@@ -348,8 +348,7 @@ class AdditiveAttention(AttentionModule):
             keys = keys.tensor
         _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = plain_inputs(queries, keys, values)
-        materialize((self.W_q, queries), *([] if projected else [(self.W_k, keys)]))
-        materialize_after(self.w_v, self.W_q)
+        materialize(self, queries, None if projected else keys, None)
         parts = standard_parts(self)
         if parts is None:
             keys = keys if projected else self.W_k(keys)
@@ -380,19 +379,6 @@ def plain_inputs(*tensors: Any) -> Any:
         if tensor.dim() != 3:
             raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(tensor.shape)}")
     return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)
-
-
-def materialize(*pairs: tuple[nn.Module, Tensor]) -> None:
-    """Lazy projections get their size from what they will be given, in d2l's order (the order of the draws)."""
-    for module, rows in pairs:
-        if isinstance(module, nn.LazyLinear):
-            with torch.no_grad():
-                module(torch.empty(0, rows.shape[-1], dtype=module.weight.dtype, device=module.weight.device))
-
-
-def materialize_after(module: nn.Module, before: nn.Module) -> None:
-    if isinstance(module, nn.LazyLinear):
-        materialize((module, torch.empty(0, before.out_features)))
 
 
 def textbook(

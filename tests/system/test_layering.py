@@ -181,6 +181,36 @@ def test_imports(path):
             assert top in STANDARD or owner == module, f"{label(path)} imports {name}"
 
 
+def torch_imports():
+    """For each module of mha_c.torch, those of them that it imports, inside functions too."""
+    files = {path.relative_to(PACKAGE / "torch"): path for path in (PACKAGE / "torch").glob("**/*.py")}
+    names = {".".join((*place.parent.parts, *([] if place.stem == "__init__" else [place.stem]))) for place in files}
+    found = {}
+    for place, path in files.items():
+        name = ".".join((*place.parent.parts, *([] if place.stem == "__init__" else [place.stem])))
+        imported = [x[len("mha_c.torch.") :] for x in imported_names(path) if x.startswith("mha_c.torch.")]
+        found[name] = {x if x in names else x.rpartition(".")[0] for x in imported} - {name}
+    return found
+
+
+def test_torch_has_no_circle_of_imports():
+    found = torch_imports()
+    assert len(found) > 20 and "layers" in found["convert"]
+
+    def beneath(name):
+        reached, ahead = set(), [name]
+        while ahead:
+            new = found.get(ahead.pop(), set()) - reached
+            reached |= new
+            ahead += new
+        return reached
+
+    assert [name for name in found if name in beneath(name)] == []
+    # What several processes do stands on top: nobody below knows of it.
+    knows = {name for name, imported in found.items() if any(x.startswith("distributed") for x in imported)}
+    assert all(name.startswith("distributed") for name in knows)
+
+
 @pytest.mark.skipif(not STANDARD, reason="needs Python 3.10")
 def test_import_brings_numpy_and_nothing_else():
     code = (
