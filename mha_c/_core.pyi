@@ -32,9 +32,9 @@ _Projection = Union[_Packed, _InRows, None]
 # Of W_q, W_k, W_v, W_o; or weights in rows, their biases, and a ninth that is not looked at: the parameters of a layer.
 _Projections = Union[Tuple[_Projection, _Projection, _Projection, _Projection], Tuple[Optional[_Array], ...]]
 
-# Kept by layer_forward_training: projected queries, keys and values, what W_o was applied to (without W_o: a copy of
-# the output), row_max, row_sum, a private copy of the lengths; None where there is none.
-_Tape = Tuple[Optional[_Array], Optional[_Array], Optional[_Array], _Array, _Array, _Array, Optional[_Array]]
+# What layer_forward keeps: the instruction set, weights or None, q, k, w_v, row_max, row_sum, lengths, num_heads,
+# empty_rows; in training also the projected values and the attended ones.  None where there is none: kept_weights.py.
+_Kept = Tuple[Any, ...]
 
 @overload
 def attention_forward(
@@ -97,12 +97,13 @@ def layer_forward(
     empty_rows: _EmptyRows,
     dropout: float,
     seed: int,
+    training: bool = False,
     /,
-) -> Tuple[_Array, Tuple[Any, ...]]:
-    """One whole layer: (out (B, Q, .), saved).  `saved` is what `kept_weights.saved_weights` needs: either the weights
-    themselves, where they are the smaller, or the projected (copied, where nothing projects) q and k, the
-    row statistics and a private copy of the lengths.  Plain tuple of arrays, numbers and strings: it can
-    be copied and pickled."""
+) -> Tuple[_Array, _Kept]:
+    """One whole layer: (out (B, Q, .), kept).  Kept are either the weights themselves, where they are the smaller, or
+    the projected (copied, where nothing projects) q and k, the row statistics and a private copy of the lengths; in
+    training what `layer_backward` needs, and never the weights if W_q and W_k are given.  A plain tuple of arrays,
+    numbers and strings: it can be copied and pickled."""
 
 def layer_step(
     queries: _Array,  # these as for layer_forward, but keys and values (B, n, .) are new rows alone
@@ -121,9 +122,9 @@ def layer_step(
     counts: Union[int, _Array],  # how many of its n new rows count
     longest: int,  # how many the longest item has then
     /,
-) -> Tuple[_Array, Tuple[Any, ...]]:
+) -> Tuple[_Array, _Kept]:
     """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the
-    first `longest` of them.  (out, saved) as from layer_forward."""
+    first `longest` of them.  (out, kept) as from layer_forward."""
 
 def attention_weights(
     q: _Array,  # (B, H, Q, D)
@@ -211,65 +212,25 @@ def linear_backward(
 ) -> Tuple[_Array, _Array, Optional[_Array]]:
     """(grad_x, grad_weight, grad_bias or None) of y = x W^T + bias, for x (..., in_features)."""
 
-def layer_forward_training(
-    queries: _Array,
-    keys: _Array,
-    values: _Array,
-    valid_lens: Optional[_Array],
-    projections: _Projections,
-    w_v: Optional[_Array],
-    num_heads: int,
-    empty_rows: _EmptyRows,
-    dropout: float,
-    seed: int,
-    /,
-) -> Tuple[_Array, Tuple[Any, ...], _Tape]:
-    """`layer_forward` that also keeps what `layer_backward` needs: (out, saved, tape).  `saved` shares the
-    tape's arrays where it can, and is never computed for the sake of `saved_weights` if W_q and W_k are given."""
-
 def layer_backward(
     grad_out: _Array,  # as out; copied unless dense
-    tape: _Tape,
-    queries: _Array,
-    keys: _Array,
-    values: _Array,  # as in the forward call, unchanged since
-    weights: Tuple[Optional[_Array], ...],  # four, (out, in) or None; of nine as above the first four
-    w_v: Optional[_Array],
-    num_heads: int,
-    empty_rows: _EmptyRows,
-    dropout: float,  # the forward call's own, and its seed: the same weights are dropped
-    seed: int,
-    needs_inputs: Tuple[bool, bool, bool] = (True, True, True),
-    needs_weights: Tuple[bool, bool, bool, bool] = (True, True, True, True),
-    needs_biases: Tuple[bool, bool, bool, bool] = (False, False, False, False),
+    kept: _Kept,  # by layer_forward in training
+    tensors: Tuple[Optional[_Array], ...],  # n_inputs inputs, the last one also in the place of those that are missing;
+    n_inputs: int,  # no parameters, W_q, W_k and w_v, four weights, or nine parameters
+    options: Tuple[int, _EmptyRows, float, int],  # num_heads, empty_rows, and the call's dropout and seed
+    needs: Tuple[bool, ...],  # one for each tensor
+    join: bool = False,  # gradients of inputs that are one object are added up in the first one's place
     /,
-) -> Tuple[
-    Tuple[Optional[_Array], Optional[_Array], Optional[_Array]],
-    Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
-    Tuple[Optional[_Array], Optional[_Array], Optional[_Array], Optional[_Array]],
-    Optional[_Array],
-]:
-    """((grad_queries, grad_keys, grad_values), 4 gradients of weights, 4 of biases, grad_w_v or None); None where
-    not needed or where there is no such projection.  A tape that does not fit is refused."""
+) -> Tuple[Optional[_Array], ...]:
+    """A gradient for each tensor, of its shape; None where not needed or where there is no such projection.  Inputs
+    and parameters as in the forward call, unchanged since; what was kept, and does not fit, is refused."""
 
 def autograd_parts(
     queries: Any, keys: Any, values: Any, parameters: Tuple[Any, ...], /
 ) -> Tuple[bool, Tuple[Any, ...], int, Tuple[Optional[int], ...]]:
     """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient; those that autograd is
-    given, as `layer_gradients` has them; how many of them are inputs; and how often those that the attention weights
+    given, as `layer_backward` has them; how many of them are inputs; and how often those that the attention weights
     are a function of (queries, keys, W_q, W_k, their biases, w_v) have been changed in place."""
-
-def layer_gradients(
-    grad_out: _Array,
-    tape: _Tape,
-    tensors: Tuple[Optional[_Array], ...],  # n_inputs inputs, the last one also in the place of those that are missing;
-    n_inputs: int,  # no parameters, W_q, W_k and w_v (1, h), four weights, or nine parameters
-    options: Tuple[int, _EmptyRows, float, int],  # num_heads, empty_rows, dropout, seed
-    needs: Tuple[bool, ...],  # one for what is no tensor, and one for each tensor
-    /,
-) -> Tuple[Optional[_Array], ...]:
-    """The gradients of `layer_backward` as an autograd function returns them: None, and one for each tensor, of its
-    shape, or None.  Those of inputs that are one object are added up in the first one's place."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
@@ -323,7 +284,7 @@ def explain_layer(
     training: bool = False,
     /,
 ) -> _Facts:
-    """What layer_forward (layer_forward_training) would do; at the end what stays until the next call: "weights" or
+    """What layer_forward would do; at the end what stays until the next call: "weights" or
     "queries and keys", and how many bytes."""
 
 def explain_linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Facts:

@@ -40,15 +40,13 @@ enum {
     MHA_PY_PARAMETER,
     MHA_PY_IS_NEG, /* its method */
     MHA_PY_N_FROM_TORCH,
-    MHA_PY_WORD_WEIGHTS = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
-    MHA_PY_WORD_RECOMPUTE,
-    MHA_PY_WORD_ISA, /* the active one's name */
+    MHA_PY_WORD_ISA = MHA_PY_N_FROM_TORCH, /* words that calls need, made once; this one: the active one's name */
     MHA_PY_WORD_REQUIRES_GRAD,
     MHA_PY_WORD_VERSION,
-    MHA_PY_N_KEPT
+    MHA_PY_N_OBJECTS
 };
 typedef struct {
-    PyObject *kept[MHA_PY_N_KEPT];
+    PyObject *objects[MHA_PY_N_OBJECTS];
     const void *exchange; /* what is in the first of them */
 } mha_py_state;
 
@@ -282,13 +280,11 @@ int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const
     X(attention_weights, 7, 7) \
     X(masked_softmax, 3, 3) \
     X(dropout_factors, 3, 3) \
-    X(layer_forward, 10, 10) \
-    X(layer_forward_training, 10, 10) \
+    X(layer_forward, 10, 11) \
     X(layer_step, 15, 15) \
-    X(layer_backward, 11, 14) \
+    X(layer_backward, 6, 7) \
     X(layer_parts, 2, 2) \
     X(autograd_parts, 4, 4) \
-    X(layer_gradients, 6, 6) \
     X(serve_tensors, 4, 4) \
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \

@@ -5,6 +5,8 @@
  */
 #include "layer_call.h"
 
+#include <string.h>
+
 static int
 is_projected(const mha_py_layer *layer, int which)
 {
@@ -47,47 +49,50 @@ take_inputs(mha_py_call *call, mha_py_layer *layer, PyObject *const *values)
     if (w_v->rank == 2 && w_v->shape[0] == 1) { /* the weight of an nn.Linear with one output */
         w_v->rank = 1;
         w_v->shape[0] = w_v->shape[1];
+        layer->w_v_is_weight = 1;
     }
     return mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);
 }
 
-/* One of four projections; or, of nine parameters, a weight and its bias four places on. */
+static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
+
+/* Four projections; or, of nine parameters, weights and their biases four places on. */
 static int
-take_projection(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *tuple, int i)
+take_projections(mha_py_call *call, mha_py_layer *layer, PyObject *tuple)
 {
-    static const char *const names[] = {"W_q", "W_k", "W_v", "W_o"};
-    PyObject *item = PyTuple_GetItem(tuple, i);
-    const mha_py_array *like = &layer->queries;
+    const Py_ssize_t n = PyTuple_CheckExact(tuple) ? PyTuple_Size(tuple) : 0;
+    int failed = 0;
 
-    if (item == Py_None) {
-        return 0; /* the caller zeroed the struct */
+    if (n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
+        return mha_py_type_error(tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");
     }
-    if (kind == MHA_PY_WEIGHTS) {
-        return mha_py_take_weight(call, item, names[i], MHA_PY_DENSE, like, &layer->W[i]);
-    }
-    if (PyTuple_Size(tuple) == MHA_PY_N_PARAMETERS) {
-        PyObject *bias = PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS);
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS && failed == 0; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        mha_py_projection *to = &layer->W[i];
 
-        return mha_py_take_in_rows(call, item, bias, names[i], like, &layer->W[i]);
+        if (item == Py_None) {
+            continue; /* the caller zeroed the struct */
+        }
+        failed = n == MHA_PY_N_PROJECTIONS
+                     ? mha_py_take_projection(call, item, projection_names[i], &layer->queries, to)
+                     : mha_py_take_in_rows(call, item, PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS),
+                                           projection_names[i], &layer->queries, to);
     }
-    return mha_py_take_projection(call, item, names[i], like, &layer->W[i]);
+    return failed;
 }
 
 static int
-take_projections(mha_py_call *call, mha_py_layer *layer, mha_py_projection_kind kind, PyObject *value)
+take_weights(mha_py_call *call, mha_py_layer *layer, PyObject *const *parameters)
 {
-    const Py_ssize_t n = PyTuple_CheckExact(value) ? PyTuple_Size(value) : 0;
+    int failed = 0;
 
-    if (n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
-        return mha_py_type_error(value, kind == MHA_PY_PROJECTIONS ? "projections" : "weights",
-                                 "a tuple (W_q, W_k, W_v, W_o)");
-    }
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        if (take_projection(call, layer, kind, value, i) < 0) {
-            return -1;
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS && failed == 0; i++) {
+        if (parameters[i] != Py_None) {
+            failed = mha_py_take_weight(call, parameters[i], projection_names[i], MHA_PY_DENSE, &layer->queries,
+                                        &layer->W[i]);
         }
     }
-    return 0;
+    return failed;
 }
 
 /* --- Feature sizes ------------------------------------------------------------------------------ */
@@ -182,10 +187,12 @@ note_sizes(mha_py_layer *layer)
 /* --- The whole ------------------------------------------------------------------------------------- */
 
 int
-mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_projection_kind kind, mha_py_layer *layer)
+mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *const *parameters, mha_py_layer *layer)
 {
     if (take_inputs(call, layer, values) < 0 || take_options(layer, values) < 0 ||
-        take_projections(call, layer, kind, values[MHA_PY_FOUR]) < 0 || check_features(layer) < 0) {
+        (parameters == NULL ? take_projections(call, layer, values[MHA_PY_FOUR])
+                            : take_weights(call, layer, parameters)) < 0 ||
+        check_features(layer) < 0) {
         return -1;
     }
     note_sizes(layer);
@@ -213,7 +220,7 @@ weights_are_smaller(const mha_py_layer *layer)
 }
 
 void
-mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS])
+mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT])
 {
     mha_layer_args *args = &layer->args;
     const npy_intp batch = layer->queries.shape[0], queries = layer->queries.shape[1], keys = layer->keys.shape[1];
@@ -222,18 +229,21 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
 
-    kept[MHA_PY_Q] = (mha_py_kept_array){"the projected queries", 3, again || (training && has_W_q),
-                                         {batch, queries, scored}, has_W_q ? &args->q_projected : NULL};
-    kept[MHA_PY_K] = (mha_py_kept_array){"the projected keys", 3, again || (training && has_W_k),
-                                         {batch, keys, scored}, has_W_k ? &args->k_projected : NULL};
-    kept[MHA_PY_V] = (mha_py_kept_array){"the projected values", 3, training && has_W_v,
-                                         {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
-    kept[MHA_PY_CONTEXT] = (mha_py_kept_array){"the attended values", 3, training,
-                                               {batch, queries, valued}, has_W_o ? &args->context : NULL};
-    kept[MHA_PY_ROW_MAX] = (mha_py_kept_array){"the row statistics", 3, again || training,
-                                               {batch, heads, queries}, &args->row_max};
-    kept[MHA_PY_ROW_SUM] = kept[MHA_PY_ROW_MAX];
-    kept[MHA_PY_ROW_SUM].place = &args->row_sum;
+    memset(kept, 0, MHA_PY_N_KEPT * sizeof(*kept));
     kept[MHA_PY_KEPT_WEIGHTS] = (mha_py_kept_array){"attention_weights", 4, !again,
                                                     {batch, heads, queries, keys}, &args->weights};
+    kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries", 3, again || (training && has_W_q),
+                                              {batch, queries, scored}, has_W_q ? &args->q_projected : NULL};
+    kept[MHA_PY_KEPT_K] = (mha_py_kept_array){"the projected keys", 3, again || (training && has_W_k),
+                                              {batch, keys, scored}, has_W_k ? &args->k_projected : NULL};
+    kept[MHA_PY_KEPT_W_V] = (mha_py_kept_array){"w_v", 1, again && layer->w_v.array != NULL,
+                                                {layer->w_v.shape[0]}, NULL};
+    kept[MHA_PY_KEPT_ROW_MAX] = (mha_py_kept_array){"the row statistics", 3, again || training,
+                                                    {batch, heads, queries}, &args->row_max};
+    kept[MHA_PY_KEPT_ROW_SUM] = kept[MHA_PY_KEPT_ROW_MAX];
+    kept[MHA_PY_KEPT_ROW_SUM].place = &args->row_sum;
+    kept[MHA_PY_KEPT_V] = (mha_py_kept_array){"the projected values", 3, training && has_W_v,
+                                              {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
+    kept[MHA_PY_KEPT_CONTEXT] = (mha_py_kept_array){"the attended values", 3, training,
+                                                    {batch, queries, valued}, has_W_o ? &args->context : NULL};
 }

@@ -60,10 +60,10 @@ py_serve_tensors(mha_py_call *call, PyObject *const *values)
         return NULL;
     }
     for (int i = 0; i < MHA_PY_N_FROM_TORCH; i++) {
-        PyObject *before = call->state->kept[i];
+        PyObject *before = call->state->objects[i];
 
         Py_INCREF(values[i]);
-        call->state->kept[i] = values[i];
+        call->state->objects[i] = values[i];
         Py_XDECREF(before);
     }
     call->state->exchange = exchange;
@@ -101,7 +101,7 @@ array_type(const dl_tensor *t)
 static int
 is_negated(const mha_py_call *call, PyObject *tensor)
 {
-    PyObject *answer = PyObject_CallFunctionObjArgs(call->state->kept[MHA_PY_IS_NEG], tensor, NULL);
+    PyObject *answer = PyObject_CallFunctionObjArgs(call->state->objects[MHA_PY_IS_NEG], tensor, NULL);
     const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
 
     Py_XDECREF(answer);
@@ -111,7 +111,7 @@ is_negated(const mha_py_call *call, PyObject *tensor)
 static int
 is_tensor(const mha_py_call *call, PyObject *value)
 {
-    PyObject *const *kept = call->state->kept, *const type = (PyObject *)Py_TYPE(value);
+    PyObject *const *kept = call->state->objects, *const type = (PyObject *)Py_TYPE(value);
 
     return exchange_of(call) != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
 }

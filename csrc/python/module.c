@@ -27,9 +27,7 @@ static PyMethodDef methods[] = {MHA_PY_FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 static int
 core_exec(PyObject *module)
 {
-    static const char *const words[MHA_PY_N_KEPT] = {
-        [MHA_PY_WORD_WEIGHTS] = "weights",
-        [MHA_PY_WORD_RECOMPUTE] = "recompute",
+    static const char *const words[MHA_PY_N_OBJECTS] = {
         [MHA_PY_WORD_REQUIRES_GRAD] = "requires_grad",
         [MHA_PY_WORD_VERSION] = "_version",
     };
@@ -40,9 +38,9 @@ core_exec(PyObject *module)
         return -1;
     }
     state->exchange = NULL;
-    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
-        state->kept[i] = words[i] == NULL ? NULL : PyUnicode_InternFromString(words[i]);
-        if (words[i] != NULL && state->kept[i] == NULL) {
+    for (int i = 0; i < MHA_PY_N_OBJECTS; i++) {
+        state->objects[i] = words[i] == NULL ? NULL : PyUnicode_InternFromString(words[i]);
+        if (words[i] != NULL && state->objects[i] == NULL) {
             return -1;
         }
     }
@@ -58,8 +56,8 @@ core_traverse(PyObject *module, visitproc visit, void *arg)
 {
     mha_py_state *state = PyModule_GetState(module);
 
-    for (int i = 0; i < MHA_PY_N_KEPT && state != NULL; i++) {
-        Py_VISIT(state->kept[i]);
+    for (int i = 0; i < MHA_PY_N_OBJECTS && state != NULL; i++) {
+        Py_VISIT(state->objects[i]);
     }
     return 0;
 }
@@ -69,8 +67,8 @@ core_clear(PyObject *module)
 {
     mha_py_state *state = PyModule_GetState(module);
 
-    for (int i = 0; i < MHA_PY_N_KEPT && state != NULL; i++) {
-        Py_CLEAR(state->kept[i]);
+    for (int i = 0; i < MHA_PY_N_OBJECTS && state != NULL; i++) {
+        Py_CLEAR(state->objects[i]);
     }
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * py_autograd.c: autograd_parts and layer_gradients, what mha_c/torch/autograd.py would have to say in many lines of
- * Python: which tensors of a layer's call autograd is given, and their gradients in that order.
+ * py_autograd.c: autograd_parts, what mha_c/torch/autograd.py would have to say in many lines of Python: which tensors
+ * of a layer's call autograd is given, and in whose order layer_backward gives their gradients.
  *
  * Of inputs those at the end that are the one before them are left out; of parameters none are given, three of additive
  * attention, four without biases, or all nine.  Every place costs autograd a quarter of a microsecond.
@@ -65,7 +65,7 @@ learns(const mha_py_call *call, PyObject *const *tensors, int n)
 
     for (int i = 0; i < n && found == 0; i++) {
         if (tensors[i] != Py_None) {
-            PyObject *answer = PyObject_GetAttr(tensors[i], call->state->kept[MHA_PY_WORD_REQUIRES_GRAD]);
+            PyObject *answer = PyObject_GetAttr(tensors[i], call->state->objects[MHA_PY_WORD_REQUIRES_GRAD]);
             found = answer == NULL ? -1 : PyObject_IsTrue(answer);
             Py_XDECREF(answer);
         }
@@ -88,7 +88,8 @@ versions(const mha_py_call *call, PyObject *const *inputs, PyObject *const *para
     PyObject *found = PyTuple_New(n);
 
     for (int i = 0; i < n && found != NULL; i++) {
-        PyObject *version = of[i] == Py_None ? NULL : PyObject_GetAttr(of[i], call->state->kept[MHA_PY_WORD_VERSION]);
+        PyObject *const word = call->state->objects[MHA_PY_WORD_VERSION];
+        PyObject *version = of[i] == Py_None ? NULL : PyObject_GetAttr(of[i], word);
 
         if (version == NULL) { /* none, or a tensor of inference mode, which autograd refuses in its own words */
             PyErr_Clear();
@@ -130,105 +131,4 @@ py_autograd_parts(mha_py_call *call, PyObject *const *values)
     return wanted < 0 ? NULL
                       : Py_BuildValue("(NOiN)", PyBool_FromLong(wanted), tuple, of.n_inputs,
                                       versions(call, values, parameters));
-}
-
-/* --- Their gradients ----------------------------------------------------------------------------------- */
-
-enum { GRAD_OUT, TAPE, TENSORS, N_INPUTS, OPTIONS, NEEDS };
-enum { N_OPTIONS = MHA_PY_N_BACKWARD - MHA_PY_OF_HEADS };
-
-static int
-take_given(PyObject *const *values, given *of)
-{
-    int64_t n_inputs;
-
-    if (mha_py_whole(values[N_INPUTS], "n_inputs", 1, &n_inputs) < 0) {
-        return -1;
-    }
-    if (!PyTuple_Check(values[TENSORS]) || n_inputs > MHA_PY_N_INPUTS || PyTuple_Size(values[TENSORS]) < n_inputs) {
-        return mha_py_type_error(values[TENSORS], "tensors", "a tuple of n_inputs inputs and of parameters");
-    }
-    of->n_inputs = (int)n_inputs;
-    of->n_parameters = (int)(PyTuple_Size(values[TENSORS]) - n_inputs);
-    of->place = of->n_parameters == 3 ? additive_places : every_place;
-    return of->n_parameters == 0 || of->n_parameters == 3 || of->n_parameters == MHA_PY_N_PROJECTIONS ||
-                   of->n_parameters == MHA_PY_N_PARAMETERS
-               ? 0
-               : mha_py_type_error(values[TENSORS], "parameters", "none, three, four or nine tensors");
-}
-
-/* The arguments of layer_backward; its weights are all nine parameters. */
-static int
-spread(mha_py_call *call, PyObject *const *values, const given *of, PyObject **arguments)
-{
-    PyObject *parameters[MHA_PY_N_PARAMETERS], *tensors = values[TENSORS], *options = values[OPTIONS];
-
-    if (!PyTuple_Check(options) || PyTuple_Size(options) != N_OPTIONS) {
-        return mha_py_type_error(options, "options", "a tuple (num_heads, empty_rows, dropout, seed)");
-    }
-    for (int i = 0; i < MHA_PY_N_PARAMETERS; i++) {
-        parameters[i] = Py_None;
-    }
-    for (int i = 0; i < of->n_parameters; i++) {
-        parameters[of->place[i]] = PyTuple_GetItem(tensors, of->n_inputs + i);
-    }
-    arguments[MHA_PY_OF_GRAD_OUT] = values[GRAD_OUT];
-    arguments[MHA_PY_OF_TAPE] = values[TAPE];
-    for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
-        arguments[MHA_PY_OF_QUERIES + i] = PyTuple_GetItem(tensors, i < of->n_inputs ? i : of->n_inputs - 1);
-    }
-    for (int i = 0; i < N_OPTIONS; i++) {
-        arguments[MHA_PY_OF_HEADS + i] = PyTuple_GetItem(options, i);
-    }
-    arguments[MHA_PY_OF_W_V] = parameters[W_V];
-    arguments[MHA_PY_OF_WEIGHTS] = tuple_of(call, parameters, MHA_PY_N_PARAMETERS);
-    return arguments[MHA_PY_OF_WEIGHTS] == NULL ? -1 : 0;
-}
-
-/* ctx.needs_input_grad, whose first is of the argument that is no tensor. */
-static int
-note_needs(PyObject *const *values, const given *of, mha_py_needs *needs)
-{
-    int of_tensors[1 + MOST_TENSORS], parameters[MHA_PY_N_PARAMETERS] = {0};
-
-    if (mha_py_take_needs(values[NEEDS], "needs", 1 + of->n_inputs + of->n_parameters, 1, of_tensors) < 0) {
-        return -1;
-    }
-    for (int i = 0; i < of->n_parameters; i++) {
-        parameters[of->place[i]] = of_tensors[1 + of->n_inputs + i];
-    }
-    for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
-        needs->inputs[i] = of_tensors[1 + (i < of->n_inputs ? i : of->n_inputs - 1)];
-    }
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        needs->weights[i] = parameters[i];
-        needs->biases[i] = parameters[i + MHA_PY_N_PROJECTIONS];
-    }
-    return 0;
-}
-
-PyObject *
-py_layer_gradients(mha_py_call *call, PyObject *const *values)
-{
-    PyObject *arguments[MHA_PY_N_BACKWARD];
-    PyArrayObject *answers[1 + MOST_TENSORS] = {NULL};
-    mha_py_needs needs = {.join = 1, .scorer_as_weight = 1};
-    mha_py_layer_grads made = {.w_v = NULL};
-    given of = {0};
-
-    if (take_given(values, &of) < 0 || spread(call, values, &of, arguments) < 0 ||
-        note_needs(values, &of, &needs) < 0 || mha_py_run_backward(call, arguments, &needs, &made) < 0) {
-        return NULL;
-    }
-    for (int i = 0; i < of.n_inputs; i++) {
-        answers[1 + i] = made.inputs[i];
-    }
-    for (int i = 0; i < of.n_parameters; i++) {
-        const int place = of.place[i];
-
-        answers[1 + of.n_inputs + i] = place == W_V                   ? made.w_v
-                                       : place < MHA_PY_N_PROJECTIONS ? made.weights[place]
-                                                                      : made.biases[place - MHA_PY_N_PROJECTIONS];
-    }
-    return mha_py_answers(call, answers, 1 + of.n_inputs + of.n_parameters);
 }

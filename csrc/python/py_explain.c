@@ -89,12 +89,12 @@ py_explain_attention(mha_py_call *call, PyObject *const *values)
 static double
 want_kept(mha_py_layer *layer, int training, void *somewhere)
 {
-    mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS];
+    mha_py_kept_array kept[MHA_PY_N_KEPT];
     double bytes = 0;
 
     layer->args.out = somewhere;
     mha_py_list_kept(layer, training, kept);
-    for (int i = 0; i < MHA_PY_N_KEPT_ARRAYS; i++) {
+    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
         double size = (double)mha_py_itemsize(layer->queries.type);
 
         for (int axis = 0; axis < kept[i].rank; axis++) {
@@ -132,7 +132,7 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     mha_layer_facts facts;
     int training;
 
-    if (mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0 ||
+    if (mha_py_take_layer(call, values, NULL, &layer) < 0 ||
         mha_py_flag(values[MHA_PY_N_LAYER], &training) < 0) {
         return NULL;
     }

@@ -1,5 +1,5 @@
 /*
- * py_layer.c: layer_forward and layer_forward_training, one whole attention layer per call.
+ * py_layer.c: layer_forward, one whole attention layer per call.
  *
  * What is kept for `attention_weights`: the weights themselves where they are no more numbers than q and k; else q and
  * k (projected by the core, or copied from the inputs) with the row statistics, from which kept_weights.py rebuilds the
@@ -13,16 +13,16 @@
 
 /* --- What is kept ------------------------------------------------------------------------------------ */
 
-/* Memory for it; arrays[i] is NULL where a call like this keeps nothing. */
+/* Memory for it; arrays[i] is NULL where a call like this keeps no numbers. */
 static void
-make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *arrays[MHA_PY_N_KEPT_ARRAYS])
+make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *arrays[MHA_PY_N_KEPT])
 {
-    mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS];
+    mha_py_kept_array kept[MHA_PY_N_KEPT];
 
     mha_py_list_kept(layer, training, kept);
-    for (int i = 0; i < MHA_PY_N_KEPT_ARRAYS; i++) {
+    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
         /* Rows beyond the lengths are never written, and a pickle must not hold garbage. */
-        const int zeroed = i <= MHA_PY_CONTEXT && layer->lengths.array != NULL;
+        const int zeroed = kept[i].rank == 3 && layer->lengths.array != NULL;
 
         arrays[i] = !kept[i].wanted ? NULL
                                     : (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank,
@@ -33,18 +33,14 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
     }
 }
 
-/* New private copy of w_v: an optimizer may change the layer's own in place. */
-static PyArrayObject *
-keep_w_v(mha_py_call *call, mha_py_layer *layer)
+/* Computes with a private copy of w_v, if one is kept: an optimizer may change the layer's own in place. */
+static void
+use_copy_of_w_v(mha_py_layer *layer, void *copy)
 {
-    const mha_py_array *w_v = &layer->w_v;
-    PyArrayObject *copy = w_v->array == NULL ? NULL : mha_py_new(call, "w_v", 1, w_v->shape, w_v->type);
-
     if (copy != NULL) {
-        memcpy(PyArray_DATA(copy), w_v->data, (size_t)w_v->shape[0] * mha_py_itemsize(w_v->type));
-        layer->args.additive_weights = PyArray_DATA(copy);
+        memcpy(copy, layer->w_v.data, (size_t)layer->w_v.shape[0] * mha_py_itemsize(layer->w_v.type));
+        layer->args.additive_weights = copy;
     }
-    return copy;
 }
 
 /* How many keys of a batch item any query may see. */
@@ -101,8 +97,8 @@ static int
 run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *const *kept)
 {
     mha_layer_args *args = &layer->args;
-    void *q = mha_py_data(kept[MHA_PY_Q]), *k = mha_py_data(kept[MHA_PY_K]);
-    void *context = mha_py_data(kept[MHA_PY_CONTEXT]);
+    void *q = mha_py_data(kept[MHA_PY_KEPT_Q]), *k = mha_py_data(kept[MHA_PY_KEPT_K]);
+    void *context = mha_py_data(kept[MHA_PY_KEPT_CONTEXT]);
     const size_t out_bytes = (size_t)PyArray_NBYTES(out);
     mha_status status;
 
@@ -121,77 +117,55 @@ run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *c
     return mha_py_attach(call, status);
 }
 
-/* The layout of `saved` is read back by kept_weights.py alone. */
+/* Read back by kept_weights.py and py_layer_backward.c. */
 static PyObject *
-make_saved(const mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
-           PyArrayObject *w_v)
+tuple_of_kept(const mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
+              int n)
 {
-    PyObject *const *words = call->state->kept;
+    PyObject *tuple = PyTuple_New(n);
 
-    if (kept[MHA_PY_KEPT_WEIGHTS] != NULL) {
-        return PyTuple_Pack(2, words[MHA_PY_WORD_WEIGHTS], (PyObject *)kept[MHA_PY_KEPT_WEIGHTS]);
+    for (int i = 0; i < n && tuple != NULL; i++) {
+        PyObject *item = i == MHA_PY_KEPT_ISA     ? call->state->objects[MHA_PY_WORD_ISA]
+                         : i == MHA_PY_KEPT_LENS  ? mha_py_or_none(layer->lengths.array)
+                         : i == MHA_PY_KEPT_HEADS ? values[MHA_PY_HEADS]
+                         : i == MHA_PY_KEPT_EMPTY ? values[MHA_PY_EMPTY]
+                                                  : mha_py_or_none(kept[i]);
+
+        Py_INCREF(item);
+        tuple = PyTuple_SetItem(tuple, i, item) < 0 ? NULL : tuple;
     }
-    return PyTuple_Pack(10, words[MHA_PY_WORD_RECOMPUTE], words[MHA_PY_WORD_ISA], (PyObject *)kept[MHA_PY_Q],
-                        (PyObject *)kept[MHA_PY_K], mha_py_or_none(w_v), (PyObject *)kept[MHA_PY_ROW_MAX],
-                        (PyObject *)kept[MHA_PY_ROW_SUM], mha_py_or_none(layer->lengths.array), values[MHA_PY_HEADS],
-                        values[MHA_PY_EMPTY]);
-}
-
-/* Read back by py_layer_backward.c alone; copies of inputs that nothing projects are no part of it. */
-static PyObject *
-make_tape(const mha_py_layer *layer, PyArrayObject *const *kept)
-{
-    const mha_layer_args *args = &layer->args;
-
-    return PyTuple_Pack(MHA_PY_N_TAPE_ARRAYS + 1, mha_py_or_none(args->W_q.weight != NULL ? kept[MHA_PY_Q] : NULL),
-                        mha_py_or_none(args->W_k.weight != NULL ? kept[MHA_PY_K] : NULL),
-                        mha_py_or_none(kept[MHA_PY_V]), mha_py_or_none(kept[MHA_PY_CONTEXT]),
-                        mha_py_or_none(kept[MHA_PY_ROW_MAX]), mha_py_or_none(kept[MHA_PY_ROW_SUM]),
-                        mha_py_or_none(layer->lengths.array));
+    return tuple;
 }
 
 PyObject *
 mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training)
 {
     const npy_intp dims[] = {layer->queries.shape[0], layer->queries.shape[1], layer->out_features};
-    PyArrayObject *kept[MHA_PY_N_KEPT_ARRAYS], *out, *w_v = NULL;
-    PyObject *answer, *saved, *tape;
+    PyArrayObject *kept[MHA_PY_N_KEPT], *out;
+    PyObject *answer, *tuple;
 
     make_kept(call, layer, training, kept);
-    if (kept[MHA_PY_KEPT_WEIGHTS] == NULL) {
-        w_v = keep_w_v(call, layer);
-    }
     out = mha_py_new(call, "the output", 3, dims, layer->queries.type);
-    if (call->failed || run(call, layer, out, kept) < 0) {
+    if (call->failed) {
+        return NULL;
+    }
+    use_copy_of_w_v(layer, mha_py_data(kept[MHA_PY_KEPT_W_V]));
+    if (run(call, layer, out, kept) < 0) {
         return NULL;
     }
     answer = mha_py_own(call, mha_py_answer(call, out));
-    saved = answer == NULL ? NULL : mha_py_own(call, make_saved(call, layer, values, kept, w_v));
-    if (saved == NULL || !training) {
-        return saved == NULL ? NULL : PyTuple_Pack(2, answer, saved);
-    }
-    tape = mha_py_own(call, make_tape(layer, kept));
-    return tape == NULL ? NULL : PyTuple_Pack(3, answer, saved, tape);
-}
-
-static PyObject *
-layer_forward(mha_py_call *call, PyObject *const *values, int training)
-{
-    mha_py_layer layer = {0};
-
-    return mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0
-               ? NULL
-               : mha_py_run_layer(call, &layer, values, training);
+    tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training ? MHA_PY_N_KEPT
+                                                                                : MHA_PY_N_KEPT_FOR_WEIGHTS));
+    return answer == NULL || tuple == NULL ? NULL : PyTuple_Pack(2, answer, tuple);
 }
 
 PyObject *
 py_layer_forward(mha_py_call *call, PyObject *const *values)
 {
-    return layer_forward(call, values, 0);
-}
+    mha_py_layer layer = {0};
+    int training;
 
-PyObject *
-py_layer_forward_training(mha_py_call *call, PyObject *const *values)
-{
-    return layer_forward(call, values, 1);
+    return mha_py_take_layer(call, values, NULL, &layer) < 0 || mha_py_flag(values[MHA_PY_N_LAYER], &training) < 0
+               ? NULL
+               : mha_py_run_layer(call, &layer, values, training);
 }

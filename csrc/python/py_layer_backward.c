@@ -1,49 +1,138 @@
 /*
- * py_layer_backward.c: layer_backward, the gradients of a whole layer from what
- * layer_forward_training kept.
+ * py_layer_backward.c: layer_backward, the gradients of a whole layer from what layer_forward kept in training.
  *
- * The tape may come from anywhere: type, shape and layout of everything in it are checked as if it were a user's
+ * What was kept may come from anywhere: type, shape and layout of everything in it are checked as if it were a user's
  * argument.  Its numbers are only computed with.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
 
-enum { NEEDS_INPUTS = MHA_PY_N_BACKWARD, NEEDS_WEIGHTS, NEEDS_BIASES };
+enum { GRAD_OUT, KEPT, TENSORS, N_INPUTS, OPTIONS, NEEDS, JOIN };
+enum { W_V = MHA_PY_N_PARAMETERS - 1, MOST_TENSORS = MHA_PY_N_INPUTS + MHA_PY_N_PARAMETERS };
 
-/* --- Inputs ------------------------------------------------------------------------------------- */
+/*
+ * What the call was given: n_inputs inputs, the last one also in the place of those that are missing, and parameters:
+ * of none, three (W_q, W_k, w_v), four weights, or nine.
+ */
+typedef struct {
+    int n_inputs, n_parameters;
+    const int *place; /* of the parameters among the nine */
+    PyObject *inputs[MHA_PY_N_INPUTS], *parameters[MHA_PY_N_PARAMETERS];
+    int needs[MOST_TENSORS]; /* of each of the tensors */
+    int join;                /* gradients of inputs that are one object are added up in the first one's place */
+} given;
 
-/* The arguments of the forward call, in its order; the lengths are the tape's. */
+typedef struct {
+    PyArrayObject *inputs[MHA_PY_N_INPUTS], *parameters[MHA_PY_N_PARAMETERS];
+} gradients;
+
+/* --- Tensors ------------------------------------------------------------------------------------ */
+
 static int
-take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
+take_tensors(PyObject *const *values, given *of)
 {
-    PyObject *tape = values[MHA_PY_OF_TAPE];
-    PyObject *forward[MHA_PY_N_LAYER];
+    static const int every_place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, additive_places[] = {0, 1, W_V};
+    PyObject *const tensors = values[TENSORS];
+    int64_t n_inputs;
 
-    if (!PyTuple_Check(tape) || PyTuple_Size(tape) != MHA_PY_N_TAPE_ARRAYS + 1) {
-        return mha_py_type_error(tape, "tape", "the tuple that layer_forward_training returned");
+    if (mha_py_whole(values[N_INPUTS], "n_inputs", 1, &n_inputs) < 0) {
+        return -1;
     }
+    if (!PyTuple_Check(tensors) || n_inputs > MHA_PY_N_INPUTS || PyTuple_Size(tensors) < n_inputs) {
+        return mha_py_type_error(tensors, "tensors", "a tuple of n_inputs inputs and of parameters");
+    }
+    const Py_ssize_t n = PyTuple_Size(tensors) - n_inputs;
+    if (n != 0 && n != 3 && n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
+        return mha_py_type_error(tensors, "parameters", "none, three, four or nine tensors");
+    }
+    of->n_inputs = (int)n_inputs;
+    of->n_parameters = (int)n;
+    of->place = n == 3 ? additive_places : every_place;
     for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
-        forward[MHA_PY_QUERIES + i] = values[MHA_PY_OF_QUERIES + i];
+        of->inputs[i] = PyTuple_GetItem(tensors, i < of->n_inputs ? i : of->n_inputs - 1);
     }
-    forward[MHA_PY_LENS] = PyTuple_GetItem(tape, MHA_PY_N_TAPE_ARRAYS);
-    for (int i = MHA_PY_FOUR; i < MHA_PY_N_LAYER; i++) { /* weights, w_v and the options */
-        forward[i] = values[MHA_PY_OF_WEIGHTS + i - MHA_PY_FOUR];
+    for (int i = 0; i < MHA_PY_N_PARAMETERS; i++) {
+        of->parameters[i] = Py_None;
     }
-    return mha_py_take_layer(call, forward, MHA_PY_WEIGHTS, layer);
+    for (int i = 0; i < of->n_parameters; i++) {
+        of->parameters[of->place[i]] = PyTuple_GetItem(tensors, of->n_inputs + i);
+    }
+    return 0;
 }
 
 static int
-take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
+take_needs(PyObject *value, given *of)
 {
-    mha_py_kept_array kept[MHA_PY_N_KEPT_ARRAYS];
+    const int n = of->n_inputs + of->n_parameters;
+
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != n) {
+        return mha_py_type_error(value, "needs", "a tuple of bools, one for each tensor");
+    }
+    for (int i = 0; i < n; i++) {
+        of->needs[i] = PyObject_IsTrue(PyTuple_GetItem(value, i));
+        if (of->needs[i] < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Where `parameter` stands among the tensors; -1 if it is not one of them. */
+static int
+tensor_of(const given *of, int parameter)
+{
+    for (int i = 0; i < of->n_parameters; i++) {
+        if (of->place[i] == parameter) {
+            return of->n_inputs + i;
+        }
+    }
+    return -1;
+}
+
+static int
+parameter_is_needed(const given *of, int parameter)
+{
+    const int tensor = tensor_of(of, parameter);
+
+    return tensor >= 0 && of->needs[tensor];
+}
+
+/* --- The forward call ------------------------------------------------------------------------------- */
+
+/* The lengths are those that were kept. */
+static int
+take_layer(mha_py_call *call, PyObject *const *values, const given *of, mha_py_layer *layer)
+{
+    PyObject *const kept = values[KEPT], *const options = values[OPTIONS];
+    PyObject *forward[MHA_PY_N_LAYER] = {of->inputs[0], of->inputs[1], of->inputs[2]};
+
+    if (!PyTuple_Check(kept) || PyTuple_Size(kept) != MHA_PY_N_KEPT) {
+        return mha_py_type_error(kept, "kept", "the tuple that layer_forward returned in training");
+    }
+    if (!PyTuple_Check(options) || PyTuple_Size(options) != MHA_PY_N_OPTIONS) {
+        return mha_py_type_error(options, "options", "a tuple (num_heads, empty_rows, dropout, seed)");
+    }
+    forward[MHA_PY_LENS] = PyTuple_GetItem(kept, MHA_PY_KEPT_LENS);
+    forward[MHA_PY_SCORER] = of->parameters[W_V];
+    for (int i = 0; i < MHA_PY_N_OPTIONS; i++) {
+        forward[MHA_PY_HEADS + i] = PyTuple_GetItem(options, i);
+    }
+    return mha_py_take_layer(call, forward, of->parameters, layer);
+}
+
+static int
+take_kept(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
+{
+    mha_py_kept_array kept[MHA_PY_N_KEPT];
 
     mha_py_list_kept(layer, 1, kept);
-    if (kept[MHA_PY_CONTEXT].place == NULL) {
-        kept[MHA_PY_CONTEXT].place = &layer->args.out;
+    if (kept[MHA_PY_KEPT_CONTEXT].place == NULL) {
+        kept[MHA_PY_KEPT_CONTEXT].place = &layer->args.out;
     }
-    for (int i = 0; i < MHA_PY_N_TAPE_ARRAYS; i++) {
-        if (kept[i].place != NULL && mha_py_take_numbers(call, PyTuple_GetItem(tape, i), kept[i].name, 3, kept[i].dims,
-                                                         &layer->queries, kept[i].place) < 0) {
+    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
+        if (kept[i].rank == 3 && kept[i].place != NULL &&
+            mha_py_take_numbers(call, PyTuple_GetItem(tuple, i), kept[i].name, 3, kept[i].dims, &layer->queries,
+                                kept[i].place) < 0) {
             return -1;
         }
     }
@@ -51,24 +140,6 @@ take_tape(mha_py_call *call, PyObject *tape, mha_py_layer *layer)
 }
 
 /* --- Outputs -------------------------------------------------------------------------------------- */
-
-int
-mha_py_take_needs(PyObject *value, const char *name, int n, int otherwise, int *needs)
-{
-    if (value != NULL && (!PyTuple_Check(value) || PyTuple_Size(value) != n)) {
-        return mha_py_type_error(value, name,
-                                 n == MHA_PY_N_INPUTS               ? "a tuple of 3 bools"
-                                 : n == MHA_PY_N_PROJECTIONS ? "a tuple of 4 bools"
-                                                             : "a tuple of bools, one for each tensor and one before");
-    }
-    for (int i = 0; i < n; i++) {
-        needs[i] = value == NULL ? otherwise : PyObject_IsTrue(PyTuple_GetItem(value, i));
-        if (needs[i] < 0) {
-            return -1;
-        }
-    }
-    return 0;
-}
 
 /*
  * An array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU, permuted)
@@ -91,90 +162,94 @@ new_like(mha_py_call *call, const mha_py_array *input, const char *name)
     return array;
 }
 
-/* Where the gradient of input i is added to that of an input before it; i: it has one of its own. */
+/* Which of the given inputs gets the gradient of input i: itself, the last one where it is missing, or an equal one. */
 static int
-joined_with(PyObject *const *values, int i, int join)
+receiver_of(const given *of, int i)
 {
-    for (int j = 0; j < i && join; j++) {
-        if (values[MHA_PY_OF_QUERIES + j] == values[MHA_PY_OF_QUERIES + i]) {
+    const int own = i < of->n_inputs ? i : of->n_inputs - 1;
+
+    for (int j = 0; j < own && of->join; j++) {
+        if (of->inputs[j] == of->inputs[own]) {
             return j;
         }
     }
-    return i;
+    return own;
 }
 
-static int
-make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, const mha_py_needs *needs,
-                     mha_py_layer_grads *made, mha_layer_grads *grads)
+static void
+make_input_gradients(mha_py_call *call, const mha_py_layer *layer, const given *of, gradients *made,
+                     mha_layer_grads *grads)
 {
     static const char *const names[] = {"grad_queries", "grad_keys", "grad_values"};
     const mha_py_array *inputs[] = {&layer->queries, &layer->keys, &layer->values};
 
-    for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
-        PyArrayObject **const with = &made->inputs[joined_with(values, i, needs->join)];
+    for (int i = 0; i < MHA_PY_N_INPUTS && !call->failed; i++) {
+        const int receiver = receiver_of(of, i);
+        PyArrayObject **const with = &made->inputs[receiver];
 
-        if (!needs->inputs[i]) {
+        if (!of->needs[receiver]) {
             continue;
         }
         *with = *with != NULL ? *with : new_like(call, inputs[i], names[i]);
-        if (*with == NULL) {
-            return -1;
+        if (*with != NULL) {
+            grads->grad_inputs[i].data = PyArray_DATA(*with);
+            grads->grad_inputs[i].batch_stride = PyArray_STRIDE(*with, 0) / PyArray_ITEMSIZE(*with);
+            grads->grad_inputs[i].row_stride = PyArray_STRIDE(*with, 1) / PyArray_ITEMSIZE(*with);
         }
-        grads->grad_inputs[i].data = PyArray_DATA(*with);
-        grads->grad_inputs[i].batch_stride = PyArray_STRIDE(*with, 0) / PyArray_ITEMSIZE(*with);
-        grads->grad_inputs[i].row_stride = PyArray_STRIDE(*with, 1) / PyArray_ITEMSIZE(*with);
     }
-    return 0;
 }
 
-static int
-make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, const mha_py_needs *needs,
-                         mha_py_layer_grads *made, mha_layer_grads *grads)
+static void
+make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, const given *of, gradients *made,
+                         mha_layer_grads *grads)
 {
     const int type = layer->queries.type;
 
     for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
         const mha_py_array *weight = &layer->W[i].weight;
+        const int bias = i + MHA_PY_N_PROJECTIONS;
 
         if (weight->array == NULL) {
             continue;
         }
-        if (needs->weights[i]) {
-            made->weights[i] = mha_py_new(call, "the gradient of a weight", 2, weight->shape, type);
+        if (parameter_is_needed(of, i)) {
+            made->parameters[i] = mha_py_new(call, "the gradient of a weight", 2, weight->shape, type);
         }
-        if (needs->biases[i]) {
-            made->biases[i] = mha_py_new(call, "the gradient of a bias", 1, weight->shape, type);
+        if (parameter_is_needed(of, bias)) {
+            made->parameters[bias] = mha_py_new(call, "the gradient of a bias", 1, weight->shape, type);
         }
         grads->weight[i] = weight->data;
-        grads->grad_weight[i] = mha_py_data(made->weights[i]);
-        grads->grad_bias[i] = mha_py_data(made->biases[i]);
+        grads->grad_weight[i] = mha_py_data(made->parameters[i]);
+        grads->grad_bias[i] = mha_py_data(made->parameters[bias]);
     }
     if (layer->w_v.array != NULL) {
         const npy_intp dims[] = {1, layer->w_v.shape[0]};
-        const int rank = needs->scorer_as_weight ? 2 : 1;
+        const int rank = layer->w_v_is_weight ? 2 : 1;
 
-        made->w_v = mha_py_new(call, "grad_w_v", rank, dims + 2 - rank, type);
-        grads->grad_additive_weights = mha_py_data(made->w_v);
+        made->parameters[W_V] = mha_py_new(call, "grad_w_v", rank, dims + 2 - rank, type);
+        grads->grad_additive_weights = mha_py_data(made->parameters[W_V]);
     }
-    return call->failed ? -1 : 0;
 }
 
 /* --- Running --------------------------------------------------------------------------------------- */
 
-int
-mha_py_run_backward(mha_py_call *call, PyObject *const *values, const mha_py_needs *needs, mha_py_layer_grads *made)
+static int
+run(mha_py_call *call, PyObject *const *values, const given *of, gradients *made)
 {
     mha_py_layer layer = {0};
     mha_layer_grads grads = {.forward = &layer.args};
     void *grad_out;
 
-    if (take_layer(call, values, &layer) < 0 || take_tape(call, values[MHA_PY_OF_TAPE], &layer) < 0) {
+    if (take_layer(call, values, of, &layer) < 0 || take_kept(call, values[KEPT], &layer) < 0) {
         return -1;
     }
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
-    if (mha_py_take_numbers(call, values[MHA_PY_OF_GRAD_OUT], "grad_out", 3, dims, &layer.queries, &grad_out) < 0 ||
-        make_input_gradients(call, &layer, values, needs, made, &grads) < 0 ||
-        make_parameter_gradients(call, &layer, needs, made, &grads) < 0) {
+    if (mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries, &grad_out) < 0) {
+        return -1;
+    }
+    make_input_gradients(call, &layer, of, made, &grads);
+    make_parameter_gradients(call, &layer, of, made, &grads);
+    if (call->failed) {
         return -1;
     }
     grads.grad_out = grad_out;
@@ -185,19 +260,19 @@ mha_py_run_backward(mha_py_call *call, PyObject *const *values, const mha_py_nee
 PyObject *
 py_layer_backward(mha_py_call *call, PyObject *const *values)
 {
-    mha_py_needs needs = {.join = 0};
-    mha_py_layer_grads made = {.w_v = NULL};
-    PyObject *inputs, *weights, *biases, *w_v;
+    PyArrayObject *answers[MOST_TENSORS];
+    gradients made = {{NULL}, {NULL}};
+    given of = {0};
 
-    if (mha_py_take_needs(values[NEEDS_INPUTS], "needs_inputs", MHA_PY_N_INPUTS, 1, needs.inputs) < 0 ||
-        mha_py_take_needs(values[NEEDS_WEIGHTS], "needs_weights", MHA_PY_N_PROJECTIONS, 1, needs.weights) < 0 ||
-        mha_py_take_needs(values[NEEDS_BIASES], "needs_biases", MHA_PY_N_PROJECTIONS, 0, needs.biases) < 0 ||
-        mha_py_run_backward(call, values, &needs, &made) < 0) {
+    if (take_tensors(values, &of) < 0 || take_needs(values[NEEDS], &of) < 0 ||
+        mha_py_flag(values[JOIN], &of.join) < 0 || run(call, values, &of, &made) < 0) {
         return NULL;
     }
-    inputs = mha_py_own(call, mha_py_answers(call, made.inputs, MHA_PY_N_INPUTS));
-    weights = inputs == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made.weights, MHA_PY_N_PROJECTIONS));
-    biases = weights == NULL ? NULL : mha_py_own(call, mha_py_answers(call, made.biases, MHA_PY_N_PROJECTIONS));
-    w_v = biases == NULL ? NULL : mha_py_own(call, mha_py_answer(call, made.w_v));
-    return w_v == NULL ? NULL : PyTuple_Pack(4, inputs, weights, biases, w_v);
+    for (int i = 0; i < of.n_inputs; i++) {
+        answers[i] = made.inputs[i];
+    }
+    for (int i = 0; i < of.n_parameters; i++) {
+        answers[of.n_inputs + i] = made.parameters[of.place[i]];
+    }
+    return mha_py_answers(call, answers, of.n_inputs + of.n_parameters);
 }

@@ -135,5 +135,5 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
 {
     mha_py_layer layer = {0};
 
-    return mha_py_take_layer(call, values, MHA_PY_PROJECTIONS, &layer) < 0 ? NULL : step(call, values, &layer);
+    return mha_py_take_layer(call, values, NULL, &layer) < 0 ? NULL : step(call, values, &layer);
 }

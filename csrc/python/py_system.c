@@ -66,20 +66,20 @@ py_isas(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 PyObject *
 py_isa(mha_py_call *call, PyObject *const *Py_UNUSED(values))
 {
-    Py_INCREF(call->state->kept[MHA_PY_WORD_ISA]);
-    return call->state->kept[MHA_PY_WORD_ISA];
+    Py_INCREF(call->state->objects[MHA_PY_WORD_ISA]);
+    return call->state->objects[MHA_PY_WORD_ISA];
 }
 
 int
 mha_py_select_isa(mha_py_state *state, mha_isa isa)
 {
-    PyObject *name = PyUnicode_InternFromString(mha_isa_name(isa)), *before = state->kept[MHA_PY_WORD_ISA];
+    PyObject *name = PyUnicode_InternFromString(mha_isa_name(isa)), *before = state->objects[MHA_PY_WORD_ISA];
 
     if (name == NULL || mha_py_check(mha_isa_select(isa), "set_isa") < 0) {
         Py_XDECREF(name);
         return -1;
     }
-    state->kept[MHA_PY_WORD_ISA] = name;
+    state->objects[MHA_PY_WORD_ISA] = name;
     Py_XDECREF(before);
     return 0;
 }

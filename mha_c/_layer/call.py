@@ -14,10 +14,10 @@ from numpy import ndarray
 
 from .. import _arguments
 from .._arguments.arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
-from .._core import isa, layer_backward, layer_forward, layer_forward_training
+from .._core import isa, layer_backward, layer_forward
 from ..errors import ShapeError
 from ..linear import State, packing_type
-from .kept_weights import saved_weights
+from .kept_weights import N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Record(NamedTuple):
     plan: Plan
     inputs: tuple[Array, Array, Array]
     out: Array  # read only where there is no W_o, and then a copy: callers add to what they got (`out += x`)
-    tape: Any
+    kept: tuple[Any, ...]  # by the core
     dropout: float
     seed: int
     as_tensor: bool
@@ -162,13 +162,13 @@ class AttentionLayer(Layer):
         seed = self._next_seed() if p else 0
         queries, keys, values = inputs
         try:
-            out, saved, tape = layer_forward_training(queries, keys, values, valid_lens, *plan[3:7], p, seed)
+            out, kept = layer_forward(queries, keys, values, valid_lens, *plan[3:7], p, seed, True)
         except BaseException:
             if p:
                 self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
             raise
-        self._record = Record(plan, inputs, out, tape, p, seed, as_tensor)
-        return self._finish(out, saved, as_tensor)
+        self._record = Record(plan, inputs, out, kept, p, seed, as_tensor)
+        return self._finish(out, kept[:N_FOR_WEIGHTS], as_tensor)
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
         last = saved, as_tensor
@@ -332,33 +332,24 @@ class AttentionLayer(Layer):
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
             self._record = None
-            for role, weight, bias in zip(roles, grads[1], grads[2]):
+            for role, weight, bias in zip(roles, grads[3:7], grads[7:11]):
                 if role is not None and weight is not None:
                     self._parameters.add_grad(role[0], "weight", weight)
                 if role is not None and bias is not None:
                     self._parameters.add_grad(role[0], "bias", bias)
-            if grads[3] is not None:
-                self._parameters.add_grad(by_name["w_v"][0], "weight", grads[3][None])
-        return tuple(like_input(grad, record.as_tensor) for grad in grads[0])
+            if grads[11] is not None:
+                self._parameters.add_grad(by_name["w_v"][0], "weight", grads[11][None])
+        return tuple(like_input(grad, record.as_tensor) for grad in grads[:3])
 
     def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[tuple[int, State]]]) -> Any:
+        """Of three inputs, four weights, four biases and w_v; None where there is none."""
         dtype = record.out.dtype
-        weights: Any = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
-        with_bias: Any = tuple(role is not None and role[1].has_bias for role in roles)
-        return layer_backward(
-            grad_output,
-            record.tape,
-            *record.inputs,
-            weights,
-            record.plan[4],
-            self._num_heads,
-            self._empty_rows,
-            record.dropout,
-            record.seed,
-            (True,) * 3,
-            (True,) * 4,
-            with_bias,
-        )
+        weights = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
+        with_bias = tuple(role is not None and role[1].has_bias for role in roles)
+        tensors = *record.inputs, *weights, None, None, None, None, record.plan[4]
+        options = self._num_heads, self._empty_rows, record.dropout, record.seed
+        needs = *(True,) * 7, *with_bias, True
+        return layer_backward(grad_output, record.kept, tensors, 3, options, needs)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_plan": NO_PLAN, "_record": None}

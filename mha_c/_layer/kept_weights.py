@@ -1,7 +1,12 @@
-"""Attention weights of an earlier call, from what `_core.layer_forward` kept of it.
+"""What `_core.layer_forward` kept of a call, and the attention weights of that call from it.
 
-Used by the layers' attention_weights.  A layer's pickle holds what was kept, so it may be anything: the core checks
-what it needs for memory, and whatever does not fit is a ValueError here.
+The tuple has an order of its own (csrc/python/layer_call.h).  Of its first N_FOR_WEIGHTS the weights are a function:
+
+    the instruction set, weights (B, H, Q, K) or None, and if None: q (B, Q, features), k (B, K, features), w_v or None,
+    row_max (B, H, Q), row_sum (B, H, Q), lengths or None, num_heads, empty_rows
+
+Behind them, in training: the projected values or None, the attended values.  A layer's pickle holds the first ones, so
+they may be anything: the core checks what it needs for memory, and whatever does not fit is a ValueError here.
 """
 
 from __future__ import annotations
@@ -15,32 +20,35 @@ from .._core import attention_weights, isa
 if TYPE_CHECKING:
     from .._types import Array
 
+N_FOR_WEIGHTS = 10
+
+
+def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> tuple[Any, ...]:
+    """What was kept, as far as `_core.layer_backward` reads it."""
+    return None, None, q, k, None, row_max, row_sum, lens, None, None, values, attended
+
 
 def saved_weights(saved: Any) -> Array:
     """(B, H, Q, K) in memory of their own: kept as they were, or computed again to the bit from q, k and statistics.
 
-    saved       ("weights", weights), or ("recompute", isa, q (B, Q, features), k (B, K, features), w_v or None,
-                row_max (B, H, Q), row_sum (B, H, Q), lengths or None, num_heads, empty_rows)
+    saved       the first N_FOR_WEIGHTS of what was kept
     RuntimeError where the instruction set is another than in the call.
     """
     try:
-        kind, *parts = saved
-        if kind == "weights":
-            (weights,) = parts
+        name, weights, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = saved
+        if weights is not None:
             if weights.ndim == 4 and weights.dtype in (np.float32, np.float64):
                 copy: Array = np.array(weights, order="C")
                 return copy
-        elif kind == "recompute":
-            name, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = parts
-            if name == isa():
-                return attention_weights(
-                    _by_heads(q, num_heads), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
-                )
-            if isinstance(name, str):
-                raise RuntimeError(
-                    f"attention_weights of a call computed with {name!r:.100} cannot be rebuilt to the bit with "
-                    f"{isa()}: call the layer again"
-                )
+        elif name == isa():
+            return attention_weights(
+                _by_heads(q, num_heads), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
+            )
+        elif isinstance(name, str):
+            raise RuntimeError(
+                f"attention_weights of a call computed with {name!r:.100} cannot be rebuilt to the bit with "
+                f"{isa()}: call the layer again"
+            )
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"saved is not what layer_forward returned: {error}") from None
     raise ValueError("saved is not what layer_forward returned: another kind")

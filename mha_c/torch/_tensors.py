@@ -153,7 +153,7 @@ def _with_arrays(function: Any) -> Any:
         except (TypeError, RuntimeError) as error:
             raise BufferError(str(error)) from error
         result = function(*arrays)
-        if function in (_core.layer_forward, _core.layer_forward_training, _core.layer_step):
+        if function in (_core.layer_forward, _core.layer_step):
             return (torch.from_numpy(result[0]), *result[1:])
         if function is _core.same_numbers:
             return result
@@ -180,10 +180,8 @@ def _on_torchs_threads(function: Any) -> Any:
 
 
 layer_forward: Any = _core.layer_forward
-layer_forward_training: Any = _core.layer_forward_training
 layer_step: Any = _core.layer_step
 layer_backward: Any = _core.layer_backward
-layer_gradients: Any = _core.layer_gradients
 attention_forward: Any = _core.attention_forward
 attention_backward: Any = _core.attention_backward
 same_numbers: Any = _core.same_numbers
@@ -191,15 +189,11 @@ linear: Any = _core.linear
 try:
     _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter, Tensor.is_neg)
 except (AttributeError, ValueError):
-    layer_forward, layer_forward_training, layer_step = map(
-        _with_arrays, (layer_forward, layer_forward_training, layer_step)
-    )
-    layer_backward, layer_gradients, linear = map(_with_arrays, (layer_backward, layer_gradients, linear))
+    layer_forward, layer_step, layer_backward = map(_with_arrays, (layer_forward, layer_step, layer_backward))
+    linear = _with_arrays(linear)
     attention_forward, attention_backward = map(_with_arrays, (attention_forward, attention_backward))
     same_numbers = _with_arrays(same_numbers)
-layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients = map(
-    _on_torchs_threads, (layer_forward, layer_forward_training, layer_step, layer_backward, layer_gradients)
-)
+layer_forward, layer_step, layer_backward = map(_on_torchs_threads, (layer_forward, layer_step, layer_backward))
 attention_forward, attention_backward, linear, dropout_factors, saved_weights = map(
     _on_torchs_threads,
     (attention_forward, attention_backward, linear, _core.dropout_factors, kept_weights.saved_weights),

@@ -16,21 +16,22 @@ from torch import Tensor
 from torch.autograd import Function
 
 from .._core import autograd_parts
+from .._layer.kept_weights import N_FOR_WEIGHTS, for_backward
 from . import mathematics
 from ._tensors import (
     attention_backward,
     attention_forward,
     in_functorch,
-    layer_forward_training,
-    layer_gradients,
+    layer_backward,
+    layer_forward,
     optional_array,
     optional_tensor,
 )  # fmt: skip
 
-# From this size of the output on, the tape is saved as tensors, which autograd frees behind the backward call and
-# hands to its hooks (checkpointing); a smaller one stays with the node, which saves some microseconds a call.
+# From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and
+# hands to its hooks (checkpointing); what is smaller stays with the node, which saves some microseconds a call.
 LARGE_BYTES = 1 << 18
-N_TAPE_ARRAYS = 6  # and the lengths
+N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 
 # Of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where there is none.
 Nine = tuple[Optional[Tensor], ...]
@@ -39,7 +40,7 @@ Nine = tuple[Optional[Tensor], ...]
 def differentiable_layer(call: Any, tensors: Any, n_inputs: int) -> tuple[Tensor, Any, Any]:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients; no transform is active.
 
-    call      arguments of layer_forward_training
+    call      arguments of layer_forward
     tensors   of `autograd_parts`: those of its inputs and parameters that differ, n_inputs of them inputs
     """
     work = [call, n_inputs]
@@ -49,7 +50,7 @@ def differentiable_layer(call: Any, tensors: Any, n_inputs: int) -> tuple[Tensor
 
 
 class LayerFunction(Function):
-    """apply([arguments of layer_forward_training, n_inputs], *inputs, *parameters) -> out.
+    """apply([arguments of layer_forward, n_inputs], *inputs, *parameters) -> out.
 
     The list then holds what `saved_weights` needs, and the lengths.  inputs and parameters are those that
     `autograd_parts` gives: every place costs a quarter of a microsecond.
@@ -59,26 +60,30 @@ class LayerFunction(Function):
     def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
         call, n_inputs = work
         out: Tensor
-        out, saved, tape = layer_forward_training(*call)
-        work[:] = saved, tape[N_TAPE_ARRAYS]
+        out, kept = layer_forward(*call, True)
+        _, _, q, k, _, row_max, row_sum, lens, _, _, values, attended = kept
+        work[:] = kept[:N_FOR_WEIGHTS], lens
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
-            ctx.save_for_backward(*tensors, *map(optional_tensor, tape[:N_TAPE_ARRAYS]))
-            tape = tape[N_TAPE_ARRAYS:]
-        ctx.kept = tape, n_inputs, call[6:]
+            W_q, W_k, *_ = call[4]  # what nothing projects is a copy for the weights alone
+            large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, values, attended
+            ctx.save_for_backward(*tensors, *map(optional_tensor, large))
+            kept = None
+        ctx.kept = kept, lens, n_inputs, call[6:]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        tape, n_inputs, options = ctx.kept
-        if len(tape) == 1:
-            tensors, tape = tensors[:-N_TAPE_ARRAYS], (*tensors[-N_TAPE_ARRAYS:], *tape)
+        kept, lens, n_inputs, options = ctx.kept
+        if kept is None:
+            tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
+            kept = for_backward(q, k, row_max, row_sum, lens, *others)
         if torch.is_grad_enabled() or in_functorch():  # create_graph
             return _layer_gradients(ctx, tensors, grad_out)
         try:
-            return layer_gradients(grad_out, tape, tensors, n_inputs, options, ctx.needs_input_grad)
+            return (None, *layer_backward(grad_out, kept, tensors, n_inputs, options, ctx.needs_input_grad[1:], True))
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
             return _layer_gradients(ctx, tensors, grad_out)
 
@@ -103,13 +108,13 @@ def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     """The gradients as a function that has gradients, for the weights that the call dropped."""
-    tape, n_inputs, (num_heads, empty_rows, dropout, seed) = ctx.kept
+    _, lens, n_inputs, (num_heads, empty_rows, dropout, seed) = ctx.kept
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
         queries, keys, values, parameters = all_of(tensors, n_inputs)
         out, _ = mathematics.layer(
-            queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, tape[-1], empty_rows, drop
+            queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, lens, empty_rows, drop
         )
         return (out,)
 

@@ -34,7 +34,7 @@ class Recipe:
     def __init__(self, saved: Any, dtype: Optional[torch.dtype] = None) -> None:
         self._saved, self._dtype = saved, dtype
         self._tensor: Optional[Tensor] = None
-        if saved[0] == "weights":
+        if saved[1] is not None:
             self._keep(saved[1])
 
     def _keep(self, weights: Any) -> None:

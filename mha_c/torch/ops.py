@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._core import isa
+from .._layer.kept_weights import for_backward
 from . import mathematics
 from ._tensors import (
     array,
@@ -22,7 +23,6 @@ from ._tensors import (
     is_compiling,
     layer_backward,
     layer_forward,
-    layer_forward_training,
     lengths,
     optional_array,
     plain,
@@ -86,11 +86,13 @@ def _lens(lens: Tensor) -> Any:
 def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, num_heads, empty_rows, dropout, seed = rest
     queries, keys, values, *parameters = map(plain, (queries, keys, values, *parameters))
-    out, _, tape = layer_forward_training(
+    out, kept = layer_forward(
         queries, keys, values, lengths(valid_lens), tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
-        _seed(seed),
+        _seed(seed), True,
     )  # fmt: skip
-    *parts, lens = tape
+    _, _, q, k, _, row_max, row_sum, lens, _, _, v, context = kept
+    q, k = (None if W is None else x for x, W in ((q, parameters[0]), (k, parameters[1])))
+    parts = q, k, v, context, row_max, row_sum
     return (out, *[_tensor(part, queries) for part in parts], _lens_tensor(lens, valid_lens, keys))
 
 
@@ -144,7 +146,7 @@ def _layer_inference(
     queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any, others: Any, num_heads: int,
     empty_rows: str, dropout: float,
 ) -> Any:  # fmt: skip
-    """(out, what `saved_weights` needs) of a call that records no gradient."""
+    """(out, what was kept) of a call that records no gradient."""
     if not (type(queries) is type(keys) is type(values) is Tensor):
         queries, keys, values = map(plain, (queries, keys, values))
     valid_lens, *biases, w_v, seed = others or _NO_OTHERS
@@ -155,8 +157,8 @@ def _layer_inference(
 
 def _layer_keeping_weights(*call: Any) -> tuple[Tensor, Tensor]:
     """(out, weights), where `keeps_weights`."""
-    out, (_, weights) = _layer_inference(*call)
-    return out, torch.from_numpy(weights)
+    out, kept = _layer_inference(*call)
+    return out, torch.from_numpy(kept[1])
 
 
 def _layer_keeping_projected(*call: Any) -> tuple[Tensor, ...]:
@@ -196,14 +198,12 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
     if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then an empty part of the tape is a real one
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
-    flags: Any = tuple(needs[:3]), tuple(needs[3:7]), tuple(needs[7:11])
-    grad_out, queries, keys, values, w_v, *parameters = map(plain, (grad_out, *layer[:3], w_v, *parameters))
-    inputs, weights, biases, of_w_v = layer_backward(
-        grad_out, parts, queries, keys, values, (*parameters, w_v), w_v, num_heads, empty_rows, dropout, _seed(seed),
-        *flags,
-    )  # fmt: skip
-    of_w_v = None if of_w_v is None else of_w_v.reshape(1, -1)
-    return tuple(queries.new_empty(0) if grad is None else grad for grad in (*inputs, *weights, *biases, of_w_v))
+    q, k, v, context, row_max, row_sum, lens = parts
+    kept = for_backward(q, k, row_max, row_sum, lens, v, context)
+    grad_out, *tensors = map(plain, (grad_out, queries, keys, values, *parameters, w_v))
+    options = num_heads, empty_rows, dropout, _seed(seed)
+    grads = layer_backward(grad_out, kept, tuple(tensors), 3, options, tuple(needs[:12]))
+    return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -257,7 +257,7 @@ def recompute(
     """What saved_weights takes, from the tape of a layer."""
     scorer = None if w_v is None else np.ascontiguousarray(array(w_v)[0])
     arrays = (np.ascontiguousarray(array(x)) for x in (q, k))
-    return ("recompute", isa(), *arrays, scorer, array(row_max), array(row_sum), _lens(lens), num_heads, empty_rows)
+    return (isa(), None, *arrays, scorer, array(row_max), array(row_sum), _lens(lens), num_heads, empty_rows)
 
 
 def _weights_fake(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, *_: Any) -> Tensor:

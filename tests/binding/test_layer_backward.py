@@ -1,4 +1,4 @@
-"""layer_forward_training and layer_backward of `_core`: what is kept, what fits, what is refused, leaks."""
+"""layer_forward in training and layer_backward of `_core`: what is kept, what fits, what is refused, leaks."""
 
 import numpy as np
 import pytest
@@ -9,20 +9,37 @@ from mha_c import ShapeError
 
 WEIGHTS = tuple(numbers(*p[2]) for p in PROJECTIONS)
 NONE = (None,) * 4
+# Places in what is kept.
+WEIGHTS_KEPT, P_Q, P_K, ROW_MAX, ROW_SUM, LENS, P_V, CONTEXT = 1, 2, 3, 5, 6, 7, 10, 11
 
 
 def arguments(**changes):
-    """Those of a good layer_forward_training, with changes."""
+    """Those of a good layer_forward, with changes."""
     values = (numbers(B, Q, 5), numbers(B, K, 5), numbers(B, K, 3), [K, 4], PROJECTIONS, None, H, "uniform", 0.0, 0)
     return {**dict(zip(LAYER, values)), **changes}
 
 
+def train(given):
+    return _core.layer_forward(**given, training=True)
+
+
 def backward_arguments(given, weights=WEIGHTS, grad_out=None, **changes):
-    """Those of the layer_backward that belongs to a forward call."""
-    out, _, tape = _core.layer_forward_training(**given)
+    """Those of the `backward` that belongs to a forward call."""
+    out, kept = train(given)
     values = {name: value for name, value in given.items() if name not in ("valid_lens", "projections")}
     grad_out = np.ones_like(out) if grad_out is None else grad_out
-    return {"grad_out": grad_out, "tape": tape, "weights": weights, **values, **changes}
+    return {"grad_out": grad_out, "kept": kept, "weights": weights, **values, **changes}
+
+
+def backward(
+    grad_out, kept, weights, queries, keys, values, w_v, num_heads, empty_rows, dropout, seed,
+    needs_inputs=(True,) * 3, needs_weights=(True,) * 4, needs_biases=(True,) * 4,
+):  # fmt: skip
+    """layer_backward by names: (of three inputs, of four weights, of four biases, of w_v)."""
+    tensors = queries, keys, values, *weights, *NONE, w_v
+    options, needs = (num_heads, empty_rows, dropout, seed), (*needs_inputs, *needs_weights, *needs_biases, True)
+    found = _core.layer_backward(grad_out, kept, tensors, 3, options, needs)
+    return found[:3], found[3:7], found[7:11], found[11]
 
 
 def packed(W, bias):
@@ -55,30 +72,31 @@ def variants(dtype):
 def test_training_computes_the_same_and_keeps_the_weights(which, dtype, isa):
     given, _ = list(variants(dtype))[which]
     out, saved = _core.layer_forward(**given)
-    trained, kept, tape = _core.layer_forward_training(**given)
+    trained, kept = train(given)
     assert out.tobytes() == trained.tobytes()
-    assert bits(_core.saved_weights(saved)) == bits(_core.saved_weights(kept))
-    assert len(tape) == 7
-    for array, p in zip(tape[:3], given["projections"]):
-        assert (array is None) == (p is None)
-    if given["projections"][3] is None:
-        assert tape[3].tobytes() == out.tobytes() and tape[3] is not trained
+    assert bits(_core.saved_weights(saved)) == bits(_core.saved_weights(kept[:10]))
+    assert len(saved) == 10 and len(kept) == 12
+    W_q, W_k, W_v, W_o = given["projections"]
+    assert (kept[P_V] is None) == (W_v is None)
+    for place, p in ((P_Q, W_q), (P_K, W_k)):  # copies of inputs only for the weights
+        assert kept[place] is not None if p is not None else (kept[place] is None) == (kept[WEIGHTS_KEPT] is not None)
+    if W_o is None:
+        assert kept[CONTEXT].tobytes() == out.tobytes() and kept[CONTEXT] is not trained
 
 
-def test_projected_queries_and_keys_are_kept_once():
-    _, saved, tape = _core.layer_forward_training(**arguments())
-    assert saved[0] == "recompute"  # and not the weights, which few keys would make the smaller
-    assert saved[2] is tape[0] and saved[3] is tape[1] and saved[5] is tape[4] and saved[6] is tape[5]
-    assert not tape[1][1, 4:].any() and not tape[2][1, 4:].any()  # never projected: no garbage in a pickle
+def test_training_keeps_what_the_weights_are_computed_from():
+    _, kept = train(arguments())
+    assert kept[WEIGHTS_KEPT] is None  # which few keys would make the smaller
+    assert not kept[P_K][1, 4:].any() and not kept[P_V][1, 4:].any()  # never projected: no garbage in a pickle
 
 
-def test_the_tape_has_its_own_lengths():
+def test_what_is_kept_has_its_own_lengths():
     lens = np.array([K, 4])
     given = arguments(valid_lens=lens)
     values = backward_arguments(given)
-    expected = bits(_core.layer_backward(**values))
+    expected = bits(backward(**values))
     lens[:] = 1
-    assert bits(_core.layer_backward(**values)) == expected
+    assert bits(backward(**values)) == expected
 
 
 # --- What is computed ------------------------------------------------------------------------------
@@ -88,7 +106,7 @@ def test_the_tape_has_its_own_lengths():
 def test_only_what_is_needed(which, dtype):
     given, weights = list(variants(dtype))[which]
     values = backward_arguments(given, weights)
-    everything = _core.layer_backward(**values, needs_biases=(True,) * 4)
+    everything = backward(**values)
     inputs, of_weights, of_biases, of_w_v = everything
     assert [x.shape for x in inputs] == [given[name].shape for name in ("queries", "keys", "values")]
     for W, grad, bias in zip(weights, of_weights, of_biases):
@@ -97,11 +115,11 @@ def test_only_what_is_needed(which, dtype):
     assert (of_w_v is None) == (given["w_v"] is None)
     assert all(x.dtype == dtype for x in flat(everything))
     for needs in ((0, 0, 0), (1, 0, 1), (False, True, False)):
-        some, *_ = _core.layer_backward(**values, needs_inputs=needs)
+        some, *_ = backward(**values, needs_inputs=needs)
         for x, whole, need in zip(some, inputs, needs):
             assert (x is None) if not need else x.tobytes() == whole.tobytes()
     for needs in ((0, 1, 0, 1), (1, 0, 1, 0)):
-        _, some, none, _ = _core.layer_backward(**values, needs_weights=needs)
+        _, some, none, _ = backward(**values, needs_weights=needs, needs_biases=(False,) * 4)
         assert none == NONE
         for x, whole, need in zip(some, of_weights, needs):
             assert (x is None) if not need or whole is None else x.tobytes() == whole.tobytes()
@@ -116,7 +134,7 @@ def test_rows_gathered_or_not(dtype, isa):
         given = arguments(
             **inputs, values=inputs["keys"], valid_lens=lens, projections=tuple(packed(w, True) for w in W), num_heads=2
         )
-        results.append(bits(_core.layer_backward(**backward_arguments(given, W), needs_biases=(True,) * 4)))
+        results.append(bits(backward(**backward_arguments(given, W))))
     assert results[0] == results[1]
 
 
@@ -132,7 +150,7 @@ def test_zero_sizes(zero, dtype):
     )
     rubbish = [np.full(n, np.nan, dtype) for n in range(1, 90)]  # so that what is not written shows
     del rubbish
-    inputs, weights, biases, _ = _core.layer_backward(**backward_arguments(given, (W,) * 4), needs_biases=(True,) * 4)
+    inputs, weights, biases, _ = backward(**backward_arguments(given, (W,) * 4))
     assert [x.shape for x in inputs] == list(shapes.values())
     assert all(np.isfinite(x).all() for x in (*inputs, *weights, *biases))
     if zero != "heads' features" and zero != "K":
@@ -143,9 +161,9 @@ def test_dropout_is_the_forwards(dtype):
     given, weights = next(variants(dtype))
     given = {**given, "dropout": 0.5, "seed": 3}
     values = backward_arguments(given, weights)
-    expected = bits(_core.layer_backward(**values))
-    assert bits(_core.layer_backward(**{**values, "seed": 4})) != expected
-    assert bits(_core.layer_backward(**{**values, "dropout": 0.0})) != expected
+    expected = bits(backward(**values))
+    assert bits(backward(**{**values, "seed": 4})) != expected
+    assert bits(backward(**{**values, "dropout": 0.0})) != expected
 
 
 # --- What does not fit -------------------------------------------------------------------------------
@@ -154,29 +172,27 @@ def test_dropout_is_the_forwards(dtype):
 GOOD = backward_arguments(arguments(valid_lens=[K, 4]))
 
 
-def tape_with(part, value):
-    return {"tape": (*GOOD["tape"][:part], value, *GOOD["tape"][part + 1 :])}
+def kept_with(part, value):
+    return {"kept": (*GOOD["kept"][:part], value, *GOOD["kept"][part + 1 :])}
 
 
 BAD = {
-    "tape None": ({"tape": None}, TypeError, "tape must be the tuple that layer_forward_training returned"),
-    "tape list": ({"tape": list(GOOD["tape"])}, TypeError, "tape must be"),
-    "tape short": ({"tape": GOOD["tape"][:6]}, TypeError, "tape must be"),
-    "no projected queries": (tape_with(0, None), TypeError, "the projected queries must be a NumPy array"),
-    "projected keys": (tape_with(1, numbers(B, K, 7)), ShapeError, r"projected keys has shape \(2, 6, 7\), expected"),
-    "projected keys rank": (tape_with(1, numbers(B * K, 8)), ShapeError, "the projected keys"),
-    "projected values": (tape_with(2, numbers(B, 5, 6)), ShapeError, "the projected values"),
-    "context": (tape_with(3, numbers(B, Q, 6, dtype=F64)), TypeError, "the attended values has dtype float64"),
-    "row_max": (tape_with(4, numbers(B, Q, H)), ShapeError, "the row statistics"),
-    "row_sum": (tape_with(5, numbers(1, H, Q)), ShapeError, "the row statistics"),
-    "integers": (tape_with(5, np.ones((B, H, Q), int)), TypeError, "the row statistics has dtype int64"),
-    "lengths": (tape_with(6, np.ones(3, int)), ShapeError, "valid_lens has shape"),
-    "lengths object": (tape_with(6, "abc"), TypeError, "valid_lens must be an array of int64"),
+    "kept None": ({"kept": None}, TypeError, "kept must be the tuple that layer_forward returned in training"),
+    "kept list": ({"kept": list(GOOD["kept"])}, TypeError, "kept must be"),
+    "kept in evaluation": ({"kept": GOOD["kept"][:10]}, TypeError, "kept must be"),
+    "no projected queries": (kept_with(P_Q, None), TypeError, "the projected queries must be a NumPy array"),
+    "projected keys": (kept_with(P_K, numbers(B, K, 7)), ShapeError, r"projected keys has shape \(2, 6, 7\), expected"),
+    "projected keys rank": (kept_with(P_K, numbers(B * K, 8)), ShapeError, "the projected keys"),
+    "projected values": (kept_with(P_V, numbers(B, 5, 6)), ShapeError, "the projected values"),
+    "context": (kept_with(CONTEXT, numbers(B, Q, 6, dtype=F64)), TypeError, "the attended values has dtype float64"),
+    "row_max": (kept_with(ROW_MAX, numbers(B, Q, H)), ShapeError, "the row statistics"),
+    "row_sum": (kept_with(ROW_SUM, numbers(1, H, Q)), ShapeError, "the row statistics"),
+    "integers": (kept_with(ROW_SUM, np.ones((B, H, Q), int)), TypeError, "the row statistics has dtype int64"),
+    "lengths": (kept_with(LENS, np.ones(3, int)), ShapeError, "valid_lens has shape"),
+    "lengths object": (kept_with(LENS, "abc"), TypeError, "valid_lens must be an array of int64"),
     "grad_out shape": ({"grad_out": numbers(B, Q, 8)}, ShapeError, r"grad_out has shape \(2, 4, 8\), expected"),
     "grad_out type": ({"grad_out": numbers(B, Q, 7, dtype=F64)}, TypeError, "grad_out has dtype float64"),
     "grad_out None": ({"grad_out": None}, TypeError, "grad_out must be a NumPy array"),
-    "weights list": ({"weights": list(WEIGHTS)}, TypeError, r"weights must be a tuple \(W_q, W_k, W_v, W_o\)"),
-    "weights three": ({"weights": WEIGHTS[:3]}, TypeError, "weights must be a tuple"),
     "weight rank": ({"weights": (numbers(40), *WEIGHTS[1:])}, ShapeError, r"W_q has shape \(40,\) \(rank 1\)"),
     "weight in": ({"weights": (numbers(8, 4), *WEIGHTS[1:])}, ShapeError, "queries has 5 features .* W_q expects 4"),
     "weight out": ({"weights": (numbers(6, 5), *WEIGHTS[1:])}, ShapeError, "W_k gives 8 features, but W_q gives 6"),
@@ -189,8 +205,6 @@ BAD = {
     "other heads": ({"num_heads": 1}, ShapeError, "the row statistics"),
     "dropout": ({"dropout": 2}, ValueError, "dropout must lie in 0..1"),
     "seed": ({"seed": -1}, ValueError, "seed must lie in"),
-    "needs_inputs": ({"needs_inputs": [True] * 3}, TypeError, "needs_inputs must be a tuple of 3 bools"),
-    "needs_weights": ({"needs_weights": (True,) * 3}, TypeError, "needs_weights must be a tuple of 4 bools"),
     "needs_biases": ({"needs_biases": (np.ones(2),) * 4}, ValueError, "truth value"),
 }
 
@@ -199,40 +213,39 @@ BAD = {
 def test_what_does_not_fit_is_refused(case):
     change, error, words = BAD[case]
     with pytest.raises(error, match=words):
-        _core.layer_backward(**{**GOOD, **change})
+        backward(**{**GOOD, **change})
 
 
-def test_without_an_output_projection_the_tape_has_the_output():
+def test_without_an_output_projection_the_output_is_kept():
     given, weights = list(variants(F32))[3]
     values = backward_arguments(given, weights)
     for wrong, error in ((None, TypeError), (numbers(B, 3, 5), ShapeError)):
-        tape = (*values["tape"][:3], wrong, *values["tape"][4:])
         with pytest.raises(error, match="the attended values"):
-            _core.layer_backward(**{**values, "tape": tape})
+            backward(**{**values, "kept": (*values["kept"][:CONTEXT], wrong)})
 
 
-def test_wild_numbers_on_the_tape_are_only_computed_with():
-    for part in range(6):
+def test_wild_numbers_in_what_was_kept_are_only_computed_with():
+    for part in (P_Q, P_K, ROW_MAX, ROW_SUM, P_V, CONTEXT):
         for number in (np.nan, np.inf, -np.inf, 0.0, 1e30):
             with np.errstate(all="ignore"):
-                found = _core.layer_backward(**{**GOOD, **tape_with(part, np.full_like(GOOD["tape"][part], number))})
-            assert [x.shape for x in flat(found)] == [x.shape for x in flat(_core.layer_backward(**GOOD))]
+                found = backward(**{**GOOD, **kept_with(part, np.full_like(GOOD["kept"][part], number))})
+            assert [x.shape for x in flat(found)] == [x.shape for x in flat(backward(**GOOD))]
     for lens in ([-5, 2**62], np.full((B, Q), 99), None):
-        _core.layer_backward(**{**GOOD, **tape_with(6, None if lens is None else np.array(lens))})
+        backward(**{**GOOD, **kept_with(LENS, None if lens is None else np.array(lens))})
 
 
 def test_layout_of_everything_is_free():
-    expected = bits(_core.layer_backward(**GOOD))
+    expected = bits(backward(**GOOD))
     odd = {name: np.asfortranarray(GOOD[name]) for name in ("queries", "keys", "values")}
     odd["grad_out"] = np.broadcast_to(F32(1), GOOD["grad_out"].shape)
     odd["weights"] = tuple(np.asfortranarray(W) for W in WEIGHTS)
-    odd["tape"] = tuple(np.asfortranarray(x) for x in GOOD["tape"])
-    assert bits(_core.layer_backward(**{**GOOD, **odd})) == expected
+    odd["kept"] = tuple(np.asfortranarray(x) if isinstance(x, np.ndarray) else x for x in GOOD["kept"])
+    assert bits(backward(**{**GOOD, **odd})) == expected
 
 
 def test_leaks_nothing():
-    calls = [lambda: _core.layer_backward(**GOOD, needs_biases=(True,) * 4)]
-    calls += [lambda change=change: _core.layer_backward(**{**GOOD, **change}) for change, _, _ in BAD.values()]
-    calls += [lambda given=given: _core.layer_forward_training(**given) for given, _ in variants(np.dtype(F32))]
-    calls += [lambda: _core.layer_forward_training(**arguments(num_heads=3))]
+    calls = [lambda: backward(**GOOD)]
+    calls += [lambda change=change: backward(**{**GOOD, **change}) for change, _, _ in BAD.values()]
+    calls += [lambda given=given: train(given) for given, _ in variants(np.dtype(F32))]
+    calls += [lambda: train(arguments(num_heads=3))]
     assert_leaks_nothing(calls)

@@ -1,4 +1,4 @@
-"""autograd_parts and layer_gradients of `_core`: which tensors autograd is given, and their gradients in that order."""
+"""autograd_parts and layer_backward of `_core`: which tensors autograd is given, and their gradients in that order."""
 
 import itertools
 from types import SimpleNamespace
@@ -22,32 +22,30 @@ def parameters_of(n, dtype):
 
 
 def recorded_call(n_inputs, n_parameters, dtype=np.float32):
-    """Arguments of layer_gradients, and of the layer_backward that gives the same."""
+    """Arguments of layer_backward but for needs, and those of the same with all tensors in their places."""
     x = [numbers(B, 4, F, dtype=dtype) * np.dtype(dtype).type(1 + i) for i in range(n_inputs)]  # not one object
-    queries, keys, values = (x[i] for i in INPUTS[n_inputs])
+    inputs = [x[i] for i in INPUTS[n_inputs]]
     nine = parameters_of(n_parameters, dtype)
     options = (1 if n_parameters == 3 else 2, "uniform", 0.3, 5)
     w_v = None if nine[8] is None else nine[8][0]
-    out, _, tape = _core.layer_forward_training(queries, keys, values, [4, 2], nine, w_v, *options)
+    out, kept = _core.layer_forward(*inputs, [4, 2], nine, w_v, *options, True)
     grad_out = numbers(*out.shape, dtype=dtype)
     tensors = (*x, *(nine[i] for i in PLACES[n_parameters]))
-    by_name = grad_out, tape, queries, keys, values, nine, w_v, *options
-    return (grad_out, tape, tensors, n_inputs, options), by_name
+    return (grad_out, kept, tensors, n_inputs, options), (grad_out, kept, (*inputs, *nine), 3, options)
 
 
 KINDS = list(itertools.product(INPUTS, PLACES))
 
 
 @pytest.mark.parametrize("n_inputs, n_parameters", KINDS)
-def test_gradients_are_those_of_layer_backward(n_inputs, n_parameters, dtype, isa):
-    call, by_name = recorded_call(n_inputs, n_parameters, dtype)
-    inputs, weights, biases, of_w_v = _core.layer_backward(*by_name, needs_biases=(True,) * 4)
-    first, *found = _core.layer_gradients(*call, (False,) + (True,) * len(call[2]))
-    assert first is None and len(found) == len(call[2])
+def test_gradients_are_those_of_all_twelve_tensors(n_inputs, n_parameters, dtype, isa):
+    call, in_places = recorded_call(n_inputs, n_parameters, dtype)
+    inputs, nine = np.split(np.array(_core.layer_backward(*in_places, (True,) * 12), object), [3])
+    found = _core.layer_backward(*call, (True,) * len(call[2]), True)
+    assert len(found) == len(call[2])
     for i in range(n_inputs):
         expected = sum(inputs[j] for j, place in enumerate(INPUTS[n_inputs]) if place == i)
         np.testing.assert_allclose(found[i], expected, rtol=1e-4 if dtype == np.float32 else 1e-12, atol=1e-5)
-    nine = (*weights, *biases, None if of_w_v is None else of_w_v[None])
     for tensor, grad, place in zip(call[2][n_inputs:], found[n_inputs:], PLACES[n_parameters]):
         if tensor is None:
             assert grad is None
@@ -55,13 +53,26 @@ def test_gradients_are_those_of_layer_backward(n_inputs, n_parameters, dtype, is
             assert grad.shape == tensor.shape and grad.tobytes() == nine[place].tobytes()
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_inputs_that_are_one_object(join, dtype):
+    """Each has a gradient of its own, or the first one has the sum."""
+    (grad_out, kept, (queries, *_), _, options), _ = recorded_call(1, 4, dtype)
+    W = parameters_of(4, dtype)[:4]
+    found = _core.layer_backward(grad_out, kept, (queries, queries, queries, *W), 3, options, (True,) * 7, join)
+    (alone, *_) = _core.layer_backward(grad_out, kept, (queries, *W), 1, options, (True,) * 5, join)
+    if join:
+        assert found[1] is found[2] is None and found[0].tobytes() == alone.tobytes()
+    else:
+        np.testing.assert_allclose(sum(found[:3]), alone, rtol=1e-4 if dtype == np.float32 else 1e-12, atol=1e-5)
+
+
 @pytest.mark.parametrize("n_inputs, n_parameters", KINDS)
 def test_what_is_not_needed_is_none(n_inputs, n_parameters):
     call, _ = recorded_call(n_inputs, n_parameters)
-    _, *everything = _core.layer_gradients(*call, (False,) + (True,) * len(call[2]))
+    everything = _core.layer_backward(*call, (True,) * len(call[2]), True)
     for left_out in range(len(call[2])):
-        needs = [i != left_out for i in range(len(call[2]))]
-        _, *some = _core.layer_gradients(*call, (False, *needs))
+        needs = tuple(i != left_out for i in range(len(call[2])))
+        some = _core.layer_backward(*call, needs, True)
         for need, tensor, grad, full in zip(needs, call[2], some, everything):
             if need and tensor is not None:
                 assert grad.tobytes() == full.tobytes()
@@ -70,7 +81,7 @@ def test_what_is_not_needed_is_none(n_inputs, n_parameters):
 
 
 GOOD, _ = recorded_call(2, 4)
-NEEDS = (False,) + (True,) * 6
+NEEDS = (True,) * 6
 BAD = {
     "tensors": (2, list(GOOD[2]), "tensors must be a tuple of n_inputs inputs"),
     "too few": (2, GOOD[2][:1], "tensors must be"),
@@ -78,7 +89,7 @@ BAD = {
     "n_inputs": (3, 4, "tensors must be"),
     "no input": (3, 0, "n_inputs"),
     "options": (4, GOOD[4][:3], "options must be a tuple"),
-    "tape": (1, None, "tape must be"),
+    "kept": (1, None, "kept must be"),
     "needs": (5, NEEDS[:4], "needs must be a tuple of bools, one for each tensor"),
     "needs None": (5, None, "needs must be"),
     "gradient": (0, None, "grad_out must be"),
@@ -92,7 +103,7 @@ def test_what_does_not_fit_is_refused(case):
     call = [*GOOD, NEEDS]
     call[place] = value
     with pytest.raises((TypeError, ValueError), match=words):
-        _core.layer_gradients(*call)
+        _core.layer_backward(*call)
 
 
 def tensor(requires_grad=False, version=0):
@@ -144,7 +155,7 @@ def test_leaks_nothing():
     x, nine = tensor(), (None,) * 9
     good = [recorded_call(*kind)[0] for kind in KINDS]
     bad = [[value if i == place else one for i, one in enumerate((*GOOD, NEEDS))] for place, value, _ in BAD.values()]
-    calls = [lambda call=call: _core.layer_gradients(*call, (True,) * (1 + len(call[2]))) for call in good]
-    calls += [lambda call=call: _core.layer_gradients(*call) for call in bad]
+    calls = [lambda call=call: _core.layer_backward(*call, (True,) * len(call[2])) for call in good]
+    calls += [lambda call=call: _core.layer_backward(*call) for call in bad]
     calls += [lambda: _core.autograd_parts(x, x, x, nine), lambda: _core.autograd_parts(x, object(), x, nine)]
     assert_leaks_nothing(calls)

@@ -55,12 +55,12 @@ def test_layers_have_the_bits_of_packed_weights(isa, dtype, rng, threads):
             Ws = weights(rng, [(24, size), (24, size), (16, size), (size, 16)], dtype, spare=batch % 2)
             lens = rng.integers(0, n_keys + 1, batch)
             rest = lens, None, 2, "uniform", 0.25, 7
-            for forward in (_core.layer_forward, _core.layer_forward_training):
-                results = [forward(x, y, y, rest[0], tuple(p), *rest[1:])
+            for training in (False, True):
+                results = [_core.layer_forward(x, y, y, rest[0], tuple(p), *rest[1:], training)
                            for p in ([packed(W, None) for W in Ws], [(W, None) for W in Ws],
                                      [packed(Ws[0], None), (Ws[1], None), None, None])]  # fmt: skip
                 assert results[0][0].tobytes() == results[1][0].tobytes(), (batch, n_queries, n_keys)
-                kept = [saved_weights(result[1]) for result in results]
+                kept = [saved_weights(result[1][:10]) for result in results]
                 assert kept[0].tobytes() == kept[1].tobytes() == kept[2].tobytes()
     finally:
         set_num_threads(before)

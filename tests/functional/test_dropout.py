@@ -74,8 +74,9 @@ def test_every_function_and_layer_drops_the_same(rng, dtype):
     np.testing.assert_array_equal(out != 0, stays)
     projections = (None,) * 4
     for w_v in (None, np.ones(4, dtype)):
-        for forward in (_core.layer_forward, _core.layer_forward_training):
-            out = forward(q[:, 0], k[:, 0], unit[:, 0], None, projections, w_v, 1, "zero", 0.3, SEED)[0]
+        for training in (False, True):
+            call = q[:, 0], k[:, 0], unit[:, 0], None, projections, w_v, 1, "zero", 0.3, SEED, training
+            out, _ = _core.layer_forward(*call)
             np.testing.assert_array_equal(out != 0, stays[:, 0])
 
 

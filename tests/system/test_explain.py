@@ -238,12 +238,9 @@ def test_what_is_kept(n_queries, n_keys, training):
     queries, keys = arrays((2, n_queries, 40), (2, n_keys, 40))
     facts = mha_c.explain(layer, queries, keys, keys, training=training).as_dict()
     layer(queries, keys, keys, training=training)
-    saved = layer._last[0]
-    kept = [array for array in saved if isinstance(array, np.ndarray)]
-    if training:  # the tape shares arrays with it
-        kept = list({id(array): array for array in [*kept, *(a for a in layer._record.tape if a is not None)]}.values())
-    assert facts["kept_bytes"] == sum(array.nbytes for array in kept)
-    assert facts["kept"] == {"weights": "weights", "recompute": "queries and keys"}[saved[0]]
+    saved = layer._record.kept if training else layer._last[0]
+    assert facts["kept_bytes"] == sum(array.nbytes for array in saved if isinstance(array, np.ndarray))
+    assert facts["kept"] == ("queries and keys" if saved[1] is None else "weights")
 
 
 def test_explaining_changes_nothing():
