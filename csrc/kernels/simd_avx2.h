@@ -94,12 +94,6 @@ vf_zero_lt(vf a, vf b, vf x)
     return VF_OP(andnot)(VF_OP(cmp)(a, b, _CMP_LT_OQ), x);
 }
 
-MHA_INLINE vf
-vf_round(vf a)
-{
-    return VF_OP(round)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
 /* The upper half onto the lower one, until one lane is left. */
 MHA_INLINE real
 vf_hsum(vf v)

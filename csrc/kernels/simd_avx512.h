@@ -92,12 +92,6 @@ vf_zero_lt(vf a, vf b, vf x)
     return VF_OP(maskz_mov)(VF_NOT_LESS(a, b), x);
 }
 
-MHA_INLINE vf
-vf_round(vf a)
-{
-    return VF_OP(roundscale)(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
 #if !VF_F64
 MHA_INLINE vf
 vf_table(const real *table, vf x)

@@ -91,7 +91,6 @@
 #define vf_copysign VF_NAME(vf_copysign)
 #define vf_select_lt VF_NAME(vf_select_lt)
 #define vf_zero_lt VF_NAME(vf_zero_lt)
-#define vf_round VF_NAME(vf_round)
 #define vf_table VF_NAME(vf_table)
 #define vf_pow2 VF_NAME(vf_pow2)
 #define vf_scale2 VF_NAME(vf_scale2)

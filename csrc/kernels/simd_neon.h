@@ -154,12 +154,6 @@ vf_zero_lt(vf a, vf b, vf x)
     return VF_FROM_INT(VF_INT(bic)(VF_TO_INT(x), VF_OP(clt)(a, b)));
 }
 
-MHA_INLINE vf
-vf_round(vf a)
-{
-    return VF_OP(rndn)(a);
-}
-
 MHA_INLINE real
 vf_hsum(vf v)
 {

@@ -159,12 +159,6 @@ vf_zero_lt(vf a, vf b, vf x)
     return a < b ? 0 : x;
 }
 
-MHA_INLINE vf
-vf_round(vf a)
-{
-    return (a + VF_MAGIC) - VF_MAGIC;
-}
-
 MHA_INLINE real
 vf_hsum(vf v)
 {

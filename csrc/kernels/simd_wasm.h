@@ -159,12 +159,6 @@ vf_zero_lt(vf a, vf b, vf x)
     return wasm_v128_andnot(x, VF_OP(lt)(a, b));
 }
 
-MHA_INLINE vf
-vf_round(vf a)
-{
-    return VF_OP(nearest)(a);
-}
-
 /* The upper half onto the lower one, until one lane is left. */
 MHA_INLINE real
 vf_hsum(vf v)

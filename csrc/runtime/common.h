@@ -15,7 +15,6 @@
 #define MHA_INLINE static inline __attribute__((always_inline))
 #endif
 #define MHA_NOINLINE __attribute__((noinline))
-#define MHA_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #define MHA_PREFETCH_READ(p) __builtin_prefetch(p, 0, 3)
 #define MHA_PREFETCH_WRITE(p) __builtin_prefetch(p, 1, 3)
 #define MHA_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2) /* to the second cache */

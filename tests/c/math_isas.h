@@ -18,7 +18,7 @@
 #define MOST_LANES 16
 
 /* The words that take up to three vectors and give one. */
-enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, ZERO_LT, ROUND, POW2, SCALE2, WORDS };
+enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, ZERO_LT, POW2, SCALE2, WORDS };
 
 /*
  * exp, tanh: n numbers from `in` to `out`, n a multiple of the lanes

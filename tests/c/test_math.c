@@ -46,7 +46,6 @@ static int failures;
 #define NORMAL FLT_MIN
 #define SMALLEST 0x1p-149f
 #define POW2_RANGE 126
-#define ROUND_RANGE 250
 #define SCALE2_LEAST (-124)
 #define SCALE2_MOST 128
 #include "math_words.inc"
@@ -58,7 +57,6 @@ static int failures;
 #undef NORMAL
 #undef SMALLEST
 #undef POW2_RANGE
-#undef ROUND_RANGE
 #undef SCALE2_LEAST
 #undef SCALE2_MOST
 
@@ -70,7 +68,6 @@ static int failures;
 #define NORMAL DBL_MIN
 #define SMALLEST 0x1p-1074
 #define POW2_RANGE 1022
-#define ROUND_RANGE 2000
 #define SCALE2_LEAST (-1020)
 #define SCALE2_MOST 1024
 #include "math_words.inc"
