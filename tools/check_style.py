@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE_LINES = {"tools/wheels/requirements.txt": 1000, "setup.py": 140, "README.md": 140}
-C_HEAD = re.compile(r"^(?:MHA_FN\()?(\w+)\)?\(", re.MULTILINE)
+C_HEAD = re.compile(r"^(\w+)\(", re.MULTILINE)
 BANNED = [
     (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),
     (re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))"), "a TODO without an issue number"),

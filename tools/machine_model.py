@@ -52,11 +52,12 @@ def newest_mca():
     sys.exit("llvm-mca 16 or later is missing: apt-get install llvm-19")
 
 
-def assembly(isa):
+def assembly(isa, number):
+    """Of the unit of one type, f32 or f64; None without a compiler."""
     compiler = next((shutil.which(name) for name in isa.compilers if shutil.which(name)), None)
     if compiler is None:
         return None
-    command = [compiler, *FLAGS, f"-I{KERNELS.parent}", KERNELS / f"isa_{isa.name}.c"]
+    command = [compiler, *FLAGS, f"-I{KERNELS.parent}", KERNELS / f"{isa.name}_{number}.c"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -64,7 +65,7 @@ def functions(text):
     """{name: its lines}"""
     found, current = {}, []
     for line in text.splitlines():
-        name = re.match(r"(mha_\w+?)(?:\.\w+)*:", line)
+        name = re.match(r"([a-z]\w+?)(?:\.\w+)*:", line)
         if name:
             current = found.setdefault(name.group(1), [])
         current.append(line)
@@ -95,7 +96,7 @@ def work_of(loop, tile_of):
 def loop_of(isa, code, kernel):
     names = {"product": [f"tile_{isa.tile}"], "dropout": ["decide", "decide_within", "dropout_factors"]}
     for name in names.get(kernel, [f"{kernel}_many"]):
-        loops = innermost_loops(code.get(f"mha_{name}_f32_{isa.name}", []))
+        loops = innermost_loops(code.get(name, []))
         if loops:
             return max(loops, key=lambda loop: work_of(loop, isa if kernel == "product" else None))
     raise LookupError(f"{kernel}, {isa.name}: no loop in the assembly")
@@ -107,10 +108,10 @@ def touches_of(isa, loop):
 
 
 def spilling_tiles(isa, code):
-    """Shapes of tiles, in both types, whose inner loop touches the stack."""
+    """Shapes of tiles whose inner loop touches the stack."""
     found = []
     for name, lines in sorted(code.items()):
-        shape = re.fullmatch(rf"mha_tile_(\d+)x(\d)_(f\d\d)_{isa.name}", name)
+        shape = re.fullmatch(r"tile_(\d+)x(\d)", name)
         if shape:
             n_sums = int(shape.group(1)) * int(shape.group(2))
             steps = isa.steps if 1 < int(shape.group(2)) <= int(isa.tile.split("x")[1]) else 1
@@ -118,7 +119,7 @@ def spilling_tiles(isa, code):
             # Longer ones store a part's sums: as many multiply-adds, but no step.
             shortest = min(map(len, loops), default=0)
             if n_sums > 4 and any(touches_of(isa, loop) for loop in loops if len(loop) <= shortest + 2):
-                found.append("x".join(shape.groups()[:2]) + " " + shape.group(3))
+                found.append("x".join(shape.groups()))
     return found
 
 
@@ -136,7 +137,7 @@ def main():
     heads = f"{'cycles a step':>14}{'multiply-adds':>15}{'they alone':>18}{'on the stack':>14}"
     print(f"{'':8}{'loop':9}{'processor':16}{heads}")
     for isa in ISAS:
-        text = assembly(isa)
+        text = assembly(isa, "f32")
         if text is None:
             print(f"{isa.name:8}no compiler: {' or '.join(isa.compilers)}")
             continue
@@ -151,7 +152,8 @@ def main():
                 print(f"{isa.name:8}{kernel:9}{cpu:16}{cycles:>14.1f}{len(sums):>15}{share:>18}{n_stack:>14}")
             if show:
                 print("\n".join(loop))
-        spilling = spilling_tiles(isa, code)
+        codes = {"f32": code, "f64": functions(assembly(isa, "f64"))}
+        spilling = [f"{shape} {number}" for number in codes for shape in spilling_tiles(isa, codes[number])]
         print(f"{isa.name:8}tiles whose inner loop touches the stack: {', '.join(spilling) or 'none'}")
 
 

@@ -152,7 +152,8 @@ def try_mutant(build, path, number, new):
     lines = original.splitlines(keepends=True)
     lines[number] = new + "\n"
     copy.write_text("".join(lines))
-    kernels = [build.work / "csrc" / "kernels" / f"isa_{isa}.c" for isa in ("scalar", "avx2")]
+    units = [f"{isa}_{number}.c" for isa in ("scalar", "avx2") for number in ("f32", "f64")]
+    kernels = [build.work / "csrc" / "kernels" / unit for unit in units]
     if path.suffix == ".h":
         changed = [source for source in build.sources if source.parent.name != "kernels"]
     else:

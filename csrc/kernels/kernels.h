@@ -2,7 +2,7 @@
  * kernels.h: the table of kernels, one per instruction set and number type.
  *
  * MHA_KERNELS is the only list: it makes the members of the table, and the
- * initialisers in isa_*.c.  A kernel that is not listed cannot be called; one that an ISA
+ * initialisers in texts.inc.  A kernel that is not listed cannot be called; one that an ISA
  * lacks does not compile.  Kernels are straight-line: they check nothing and cannot fail.
  * `real` in the comments is float or double; strides and sizes count numbers.
  */

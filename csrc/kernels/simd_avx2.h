@@ -2,9 +2,18 @@
  * simd_avx2.h: the vector vocabulary (README.md) for AVX2 with FMA. A register
  * holds 8 float or 4 double; there are 16 of them. A mask is a register of
  * integers as wide as the numbers: all bits set where a lane counts, else 0.
- * Included once per type, VF_F64 being 0 or 1.
  */
-#include "simd_names.h"
+#include "simd_number.h"
+
+#include <immintrin.h>
+
+/* The rest of the file that includes this; all in it is static but the table, so that no others pick wide functions. */
+#if defined(__clang__)
+#define VF_CLANG_TARGET 1 /* who includes this ends it */
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
 
 #if VF_F64
 #define VF_LANES 4
@@ -125,7 +134,7 @@ vf_hmax(vf v)
 
 /* Blocks a0 a1 and b0 b1 become a0 b0 and a1 b1. */
 MHA_INLINE void
-VF_NAME(swap_blocks)(vf *a, vf *b)
+swap_blocks(vf *a, vf *b)
 {
     const vf low = VF_HALVES(*a, *b, 0x20);
     *b = VF_HALVES(*a, *b, 0x31);
@@ -141,14 +150,14 @@ vf_transpose(vf r[VF_LANES])
 {
     const size_t step = VF_LANES / 2; /* rows, and so columns, of a block */
 
-    VF_NAME(transpose_in_blocks)(r);
-    VF_NAME(transpose_in_blocks)(r + step);
+    transpose_in_blocks(r);
+    transpose_in_blocks(r + step);
 
-    VF_NAME(swap_blocks)(r, r + step);
-    VF_NAME(swap_blocks)(r + 1, r + 1 + step);
+    swap_blocks(r, r + step);
+    swap_blocks(r + 1, r + 1 + step);
 #if !VF_F64
-    VF_NAME(swap_blocks)(r + 2, r + 2 + step);
-    VF_NAME(swap_blocks)(r + 3, r + 3 + step);
+    swap_blocks(r + 2, r + 2 + step);
+    swap_blocks(r + 3, r + 3 + step);
 #endif
 }
 
@@ -163,8 +172,8 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
         const real *block = p + (ptrdiff_t)(i % step) * row + (ptrdiff_t)(i / step * step);
         r[i] = VF_TWO_BLOCKS(block, block + (ptrdiff_t)step * row);
     }
-    VF_NAME(transpose_in_blocks)(r);
-    VF_NAME(transpose_in_blocks)(r + step);
+    transpose_in_blocks(r);
+    transpose_in_blocks(r + step);
 }
 
 typedef uint64_t vw_word;

@@ -2,9 +2,20 @@
  * simd_avx512.h: the vector vocabulary (README.md) for AVX-512 F, VL, DQ, BW.
  * A register holds 16 float or 8 double; there are 32 of them, and mask
  * registers (one bit a lane) that let a load or store skip lanes for good:
- * a skipped lane cannot fault. Included once per type, VF_F64 being 0 or 1.
+ * a skipped lane cannot fault.
  */
-#include "simd_names.h"
+#include "simd_number.h"
+
+#include <immintrin.h>
+
+/* The rest of the file that includes this; all in it is static but the table, so that no others pick wide functions. */
+#if defined(__clang__)
+#define VF_CLANG_TARGET 1 /* who includes this ends it */
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))),                   \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")
+#endif
 
 #if VF_F64
 #define VF_LANES 8
@@ -132,26 +143,26 @@ vf_hmax(vf v)
 
 /* One step of vf_hsum4 and vf_hmax4: each lane and its partner, in the order of those that take one vector. */
 MHA_INLINE vf
-VF_NAME(join)(vf high, vf low, const int largest)
+reduce_pair(vf high, vf low, const int largest)
 {
     return largest ? vf_max(high, low) : vf_add(high, low);
 }
 
 /* Blocks of four vectors are joined until each has one, and the lanes of the blocks side by side. */
 MHA_INLINE void
-VF_NAME(reduce4)(const vf *v, real *out, const int largest)
+reduce4(const vf *v, real *out, const int largest)
 {
-    const vf a = VF_NAME(join)(VF_BLOCKS(v[0], v[1], 0xee), VF_BLOCKS(v[0], v[1], 0x44), largest);
-    const vf b = VF_NAME(join)(VF_BLOCKS(v[2], v[3], 0xee), VF_BLOCKS(v[2], v[3], 0x44), largest);
-    vf x = VF_NAME(join)(VF_BLOCKS(a, b, 0xdd), VF_BLOCKS(a, b, 0x88), largest);
+    const vf a = reduce_pair(VF_BLOCKS(v[0], v[1], 0xee), VF_BLOCKS(v[0], v[1], 0x44), largest);
+    const vf b = reduce_pair(VF_BLOCKS(v[2], v[3], 0xee), VF_BLOCKS(v[2], v[3], 0x44), largest);
+    vf x = reduce_pair(VF_BLOCKS(a, b, 0xdd), VF_BLOCKS(a, b, 0x88), largest);
 
 #if VF_F64
-    x = VF_NAME(join)(x, _mm512_permute_pd(x, 0x55), largest);
+    x = reduce_pair(x, _mm512_permute_pd(x, 0x55), largest);
     x = _mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), x);
     _mm256_storeu_pd(out, _mm512_castpd512_pd256(x));
 #else
-    x = VF_NAME(join)(x, _mm512_permute_ps(x, 0x4e), largest);
-    x = VF_NAME(join)(x, _mm512_permute_ps(x, 0xb1), largest);
+    x = reduce_pair(x, _mm512_permute_ps(x, 0x4e), largest);
+    x = reduce_pair(x, _mm512_permute_ps(x, 0xb1), largest);
     x = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), x);
     _mm_storeu_ps(out, _mm512_castps512_ps128(x));
 #endif
@@ -160,18 +171,18 @@ VF_NAME(reduce4)(const vf *v, real *out, const int largest)
 MHA_INLINE void
 vf_hsum4(const vf *v, real *out)
 {
-    VF_NAME(reduce4)(v, out, 0);
+    reduce4(v, out, 0);
 }
 
 MHA_INLINE void
 vf_hmax4(const vf *v, real *out)
 {
-    VF_NAME(reduce4)(v, out, 1);
+    reduce4(v, out, 1);
 }
 
 /* Of whole blocks, a0 a1 a2 a3 and b0 b1 b2 b3: a0 a2 b0 b2 and a1 a3 b1 b3. */
 MHA_INLINE void
-VF_NAME(sort_blocks)(vf *a, vf *b)
+sort_blocks(vf *a, vf *b)
 {
     const vf even = VF_BLOCKS(*a, *b, 0x88);
     *b = VF_BLOCKS(*a, *b, 0xdd);
@@ -180,12 +191,12 @@ VF_NAME(sort_blocks)(vf *a, vf *b)
 
 /* Transposes the 4 x 4 blocks of the rows r[0], r[step], r[2 step], r[3 step]. */
 MHA_INLINE void
-VF_NAME(transpose_blocks)(vf *r, size_t step)
+transpose_blocks(vf *r, size_t step)
 {
-    VF_NAME(sort_blocks)(r, r + step);
-    VF_NAME(sort_blocks)(r + 2 * step, r + 3 * step);
-    VF_NAME(sort_blocks)(r, r + 2 * step);
-    VF_NAME(sort_blocks)(r + step, r + 3 * step);
+    sort_blocks(r, r + step);
+    sort_blocks(r + 2 * step, r + 3 * step);
+    sort_blocks(r, r + 2 * step);
+    sort_blocks(r + step, r + 3 * step);
 }
 
 /*
@@ -197,16 +208,16 @@ vf_transpose(vf r[VF_LANES])
 {
     const size_t step = VF_LANES / 4; /* rows, and so columns, of a block */
 
-    VF_NAME(transpose_in_blocks)(r);
-    VF_NAME(transpose_in_blocks)(r + step);
-    VF_NAME(transpose_in_blocks)(r + 2 * step);
-    VF_NAME(transpose_in_blocks)(r + 3 * step);
+    transpose_in_blocks(r);
+    transpose_in_blocks(r + step);
+    transpose_in_blocks(r + 2 * step);
+    transpose_in_blocks(r + 3 * step);
 
-    VF_NAME(transpose_blocks)(r, step);
-    VF_NAME(transpose_blocks)(r + 1, step);
+    transpose_blocks(r, step);
+    transpose_blocks(r + 1, step);
 #if !VF_F64
-    VF_NAME(transpose_blocks)(r + 2, step);
-    VF_NAME(transpose_blocks)(r + 3, step);
+    transpose_blocks(r + 2, step);
+    transpose_blocks(r + 3, step);
 #endif
 }
 
@@ -232,10 +243,10 @@ vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
             rows[lane] += row;
         }
     }
-    VF_NAME(transpose_in_blocks)(r);
-    VF_NAME(transpose_in_blocks)(r + step);
-    VF_NAME(transpose_in_blocks)(r + 2 * step);
-    VF_NAME(transpose_in_blocks)(r + 3 * step);
+    transpose_in_blocks(r);
+    transpose_in_blocks(r + step);
+    transpose_in_blocks(r + 2 * step);
+    transpose_in_blocks(r + 3 * step);
 }
 
 typedef uint64_t vw_word;

@@ -2,9 +2,10 @@
  * simd_neon.h: the vector vocabulary (README.md) for NEON of 64-bit Arm. A
  * register holds 4 float or 2 double; there are 32 of them. NEON has no masked
  * loads, so part of a vector goes number by number through a small array.
- * Included once per type, VF_F64 being 0 or 1. Wants <arm_neon.h>.
  */
-#include "simd_names.h"
+#include "simd_number.h"
+
+#include <arm_neon.h>
 
 #if VF_F64
 #define VF_LANES 2

@@ -1,10 +1,10 @@
 /*
  * simd_scalar.h: the vector vocabulary (README.md) in plain C, a "vector" being
  * one number. For any CPU, and the easiest to read: each word says in C what it
- * means in every instruction set. Included once per type, VF_F64 being 0 or 1.
+ * means in every instruction set.
  * Wants <string.h>; calls nothing of the maths library.
  */
-#include "simd_names.h"
+#include "simd_number.h"
 
 /* The integer that has the size of a number, and its sign bit. */
 #if VF_F64
@@ -25,14 +25,14 @@
 #define VF_MASKED 0
 
 typedef real vf;
-#define VF_TO_INT(v) VF_NAME(to_bits)(v)
-#define VF_FROM_INT(i) VF_NAME(from_bits)(i)
+#define VF_TO_INT(v) to_bits(v)
+#define VF_FROM_INT(i) from_bits(i)
 #define VF_SHIFT(i) ((i) << VF_MANTISSA)
 #define VF_SUM(i, j) ((i) + (j))
 
 /* A number as the integer of the same bits, and back. */
 MHA_INLINE VF_BITS
-VF_NAME(to_bits)(real x)
+to_bits(real x)
 {
     VF_BITS bits;
     memcpy(&bits, &x, sizeof bits);
@@ -40,7 +40,7 @@ VF_NAME(to_bits)(real x)
 }
 
 MHA_INLINE real
-VF_NAME(from_bits)(VF_BITS bits)
+from_bits(VF_BITS bits)
 {
     real x;
     memcpy(&x, &bits, sizeof x);
@@ -138,13 +138,13 @@ vf_min(vf a, vf b)
 MHA_INLINE vf
 vf_abs(vf a)
 {
-    return VF_NAME(from_bits)(VF_NAME(to_bits)(a) & ~VF_SIGN);
+    return from_bits(to_bits(a) & ~VF_SIGN);
 }
 
 MHA_INLINE vf
 vf_copysign(vf a, vf sign)
 {
-    return VF_NAME(from_bits)(VF_NAME(to_bits)(a) | (VF_NAME(to_bits)(sign) & VF_SIGN));
+    return from_bits(to_bits(a) | (to_bits(sign) & VF_SIGN));
 }
 
 MHA_INLINE vf

@@ -3,9 +3,14 @@
  * vector holds 4 float or 2 double. There is no multiply-add of one rounding whose
  * bits do not hang on the machine below, so a product and a sum round twice, as in
  * simd_scalar.h: exp, tanh and products have the bits they have there.
- * Included once per type, VF_F64 being 0 or 1. Wants <wasm_simd128.h>.
  */
-#include "simd_names.h"
+#include "simd_number.h"
+
+#include <wasm_simd128.h>
+
+/* The rest of the file that includes this. */
+#define VF_CLANG_TARGET 1
+#pragma clang attribute push(__attribute__((target("simd128"))), apply_to = function)
 
 #if VF_F64
 #define VF_LANES 2

@@ -82,30 +82,20 @@ have_avx512(void)
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
 }
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
+#if !defined(__clang__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
 #endif
 #define MHA_ISA avx2
 #define SIMD_HEADER "kernels/simd_avx2.h"
 #include "math_isa.inc"
-#if defined(__clang__)
-#pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))),                   \
-                             apply_to = function)
-#else
+#if !defined(__clang__)
 #pragma GCC pop_options
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")
 #endif
 #define MHA_ISA avx512
 #define SIMD_HEADER "kernels/simd_avx512.h"
 #include "math_isa.inc"
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
+#if !defined(__clang__)
 #pragma GCC pop_options
 #endif
 #endif
@@ -117,11 +107,9 @@ have_avx512(void)
 #endif
 
 #if defined(__wasm__)
-#pragma clang attribute push(__attribute__((target("simd128"))), apply_to = function)
 #define MHA_ISA wasm
 #define SIMD_HEADER "kernels/simd_wasm.h"
 #include "math_isa.inc"
-#pragma clang attribute pop
 #endif
 
 static const struct math_isa isas[] = {

@@ -41,11 +41,11 @@ C_RULES = [
     (r"runtime/common\.h", [r"<(stddef|stdint|assert)\.h>"]),
     (r"runtime/status\.c", [OWN]),
     # the tables: the contract of kernels and common.h, one vocabulary, the texts
-    (r"kernels/isa_\w+\.c", [OWN, r'"runtime/common\.h"', r'"texts\.inc"', MATHS, VECTORS]),
+    (r"kernels/\w+_f(32|64)\.c", [OWN, r'"texts\.inc"']),
     (r"kernels/texts\.inc", [r'"\w+\.inc"']),
     (r"kernels/\w+\.inc", []),  # the algorithms: the vocabulary only
     (r"kernels/kernels\.h", [r"<(stddef|stdint)\.h>"]),
-    (r"kernels/simd_\w+\.h", [r'"simd_names\.h"', r'"simd_words\.inc"', MATHS, VECTORS]),
+    (r"kernels/simd_\w+\.h", [r'"simd_number\.h"', r'"simd_words\.inc"', r'"runtime/common\.h"', MATHS, VECTORS]),
     (r"kernels/dispatch\.[ch]", [OWN, r'"runtime/cpu\.h"', MATHS]),
     (r"attention/\w+\.[ch]", [OWN, RUNTIME, KERNELS, MATHS]),
     (r"layer/\w+\.[ch]", [OWN, RUNTIME, KERNELS, r'"attention/\w+\.h"', MATHS]),
@@ -88,10 +88,10 @@ def test_the_core_keeps_to_itself(path):
         assert not ONLY_SCRATCH.findall(text)
 
 
-@pytest.mark.parametrize("path", sorted(CSRC.glob("kernels/isa_*.c")), ids=label)
+@pytest.mark.parametrize("path", sorted(CSRC.glob("kernels/*_f??.c")), ids=label)
 def test_an_isa_uses_one_vocabulary(path):
     vocabularies = {include for include in INCLUDE.findall(path.read_text()) if include.startswith('"simd_')}
-    isa = path.stem[len("isa_") :]
+    isa, _, _ = path.stem.partition("_")
     assert vocabularies == {f'"simd_{isa}.h"'}
 
 
