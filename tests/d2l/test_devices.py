@@ -1,0 +1,111 @@
+"""Both generations of d2l and of its chapters on another device than the CPU, with and without patch()."""
+
+import contextlib
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+nn = torch.nn
+
+import book_models  # noqa: E402  torch must be there
+import mha_c.d2l  # noqa: E402
+import own_device  # noqa: E402
+from mha_c import torch as ours  # noqa: E402
+
+# Sums of some tens of terms around 1, thrice behind one another, in another order.
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
+
+
+@pytest.fixture(scope="module")
+def own():
+    return own_device.load()
+
+
+@pytest.fixture(params=needs.real_d2l.VERSIONS)
+def d2l(request):
+    return needs.d2l(request.param)
+
+
+def pair(d2l, own, kind, dtype=torch.float32, dropout=0.0, **sizes):
+    """d2l's layer and ours on the device, with the same weights."""
+    torch.manual_seed(0)
+    eager = book_models.is_eager(d2l)
+    forms = {
+        "MultiHeadAttention": ((12, 12, 12, 12, 3, dropout), (12, 3, dropout)),
+        "AdditiveAttention": ((12, 12, 8, dropout), (8, dropout)),
+        "DotProductAttention": ((dropout,), (dropout,)),
+    }
+    arguments = forms[kind][0 if eager else 1]
+    theirs, mine = getattr(d2l, kind)(*arguments), getattr(ours, kind)(*arguments)
+    x = torch.zeros(1, 1, 12)
+    theirs(x, x, x, torch.tensor([1]))
+    mine(x, x, x)
+    mine.load_state_dict(theirs.state_dict())
+    return theirs.to(own, dtype), mine.to(own, dtype)
+
+
+def weights_of(layer):
+    return getattr(layer, "attention", layer).attention_weights
+
+
+LENS = {"none": None, "item": [3, 6], "query": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty": [3, 0]}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("lens", LENS)
+@pytest.mark.parametrize("kind", ["MultiHeadAttention", "AdditiveAttention", "DotProductAttention"])
+def test_layers_give_what_d2ls_give(own, d2l, kind, lens, dtype):
+    found = []
+    for layer in pair(d2l, own, kind, dtype):
+        rng = torch.Generator().manual_seed(1)
+        inputs = [torch.randn(2, n, 12, generator=rng, dtype=dtype).to(own).requires_grad_() for n in (4, 6, 6)]
+        given = None if LENS[lens] is None else torch.tensor(LENS[lens], device=own)
+        out = layer(*inputs, given)
+        loss = out.square().sum() + weights_of(layer).square().sum()
+        found.append([out, weights_of(layer), *torch.autograd.grad(loss, [*inputs, *layer.parameters()])])
+    for a, b in zip(*found):
+        scale = max(1.0, float(a.detach().abs().max()))
+        torch.testing.assert_close(b.cpu(), a.cpu(), rtol=0, atol=TOLERANCES[dtype] * scale)
+
+
+def losses(d2l, own, kind, dropout):
+    """Of some steps of a chapter's training."""
+    torch.manual_seed(0)
+    encoder, decoder = book_models.build(d2l, kind, 20, 20, num_hiddens=16, dropout=dropout)
+    source, target = torch.randint(20, (2, 6, 7), generator=torch.Generator().manual_seed(2))
+    lens = torch.tensor([7, 3, 1, 5, 2, 7])
+
+    def run(device):
+        outputs = encoder(source.to(device), lens.to(device))
+        found, _ = decoder(target.to(device), decoder.init_state(outputs, lens.to(device)))
+        return found
+
+    run("cpu")  # lazy sizes
+    encoder, decoder = encoder.to(own), decoder.to(own)
+    torch.manual_seed(3)
+    parameters = [*encoder.parameters(), *decoder.parameters()]
+    trainer, shown = torch.optim.Adam(parameters, lr=0.01), []
+    for _ in range(4):
+        loss = nn.functional.cross_entropy(run(own).flatten(0, 1), target.flatten().to(own))
+        trainer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1)
+        trainer.step()
+        shown.append(float(loss.detach()))
+    weights = decoder.attention_weights
+    first = weights[0][0] if kind == "transformer" else weights[0]
+    return [*shown, float(first.detach().square().sum())]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("kind", ["bahdanau", "transformer"])
+def test_chapters_train_as_without_us(own, d2l, kind, dropout, monkeypatch, capsys):
+    monkeypatch.setattr(nn, "GRU", nn.RNN)  # torch has a GRU cell for foreign devices that this one lacks
+    found = []
+    for patched in (contextlib.nullcontext(), mha_c.d2l.patch(d2l)):
+        with patched:
+            found.append(losses(d2l, own, kind, dropout))
+    assert found[0][0] > found[0][3] and found[0] == pytest.approx(found[1], rel=1e-4)
