@@ -3,7 +3,7 @@
  *
  * A small layer is over in ten microseconds, of which asking each child for hooks in Python took two.  Nothing is kept
  * from one call to the next.  Which children there are and what must be empty is told by mha_c.torch, which has the
- * same in Python for compilers (_module.py, `parts_in_python`).
+ * same in Python for compilers (children.py, `parts_in_python`).
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"

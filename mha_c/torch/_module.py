@@ -6,7 +6,7 @@ own classes do) goes straight to the core, which reads the parameters where they
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 import torch
@@ -19,134 +19,21 @@ from .._core import layer_parts
 from .._layer.module import own_method
 from ..errors import ShapeError
 from . import _tensors, decoding, memory
-from ._layer import call_operator, read, restored, run_layer, served_by_operator, weights_of, without_graph
-from ._tensors import autocasting, beyond_core, draw_seed, elsewhere, exporting, is_compiling, result_type
+from ._lazy_sizes import materialize
+from ._tensors import autocasting, beyond_core, draw_seed, elsewhere, is_compiling, result_type
+from .children import Layout, plain_inputs, standard_parts
 from .decoding import KeyValueCache, ProjectedKeyValues
-from .lazy import Assigned
+from .kept import Assigned, Kept, detached, restored
 from .masking import masked_softmax
+from .ways import attend, run_layer
 
 if TYPE_CHECKING:
     from ..viz.page import Page
-    from .autograd import Nine
     from .frozen import Packed
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _tracing, _INT64 = _tensors._tracing, torch.int64
 _NOT_SAVED = "_frozen", "_memory"
-_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
-
-
-class Layout(NamedTuple):
-    """What the children of a layer are where one call can stand for calling each of them; csrc/python/py_children.c."""
-
-    slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
-    inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
-    linear: type
-    dropout: type
-    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module of functions had when made
-    all_hooks: tuple[dict[Any, Any], ...]
-    hooks: tuple[str, ...]
-    words: tuple[str, ...]
-
-    @classmethod
-    def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
-        slots = tuple(slots)
-        kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
-        called: list[Any] = [(nn.Linear, "__call__"), (torch, "bmm"), *[(kind, "forward") for kind in kinds]]
-        called += [(nn.functional, name) for name in ("linear", "softmax", "dropout")]
-        if any(name == "w_v" for _, name in slots):
-            called.append((torch, "tanh"))
-        methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
-        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
-
-
-Parts = tuple["Nine", dict[str, Any], Any, Optional["Packed"]]
-
-
-def standard_parts(module: AttentionModule) -> Optional[Parts]:
-    """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
-    these parameters: None where not all children are what d2l's constructor makes, so that one call cannot stand for
-    calling each of them."""
-    return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
-
-
-def parts_in_python(module: AttentionModule) -> Optional[Parts]:
-    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked: no weights
-    packed before, which a compiled call does not use."""
-    kind, children = type(module), module._modules
-    whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
-    for name in own_methods:
-        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
-    inner: Any = module if inner_name is None else children.get(inner_name)
-    linears: list[Any] = [children.get(name) for _, name in slots]
-    whole = whole and _methods_of_torch() and module._reads_names()
-    if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
-        return None
-    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or inner_type.forward is None):
-        return None
-    dropout = inner._modules.get("dropout")
-    if type(dropout) is not nn.Dropout or is_changed(dropout) or any(GLOBAL_HOOKS):
-        return None
-    nine: list[Any] = [None] * 9
-    for (slot, _), linear in zip(slots, linears):
-        own = linear._parameters
-        if own.get("weight") is None or "bias" not in own:
-            return None
-        nine[slot] = own["weight"]
-        if slot < 4:
-            nine[slot + 4] = own["bias"]
-    return tuple(nine), inner.__dict__, dropout, None
-
-
-def _layout_in_python(kind: Any, exports: bool) -> Any:
-    """(whether all methods are those of the layout, its slots, its inner child's name and type, the names of methods of
-    `kind` itself) of a class of layers.  Compilers call it once: what they shall ask again is read beside it."""
-    layout: Layout = kind._layout
-    # torch.export puts its own __call__ around every module's, to note where it is.
-    whole = all(
-        (name == "__call__" and exports) or getattr(kind if owner is None else owner, name) is method
-        for owner, name, method in layout.methods
-    )
-    own = tuple(name for owner, name, _ in layout.methods if owner is None)
-    return (whole, layout.slots, *(layout.inner or (None, None)), own)
-
-
-_layout_in_python._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _methods_of_torch() -> bool:
-    """True.  What `_layout_in_python` compared is read here where compilers see it."""
-    methods = nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward, torch.bmm, torch.tanh
-    functions = nn.functional.linear, nn.functional.softmax, nn.functional.dropout
-    return all(method is not None for method in (*methods, *functions))
-
-
-def _compiled(module: AttentionModule, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
-    """The usual call in a compiler, in the fewest questions: each is asked again before every later call.  None where
-    it is not the usual call."""
-    parts = None if exporting() or beyond_core() else parts_in_python(module)
-    if parts is None or not served_by_operator(inputs, parts[0]):
-        return None
-    parameters, shown, dropout, _ = parts
-    p = dropout.p if (dropout.training if training is None else training) else 0.0
-    out, saved, source = call_operator(inputs, parameters, (valid_lens, module.num_heads, module.empty_rows, p))
-    module._forget_assigned()
-    shown["_last"] = saved, out.dtype, source
-    return out
-
-
-def is_changed(module: nn.Module) -> bool:
-    """Whether a call of the module does more, or other things, than its class's `forward`."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-        or module.forward is None  # never: what is read, compilers read again before each call
-    )
 
 
 def leaf_of_a_graph(tracer: Any, module: nn.Module, inputs: Any, options: Any) -> Any:
@@ -324,9 +211,6 @@ class AttentionModule(TakesArrays):
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
         """The call with inputs that are no plain tensors, or inside a compiler."""
-        if is_compiling() and type(queries) is type(keys) is type(values) is Tensor:
-            out = _compiled(self, (queries, keys, values), valid_lens, training)
-            return self._slowly(queries, keys, values, valid_lens, training) if out is None else out
         if type(keys) is ProjectedKeyValues:
             return decoding.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:
@@ -338,6 +222,21 @@ class AttentionModule(TakesArrays):
     def _slowly(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
     ) -> Tensor:  # fmt: skip
+        """Any call but the usual one; seed of its dropout, where it has drawn one already."""
+        _arguments.check_order(type(self).__name__, values, valid_lens)
+        queries, keys, values = plain_inputs(queries, keys, values)
+        materialize(self, queries, keys, values)
+        self._forget_assigned()
+        parts = standard_parts(self)
+        if parts is None:
+            return self._by_children(queries, keys, values, valid_lens, training)
+        parameters, shown, _, _ = parts
+        out, shown["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
+                                     self._dropout_now(training), seed)  # fmt: skip
+        return out
+
+    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        """The call as d2l writes it, one child after the other."""
         raise NotImplementedError
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
@@ -393,10 +292,9 @@ class AttentionModule(TakesArrays):
         if last is None:
             raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
         if type(last) is tuple:
-            shown = read(last)
-            if shown is None:
-                return weights_of(last, heads)
-            last = self.__dict__["_last"] = shown
+            last = Kept(*last)
+            if not last.passes():
+                self.__dict__["_last"] = last
         return last.weights(heads)
 
     def _reads_names(self) -> bool:
@@ -464,7 +362,7 @@ class AttentionModule(TakesArrays):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _NOT_SAVED}
-        return {**own, "_last": without_graph(self._last)}
+        return {**own, "_last": detached(self._last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's own

@@ -91,6 +91,15 @@ def has_numbers(tensor: Tensor) -> bool:
     return not (in_functorch() and torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def of_all_examples(tensor: Tensor) -> Tensor:
+    """What a call inside torch.func has left, read when the transform is over: of a map with an axis in front."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
+        tensor = functorch.get_unwrapped(tensor).movedim(axis, 0)
+    return tensor
+
+
 def elsewhere(value: Any) -> bool:
     """Whether it is a tensor that is not in the CPU's memory: a GPU's, or one of device meta, without numbers."""
     return isinstance(value, Tensor) and not value.is_cpu

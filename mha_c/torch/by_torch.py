@@ -38,9 +38,11 @@ def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
     return drop
 
 
-def alone(q: Tensor) -> bool:
-    """Whether no other way is open to a call with these queries."""
-    return not q.is_cpu or exporting() or beyond_core()
+def drop_as_the_call(queries: Tensor, p: float, seed: Optional[int] = None) -> Optional[Drop]:
+    """What becomes of the weights of a layer's call: on the CPU what the core would have done with the same seed."""
+    if exporting() or not queries.is_cpu:
+        return dropout_of(p)
+    return mathematics.drawn_dropout(p) if seed is None else mathematics.core_dropout(p, seed)
 
 
 def says(q: Tensor, k: Tensor) -> bool:
@@ -72,21 +74,21 @@ def fused(
     return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)
 
 
-def layer(
-    inputs: Any, weights: Any, biases: Any, w_v: Optional[Tensor], num_heads: int, valid_lens: Optional[Tensor],
-    empty_rows: str, dropout: float,
-) -> tuple[Tensor, Scored]:  # fmt: skip
-    """(out, what its attention weights are computed from); arguments as those of `mathematics.layer`."""
-    queries, keys, values = inputs
+def layer(inputs: Any, parameters: Any, options: Any, seed: Optional[int] = None) -> tuple[Tensor, Any, None]:
+    """(out, what its attention weights are or are computed from, None), as `ways.call_operator`."""
+    (queries, keys, values), (*parameters, w_v) = inputs, parameters
+    valid_lens, num_heads, empty_rows, dropout = options
+    weights, biases = parameters[:4], parameters[4:]
     q, k, v, visible = mathematics.heads_of(queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows)
-    own = (q, weights[0]), (k, weights[1])
-    used = [x if W is not None else x.clone() for x, W in own]  # a call's own: others may change theirs
-    scorer, lens = (None if x is None else x.clone() for x in (w_v, valid_lens))
+    saved: Any
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
+        saved = Scored.of(q, k, valid_lens, empty_rows, weights)
     else:
-        context, *_ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=dropout_of(dropout))
-    return mathematics.joined(context, weights[3], biases[3]), Scored(used[0], used[1], scorer, lens, empty_rows)
+        drop = drop_as_the_call(queries, dropout, seed)
+        context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
+        saved = "tensor", found
+    return mathematics.joined(context, weights[3], biases[3]), saved, None
 
 
 def without_autocast(q: Tensor) -> Any:
@@ -102,25 +104,47 @@ def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options
 
 
 class Scored:
-    """What the attention weights of a call are a function of: `autograd.WeightsSource` of calls by torch's operations.
+    """What the attention weights of a fused call are a function of; as `autograd.WeightsSource` of a call of the core.
 
     An object that torch.export does not look into: it takes tensors that a module gains meanwhile for a mistake.
     """
 
-    __slots__ = ("empty_rows", "k", "q", "valid_lens", "w_v")
+    __slots__ = ("empty_rows", "k", "q", "valid_lens")
+    versions = ()  # of tensors that others can change: none
 
-    def __init__(self, q: Tensor, k: Tensor, w_v: Optional[Tensor], valid_lens: Optional[Tensor], empty_rows: str):
-        self.q, self.k, self.w_v, self.valid_lens, self.empty_rows = q, k, w_v, valid_lens, empty_rows
+    def __init__(self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str) -> None:
+        self.q, self.k, self.valid_lens, self.empty_rows = q, k, valid_lens, empty_rows
 
-    def weights(self) -> Tensor:
-        """(B, H, Q, K); AttributeError where an exporter wrote the call down and there never were numbers."""
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, weights: Any) -> Scored:
+        """Of a call with these projections: what is the caller's, who may change it, is copied."""
+        if not exporting():
+            q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
+            valid_lens = None if valid_lens is None else valid_lens.clone()
+        return cls(q, k, valid_lens, empty_rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Q, K)."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    def needs_grad(self) -> bool:
+        return bool(self.q.requires_grad or self.k.requires_grad)
+
+    def arguments(self) -> tuple[Tensor, Tensor]:
+        return self.q, self.k
+
+    def has_changed(self) -> bool:
+        return False
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, H, Q, K) of `arguments`; AttributeError where an exporter wrote the call down, and without numbers."""
         if not exporting() and type(self.q) is not Tensor:
             raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
-        q, k, w_v = map(float32_if_half, (self.q, self.k, self.w_v))
-        with without_autocast(q):
-            scores = mathematics.scores_of(q, k, w_v)
         visible = mathematics.visible_keys(q, k, self.valid_lens)
-        return mathematics.softmax(scores, visible, self.empty_rows)[0].to(self.q.dtype)
+        with without_autocast(q):
+            scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))
+            return mathematics.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
 
 
 def attention(

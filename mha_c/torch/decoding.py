@@ -16,7 +16,6 @@ from .._arguments.arrays import to_lengths
 from .._core import layer_parts
 from .._decoder import caches
 from ..errors import ShapeError
-from ._layer import any_needs_grad, call_core, common_type
 from ._lazy_sizes import materialize
 from ._tensors import (
     FLOATS,
@@ -32,9 +31,10 @@ from ._tensors import (
     same_numbers,
 )  # fmt: skip
 from .autograd import Nine
+from .children import Parts, materialize
+from .ways import any_needs_grad, call_core, common_type
 
 if TYPE_CHECKING:
-    from ._module import Parts
     from .frozen import Packed
 
     Array = np.ndarray[Any, Any]

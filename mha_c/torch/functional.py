@@ -18,12 +18,11 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
-from . import by_torch, mathematics, ops
+from . import by_torch, mathematics, ops, ways
 from ._tensors import (
     FLOATS,
     HALVES,
     _tracing,
-    beyond_core,
     check_devices,
     check_inputs,
     draw_seed,
@@ -36,7 +35,6 @@ from ._tensors import (
     traced,
 )  # fmt: skip
 from .autograd import AttentionCall, apply_attention, run_attention
-from .mapped import is_plain_batch, over_batch
 from .masking import check_attention, check_options, checked_lengths
 from .positions import rotary
 
@@ -275,9 +273,6 @@ def _attention(
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
     check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
-    if beyond_core() and is_plain_batch(dropout, (q, k, v, valid_lens, keep_mask, bias), (w_v, relative_bias, sinks)):
-        return _over_batch(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-                           return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
     cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
     tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
@@ -291,16 +286,14 @@ def _attention(
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
-    found: Any = None
-    if by_torch.alone(q) or traced(*tensors):  # elsewhere the core looks at them
+    found, chosen = None, ways.way(q, tensors, None)
+    if chosen != "core":  # which looks at them itself
         check_options(empty_rows, dropout, keep_mask)
-    if by_torch.alone(q) or (has_terms and traced(*tensors)):
-        pass
-    elif traced(*tensors):
+    if chosen == "operator" and not has_terms:
         seed_tensor = _seed_tensor(rng) if dropout else None
         found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
                              seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
-    else:
+    elif chosen == "core":
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         with suppress(BufferError):
             call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout),
@@ -335,18 +328,6 @@ def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
     return mathematics.core_dropout(dropout, seed)
 
 
-def _over_batch(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *masks_and_options: Any) -> Any:
-    keep_mask, bias, *options = masks_and_options
-    lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-
-    def call(q: Tensor, k: Tensor, v: Tensor, lens: Any, keep_mask: Any, bias: Any) -> Any:
-        found = _attention(q, k, v, w_v, lens, keep_mask, bias, *options)
-        return found if isinstance(found, tuple) else (found,)
-
-    found = over_batch(call, (q, k, v, lens), (keep_mask, bias))
-    return found[0] if len(found) == 1 else found
-
-
 def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:
     """What the core says of them, for the ways that do not lead there."""
     heads = q.shape[1] if q.dim() == 4 else 1
@@ -367,8 +348,7 @@ def _converted(tensors: Any, common: torch.dtype) -> Any:
 
 
 def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *rest: Any) -> Any:
-    if not ops.available():
-        raise RuntimeError(f"torch.compile and tracing of mha_c need torch 2.4 or later; this is {torch.__version__}")
+    ops.need()
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
     refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=rest[0], bias=rest[1])

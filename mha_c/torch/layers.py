@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
-from ..errors import ShapeError
 from ..layers import _one_bias
 from . import masking, mathematics
-from ._layer import attend
 from ._lazy_sizes import materialize
-from ._module import AttentionModule, Layout, standard_parts
-from ._tensors import check_inputs
-from .lazy import LazyWeights, computed
+from ._module import AttentionModule
+from .children import Layout, plain_inputs, standard_parts
+from .ways import attend
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -58,16 +56,8 @@ class DotProductAttention(AttentionModule):
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(_arguments.probability(dropout))
 
-    def _slowly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
-    ) -> Tensor:  # fmt: skip
-        _arguments.check_order(type(self).__name__, values, valid_lens)
-        queries, keys, values = plain_inputs(queries, keys, values)
-        if standard_parts(self) is None:
-            return textbook(self, queries, keys, values, valid_lens, training)
-        p = self._dropout_now(training)
-        out, self._last = attend(queries, keys, values, valid_lens, empty_rows=self.empty_rows, dropout=p, seed=seed)
-        return out
+    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        return textbook(self, queries, keys, values, valid_lens, training)
 
 
 DotProductAttention._layout = Layout.of(())
@@ -215,24 +205,13 @@ class MultiHeadAttention(AttentionModule):
         if self._last is not None:
             self._last = None
 
-    def _slowly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
-    ) -> Tensor:  # fmt: skip
-        _arguments.check_order(type(self).__name__, values, valid_lens)
-        queries, keys, values = plain_inputs(queries, keys, values)
-        materialize(self, queries, keys, values)
-        self._forget_assigned()
-        inner, parts = self.attention, standard_parts(self)
-        if parts is not None:
-            out, inner._last = attend(queries, keys, values, valid_lens, parts[0], self.num_heads, self.empty_rows,
-                                      self._dropout_now(training), seed)  # fmt: skip
-            return out
+    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
         heads = [self.transpose_qkv(x) for x in projected]
         if valid_lens is not None:
             valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
         mode = {} if training is None else {"training": training}
-        return self.W_o(self.transpose_output(inner(heads[0], heads[1], heads[2], valid_lens, **mode)))
+        return self.W_o(self.transpose_output(self.attention(heads[0], heads[1], heads[2], valid_lens, **mode)))
 
 
 MultiHeadAttention._layout = Layout.of(
@@ -342,21 +321,22 @@ class AdditiveAttention(AttentionModule):
     def _slowly(
         self, queries: Tensor, keys: Any, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
     ) -> Tensor:  # fmt: skip
-        projected = type(keys) is ProjectedKeys
-        if projected:
-            valid_lens = keys.valid_lens if valid_lens is None else valid_lens
-            keys = keys.tensor
+        if type(keys) is not ProjectedKeys:
+            return super()._slowly(queries, keys, values, valid_lens, training, seed)
+        valid_lens = keys.valid_lens if valid_lens is None else valid_lens
         _arguments.check_order(type(self).__name__, values, valid_lens)
-        queries, keys, values = plain_inputs(queries, keys, values)
-        materialize(self, queries, None if projected else keys, None)
+        queries, projected, values = plain_inputs(queries, keys.tensor, values)
+        materialize(self, queries, None, None)
         parts = standard_parts(self)
         if parts is None:
-            keys = keys if projected else self.W_k(keys)
-            return textbook(self, self.W_q(queries), keys, values, valid_lens, training, self.w_v)
-        W_q, W_k, *others = parts[0]
-        out, self._last = attend(queries, keys, values, valid_lens, (W_q, None if projected else W_k, *others), 1,
-                                 self.empty_rows, self._dropout_now(training), seed)  # fmt: skip
+            return textbook(self, self.W_q(queries), projected, values, valid_lens, training, self.w_v)
+        W_q, _, *others = parts[0]
+        out, self._last = attend(queries, projected, values, valid_lens, (W_q, None, *others), 1, self.empty_rows,
+                                 self._dropout_now(training), seed)  # fmt: skip
         return out
+
+    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
+        return textbook(self, self.W_q(queries), self.W_k(keys), values, valid_lens, training, self.w_v)
 
 
 AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
@@ -369,16 +349,6 @@ def linear(given: dict[str, Any], size: str, out_features: int, bias: bool) -> n
     if size not in given:
         return nn.LazyLinear(out_features, bias)
     return nn.Linear(_arguments.whole(given[size], size), out_features, bias)
-
-
-def plain_inputs(*tensors: Any) -> Any:
-    """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
-    names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
-    check_inputs(**dict(zip(names, tensors)))
-    for name, tensor in zip(names, tensors):
-        if tensor.dim() != 3:
-            raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(tensor.shape)}")
-    return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)
 
 
 def textbook(

@@ -34,18 +34,21 @@ class Recipe:
     def __init__(self, saved: Any, dtype: Optional[torch.dtype] = None) -> None:
         self._saved, self._dtype = saved, dtype
         self._tensor: Optional[Tensor] = None
-        if saved[1] is not None:
-            self._keep(saved[1])
+        if type(saved) is tuple and saved[1] is not None:
+            self._keep(torch.from_numpy(saved[1]))
 
-    def _keep(self, weights: Any) -> None:
-        tensor = torch.from_numpy(weights)
-        self._tensor = tensor if self._dtype is None else tensor.to(self._dtype)
+    def _keep(self, weights: Tensor) -> None:
+        self._tensor = weights if self._dtype is None else weights.to(self._dtype)
         self._saved = None
 
     def tensor(self) -> Tensor:
         saved = self._saved  # before the look: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
-            self._keep(saved_weights(saved))
+            if type(saved) is tuple:
+                self._keep(torch.from_numpy(saved_weights(saved)))
+            else:
+                with torch.no_grad():
+                    self._keep(saved.weights(*saved.arguments()))
         assert self._tensor is not None
         return self._tensor
 
@@ -65,16 +68,18 @@ class Recipe:
         return result
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
-        saved = self._saved
-        if self._tensor is None:
+        saved, device = self._saved, {}
+        if self._tensor is not None:
+            sizes, dtype = self._tensor.shape, self._tensor.dtype
+        elif type(saved) is tuple:
             q, k, row_max = saved[2], saved[3], saved[5]
             sizes, dtype = (*row_max.shape, k.shape[1]), self._dtype or DTYPES[q.dtype.char]
-        else:
-            sizes, dtype = self._tensor.shape, self._tensor.dtype
+        else:  # of torch's own kernels, on any device
+            sizes, dtype, device = saved.shape, self._dtype or saved.q.dtype, {"device": saved.q.device}
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
         shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
-        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=dtype)
+        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=dtype, **device)
         weights._recipe = self
         return weights
 
@@ -83,52 +88,6 @@ class Recipe:
 
     def __setstate__(self, state: Any) -> None:
         self._saved, self._dtype, self._tensor = state
-
-
-class Shown:
-    """The weights of a call once they have been read: the same tensor each time, with what has been changed in it."""
-
-    __slots__ = ("_dtype", "_numbers", "_source", "_tensors")
-
-    def __init__(self, numbers: Any, dtype: torch.dtype, source: Any = None) -> None:
-        self._numbers, self._dtype, self._source = numbers, dtype, source  # a Recipe or a tensor (B, H, Q, K)
-        self._tensors: dict[Optional[int], Tensor] = {}
-
-    def weights(self, heads: Optional[int]) -> Tensor:
-        """(B, heads, Q, K), or (B*H, Q, K) for None, on the same numbers."""
-        found = self._tensors.get(heads)
-        if found is None:
-            with torch.enable_grad():  # a function of what the call recorded, wherever they are read
-                if isinstance(self._numbers, Tensor):
-                    found = split_heads(self._numbers, heads)
-                else:
-                    found = self._numbers.shown(heads, self._source)
-            self._tensors[heads] = found
-        return found
-
-    def left(self) -> Any:
-        """What the call left, with what has been changed since."""
-        kept = self._numbers if isinstance(self._numbers, Tensor) else self._numbers.kept()
-        return (("tensor", kept) if isinstance(kept, Tensor) else kept), self._dtype, None
-
-
-class Assigned:
-    """What a program has put in the place of a layer's attention_weights, until the layer's next call."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def weights(self, heads: Optional[int]) -> Any:
-        """The very same thing; with an axis for the heads, where it is (B*H, Q, K)."""
-        if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
-            return self.value
-        return self.value.unflatten(0, (-1, heads))
-
-    def left(self) -> Any:
-        """As of a call: (what is kept, type, source)."""
-        return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
 
 
 class LazyWeights(Tensor):
@@ -179,9 +138,10 @@ class NumbersOf(Function):
 
 def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
     """(B, H, Q, K) as (B*H, Q, K) for None, or with other heads, where the caller folded them into the batch."""
-    if heads is None:
-        return weights.flatten(0, 1)
-    return weights if weights.shape[1] == heads else weights.reshape(-1, heads, *weights.shape[2:])
+    if heads is None or weights.shape[-3] != heads:
+        weights = weights.flatten(-4, -3)
+        return weights if heads is None else weights.unflatten(-3, (-1, heads))
+    return weights
 
 
 def computed(weights: Tensor) -> Tensor:

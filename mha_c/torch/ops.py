@@ -64,6 +64,11 @@ def available() -> bool:
     return all(hasattr(torch.library, name) for name in ("define", "impl", "register_fake", "register_autograd"))
 
 
+def need() -> None:
+    if not available():
+        raise RuntimeError(f"torch.compile and tracing of mha_c need torch 2.4 or later; this is {torch.__version__}")
+
+
 # torch does not become another one.
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from .. import _arguments
 from ..errors import ShapeError
-from ._layer import attend, restored, weights_of, without_graph
 from ._module import TakesArrays
 from ._tensors import check_inputs
 from .functional import dot_product_attention
+from .kept import Kept, detached, restored
+from .ways import attend
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -135,10 +136,10 @@ class MultiHeadedSelfAttention(TakesArrays):
         """Weights of the last call, (B, H, T, T)."""
         if self.__dict__.get("_last") is None:
             raise RuntimeError("no attention_weights yet: call the layer first, then read them")
-        return weights_of(self._last, self.num_heads)
+        return Kept(*self._last).weights(self.num_heads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": without_graph(self._last)}
+        return {**self.__dict__, "_last": detached(self._last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_last": restored(state.get("_last"))})

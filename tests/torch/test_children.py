@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import _core  # noqa: E402
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import _module  # noqa: E402
+from mha_c.torch import children as layer_children  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 
@@ -196,17 +196,17 @@ def test_parts_of_a_layer(make, monkeypatch):
             id(x) for name in ("weight", "bias") for place in ("W_q", "W_k", "W_v", "W_o", "w_v") if place in linears
             for x in [getattr(linears[place], name)] if x is not None
         ]  # fmt: skip
-        assert parts[2] is parts[1]["_modules"]["dropout"] and same(parts, _module.parts_in_python(layer))
+        assert parts[2] is parts[1]["_modules"]["dropout"] and same(parts, layer_children.parts_in_python(layer))
         list(changes(layer))[i][1]()
         parts = _core.layer_parts(layer, layer._layout)
         assert (parts is not None) == what.endswith("given back"), what
         if what.startswith("children"):
             continue
-        assert same(parts, _module.parts_in_python(layer)), what
+        assert same(parts, layer_children.parts_in_python(layer)), what
     layer = make()
     for name in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
         handle = getattr(nn.modules.module, f"register_module_{name}")(lambda *_: None)
-        found = _core.layer_parts(layer, layer._layout), _module.parts_in_python(layer)
+        found = _core.layer_parts(layer, layer._layout), layer_children.parts_in_python(layer)
         handle.remove()
         assert found == (None, None) and _core.layer_parts(layer, layer._layout) is not None
     for kind, name in [
@@ -215,7 +215,7 @@ def test_parts_of_a_layer(make, monkeypatch):
     ]:  # fmt: skip
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, lambda *_: None)
-            found = _core.layer_parts(layer, layer._layout), _module.parts_in_python(layer)
+            found = _core.layer_parts(layer, layer._layout), layer_children.parts_in_python(layer)
         assert (found[0] is None) == (kind is not mt.MultiHeadAttention or type(layer) is kind)
         assert same(*found) and _core.layer_parts(layer, layer._layout) is not None
 

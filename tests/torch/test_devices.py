@@ -26,9 +26,12 @@ LENS = {"none": None, "1-D": [3, 6], "2-D": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty
         "floats": [2.5, 6.0]}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+OWN = own_device.load()  # before any test: autograd counts the devices at its first backward call
+
+
+@pytest.fixture
 def own():
-    return own_device.load()
+    return OWN
 
 
 def close(found, wanted, dtype=torch.float32):

@@ -1,0 +1,128 @@
+"""The children of a layer: whether one call can stand for calling each of them, and what comes before such a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import torch
+from torch import nn
+
+from .._core import layer_parts
+from ..errors import ShapeError
+from ._tensors import check_inputs, exporting, is_compiling
+from .autograd import Nine
+from .lazy import LazyWeights, computed
+
+if TYPE_CHECKING:
+    from .frozen import Packed
+
+_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
+
+
+class Layout(NamedTuple):
+    """What the children of a layer are where one call can stand for calling each of them; csrc/python/py_children.c."""
+
+    slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
+    inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
+    linear: type
+    dropout: type
+    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module of functions had when made
+    all_hooks: tuple[dict[Any, Any], ...]
+    hooks: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
+        slots = tuple(slots)
+        kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
+        called: list[Any] = [(nn.Linear, "__call__"), (torch, "bmm"), *[(kind, "forward") for kind in kinds]]
+        called += [(nn.functional, name) for name in ("linear", "softmax", "dropout")]
+        if any(name == "w_v" for _, name in slots):
+            called.append((torch, "tanh"))
+        methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
+        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
+
+
+Parts = tuple[Nine, dict[str, Any], Any, Optional["Packed"]]
+
+
+def standard_parts(module: Any) -> Optional[Parts]:
+    """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
+    these parameters: None where not all children are what d2l's constructor makes, so that one call cannot stand for
+    calling each of them."""
+    return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
+
+
+def parts_in_python(module: Any) -> Optional[Parts]:
+    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked: no weights
+    packed before, which a compiled call does not use."""
+    kind, children = type(module), module._modules
+    whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
+    for name in own_methods:
+        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
+    inner: Any = module if inner_name is None else children.get(inner_name)
+    linears: list[Any] = [children.get(name) for _, name in slots]
+    whole = whole and _methods_of_torch() and module._reads_names()
+    if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
+        return None
+    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or inner_type.forward is None):
+        return None
+    dropout = inner._modules.get("dropout")
+    if type(dropout) is not nn.Dropout or is_changed(dropout) or any(GLOBAL_HOOKS):
+        return None
+    nine: list[Any] = [None] * 9
+    for (slot, _), linear in zip(slots, linears):
+        own = linear._parameters
+        if own.get("weight") is None or "bias" not in own:
+            return None
+        nine[slot] = own["weight"]
+        if slot < 4:
+            nine[slot + 4] = own["bias"]
+    return tuple(nine), inner.__dict__, dropout, None
+
+
+def _layout_in_python(kind: Any, exports: bool) -> Any:
+    """(whether all methods are those of the layout, its slots, its inner child's name and type, the names of methods of
+    `kind` itself) of a class of layers.  Compilers call it once: what they shall ask again is read beside it."""
+    layout: Layout = kind._layout
+    # torch.export puts its own __call__ around every module's, to note where it is.
+    whole = all(
+        (name == "__call__" and exports) or getattr(kind if owner is None else owner, name) is method
+        for owner, name, method in layout.methods
+    )
+    own = tuple(name for owner, name, _ in layout.methods if owner is None)
+    return (whole, layout.slots, *(layout.inner or (None, None)), own)
+
+
+_layout_in_python._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _methods_of_torch() -> bool:
+    """True.  What `_layout_in_python` compared is read here where compilers see it."""
+    methods = nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward, torch.bmm, torch.tanh
+    functions = nn.functional.linear, nn.functional.softmax, nn.functional.dropout
+    return all(method is not None for method in (*methods, *functions))
+
+
+def is_changed(module: nn.Module) -> bool:
+    """Whether a call of the module does more, or other things, than its class's `forward`."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or module.forward is None  # never: what is read, compilers read again before each call
+    )
+
+
+def plain_inputs(*tensors: Any) -> Any:
+    """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
+    names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
+    check_inputs(**dict(zip(names, tensors)))
+    for name, tensor in zip(names, tensors):
+        if tensor.dim() != 3:
+            raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(tensor.shape)}")
+    return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)

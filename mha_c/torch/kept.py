@@ -1,0 +1,158 @@
+"""What a call of a layer leaves behind: its attention weights, or what they are computed from when somebody reads them.
+
+Each way of `ways.py` leaves a tuple (saved, dtype, source), which costs a call next to nothing; `Kept(*tuple)` is what
+`attention_weights` are read from.
+
+saved   of the core      what `_saved.saved_weights` takes: ("weights", ...) or ("recompute", ...), of arrays
+        an operator      ("weights", tensor) or ("operator", ...), the same as tensors
+        mathematics      ("tensor", weights)
+        torch's kernels  a `by_torch.Scored`
+dtype   of the weights that are shown
+source  parts of an `autograd.WeightsSource`: what they are a function of; None where no gradient was recorded
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import ops
+from ._tensors import (
+    FLOATS,
+    HALVES,
+    array,
+    beyond_core,
+    exporting,
+    is_compiling,
+    of_all_examples,
+    optional_tensor,
+    traced,
+)  # fmt: skip
+from .autograd import WeightsSource
+from .by_torch import Scored
+from .lazy import Recipe, split_heads
+
+
+class Kept:
+    """The weights of one call: the same tensor at each reading, with what has been changed in it."""
+
+    __slots__ = ("_dtype", "_numbers", "_saved", "_source", "_tensors")
+
+    def __init__(self, saved: Any, dtype: torch.dtype, parts: Any = None) -> None:
+        self._saved, self._dtype = saved, dtype
+        self._source: Any = saved if isinstance(saved, Scored) else None if parts is None else WeightsSource(*parts)
+        self._numbers: Any = None  # a Recipe or a tensor (B, H, Q, K), once they have been read
+        self._tensors: dict[Optional[int], Tensor] = {}
+
+    def passes(self) -> bool:
+        """Whether no tensor can stay: in compilers, exporters and transforms, and among fake tensors."""
+        if beyond_core() or is_compiling() or exporting():
+            return True
+        return self._by_operator() and traced(*self._saved[1:3])
+
+    def weights(self, heads: Optional[int]) -> Tensor:
+        """(B, heads, Q, K), or (B*H, Q, K) for None, on the same numbers."""
+        found = self._tensors.get(heads)
+        if found is None:
+            if self.passes():
+                return split_heads(self._now().to(self._dtype), heads)
+            with torch.enable_grad():  # a function of what the call recorded, wherever they are read
+                found = self._tensors[heads] = self._shown(heads)
+        return found
+
+    def detached(self) -> Any:
+        """What the call left, as something that can be copied and pickled: tensors, which torch.load takes from anyone.
+
+        None where an exporter wrote the call down.
+        """
+        saved: Any = self._saved
+        if self._numbers is not None:
+            saved = self._numbers if isinstance(self._numbers, Tensor) else self._numbers.kept()
+        if isinstance(saved, Scored):
+            if type(saved.q) is not Tensor:
+                return None
+            with torch.no_grad():
+                saved = saved.weights(*saved.arguments())
+        elif type(saved) is tuple and saved[0] == "tensor":
+            saved = of_all_examples(saved[1])
+        if isinstance(saved, Tensor):
+            weights = saved.detach()
+            if not weights.is_cpu:
+                return ("tensor", weights), self._dtype, None
+            saved = "weights", (weights.float() if self._dtype in HALVES else weights)
+        return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in saved), self._dtype, None
+
+    def _by_operator(self) -> bool:
+        kind = self._saved[0] if type(self._saved) is tuple else ""
+        return kind in ("weights", "operator") and isinstance(self._saved[1], Tensor)
+
+    def _wanted(self) -> Any:
+        """What they are a function of, where somebody may ask."""
+        return None if self._source is None or not self._source.needs_grad() else self._source
+
+    def _now(self) -> Tensor:
+        """(B, H, Q, K) for the moment, in operations that whoever is looking can follow."""
+        saved, source = self._saved, self._wanted()
+        if isinstance(saved, Scored):
+            return saved.weights(*saved.arguments())
+        if saved[0] == "tensor":
+            found: Tensor = saved[1]
+        elif not self._by_operator():
+            found = Recipe(saved, None if self._dtype in FLOATS else self._dtype).tensor()
+        elif saved[0] == "weights":
+            found = saved[1].clone()
+        elif source is not None and torch.is_grad_enabled():
+            found = source.weights(*source.arguments())
+        else:
+            found = torch.ops.mha_c.weights(*saved[1:])
+        return found
+
+    def _shown(self, heads: Optional[int]) -> Tensor:
+        saved = self._saved
+        if self._numbers is None and type(saved) is tuple and saved[0] == "tensor":
+            self._numbers = of_all_examples(saved[1]).to(self._dtype).contiguous()
+        elif self._numbers is None:
+            if self._by_operator():
+                saved = ops.recompute(*saved[1:]) if saved[0] == "operator" else ("weights", array(saved[1]))
+            self._numbers = Recipe(saved, None if self._dtype in FLOATS else self._dtype)
+        if isinstance(self._numbers, Tensor):
+            return split_heads(self._numbers, heads)
+        shown: Tensor = self._numbers.shown(heads, self._wanted())
+        return shown
+
+
+class Assigned:
+    """What a program has put in the place of a layer's attention_weights, until the layer's next call."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def weights(self, heads: Optional[int]) -> Any:
+        """The very same thing; with an axis for the heads, where it is (B*H, Q, K)."""
+        if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
+            return self.value
+        return self.value.unflatten(0, (-1, heads))
+
+    def detached(self) -> Any:
+        """As of a call: (what is kept, type, source)."""
+        return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
+
+
+def detached(last: Any) -> Any:
+    """What can be copied and pickled of what a call, a reading or an assignment has left in a layer."""
+    return None if last is None else (Kept(*last) if type(last) is tuple else last).detached()
+
+
+def restored(last: Any) -> Any:
+    """The same behind the copy: arrays, as the core keeps them, but for what an operator or torch's operations left."""
+    if last is None or last[0][0] in ("operator", "tensor"):
+        return last
+    if last[0][0] == "assigned":
+        return Assigned(last[0][1])
+    kept, dtype, _ = last
+    return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None

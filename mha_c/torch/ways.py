@@ -1,0 +1,200 @@
+"""Which implementation computes a call of a layer, and a function: all that is decided about it stands here.
+
+    way         when                                                        who
+    core        CPU tensors of float32 or float64 (16-bit floats as such)   `run_layer`, autograd.py
+    cache       the call has a cache, projected keys, or repeats its keys   decoding.py, memory.py
+    operator    a compiler looks (torch.compile), or tensors of a class     `call_operator`, ops.py
+                that is not torch's own, fake ones among them
+    torch       another device; a program is exported or traced;            by_torch.py, mathematics.py
+                torch.func or forward-mode AD; memory the core cannot take
+    children    a child has hooks or is another one than d2l's              `_by_children` of the layers
+    ring        the child is one that spreads the sequence over processes   distributed/
+
+`_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual case, for a
+small layer is over in ten microseconds; `attend` decides among core, operator and torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd import profiler as _profiler
+
+from .._core import autograd_parts
+from . import by_torch, ops
+from ._tensors import (
+    FLOATS,
+    HALVES,
+    autocast_on,
+    beyond_core,
+    check_devices,
+    draw_seed,
+    draw_seed_tensor,
+    exporting,
+    is_compiling,
+    layer_forward,
+    lengths,
+    refuse_half_fake,
+    refuse_types,
+    result_type,
+    traced,
+)  # fmt: skip
+from .autograd import Nine, differentiable_layer
+from .masking import check_layer, check_options, checked_lengths
+
+NO_PARAMETERS: Nine = (None,) * 9
+Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
+
+
+def run_layer(
+    inputs: Any, parameters: Nine, options: Options, seed: int, packed: Any = None
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
+
+    seed    of the dropout, drawn once a call, so that whatever way it ends up on drops the same weights
+    packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
+    BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
+    """
+    queries, keys, values = inputs
+    valid_lens, num_heads, empty_rows, dropout = options
+    w_v = parameters[8]
+    if torch.is_grad_enabled():
+        learns, tensors, n_inputs, versions = autograd_parts(queries, keys, values, parameters)
+        if learns:
+            call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
+            out, saved, lens = differentiable_layer(call, tensors, n_inputs)
+            return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
+    weights = parameters if packed is None else packed.ready
+    call = queries, keys, values, valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
+    return *call_core(layer_forward, call), None
+
+
+def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:
+    """(out, what `saved_weights` needs) of layer_forward or layer_step: a call that records no gradient."""
+    found: tuple[Tensor, Any]
+    if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
+        with _profiler.record_function("mha_c::layer_forward"):
+            found = function(*call)
+    else:
+        found = function(*call)
+    return found
+
+
+def any_needs_grad(*groups: Any) -> bool:
+    for group in groups:
+        for tensor in group:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
+    """ "torch", "operator" or "core": the first that may compute a call with these tensors."""
+    if not queries.is_cpu or exporting() or beyond_core():
+        return "torch"
+    return "operator" if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None) else "core"
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: Nine = NO_PARAMETERS,
+    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0, seed: Optional[int] = None,
+) -> tuple[Tensor, Any]:  # fmt: skip
+    """(out, what `Kept` takes).
+
+    parameters  W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is
+    seed        of the dropout where the call has drawn one already
+    """
+    check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
+    check_options(empty_rows, dropout)
+    tensors, dtype = _in_one_type((queries, keys, values, *parameters))
+    options, chosen = (valid_lens, num_heads, empty_rows, dropout), way(queries, tensors, valid_lens)
+    if chosen == "core":
+        seed = draw_seed() if dropout and seed is None else seed or 0
+        try:
+            out, saved, source = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]), seed)
+        except BufferError:  # a negated view, zeros that were never written, what a transform left behind
+            chosen = "torch"
+    if chosen != "core":
+        if exporting() or not is_compiling():  # a compiler's program says what is wrong when it runs
+            check_layer(tensors[0], tensors[1], tensors[2], tensors[3:7], num_heads)
+            options = valid_lens if valid_lens is None else checked_lengths(valid_lens, queries), *options[1:]
+        elif valid_lens is not None:
+            options = torch.as_tensor(valid_lens), *options[1:]
+        compute = call_operator if chosen == "operator" else by_torch.layer
+        out, saved, source = compute(tensors[:3], tensors[3:], options, seed)
+    dtype = dtype or out.dtype
+    return (out if out.dtype is dtype else out.to(dtype)), (saved, dtype, source)
+
+
+def _in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
+    """The tensors of a call in the type that it is computed in, and the type of its results: None where autocast says.
+
+    On the CPU 16-bit floats are computed in float32; on other devices in what they are.
+    """
+    queries, kinds = tensors[0], {x.dtype for x in tensors if x is not None}
+    dtype: Any = queries.dtype
+    if queries.is_cpu or queries.is_meta:
+        dtype = result_type(dtype)
+    elif autocast_on(queries):
+        return tensors, None
+    if queries.is_cpu or len(kinds) > 1:
+        one = next((x for x in tensors[3:] if x is not None), None)
+        common = common_type(tensors, queries, tensors[1], tensors[2], one)
+        if kinds != {common}:
+            tensors = tuple(None if x is None else x.to(common) for x in tensors)
+    return tensors, dtype
+
+
+def common_type(
+    tensors: Any, queries: Tensor, keys: Optional[Tensor] = None, values: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+) -> torch.dtype:  # fmt: skip
+    """What to compute in: the type of all, or float32 where 16-bit floats meet each other or float32."""
+    types = {x.dtype for x in tensors if x is not None}
+    if len(types) == 1 and queries.dtype in FLOATS:
+        return queries.dtype
+    if types <= {torch.float32, *HALVES} and types.intersection(HALVES):
+        return torch.float32
+    refuse_types(queries=queries, keys=keys, values=values, parameters=weight)
+
+
+def call_operator(
+    inputs: Any, parameters: Nine, options: Options, drawn: Optional[int] = None
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
+    valid_lens, num_heads, empty_rows, dropout = options
+    ops.need()
+    one = next((x for x in parameters if x is not None), None)
+    refuse_half_fake(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=one, valid_lens=valid_lens)
+    seed = None if not dropout else draw_seed_tensor() if drawn is None else torch.tensor(drawn)
+    if not (torch.is_grad_enabled() and any_needs_grad(inputs, parameters)):
+        keeps = ops.keeps_weights(inputs, parameters, num_heads)
+        if keeps is not None:
+            return _inference(inputs, parameters, (valid_lens, num_heads, empty_rows, dropout), seed, keeps)
+    out, q, k, _, _, row_max, row_sum, lens = torch.ops.mha_c.layer(
+        *inputs, valid_lens, *parameters, num_heads, empty_rows, float(dropout), seed
+    )
+    queries, keys, _ = inputs
+    W_q, W_k, *_, w_v = parameters
+    used = [x.clone().detach() if W is None else y.detach() for y, W, x in ((q, W_q, queries), (k, W_k, keys))]
+    met = None if valid_lens is None else lens
+    source = met, num_heads, empty_rows, queries, keys, parameters, None
+    scorer = None if w_v is None else w_v.detach().clone()
+    return out, ("operator", *used, scorer, row_max.detach(), row_sum.detach(), lens, num_heads, empty_rows), source
+
+
+def _inference(
+    inputs: Any, parameters: Nine, options: Options, seed: Optional[Tensor], keep_weights: bool
+) -> tuple[Tensor, Any, Any]:  # fmt: skip
+    valid_lens, num_heads, empty_rows, dropout = options
+    others = [valid_lens, *parameters[4:], seed]
+    given = others if any(x is not None for x in others) else []
+    call = *inputs, *parameters[:4], given, num_heads, empty_rows, float(dropout)
+    if keep_weights:
+        out, weights = torch.ops.mha_c.layer_keeping_weights(*call)
+        return out, ("weights", weights), None
+    out, q, k, w_v, row_max, row_sum, lens = torch.ops.mha_c.layer_keeping_projected(*call)
+    scorer = None if parameters[8] is None else w_v
+    return out, ("operator", q, k, scorer, row_max, row_sum, lens, num_heads, empty_rows), None
