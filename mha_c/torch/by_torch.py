@@ -137,10 +137,13 @@ class Scored:
     def has_changed(self) -> bool:
         return False
 
-    def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """(B, H, Q, K) of `arguments`; AttributeError where an exporter wrote the call down, and without numbers."""
+    def check_numbers(self) -> None:
+        """AttributeError where an exporter wrote the call down, and without numbers."""
         if not exporting() and type(self.q) is not Tensor:
             raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        """(B, H, Q, K) of `arguments`."""
         visible = mathematics.visible_keys(q, k, self.valid_lens)
         with without_autocast(q):
             scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))

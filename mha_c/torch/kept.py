@@ -57,6 +57,8 @@ class Kept:
         """(B, heads, Q, K), or (B*H, Q, K) for None, on the same numbers."""
         found = self._tensors.get(heads)
         if found is None:
+            if isinstance(self._saved, Scored):
+                self._saved.check_numbers()
             if self.passes():
                 return split_heads(self._now().to(self._dtype), heads)
             with torch.enable_grad():  # a function of what the call recorded, wherever they are read
