@@ -31,7 +31,7 @@ from ._tensors import (
     same_numbers,
 )  # fmt: skip
 from .autograd import Nine
-from .children import Parts, materialize
+from .children import Parts
 from .ways import any_needs_grad, call_core, common_type
 
 if TYPE_CHECKING:

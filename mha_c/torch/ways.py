@@ -10,8 +10,8 @@
     children    a child has hooks or is another one than d2l's              `_by_children` of the layers
     ring        the child is one that spreads the sequence over processes   distributed/
 
-`_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual case, for a
-small layer is over in ten microseconds; `attend` decides among core, operator and torch.
+`_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual
+case, for a small layer is over in ten microseconds; `attend` decides among core, operator and torch.
 """
 
 from __future__ import annotations
