@@ -12,14 +12,6 @@ _Static_assert(KEY_BLOCK % MHA_GRAD_PART == 0, "a key block cuts a part");
 /* Fewer heads than this, and their keys are cut into tasks as well. */
 #define ENOUGH_TASKS ((size_t)8)
 
-static double
-backward_work(const mha_attention_args *args)
-{
-    const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
-
-    return scores * (3.0 * (double)args->head_dim + 2.0 * (double)args->value_dim + 40.0);
-}
-
 mha_status
 mha_backward_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scratch *scratch)
 {
@@ -46,7 +38,8 @@ mha_backward_plan_init(mha_plan *plan, const mha_attention_args *args, mha_scrat
         heads > 0 && heads < ENOUGH_TASKS ? mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans) : 1;
     const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
     plan->n_tasks = args->queries > 0 || has_key_grads ? heads * plan->spans_abreast : 0;
-    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), backward_work(args));
+    plan->work = 2.5 * mha_attention_work(args); /* five products for two */
+    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), plan->work);
 
     plan->partial_bytes = args->batch * args->heads * args->queries * args->head_dim * k->itemsize;
     plan->partial_at = mha_scratch_add(scratch, plan->spans_abreast > 1 ? plan->spans_abreast : 0, plan->partial_bytes);

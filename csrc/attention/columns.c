@@ -95,7 +95,6 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     const mha_key_block block = {.keys = {0, tile->keys.last}};
     const char *ends = tile->row_keys != NULL ? room->ends : NULL;
     const size_t state = mha_row_in_task(plan, task, tile);
-    mha_product product;
 
     if (ends != NULL) { /* some time before they are read as vectors */
         write_ends(plan, tile, room->ends);
@@ -103,7 +102,7 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     score_columns(plan, tile, room);
     const int has_empty =
         softmax_columns(plan, room, tile->rows, tile->keys.last, ends, state, mha_row_index(plan, tile));
-    mha_describe_value_product(plan, tile, room, &block, &product);
+    mha_product product = mha_product_of_keys(plan, tile, &block, room->scores, NULL, 1);
     product.a_row = 1;
     product.a_step = (ptrdiff_t)plan->score_stride;
     product.c = mha_result_at(k, &plan->args->out, tile->item, tile->head, tile->query);

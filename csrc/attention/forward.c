@@ -62,13 +62,12 @@ static void
 average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *inverse)
 {
     const mha_plan *plan = walk->plan;
-    mha_product product;
 
     if (plan->args->dropout > 0) {
         mha_drop_weights(plan, &walk->tile, walk->room, &walk->block);
     }
-    mha_describe_value_product(plan, &walk->tile, walk->room, &walk->block, &product);
-    mha_read_dense_rows(plan, walk->dense_rows, &walk->block, plan->args->value_dim, &product);
+    mha_product product =
+        mha_product_of_keys(plan, &walk->tile, &walk->block, walk->room->scores, walk->dense_rows, 1);
     product.c = out;
     product.c_row = out_row;
     if (inverse != NULL) {

@@ -104,47 +104,34 @@ mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, 
     plan->kernels->dropout_factors(&dropout);
 }
 
-void
-mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
-                         const mha_operand *rows, size_t cols, mha_product *product)
+mha_product
+mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
+                    const char *dense_rows, int of_values)
 {
+    const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key;
-    *product = (mha_product){
+    const mha_operand *rows = of_values ? &args->v : &args->k;
+    const size_t first = block->keys.first - block->first_key, cols = of_values ? args->value_dim : args->head_dim;
+    mha_product product = {
         .rows = tile->rows,
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
-        .part = MHA_GRAD_PART,
+        .part = of_values ? MHA_VALUE_PART : MHA_GRAD_PART,
         .first_step = first,
         .a = numbers + first * k->itemsize,
         .a_row = (ptrdiff_t)plan->score_stride,
         .a_step = 1,
-        .b = {.data = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first),
-              .layout = MHA_ROWS,
-              .stride = rows->row_stride},
+        .b = {.layout = MHA_ROWS, .stride = rows->row_stride, .padded = dense_rows != NULL},
         .scale = &plan->one,
     };
-}
-
-void
-mha_read_dense_rows(const mha_plan *plan, const char *dense_rows, const mha_key_block *block, size_t cols,
-                    mha_product *product)
-{
-    const size_t row = mha_round_up(cols, plan->kernels->lanes), first = block->keys.first - block->first_key;
 
     if (dense_rows != NULL) {
-        product->b.data = dense_rows + first * row * plan->kernels->itemsize;
-        product->b.stride = (ptrdiff_t)row;
-        product->b.padded = 1;
+        product.b.stride = (ptrdiff_t)mha_round_up(cols, k->lanes);
+        product.b.data = dense_rows + first * (size_t)product.b.stride * k->itemsize;
+    } else {
+        product.b.data = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first);
     }
-}
-
-void
-mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_room *room,
-                           const mha_key_block *block, mha_product *product)
-{
-    mha_describe_key_product(plan, tile, block, room->scores, &plan->args->v, plan->args->value_dim, product);
-    product->part = MHA_VALUE_PART;
+    return product;
 }
 
 void

@@ -19,19 +19,12 @@ void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_r
 void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors);
 
 /*
- * Describes: numbers for the block's keys, laid out like scores, times rows of the keys or values, for the tile's
- * rows.  The caller adds where to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.
+ * Numbers for the block's keys, laid out like scores, times rows of its values or keys: for the tile's rows.  They are
+ * read where they lie, or from dense_rows, if they were copied there.  The caller adds where to (c, c_row) and, if the
+ * sums are to be scaled row by row, scale and scale_step.
  */
-void mha_describe_key_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
-                              const char *numbers, const mha_operand *rows, size_t cols, mha_product *product);
-
-/* Where rows of the key block were copied to `dense_rows` (else NULL), the product reads them there. */
-void mha_read_dense_rows(const mha_plan *plan, const char *dense_rows, const mha_key_block *block, size_t cols,
-                         mha_product *product);
-
-/* The same for weights and values. */
-void mha_describe_value_product(const mha_plan *plan, const mha_rows *tile, const mha_room *room,
-                                const mha_key_block *block, mha_product *product);
+mha_product mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
+                                const char *numbers, const char *dense_rows, int of_values);
 
 /* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
 void mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block);
