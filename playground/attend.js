@@ -1,5 +1,7 @@
 // Attend: what goes in, the weights large, the formula of the chosen cell with its numbers, all matrices below.
 
+const UNEDITED = { q: "", k: "", v: "", w: "" };
+const cornersOf = () => [["", T("none")], ["top_left", T("top left")], ["bottom_right", T("bottom right")]];
 const BOARD_MOST = 24; // rows and columns of a product that is drawn as it is computed by hand
 const TABLE_MOST = 16;
 
@@ -19,63 +21,68 @@ function Attend(page) {
   let view = null;
   let model = null;
 
-  function change(values, redo) {
+  // anew: "numbers" where other tables are to be edited, "form" where other fields are to be shown as well
+  function change(values, anew) {
     Object.assign(state, values);
     page.remember();
     update();
-    if (redo) {
-      refill(form, fillForm);
-      fillNumbers();
-    }
-  }
-
-  function preset(from) {
-    change({ ...SOURCES[from].set, from, head: 0, row: 0, column: 0, feature: 0 }, true);
+    if (anew === "form") refill(form, fillForm);
+    if (anew) fillNumbers();
   }
 
   function fillForm() {
+    form.replaceChildren(el("div", { class: "mhac-fields" }, ...sourceFields()),
+      el("div", { class: "mhac-fields" }, ...optionFields()));
+  }
+
+  // Where the numbers come from.  What was edited is gone when they are drawn anew.
+  function sourceFields() {
+    const s = state;
+    const names = Object.entries(SOURCES).map(([id, source]) => [id, T(source.name)]);
+    const { lengths } = SOURCES[s.from];
+    const items = lengths.map((length, i) => [String(i), i + " (" + T("length {n}", { n: length }) + ")"]);
+    const count = (label, name, high) =>
+      numberBox(label, s[name], { low: 1, high, step: 1 }, (x) => change({ ...UNEDITED, [name]: x }, "numbers"));
+    const drawn = s.from === "drawn";
+    return [
+      select(T("Start from"), names, s.from, (from) =>
+        change({ ...SOURCES[from].set, from, head: 0, row: 0, column: 0, feature: 0 }, "form")),
+      s.from === "sentence" && textBox(T("Sentence"), s.text, (text) => change({ ...UNEDITED, text }, "numbers"), 34),
+      drawn && count(T("queries"), "n", 64),
+      drawn && count(T("keys"), "m", 64),
+      (drawn || s.from === "sentence") && count(T("features"), "d", 16),
+      numberBox(T("numbers drawn with seed"), s.draw, { low: 0, high: 4294967295, step: 1 }, (draw) =>
+        change({ ...UNEDITED, draw }, "numbers")),
+      items.length > 0 && select(T("item of the batch"), items, String(s.item), (i) =>
+        change({ item: Number(i), len: String(lengths[i]) }, "form")),
+    ].filter(Boolean);
+  }
+
+  function optionFields() {
     const s = state;
     const kinds = [["dot", T("dot product")], ["additive", T("additive")], ["distance", T("by distance")]];
-    const corners = [["", T("none")], ["top_left", T("top left")], ["bottom_right", T("bottom right")]];
-    const sources = Object.entries(SOURCES).map(([id, source]) => [id, T(source.name)]);
-    const fresh = { q: "", k: "", v: "", w: "" };
-    const numberOf = (label, name, low, high, step, redo) =>
-      numberBox(label, s[name], { low, high, step }, (x) => change({ [name]: x, ...(redo ? fresh : {}) }, false) ||
-        (redo && fillNumbers()));
-    const { lengths } = SOURCES[s.from];
-    const seed = numberOf(T("its seed"), "seed", 0, 4294967295, 1);
+    const kernels = Object.keys(KERNELS).map((name) => [name, T(name)]);
+    const text = (label, name, size, hint) => textBox(label, s[name], (given) => change({ [name]: given }), size, hint);
+    const near = s.kind === "distance";
+    const seed = numberBox(T("its seed"), s.seed, { low: 0, high: 4294967295, step: 1 }, (x) => change({ seed: x }));
     seed.hidden = s.drop === 0;
-    const free = s.from === "sentence" || s.from === "drawn";
-    form.replaceChildren(el("div", { class: "mhac-fields" },
-      select(T("Start from"), sources, s.from, preset),
-      s.from === "sentence" ? textBox(T("Sentence"), s.text, (text) => {
-        change({ ...fresh, text });
-        fillNumbers();
-      }, 34) : null,
-      s.from === "drawn" ? numberOf(T("queries"), "n", 1, 64, 1, true) : null,
-      s.from === "drawn" ? numberOf(T("keys"), "m", 1, 64, 1, true) : null,
-      free ? numberOf(T("features"), "d", 1, 16, 1, true) : null,
-      numberOf(T("numbers drawn with seed"), "draw", 0, 4294967295, 1, true),
-      lengths.length ? select(T("item of the batch"), lengths.map((length, i) =>
-        [String(i), i + " (" + T("length {n}", { n: length }) + ")"]), String(s.item), (i) =>
-        change({ item: Number(i), len: String(lengths[i]) }, true)) : null),
-    el("div", { class: "mhac-fields" },
-      select(T("scores"), kinds, s.kind, (kind) => change({ kind, w: "" }, true)),
-      s.kind === "distance" ? select(T("kernel"), FIELDS_KERNELS.map((name) => [name, T(name)]), s.kernel,
-        (kernel) => change({ kernel })) : null,
-      s.kind === "distance" ? numberOf(T("width"), "width", 0.01, 1000, 0.1) : numberOf(T("heads"), "heads", 1, 16, 1),
-      textBox(T("lengths"), s.len, (len) => change({ len }), 8, T("all")),
-      select(T("causal"), corners, s.causal, (causal) => change({ causal })),
-      textBox(T("window left"), s.left, (left) => change({ left }), 4, "∞"),
-      textBox(T("right"), s.right, (right) => change({ right }), 4, "∞"),
-      s.kind === "distance" ? null : textBox(T("scale"), s.scale, (scale) => change({ scale }), 6,
-        s.kind === "dot" ? "1/√d" : "1"),
-      s.kind === "distance" ? null : textBox(T("softcap"), s.softcap, (softcap) => change({ softcap }), 5, T("none")),
+    return [
+      select(T("scores"), kinds, s.kind, (kind) => change({ kind, w: "" }, "form")),
+      near && select(T("kernel"), kernels, s.kernel, (kernel) => change({ kernel })),
+      near && numberBox(T("width"), s.width, { low: 0.01, high: 1000, step: 0.1 }, (width) => change({ width })),
+      !near && numberBox(T("heads"), s.heads, { low: 1, high: 16, step: 1 }, (heads) => change({ heads })),
+      text(T("lengths"), "len", 8, T("all")),
+      select(T("causal"), cornersOf(), s.causal, (causal) => change({ causal })),
+      text(T("window left"), "left", 4, "∞"),
+      text(T("right"), "right", 4, "∞"),
+      !near && text(T("scale"), "scale", 6, s.kind === "dot" ? "1/√d" : "1"),
+      !near && text(T("softcap"), "softcap", 5, T("none")),
       numberBox(T("dropout"), s.drop, { low: 0, high: 1, step: 0.1 }, (drop) => {
         seed.hidden = drop === 0;
         change({ drop });
       }),
-      seed));
+      seed,
+    ].filter(Boolean);
   }
 
   function fillNumbers() {
@@ -248,66 +255,4 @@ function Attend(page) {
     },
     focus() {},
   };
-}
-
-const FIELDS_KERNELS = ["gaussian", "boxcar", "epanechnikov", "constant"];
-
-const scoreName = (model) => (model.call.softcap ? T("capped scores") : model.state.kind === "dot" ? "S" : T("scores"));
-
-// The weights as they meet the values, where dropout has taken some away.
-function dropOf(model, h) {
-  if (!model.factors) return null;
-  const { queries, keys } = model.call;
-  return weightsOf(model, h).map((row, i) => row.map((w, j) => w * model.factors[(h * queries + i) * keys + j]));
-}
-
-// [[title, arithmetic], …] of a cell: from the score to the weight to the output.
-function explanation(model, h, i, j, feature, query, key) {
-  const { call, state } = model;
-  const inHead = call.heads > 1 ? ", " + T("Head {h}", { h }) : "";
-  const at = query + " → " + key + inHead;
-  const parts = scoreParts(model, h, i, j);
-  const row = weightsOf(model, h)[i];
-  const weight = row[j];
-  const lines = [[T("Score, {pair}", { pair: at }), scoreText(model, parts, i, j)]];
-  const seen = row.map((_, n) => n).filter((n) => model.sees(i, n));
-  if (!seen.length) {
-    lines.push([T("Weight"), T("no key may be seen: all weights are 1 / {n}", { n: row.length }) + " = " + exact(weight)]);
-  } else if (!model.sees(i, j)) lines.push([T("Weight"), T("this key may not be seen: 0")]);
-  else {
-    const terms = seen.map((n) => "exp(" + digits(scoreParts(model, h, i, n).score, 40) + ")");
-    lines.push([T("Weight"), "exp(" + digits(parts.score, 40) + ") / [" + sumOf(terms, 6) + "] = " + exact(weight)]);
-  }
-  const dropped = dropOf(model, h);
-  if (dropped) {
-    lines.push([T("Dropout"), dropped[i][j] === 0 && weight > 0 ? T("dropped: 0")
-      : exact(weight) + " / (1 − " + state.drop + ") = " + exact(dropped[i][j])]);
-  }
-  const values = valuesOf(model, h).map((value) => value[feature]);
-  const used = (dropped || weightsOf(model, h))[i];
-  const terms = values.map((x, n) => digits(used[n], 40) + " · " + signedText(x)).filter((_, n) => used[n] !== 0);
-  lines.push([T("Output of {query}, feature {n}", { query, n: feature }) + inHead,
-    (terms.length ? sumOf(terms, 6) : "0") + " = " + exact(outputOf(model, h)[i][feature])]);
-  return lines;
-}
-
-const exact = (x) => (Math.abs(x) >= 1000 ? x.toFixed(1) : x.toFixed(4)).replace("-", "−");
-
-function scoreText(model, parts, i, j) {
-  const { call, state } = model;
-  let said;
-  if (state.kind === "distance") {
-    said = "u = " + exact(model.distances[i][j]) + " / " + state.width + ";  " +
-      { gaussian: "−u² / 2", boxcar: T("0 where u < 1, else −∞"), epanechnikov: "log max(0, 1 − u)", constant: "0" }[state.kernel];
-  } else if (state.kind === "additive") {
-    said = sumOf(parts.a.map((x, n) => signedText(model.w[n]) + " · tanh(" + digits(x, 40) + " + " +
-      signedText(parts.b[n]) + ")"), 4);
-    if (call.scale !== 1) said = "(" + said + ") · " + exact(call.scale);
-  } else {
-    const root = state.scale.trim() === "" ? " / √" + model.head_dim : " · " + exact(call.scale);
-    said = "(" + dot(parts.a, parts.b) + ")" + root;
-  }
-  said += " = " + (Number.isFinite(parts.scaled) ? exact(parts.scaled) : "−∞");
-  if (call.softcap) said += ";  " + call.softcap + " · tanh(" + exact(parts.scaled) + " / " + call.softcap + ") = " + exact(parts.score);
-  return said;
 }

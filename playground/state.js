@@ -16,7 +16,7 @@ const FIELDS = {
   tab: one("attend", "why", "speed"), lang: one("en", "de", "zh", "tr"),
   from: one(...Object.keys(SOURCES)), text: textOf("the cat sat on the mat because it was tired", MOST_TEXT),
   n: wholeOf(6, 1, 64), m: wholeOf(6, 1, 64), d: wholeOf(4, 1, 16), draw: wholeOf(1, 0, 4294967295),
-  kind: one("dot", "additive", "distance"), kernel: one("gaussian", "boxcar", "epanechnikov", "constant"),
+  kind: one("dot", "additive", "distance"), kernel: one(...Object.keys(KERNELS)),
   width: realOf(1, 0.01, 1000), heads: wholeOf(1, 1, 16), len: textOf("", MOST_TEXT), causal: one("", "top_left", "bottom_right"),
   left: textOf("", 9), right: textOf("", 9), scale: textOf("", 20), softcap: textOf("", 20), drop: realOf(0, 0, 1),
   seed: wholeOf(0, 0, 4294967295), item: wholeOf(0, 0, 1),

@@ -224,7 +224,6 @@ function Gradients(page) {
         { rows: queries, columns: model.call.keys }));
     }
     const rows = namesOf(model, "q", queries);
-    const corners = [["", T("none")], ["top_left", T("top left")], ["bottom_right", T("bottom right")]];
     if (!fields.childNodes.length) {
       fields.replaceChildren(
         select(T("output of"), rows.map((name, i) => [String(i), i + " " + name]), String(Math.min(state.row, queries - 1)),
@@ -232,7 +231,7 @@ function Gradients(page) {
         select(T("feature"), range(0, value_dim - 1).map((c) => [String(c), String(c)]),
           String(Math.min(state.feature, value_dim - 1)), (c) => change({ feature: Number(c) })),
         textBox(T("lengths"), state.len, (len) => guarded(() => change({ len })), 8, T("all")),
-        select(T("causal"), corners, state.causal, (causal) => change({ causal })));
+        select(T("causal"), cornersOf(), state.causal, (causal) => change({ causal })));
     }
     draw();
   }
