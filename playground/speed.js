@@ -51,10 +51,10 @@ function Speed(page) {
     if (message.failed) finish(message.failed);
     else if (message.running) {
       setText(said, message.running === "core" ? T("The core computes.") : T("Plain JavaScript computes."));
-    } else {
+    } else if (message.done) {
       times[message.done] = message.milliseconds;
       showTimes();
-      if (message.done !== "plain") return;
+    } else {
       finish(T("The core is {ratio} times as fast. The two outputs differ by at most {apart}.",
         { ratio: (times.plain / times.core).toFixed(1), apart: message.apart.toExponential(1) }));
     }

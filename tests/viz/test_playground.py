@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -423,6 +424,10 @@ def test_a_large_call_is_given_up_at_once_and_the_page_never_stands_still(play):
     )
     assert took < 300
     assert shown.run("return R.querySelector('.mhac-primary').disabled") is False
+    time.sleep(0.3)
+    before = shown.browser.process_seconds()
+    time.sleep(0.5)
+    assert shown.browser.process_seconds() - before < 0.2, "nothing goes on behind the page's back"
 
 
 # --- Sharing and languages ---------------------------------------------------------------------------------------
