@@ -249,6 +249,13 @@ function topOf(arrays) {
   return arrays.reduce((most, array) => array.reduce((a, b) => Math.max(a, b), most), 0);
 }
 
+// A file of its own answers keys at once; in a notebook they belong to the notebook until a view is chosen.
+const alone = () => document.body.hasAttribute("data-mhac-page");
+
+function whenKeysWork(keys) {
+  return (alone() ? T("Keys work as soon as the page is open") : T("Keys work after a click here")) + ": " + keys;
+}
+
 // ---- mounting --------------------------------------------------------------------------------------------------
 
 // Puts the view into every element that waits for it.  An output may be shown twice under one id, and some notebooks
@@ -266,8 +273,7 @@ function mount(id, style, data, build, tries) {
       const shadow = host.attachShadow({ mode: "open" });
       shadow.append(el("style", { text: style }), root);
       ready();
-      // A file of its own answers keys at once; in a notebook they belong to the notebook.
-      if (first && document.body.hasAttribute("data-mhac-page")) first.focus({ preventScroll: true });
+      if (first && alone()) first.focus({ preventScroll: true });
       host.setAttribute("data-mhac-ready", Math.round(performance.now()));
     }).catch((error) => host.append("The interactive view could not start: " + error.message));
   }

@@ -151,6 +151,6 @@ function footer(data) {
     ...KEYS.flatMap(([key, what]) => [el("dt", { text: key }), el("dd", { text: T(what) })])));
   const notes = data.notes.map((note) => el("p", { text: note }));
   return el("footer", {}, el("div", {}, ...notes,
-    el("p", { text: T("Keys work as soon as the page is open: arrows move, 0 to 9 choose a head, v changes the view.") }),
+    el("p", { text: whenKeysWork(T("arrows move, 0 to 9 choose a head, v changes the view.")) }),
     el("p", { text: T("Weights say where a head looks, not why a model decides.") })), help);
 }

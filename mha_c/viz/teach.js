@@ -146,7 +146,7 @@ function playerFrame(data, scenes, does) {
     el("header", {}, el("div", { class: "mhac-titles" }, el("h3", { text: data.title })),
       el("div", { class: "mhac-controls" }, back, play, next)),
     bar, el("div", { class: "mhac-said" }, title, math, caption), memory.node, stage, sum,
-    el("footer", {}, el("p", { text: T("Keys work as soon as the page is open: ← → step, space plays, ↑ ↓ choose the query. Point at a cell.") })));
+    el("footer", {}, el("p", { text: whenKeysWork(T("← → step, space plays, ↑ ↓ choose the query. Point at a cell.")) })));
 
   root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -164,3 +164,4 @@ def test_in_a_page_of_somebody_else_keys_are_not_taken(show, weights):
     """A notebook has keys of its own; a view that appears in it must not answer to them."""
     shown = show(document("<input autofocus>" + view(weights, SENTENCE)._repr_html_()))
     assert shown.run("return R.activeElement") is None
+    assert "Keys work after a click here" in shown.run("return R.querySelector('footer').textContent")
