@@ -89,7 +89,7 @@ void mha_threads_limit_own(unsigned n_threads);
 typedef int (*mha_interrupt_fn)(void *context);
 void mha_interrupt_watch(mha_interrupt_fn check, void *context);
 
-/* CPUs this process may use: the smaller of its affinity mask and its cgroup quota, at least 1. */
+/* CPUs this process may use, by its affinity mask; at least 1. */
 unsigned mha_threads_available(void);
 
 /* --- Operands ------------------------------------------------------------------------- */

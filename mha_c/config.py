@@ -200,7 +200,50 @@ def _select_threads() -> None:
         if n is not None:
             _choose_threads(n, variable)
             return
-    _choose_threads(_core.available_threads(), "the CPUs this process may use")
+    quota = _cpu_quota()
+    cpus = _core.available_threads()
+    _choose_threads(cpus if quota is None else min(cpus, quota), "the CPUs this process may use")
+
+
+def _cpu_quota(of_process: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Optional[int]:
+    """How many CPUs' time the cgroups of this process grant it, rounded up; None without a limit.
+
+    `docker run --cpus` and Kubernetes set it.  Threads beyond it would use the period up early, and then all stand
+    still together.  Every level of the tree may have a quota, and the smallest holds.  A container often sees its own
+    part of the tree alone, mounted as if it were all, while its path still counts from the host's root: then the
+    walk up to the mount finds the container's.  Files that are missing or odd are no limit.
+    """
+    quotas = []
+    for line in _text(of_process).splitlines():
+        _, *rest = line.split(":", 2)  # number, controllers, path; version 2 has no controllers
+        if len(rest) < 2 or (rest[0] and "cpu" not in rest[0].split(",")):
+            continue
+        for mount in ("/cpu", "/cpu,cpuacct") if rest[0] else ("", "/unified"):
+            path = rest[1]
+            while True:
+                quotas.append(_quota_in(f"{root}{mount}{path}", 1 if rest[0] else 2))
+                if not path:
+                    break
+                path = path.rpartition("/")[0]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_in(folder: str, version: int) -> Optional[int]:
+    if version == 2:  # one file: "max 100000" or "150000 100000"
+        numbers = _text(f"{folder}/cpu.max").split()[:2]
+    else:  # two files, a quota of -1 for none
+        numbers = [_text(f"{folder}/cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(numbers) < 2 or not all(number.isascii() and number.isdigit() for number in numbers) or int(numbers[1]) == 0:
+        return None
+    return max(1, -(-int(numbers[0]) // int(numbers[1])))
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 16)
+    except (OSError, ValueError):
+        return ""
 
 
 CACHE_UNITS = {"": 1, "K": 1024, "M": 1024**2}

@@ -8,7 +8,19 @@
  */
 #include "cpu.h"
 
-#include "cpu_x86.h"
+#if defined(__x86_64__) || defined(__i386__)
+#define MHA_CPU_IS_X86 1
+#include <cpuid.h>
+
+#if defined(MHA_PRETENDED_CPU) /* a test answers for the CPU */
+#define CPUID mha_pretended_cpuid
+int mha_pretended_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx, unsigned *edx);
+#else
+#define CPUID __get_cpuid_count
+#endif
+#else
+#define MHA_CPU_IS_X86 0
+#endif
 
 #if MHA_CPU_IS_X86
 /* CPUID leaf 1, ECX. */

@@ -27,9 +27,8 @@ C_RULES = [
     (r"python/sizes\.c", [OWN, r"<(stdio|sys/types|time|wchar|pthread)\.h>"]),  # the types of which sizes are stated
     # the only files that talk to the system: memory, processor, threads
     (r"runtime/scratch\.[ch]", [OWN, r"<(stdlib|stddef|stdint)\.h>"]),
-    (r"runtime/cpu(_x86)?\.[ch]", [OWN, r"<(cpuid|stddef|stdint)\.h>", MATHS]),
-    (r"runtime/caches\.c", [OWN, r"<(sys/sysctl|windows)\.h>", MATHS]),
-    (r"runtime/read_start\.h", [OWN, r"<(errno|fcntl|unistd)\.h>"]),
+    (r"runtime/cpu\.[ch]", [OWN, r"<(cpuid|stddef|stdint)\.h>", MATHS]),
+    (r"runtime/caches\.c", [OWN, r"<(sys/sysctl|unistd)\.h>", MATHS]),
     (
         r"runtime/threads\w*\.[ch]",
         [

@@ -17,7 +17,7 @@ import pytest
 
 import mha_c
 import needs
-from mha_c import _core, selftest
+from mha_c import _core, config, selftest
 
 OFFERED = [name for name, available in _core.isas() if available]
 VARIABLES = ("MHA_C_ISA", "MHA_C_CACHES", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS")
@@ -109,13 +109,14 @@ def linux_caches():
             yield int(level), int(size.rstrip("K")) * 1024, bin(int(shared.replace(",", ""), 16)).count("1")
 
 
+SMALLEST = "(32768, 524288) this machine's"  # where the C library does not tell
 NAMES_OF_CACHE_FILES = "level", "type", "size", "shared_cpu_map"
 
 
 def test_the_caches_are_those_of_this_machine():
     told = {level: size for level, size, sharers in linux_caches() if sharers <= 2}
     if {1, 2} <= set(told):  # a kernel that tells both; cores that share one are left to the C tests
-        assert printed(CACHES)[0] == f"({told[1]}, {told[2]}) this machine's"
+        assert printed(CACHES)[0] in (f"({told[1]}, {told[2]}) this machine's", SMALLEST)
     else:
         first, second = _core.caches()
         assert 4096 <= first <= second
@@ -136,7 +137,7 @@ def test_sizes_that_no_processor_has_are_those_of_this_machine():
         _core.set_caches(*before)
 
 
-DEFAULT = str(_core.available_threads())
+DEFAULT = str(min(_core.available_threads(), config._cpu_quota() or 10**6))
 THREADS = "import mha_c; print(mha_c.get_num_threads())"
 
 
@@ -164,6 +165,67 @@ def test_a_bad_thread_variable_is_a_warning_and_the_default(value):
     assert f"RuntimeWarning: MHA_C_NUM_THREADS={value!r} is ignored: it must be a whole number >= 1" in warned
     assert warned.count("Warning:") == 1
     assert printed(THREADS, MHA_C_NUM_THREADS=value, OMP_NUM_THREADS="7")[0] == "7"
+
+
+QUOTAS = {  # what /proc/self/cgroup says, the files under /sys/fs/cgroup, CPUs
+    "no files": ("0::/a/b\n", {}, None),
+    "max": ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None),
+    "half a CPU": ("0::/a/b\n", {"a/b/cpu.max": "50000 100000\n"}, 1),
+    "a little more than one": ("0::/a/b\n", {"a/b/cpu.max": "100001 100000\n"}, 2),
+    "exactly one": ("0::/a/b\n", {"a/b/cpu.max": "100000 100000\n"}, 1),
+    "nothing": ("0::/a\n", {"a/cpu.max": "0 100000\n"}, 1),
+    "smaller above": ("0::/a/b\n", {"a/b/cpu.max": "900000 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
+    "the root, a level between": ("0::/a/b\n", {"a/b/cpu.max": "900000 100000\n", "cpu.max": "200000 100000\n"}, 2),
+    "a path that is not in the tree": ("0::/elsewhere/deep\n", {"cpu.max": "100000 100000\n"}, 1),
+    "a process in the root": ("0::/\n", {"cpu.max": "100000 100000\n"}, 1),
+    "both versions": ("4:memory:/x\n1:name=systemd:/c\n0::/c", {"unified/c/cpu.max": "700000 100000\n"}, 7),
+    "version 1": ("3:cpu,cpuacct:/d/e\n", {"cpu/d/e/cpu.cfs_quota_us": "200000\n",
+                                           "cpu/d/e/cpu.cfs_period_us": "100000\n"}, 2),
+    "the other order": ("3:cpuacct,cpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "2\n", "cpu/d/cpu.cfs_period_us": "1\n"}, 2),
+    "other controllers": ("3:cpuset:/d\n2:cpuacct:/d\n1:xcpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "2\n",
+                                                                    "cpu/d/cpu.cfs_period_us": "1\n"}, None),
+    "-1": ("3:cpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "-1\n", "cpu/d/cpu.cfs_period_us": "100000\n"}, None),
+    "a period of 0": ("3:cpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "1\n", "cpu/d/cpu.cfs_period_us": "0\n"}, None),
+    "no period": ("3:cpu:/d\n", {"cpu/d/cpu.cfs_quota_us": "1\n"}, None),
+    "a container's own root": ("3:cpu:/d\n", {"cpu,cpuacct/cpu.cfs_quota_us": "4\n",
+                                             "cpu,cpuacct/cpu.cfs_period_us": "1\n"}, 4),
+}  # fmt: skip
+
+
+def quota(folder, process, files):
+    for name, text in {"process": process, **{f"tree/{name}": text for name, text in files.items()}}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return config._cpu_quota(str(folder / "process"), str(folder / "tree"))
+
+
+@pytest.mark.parametrize("case", QUOTAS)
+def test_cpu_quotas(case, tmp_path):
+    process, files, n_cpus = QUOTAS[case]
+    assert quota(tmp_path, process, files) == n_cpus
+
+
+def test_odd_files_are_no_quota(tmp_path):
+    lines = ["", "\n", "garbage", "0", "0:", "0::", ":::::", "0::a/b", "0::/../..", "3:cpu", "3:,,cpu,:/", "0:::/a:b\n",
+             "0::/a//b//\n", "\n\n0::/q\n", "0::/" + "a" * 6000, "0::/\0\n", "0::/" + "a/" * 3000]  # fmt: skip
+    for line in lines:
+        assert quota(tmp_path, line, {}) is None, line
+    for text in ["", " ", "max", "1", "100000", "100000 0", "x", "1 x", "-5 1", "², 1", "1.5 1"]:
+        assert quota(tmp_path, "0::/r\n", {"r/cpu.max": text}) is None, text
+    assert config._cpu_quota(str(tmp_path / "missing")) is None and config._cpu_quota(str(tmp_path)) is None
+
+
+def test_threads_follow_the_quota(monkeypatch):
+    before = config._threads_chosen, config._threads_reason
+    try:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for found, threads in ((1, 1), (None, _core.available_threads()), (10**6, _core.available_threads())):
+            monkeypatch.setattr(config, "_cpu_quota", lambda found=found: found)
+            config._select_threads()
+            assert mha_c.get_num_threads() == threads
+    finally:
+        config._choose_threads(*before)
 
 
 def test_a_bad_openmp_variable():
