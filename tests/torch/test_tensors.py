@@ -18,7 +18,7 @@ from mha_c import _core
 torch = pytest.importorskip("torch")
 
 import mha_c.torch as mt  # noqa: E402
-from mha_c.torch import _tensors, autograd  # noqa: E402
+from mha_c.torch import autograd  # noqa: E402
 
 needs_exchange = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange functions"
