@@ -34,20 +34,21 @@ grad_q_rows(const mha_plan *plan, const mha_room *room, size_t span, size_t item
     return (mha_operand){plan->spans_abreast == 1 ? room->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
-/*
- * Describes dV += (P F)^T G or, for dot products, dK += dS^T Q (= if nothing is there yet): `rows` of queries, one for
- * each of the tile's, in numbers for the block's keys that lie like scores.  Rows are keys, depth is queries.
- */
+/* dV += (P F)^T G, or dK += dS^T Q (= if nothing is there yet), described: rows are keys, depth is queries. */
 static mha_product
-key_grads(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
-          const mha_operand *rows, const mha_result *result, int overwrite)
+product_of_queries(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
+                   int of_values, int overwrite)
 {
+    const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
+    const mha_operand *rows = of_values ? &plan->grads->grad_out : &args->q;
+    const mha_result *result = of_values ? &plan->grads->grad_v : &plan->grads->grad_k;
 
     return (mha_product){
         .rows = block->keys.last - block->keys.first,
+        .cols = of_values ? args->value_dim : args->head_dim,
         .depth = tile->rows,
-        .a = numbers + (block->keys.first - block->first_key) * k->itemsize,
+        .a = (of_values ? room->scores : room->grads) + (block->keys.first - block->first_key) * k->itemsize,
         .a_row = 1,
         .a_step = (ptrdiff_t)plan->score_stride,
         .b = {.data = mha_operand_at(k, rows, tile->item, tile->head, tile->query),
@@ -58,17 +59,6 @@ key_grads(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block
         .accumulate = !overwrite,
         .scale = &plan->one,
     };
-}
-
-static mha_product
-value_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
-            int overwrite)
-{
-    mha_product product = key_grads(plan, tile, block, room->scores, &plan->grads->grad_out, &plan->grads->grad_v,
-                                    overwrite);
-
-    product.cols = plan->args->value_dim;
-    return product;
 }
 
 static void
@@ -134,19 +124,16 @@ add_uniform_rows(const mha_plan *plan, const mha_rows *head, const mha_room *roo
         const mha_interval mean = mha_mean_keys(plan, head, i), mine = mha_interval_meet(mean, keys);
         for (size_t first = mha_block_start(plan, mine.first); first < mine.last; first += plan->key_block) {
             const mha_key_block block = {.first_key = first, .keys = mha_block_keys(plan, mine, first)};
-            const size_t n = block.keys.last - first;
             mha_rows row = *head;
             row.query = i;
             row.rows = 1;
             row.row_keys = NULL;
             row.keys = block.keys;
-            k->fill(n, 1.0 / (double)(mean.last - mean.first), room->scores);
+            k->fill(block.keys.last - first, 1.0 / (double)(mean.last - mean.first), room->scores);
             if (args->dropout > 0) {
-                const mha_interval filled = {first, block.keys.last};
-                mha_dropout_tile(plan, &row, filled, room->factors);
-                k->multiply_rows(1, n, room->scores, room->factors, 0);
+                mha_drop_weights(plan, &row, room, &block);
             }
-            const mha_product product = value_grads(plan, &row, room, &block, 0);
+            const mha_product product = product_of_queries(plan, &row, room, &block, 1, 0);
             k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
         }
     }
@@ -172,14 +159,13 @@ backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, 
         plan->kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
                                     (ptrdiff_t)plan->score_stride);
     }
-    const mha_product values = value_grads(plan, tile, room, block, overwrite.keys);
+    const mha_product values = product_of_queries(plan, tile, room, block, 1, overwrite.keys);
     mha_guarded_product(plan, tile, room, block, &values, 1);
     if (args->additive_weights != NULL) {
         add_additive_grads(plan, tile, room, block, grad_q, grad_w);
         return;
     }
-    mha_product keys = key_grads(plan, tile, block, room->grads, &args->q, &plan->grads->grad_k, overwrite.keys);
-    keys.cols = args->head_dim;
+    const mha_product keys = product_of_queries(plan, tile, room, block, 0, overwrite.keys);
     mha_guarded_product(plan, tile, room, block, &keys, 1);
     add_query_grads(plan, walk, grad_q, overwrite.queries);
 }

@@ -27,7 +27,7 @@ write_weights(const mha_walk *walk, const char *inverse)
     const mha_kernels *k = plan->kernels;
 
     for (size_t i = 0; i < tile->rows; i++) {
-        char *row = (char *)args->weights + (mha_row_index(plan, tile) + i) * args->keys * k->itemsize;
+        char *row = mha_weights_at(plan, tile, i);
         const mha_interval seen = mha_row_keys(tile, i);
         /* An empty row has {0, 0}; it is filled later. */
         const size_t first = seen.first < seen.last ? seen.first - walk->block.first_key : 0;

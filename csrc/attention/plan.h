@@ -43,8 +43,8 @@ typedef enum {
     MHA_WAY_ITEMS     /* additive scores by columns, of one query from each of several items (columns.c) */
 } mha_way;
 
-/* What a call is and how it is gone about: nothing here changes from task to task. */
 typedef struct mha_plan {
+    /* The problem: facts. */
     mha_pass pass;
     const mha_attention_args *args;
     const mha_kernels *kernels;
@@ -54,6 +54,7 @@ typedef struct mha_plan {
     int watched;         /* the call may be given up half-way, see runtime/threads_interrupt.h */
     double work;         /* multiply-adds of the call, roughly: what decides about threads */
 
+    /* What is chosen, from these sizes alone. */
     mha_way way;
     size_t key_block;    /* keys per block; a function of the head sizes only, never of the data */
     size_t tile_rows;    /* query rows per tile */

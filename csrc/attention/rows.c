@@ -116,8 +116,7 @@ fill_empty_rows(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
             continue;
         }
         if (args->weights != NULL && !plan->weights_later) {
-            mha_fill_empty_weights(plan, rows, i,
-                                   (char *)args->weights + (mha_row_index(plan, rows) + i) * args->keys * k->itemsize);
+            mha_fill_empty_weights(plan, rows, i);
         }
         if (!uniform) {
             memset(out, 0, args->value_dim * k->itemsize);

@@ -25,6 +25,15 @@ mha_row_index(const mha_plan *plan, const mha_rows *tile)
     return (tile->item * plan->args->heads + tile->head) * plan->args->queries + tile->query;
 }
 
+/* Row `row` of these in args->weights. */
+MHA_INLINE char *
+mha_weights_at(const mha_plan *plan, const mha_rows *rows, size_t row)
+{
+    const size_t at = (mha_row_index(plan, rows) + row) * plan->args->keys;
+
+    return (char *)plan->args->weights + at * plan->kernels->itemsize;
+}
+
 /* The keys that row `row` of the tile sees. */
 mha_interval mha_row_keys(const mha_rows *tile, size_t row);
 
@@ -34,8 +43,8 @@ mha_interval mha_row_keys(const mha_rows *tile, size_t row);
  */
 mha_interval mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row);
 
-/* The weights of such a row: 1/n for each of those n keys, or zeros. */
-void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights);
+/* Writes the weights of such a row: 1/n for each of those n keys, or zeros. */
+void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row);
 
 /* The tile's first row among those of its task: row r of head g is number g * task_queries + r. */
 MHA_INLINE size_t

@@ -24,14 +24,6 @@ load_statistics(const mha_plan *plan, const mha_rows *task, const mha_rows *rows
     k->invert_sums(rows->rows, max, sum, mha_statistics_at(plan, task, rows, room->inverse));
 }
 
-static char *
-weights_at(const mha_plan *plan, const mha_rows *rows)
-{
-    const mha_attention_args *args = plan->args;
-
-    return (char *)args->weights + mha_row_index(plan, rows) * args->keys * plan->kernels->itemsize;
-}
-
 static void
 weigh_block(mha_walk *walk)
 {
@@ -40,8 +32,7 @@ weigh_block(mha_walk *walk)
     const mha_rows *tile = &walk->tile;
     const mha_key_block *block = &walk->block;
     const mha_kernels *k = plan->kernels;
-    const size_t row_bytes = plan->args->keys * k->itemsize, first_row = mha_row_in_task(plan, walk->task, tile);
-    char *weights = weights_at(plan, tile);
+    const size_t first_row = mha_row_in_task(plan, walk->task, tile);
 
     mha_score_tile(plan, tile, room, &walk->block);
     for (size_t i = 0; i < tile->rows; i++) {
@@ -50,17 +41,18 @@ weigh_block(mha_walk *walk)
         if (seen.first < seen.last) {
             const size_t at = i * plan->score_stride + seen.first - block->first_key;
             k->weights_row(seen.last - seen.first, room->scores + at * k->itemsize, room->max + stat,
-                           room->inverse + stat, weights + i * row_bytes + seen.first * k->itemsize);
+                           room->inverse + stat, mha_weights_at(plan, tile, i) + seen.first * k->itemsize);
         }
     }
 }
 
 void
-mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row, char *weights)
+mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row)
 {
     const mha_kernels *k = plan->kernels;
     const mha_interval keys = mha_mean_keys(plan, tile, row);
     const size_t n = keys.last - keys.first;
+    char *weights = mha_weights_at(plan, tile, row);
 
     k->fill(plan->args->keys, 0, weights);
     if (plan->args->empty_rows == MHA_EMPTY_UNIFORM && plan->args->sinks == NULL) {
@@ -77,10 +69,10 @@ fill_outside(const mha_plan *plan, const mha_rows *task, const mha_rows *rows, c
     const char *sum = mha_statistics_at(plan, task, rows, room->sum);
 
     for (size_t i = 0; i < rows->rows; i++) {
-        char *row = weights_at(plan, rows) + i * args->keys * k->itemsize;
+        char *row = mha_weights_at(plan, rows, i);
         const mha_interval seen = mha_row_keys(rows, i);
         if (mha_read(k, sum, i) == 0) {
-            mha_fill_empty_weights(plan, rows, i, row);
+            mha_fill_empty_weights(plan, rows, i);
         } else {
             memset(row, 0, seen.first * k->itemsize);
             memset(row + seen.last * k->itemsize, 0, (args->keys - seen.last) * k->itemsize);
