@@ -29,8 +29,8 @@ visit_rows(const mha_plan *plan, const mha_rows *rows, const mha_room *room, add
         for (size_t i = 0; i < walk.tile.rows; i++) {
             const mha_interval seen = mha_interval_meet(mha_row_keys(&walk.tile, i), walk.block.keys);
             if (seen.first < seen.last) {
-                const size_t at = i * plan->score_stride + seen.first - walk.block.first_key;
-                add(plan, &walk.tile, i, seen, room->grads + at * plan->kernels->itemsize, room->table);
+                add(plan, &walk.tile, i, seen, mha_score_at(plan, &walk.block, room->grads, i, seen.first),
+                    room->table);
             }
         }
     }

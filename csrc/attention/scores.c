@@ -76,7 +76,7 @@ additive_scores(const mha_plan *plan, const mha_rows *tile, const mha_room *room
     block->from = first / k->lanes * k->lanes;
     block->visible = end - block->from;
     block->width = mha_round_up(block->visible, k->lanes);
-    additive.scores = room->scores + first * k->itemsize;
+    additive.scores = mha_score_at(plan, block, room->scores, 0, block->keys.first);
     additive.scores_row = (ptrdiff_t)plan->score_stride;
     additive.scores_step = 1;
     k->additive_scores(&additive);
@@ -166,9 +166,8 @@ apply_by_rows(const mha_plan *plan, const mha_rows *tile, const mha_room *room, 
 {
     for (size_t i = 0; i < tile->rows && terms; i++) {
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
-        const size_t at = i * plan->score_stride + seen.first - block->first_key;
         if (seen.first < seen.last) {
-            apply_to_row(plan, tile, i, seen, room->scores + at * plan->kernels->itemsize, terms);
+            apply_to_row(plan, tile, i, seen, mha_score_at(plan, block, room->scores, i, seen.first), terms);
         }
     }
 }
@@ -189,7 +188,7 @@ apply_terms(const mha_plan *plan, const mha_rows *tile, const mha_room *room, co
     const mha_mask *bias = &args->bias, *keep = &args->keep_mask;
     const size_t first = block->keys.first, n = block->keys.last - first;
     const ptrdiff_t stride = (ptrdiff_t)plan->score_stride;
-    char *scores = room->scores + (first - block->first_key) * k->itemsize;
+    char *scores = mha_score_at(plan, block, room->scores, 0, first);
     int terms = (args->relative_bias != NULL ? RELATIVE_BIAS : 0) | (bias->data != NULL ? BIAS : 0) |
                 (keep->data != NULL ? KEEP_MASK : 0);
 

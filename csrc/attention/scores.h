@@ -16,6 +16,15 @@ typedef struct {
     size_t from, width, visible;
 } mha_key_block;
 
+/* Where the number for a row of the tile and a key of the block is, among numbers that lie like scores. */
+MHA_INLINE char *
+mha_score_at(const mha_plan *plan, const mha_key_block *block, const char *scores, size_t row, size_t key)
+{
+    const size_t at = row * plan->score_stride + key - block->first_key;
+
+    return (char *)(uintptr_t)scores + at * plan->kernels->itemsize;
+}
+
 /* Address of the mask's element for (row of the tile, key). */
 MHA_INLINE const char *
 mha_mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row, size_t key)

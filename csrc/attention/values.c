@@ -118,7 +118,7 @@ mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_bl
         .depth = block->keys.last - block->keys.first,
         .part = of_values ? MHA_VALUE_PART : MHA_GRAD_PART,
         .first_step = first,
-        .a = numbers + first * k->itemsize,
+        .a = mha_score_at(plan, block, numbers, 0, block->keys.first),
         .a_row = (ptrdiff_t)plan->score_stride,
         .a_step = 1,
         .b = {.layout = MHA_ROWS, .stride = rows->row_stride, .padded = dense_rows != NULL},
@@ -138,7 +138,7 @@ void
 mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block)
 {
     const mha_kernels *k = plan->kernels;
-    const size_t first = block->keys.first - block->first_key, at_once = plan->factor_rows;
+    const size_t at_once = plan->factor_rows;
     mha_rows some = *tile;
 
     for (size_t row = 0; row < tile->rows; row += at_once) {
@@ -146,7 +146,7 @@ mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *roo
         some.rows = mha_min(at_once, tile->rows - row);
         mha_dropout_tile(plan, &some, block->keys, room->factors);
         k->multiply_rows(some.rows, block->keys.last - block->keys.first,
-                         room->scores + (row * plan->score_stride + first) * k->itemsize, room->factors,
+                         mha_score_at(plan, block, room->scores, row, block->keys.first), room->factors,
                          (ptrdiff_t)plan->score_stride);
     }
 }

@@ -39,9 +39,9 @@ weigh_block(mha_walk *walk)
         const size_t stat = (first_row + i) * k->itemsize;
         const mha_interval seen = mha_interval_meet(mha_row_keys(tile, i), block->keys);
         if (seen.first < seen.last) {
-            const size_t at = i * plan->score_stride + seen.first - block->first_key;
-            k->weights_row(seen.last - seen.first, room->scores + at * k->itemsize, room->max + stat,
-                           room->inverse + stat, mha_weights_at(plan, tile, i) + seen.first * k->itemsize);
+            k->weights_row(seen.last - seen.first, mha_score_at(plan, block, room->scores, i, seen.first),
+                           room->max + stat, room->inverse + stat,
+                           mha_weights_at(plan, tile, i) + seen.first * k->itemsize);
         }
     }
 }
