@@ -18,9 +18,10 @@ from .._arguments.arrays import to_lengths
 from .._core import layer_parts
 from .._layer.module import own_method
 from ..errors import ShapeError
-from . import _tensors, decoding, memory
+from . import decoding, memory
 from ._lazy_sizes import materialize
-from ._tensors import autocasting, beyond_core, draw_seed, elsewhere, is_compiling, result_type
+from ._private import beyond_core, tracing_state
+from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
 from .children import Layout, plain_inputs, standard_parts
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .kept import Assigned, Kept, detached, restored
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .frozen import Packed
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
-_tracing, _INT64 = _tensors._tracing, torch.int64
+_INT64 = torch.int64
 _NOT_SAVED = "_frozen", "_memory"
 
 
@@ -182,7 +183,7 @@ class AttentionModule(TakesArrays):
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        not_by_core = _tracing() is not None or beyond_core()
+        not_by_core = tracing_state() is not None or beyond_core()
         parts = None if not_by_core else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)

@@ -1,7 +1,7 @@
 """Between tensors and the compiled core: views on their memory, lengths, seeds, threads, and what cannot be served.
 
 A CPU tensor and the ndarray of its `numpy()` are the same memory, strides included; nothing is copied here.
-From torch 2.10 on, the core takes the tensors themselves (csrc/python/args_tensors.c), which is much quicker.
+The core takes tensors themselves, too (csrc/python/args_tensors.c), which is much quicker.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Optional
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._layer import kept_weights
+from ._private import FakeTensor, beyond_core, in_functorch, is_of_a_transform, tensor_exchange, tracing_state
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -26,25 +26,20 @@ FLOATS = (torch.float32, torch.float64)  # what the core computes in
 _CPU = torch.device("cpu")
 HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
 
-_tracing = getattr(torch._C, "_get_tracing_state", lambda: None)
-in_functorch = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
-_compiler = getattr(torch, "compiler", None)
-is_compiling = getattr(_compiler, "is_compiling", None) or torch._dynamo.is_compiling
-_is_exporting = getattr(_compiler, "is_exporting", bool)
+is_compiling = torch.compiler.is_compiling
 
 
 def exporting() -> bool:
     """Whether the call is written down for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
-    return _is_exporting() or _tracing() is not None
+    return torch.compiler.is_exporting() or tracing_state() is not None
 
 
 def traced(*tensors: Any) -> bool:
     """Whether the operators of `ops.py` must do the work: a compiler or tracer is looking, or no plain tensors."""
-    return is_compiling() or _tracing() is not None or any(type(x) not in _PLAIN for x in tensors)
+    return is_compiling() or tracing_state() is not None or any(type(x) not in _PLAIN for x in tensors)
 
 
 _PLAIN = (Tensor, torch.nn.Parameter, type(None))
-_FAKE: Any = getattr(getattr(torch, "_subclasses", None), "FakeTensor", ())
 
 
 def refuse_transforms(name: str) -> None:
@@ -54,16 +49,8 @@ def refuse_transforms(name: str) -> None:
         raise RuntimeError(f"{name} cannot be exported or traced: mha_c has no form of it that runs without mha_c")
 
 
-def beyond_core() -> bool:
-    """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
-    return in_functorch() or forward_ad._current_level >= 0
-
-
-if hasattr(torch, "get_autocast_dtype"):
-    autocasting: Any = functools.partial(torch.is_autocast_enabled, "cpu")  # whether it is on for the CPU
-    _autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
-else:  # before torch 2.4
-    autocasting, _autocast_type = torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype
+autocasting: Any = functools.partial(torch.is_autocast_enabled, "cpu")  # whether it is on for the CPU
+_autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
 
 
 def result_type(dtype: torch.dtype) -> torch.dtype:
@@ -88,16 +75,7 @@ def has_numbers(tensor: Tensor) -> bool:
     """Whether they can be looked at, now and for good: no fake or meta tensor, none of a transform, no exporter."""
     if type(tensor) not in _PLAIN or tensor.is_meta or is_compiling() or exporting():
         return False
-    return not (in_functorch() and torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def of_all_examples(tensor: Tensor) -> Tensor:
-    """What a call inside torch.func has left, read when the transform is over: of a map with an axis in front."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
-        tensor = functorch.get_unwrapped(tensor).movedim(axis, 0)
-    return tensor
+    return not (in_functorch() and is_of_a_transform(tensor))
 
 
 def elsewhere(value: Any) -> bool:
@@ -136,41 +114,6 @@ def lengths(valid_lens: Any) -> Any:
 # --- The core's functions on tensors ------------------------------------------------------------------
 
 
-def _as_tensors(result: Any) -> Any:
-    if type(result) is tuple:
-        return tuple(map(_as_tensors, result))
-    return optional_tensor(result)
-
-
-def _with_arrays(function: Any) -> Any:
-    """The function for a torch whose tensors the core cannot take itself."""
-
-    def call(*args: Any) -> Any:
-        views: dict[int, Array] = {}  # one for each tensor: the core sees which inputs are the same
-
-        def viewed(x: Any) -> Any:
-            if type(x) is tuple:
-                return tuple(map(viewed, x))
-            if not isinstance(x, Tensor):
-                return x
-            if id(x) not in views:
-                views[id(x)] = array(x)
-            return views[id(x)]
-
-        try:
-            arrays = [viewed(x) for x in args]
-        except (TypeError, RuntimeError) as error:
-            raise BufferError(str(error)) from error
-        result = function(*arrays)
-        if function in (_core.layer_forward, _core.layer_step):
-            return (torch.from_numpy(result[0]), *result[1:])
-        if function is _core.same_numbers:
-            return result
-        return _as_tensors(result)
-
-    return call
-
-
 def _on_torchs_threads(function: Any) -> Any:
     """The function on at most torch.get_num_threads() threads: a limit for each call alone."""
     get_num_threads, ours = torch.get_num_threads, _core.get_num_threads
@@ -188,25 +131,16 @@ def _on_torchs_threads(function: Any) -> Any:
     return call
 
 
-layer_forward: Any = _core.layer_forward
-layer_step: Any = _core.layer_step
-layer_backward: Any = _core.layer_backward
-attention_forward: Any = _core.attention_forward
-attention_backward: Any = _core.attention_backward
+_core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg)
+layer_forward = _on_torchs_threads(_core.layer_forward)
+layer_step = _on_torchs_threads(_core.layer_step)
+layer_backward = _on_torchs_threads(_core.layer_backward)
+attention_forward = _on_torchs_threads(_core.attention_forward)
+attention_backward = _on_torchs_threads(_core.attention_backward)
+linear = _on_torchs_threads(_core.linear)
+dropout_factors = _on_torchs_threads(_core.dropout_factors)
+saved_weights = _on_torchs_threads(kept_weights.saved_weights)
 same_numbers: Any = _core.same_numbers
-linear: Any = _core.linear
-try:
-    _core.serve_tensors(Tensor.__dlpack_c_exchange_api__, Tensor, torch.nn.Parameter, Tensor.is_neg)
-except (AttributeError, ValueError):
-    layer_forward, layer_step, layer_backward = map(_with_arrays, (layer_forward, layer_step, layer_backward))
-    linear = _with_arrays(linear)
-    attention_forward, attention_backward = map(_with_arrays, (attention_forward, attention_backward))
-    same_numbers = _with_arrays(same_numbers)
-layer_forward, layer_step, layer_backward = map(_on_torchs_threads, (layer_forward, layer_step, layer_backward))
-attention_forward, attention_backward, linear, dropout_factors, saved_weights = map(
-    _on_torchs_threads,
-    (attention_forward, attention_backward, linear, _core.dropout_factors, kept_weights.saved_weights),
-)
 
 
 def check_inputs(**named: Any) -> None:
@@ -255,7 +189,7 @@ def refuse_half_fake(**named: Any) -> None:
     """The same of fake tensors, unless their mode takes real ones among them."""
     if is_compiling():
         return
-    fake = {name: value for name, value in named.items() if isinstance(value, _FAKE)}
+    fake = {name: value for name, value in named.items() if isinstance(value, FakeTensor)}
     real = [name for name, value in named.items() if isinstance(value, Tensor) and name not in fake]
     if fake and real and not all(value.fake_mode.allow_non_fake_inputs for value in fake.values()):
         raise TypeError(

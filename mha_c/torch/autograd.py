@@ -18,10 +18,10 @@ from torch.autograd import Function
 from .._core import autograd_parts
 from .._layer.kept_weights import N_FOR_WEIGHTS, for_backward
 from . import mathematics
+from ._private import in_functorch, quick_apply
 from ._tensors import (
     attention_backward,
     attention_forward,
-    in_functorch,
     layer_backward,
     layer_forward,
     optional_array,
@@ -88,8 +88,7 @@ class LayerFunction(Function):
             return _layer_gradients(ctx, tensors, grad_out)
 
 
-# torch's own, in C++: what `Function.apply` does before it is for torch.func, and takes as long as a small layer.
-apply_layer: Any = super(Function, LayerFunction).apply
+apply_layer = quick_apply(LayerFunction)
 
 
 def _nine(given: Any) -> Nine:
@@ -154,9 +153,10 @@ class WeightsSource(NamedTuple):
 
 
 class WeightsFunction(Function):
-    """apply(source, [weights], *source.arguments()) -> weights, as a function of these.
+    """apply(source, [weights, recipe], *source.arguments()) -> weights, as a function of these.
 
     weights  (B, H, Q, K) or (B*H, Q, K), a promise of the numbers (`lazy.LazyWeights`): they are not computed again
+    recipe   the `lazy.Recipe` of them
     """
 
     @staticmethod
@@ -165,8 +165,9 @@ class WeightsFunction(Function):
         ctx.source, ctx.changed = source, source.has_changed()
         # Numbers of a compiled call are compared in the backward call.  The result itself must not be kept for that: it
         # keeps this node, and nobody frees such a circle.
-        ctx.recipe = box[0]._recipe if source.versions is None else None
-        return box[0]
+        weights, recipe = box
+        ctx.recipe = recipe if source.versions is None else None
+        return weights
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -259,7 +260,7 @@ class AttentionFunction(Function):
         return tuple(grad if need else None for grad, need in zip(found, ctx.needs_input_grad))
 
 
-apply_attention: Any = super(Function, AttentionFunction).apply  # as apply_layer
+apply_attention = quick_apply(AttentionFunction)
 
 
 def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:

@@ -18,7 +18,8 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import mathematics
-from ._tensors import HALVES, _tracing, autocast_on, beyond_core, exporting, float32_if_half
+from ._private import beyond_core, tracing_state
+from ._tensors import HALVES, autocast_on, exporting, float32_if_half
 from .mathematics import Drop
 
 
@@ -48,7 +49,7 @@ def drop_as_the_call(queries: Tensor, p: float, seed: Optional[int] = None) -> O
 def says(q: Tensor, k: Tensor) -> bool:
     """Whether scaled_dot_product_attention has an answer for these here, and what is asked for beside it."""
     if exporting():  # ONNX from TorchScript does not know it in float64
-        return not (_tracing() is not None and q.dtype is torch.float64)
+        return not (tracing_state() is not None and q.dtype is torch.float64)
     return not (q.is_cpu or beyond_core()) and k.shape[-2] > 0 and q.shape[-1] > 0
 
 
@@ -68,7 +69,7 @@ def fused(
     # Scores of 0 make an empty row uniform, and lead no gradient to the keys; its query has none either.
     q = torch.where(empty, 0.0, q)
     added = torch.where(visible, there, torch.where(empty, 0.0, -torch.inf).to(q.dtype))
-    if _tracing() is None:  # a row for each query, as onnxruntime's Attention wants a mask
+    if tracing_state() is None:  # a row for each query, as onnxruntime's Attention wants a mask
         added = added.expand(*added.shape[:-2], q.shape[-2], k.shape[-2])
     out = scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, **grouped)
     return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)

@@ -9,15 +9,13 @@ from torch import nn
 
 from .._core import layer_parts
 from ..errors import ShapeError
+from ._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from ._tensors import check_inputs, exporting, is_compiling
 from .autograd import Nine
 from .lazy import LazyWeights, computed
 
 if TYPE_CHECKING:
     from .frozen import Packed
-
-_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
-GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}") for hooks in _HOOKS)  # of every module there is
 
 
 class Layout(NamedTuple):
@@ -42,7 +40,7 @@ class Layout(NamedTuple):
             called.append((torch, "tanh"))
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, _HOOKS, words)
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words)
 
 
 Parts = tuple[Nine, dict[str, Any], Any, Optional["Packed"]]
@@ -67,7 +65,7 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     whole = whole and _methods_of_torch() and module._reads_names()
     if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
         return None
-    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or inner_type.forward is None):
+    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):
         return None
     dropout = inner._modules.get("dropout")
     if type(dropout) is not nn.Dropout or is_changed(dropout) or any(GLOBAL_HOOKS):
@@ -83,6 +81,7 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     return tuple(nine), inner.__dict__, dropout, None
 
 
+@constant_to_compilers
 def _layout_in_python(kind: Any, exports: bool) -> Any:
     """(whether all methods are those of the layout, its slots, its inner child's name and type, the names of methods of
     `kind` itself) of a class of layers.  Compilers call it once: what they shall ask again is read beside it."""
@@ -94,9 +93,6 @@ def _layout_in_python(kind: Any, exports: bool) -> Any:
     )
     own = tuple(name for owner, name, _ in layout.methods if owner is None)
     return (whole, layout.slots, *(layout.inner or (None, None)), own)
-
-
-_layout_in_python._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _methods_of_torch() -> bool:

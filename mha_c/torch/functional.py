@@ -18,11 +18,11 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
-from . import by_torch, mathematics, ops, ways
+from . import by_torch, mathematics, ways
+from ._private import tracing_state
 from ._tensors import (
     FLOATS,
     HALVES,
-    _tracing,
     check_devices,
     check_inputs,
     draw_seed,
@@ -281,7 +281,7 @@ def _attention(
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias, relative_bias, sinks = tensors
     has_terms = bool(cap) or relative_bias is not None or sinks is not None
-    if has_terms and _tracing() is None:
+    if has_terms and tracing_state() is None:
         check_terms(q, relative_bias, sinks)
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
@@ -348,7 +348,6 @@ def _converted(tensors: Any, common: torch.dtype) -> Any:
 
 
 def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *rest: Any) -> Any:
-    ops.need()
     if valid_lens is not None and not isinstance(valid_lens, Tensor):
         valid_lens = torch.as_tensor(valid_lens)
     refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=rest[0], bias=rest[1])

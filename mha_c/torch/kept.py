@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from . import ops
+from ._private import beyond_core, of_all_examples
 from ._tensors import (
     FLOATS,
     HALVES,
     array,
-    beyond_core,
     exporting,
     is_compiling,
-    of_all_examples,
     optional_tensor,
     traced,
 )  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ._private import as_plain_tensor, has_wrappers, make_wrapper
 from ._tensors import saved_weights
 from .autograd import WeightsFunction
 
@@ -64,10 +65,12 @@ class Recipe:
         """
         if source is None:
             return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
-        result: Tensor = WeightsFunction.apply(source, [self._lazy(heads)], *source.arguments())
+        result: Tensor = WeightsFunction.apply(source, [self._lazy(heads), self], *source.arguments())
         return result
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
+        if not has_wrappers:
+            return split_heads(self.tensor(), heads)
         saved, device = self._saved, {}
         if self._tensor is not None:
             sizes, dtype = self._tensor.shape, self._tensor.dtype
@@ -79,7 +82,7 @@ class Recipe:
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
         shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
-        weights: Any = Tensor._make_wrapper_subclass(LazyWeights, shape, dtype=dtype, **device)
+        weights: Any = make_wrapper(LazyWeights, shape, dtype=dtype, **device)
         weights._recipe = self
         return weights
 
@@ -102,7 +105,7 @@ class LazyWeights(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _KNOWN:
-            with torch._C.DisableTorchFunctionSubclass():
+            with as_plain_tensor():
                 found = func(*args, **(kwargs or {}))
             return found or (func == _REQUIRES_GRAD and numbers_are_a_leaf(args[0]))
         if func in _HAVE_NO_GRADIENT:

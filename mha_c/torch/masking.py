@@ -18,7 +18,8 @@ from .. import _arguments
 from .._arguments import refusals
 from .._arguments.arrays import to_lengths
 from ..errors import ShapeError
-from ._tensors import _tracing, has_numbers
+from ._private import tracing_state, without_tracing
+from ._tensors import has_numbers
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -221,11 +222,4 @@ def _lengths(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
 
 def _sized(x: Tensor) -> Any:
     """A tracer's sizes are tensors: something of x's plain ones, which it does not see."""
-    state = _tracing()
-    if state is None:
-        return x
-    torch._C._set_tracing_state(None)
-    try:
-        return np.broadcast_to(0, x.shape)
-    finally:
-        torch._C._set_tracing_state(state)
+    return x if tracing_state() is None else np.broadcast_to(0, without_tracing(x))

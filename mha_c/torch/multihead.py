@@ -91,12 +91,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out, shown
 
     def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        if self._qkv_same_embed_dim:
+        if self.in_proj_weight is not None:
             weights: Any = self.in_proj_weight.chunk(3)
         else:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        if q is k is v and self._qkv_same_embed_dim:
+        if q is k is v and self.in_proj_weight is not None:
             return list(linear(q, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1))
         return [linear(x, W, b) for x, W, b in zip((q, k, v), weights, biases)]
 

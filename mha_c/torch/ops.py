@@ -1,7 +1,7 @@
 """The same calls as operators of torch's dispatcher, for torch.compile, torch.export and torch.jit.trace.
 
 Eager calls go to the core by a shorter way (`autograd.py`).  An operator has as many results as its schema says:
-what is not there is an empty tensor.  `available()` tells whether this torch is new enough (2.4).
+what is not there is an empty tensor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from .._core import isa
 from .._layer.kept_weights import for_backward
 from . import mathematics
+from ._private import known_to_compilers
 from ._tensors import (
     array,
     attention_backward,
@@ -58,19 +59,6 @@ SCHEMAS = {
     "dropout_factors": "(Tensor weights, float dropout, Tensor seed) -> Tensor",
 }
 _NO_OTHERS = (None,) * 7
-
-
-def available() -> bool:
-    return all(hasattr(torch.library, name) for name in ("define", "impl", "register_fake", "register_autograd"))
-
-
-def need() -> None:
-    if not available():
-        raise RuntimeError(f"torch.compile and tracing of mha_c need torch 2.4 or later; this is {torch.__version__}")
-
-
-# torch does not become another one.
-available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
@@ -139,12 +127,9 @@ def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool
     n_weights, n_others = batch * num_heads * n_queries * n_keys, batch * (n_queries + n_keys) * features
     if not is_compiling() and type(n_weights) is int:
         return bool(n_weights <= n_others)
-    from torch.fx.experimental import symbolic_shapes  # takes long, and compilers have it
-
-    known = getattr(symbolic_shapes, "guard_or_false", bool)
-    if known(n_weights <= n_others):
+    if known_to_compilers(n_weights <= n_others):
         return True
-    return False if known(n_weights > n_others) else None
+    return False if known_to_compilers(n_weights > n_others) else None
 
 
 def _layer_inference(
@@ -370,5 +355,4 @@ def _register() -> None:
     library.register_autograd("mha_c::attention", _attention_autograd, setup_context=_attention_setup)
 
 
-if available():
-    _register()
+_register()

@@ -20,15 +20,14 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler as _profiler
 
 from .._core import autograd_parts
 from . import by_torch, ops
+from ._private import beyond_core, profiler
 from ._tensors import (
     FLOATS,
     HALVES,
     autocast_on,
-    beyond_core,
     check_devices,
     draw_seed,
     draw_seed_tensor,
@@ -74,8 +73,8 @@ def run_layer(
 def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:
     """(out, what `saved_weights` needs) of layer_forward or layer_step: a call that records no gradient."""
     found: tuple[Tensor, Any]
-    if _profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
-        with _profiler.record_function("mha_c::layer_forward"):
+    if profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
+        with torch.autograd.profiler.record_function("mha_c::layer_forward"):
             found = function(*call)
     else:
         found = function(*call)
@@ -165,7 +164,6 @@ def call_operator(
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
     valid_lens, num_heads, empty_rows, dropout = options
-    ops.need()
     one = next((x for x in parameters if x is not None), None)
     refuse_half_fake(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=one, valid_lens=valid_lens)
     seed = None if not dropout else draw_seed_tensor() if drawn is None else torch.tensor(drawn)

@@ -17,7 +17,6 @@ from mha_c.torch import ops  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 pytestmark = [
-    pytest.mark.skipif(not ops.available(), reason="this torch has no torch.library.register_autograd"),
     pytest.mark.filterwarnings("ignore"),
 ]
 NAMES = "multi-head", "multi-head with biases", "dot product", "additive"

@@ -10,10 +10,9 @@ nn = torch.nn
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional, ops  # noqa: E402
+from mha_c.torch import functional  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
-pytestmark = pytest.mark.skipif(not ops.available(), reason="this torch has no torch.library.register_autograd")
 F64 = torch.float64
 
 

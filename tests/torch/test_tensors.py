@@ -20,9 +20,6 @@ torch = pytest.importorskip("torch")
 import mha_c.torch as mt  # noqa: E402
 from mha_c.torch import autograd  # noqa: E402
 
-needs_exchange = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange functions"
-)
 NONE = (None,) * 4
 
 
@@ -69,7 +66,6 @@ def test_gradients_of_permuted_keys(kind, lens):
         assert torch.equal(permuted, dense)
 
 
-@needs_exchange
 def test_the_gradient_of_permuted_keys_lies_as_they_do():
     layer = mt.AdditiveAttention(6, 6, 8, 0.0)
     q, steps = leaves((3, 1, 6), (7, 3, 6))
@@ -104,7 +100,6 @@ def test_tensors_between_addresses():
         assert torch.equal(layer(askew(x), x, askew(x), askew(lens)), expected)
 
 
-@needs_exchange
 def test_tensors_without_plain_memory():
     for tensor in refused():
         with pytest.raises(BufferError):
@@ -120,7 +115,6 @@ def test_tensors_without_plain_memory():
         _core.layer_forward(x, x, x, None, NONE, None, 1, "zero", 0.0, 0)
 
 
-@needs_exchange
 def test_bad_capsules():
     for capsule in (None, 42, torch.Tensor):
         with pytest.raises((TypeError, ValueError)):
@@ -135,7 +129,6 @@ class Exchange(ctypes.Structure):
     ]
 
 
-@needs_exchange
 @pytest.mark.parametrize("released", [False, True])
 def test_a_torch_that_makes_no_tensor_of_a_result(released):
     """Whether it had one already, whose end gives the array back, or none: nothing is freed twice."""
@@ -187,7 +180,6 @@ def test_results_outlive_everything_and_threads():
     thread.join()
 
 
-@needs_exchange
 def test_leaks_nothing():
     layer = mt.MultiHeadAttention(6, 6, 6, 6, 2, 0.1)
     q, steps = leaves((3, 4, 6), (7, 3, 6))
@@ -209,29 +201,6 @@ def test_leaks_nothing():
             _core.layer_forward(q, next(refused()), q, None, NONE, None, 1, "zero", 0.0, 0)
 
     assert_leaks_nothing([step, function, wrong])
-
-
-WITHOUT = """
-import torch
-if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-    del torch.Tensor.__dlpack_c_exchange_api__
-import sys, pytest
-import mha_c._core as core
-from mha_c.torch import _tensors
-assert _tensors.layer_forward is not core.layer_forward
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[1:]]))
-"""
-
-
-def test_a_torch_without_exchange_functions():
-    here = __file__.rsplit("/", 1)[0]
-    compiled = "test_compile.py::test_what_needs_gradients_gets_them"
-    files = [f"{here}/{name}" for name in ("test_modules.py", "test_tensors.py", compiled)]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *files, "-k", "not without_exchange and not thread"], capture_output=True,
-        text=True, timeout=needs.HANGS,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
 ELSEWHERE = """
@@ -258,7 +227,6 @@ def test_the_tape_is_saved_where_it_is_large():
         assert (len(node.saved_tensors) > 6) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
 
 
-@needs_exchange
 def test_weights_as_tensors():
     """A projection of tensors: (weight, bias), read at the call; parameters too; other layouts by a copy."""
     q, keys, *weights, bias = (x.detach() for x in leaves((2, 4, 6), (2, 5, 6), *[(6, 6)] * 4, (6,)))
@@ -291,7 +259,6 @@ def large(seed, length=256):
     return mt.functional.dot_product_attention(q, *torch.randn(2, 1, 2, 4, 64, generator=generator))
 
 
-@needs_exchange
 def test_memory_of_large_results_is_kept_for_the_next():
     first, copy = large(1), large(1).clone()  # the inner result of the second call is gone
     kept = large(2).data_ptr()
@@ -311,7 +278,6 @@ def test_memory_of_large_results_is_kept_for_the_next():
         assert torch.equal(x, large(seed))
 
 
-@needs_exchange
 def test_large_results_of_several_threads_have_memory_of_their_own():
     expected = [large(seed) for seed in range(4)]
     wrong = []
@@ -329,7 +295,6 @@ def test_large_results_of_several_threads_have_memory_of_their_own():
     assert not wrong
 
 
-@needs_exchange
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
 def test_memory_is_kept_in_a_child_forked_while_threads_take_it():
     """Whatever a thread was doing with kept memory when another one forked."""
@@ -363,7 +328,6 @@ def test_memory_is_kept_in_a_child_forked_while_threads_take_it():
             thread.join()
 
 
-@needs_exchange
 def test_little_memory_is_kept():
     """At most 64 MiB of whatever is gone, the last first; nothing of a larger size."""
 

@@ -18,10 +18,8 @@ nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import autograd, functional, ops, variants  # noqa: E402
+from mha_c.torch import autograd, functional, variants  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
-
-needs_ops = pytest.mark.skipif(not ops.available(), reason="this torch has no torch.library.register_autograd")
 
 
 def layers():
@@ -44,7 +42,6 @@ def results(layer, x, y, lens):
 # --- Compilers -------------------------------------------------------------------------------------------
 
 
-@needs_ops
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     "name, backend",
@@ -62,7 +59,6 @@ def test_compile(name, backend):
             torch.testing.assert_close(found, expected)
 
 
-@needs_ops
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_compiled_model_reads_weights_and_drops():
     class Model(nn.Module):
@@ -94,7 +90,6 @@ def test_compiled_model_reads_weights_and_drops():
         torch.testing.assert_close(compiled.eval()(x, lens), model.eval()(x, lens))
 
 
-@needs_ops
 def test_operators_are_well_formed():
     x, y = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
     W = [torch.randn(4, 4, requires_grad=True) for _ in range(4)]
@@ -132,7 +127,6 @@ def test_operators_are_well_formed():
         torch.library.opcheck(torch.ops.mha_c.attention, arguments, test_utils=tests)
 
 
-@needs_ops
 def test_export_and_trace():
     layer = layers()["multi-head with bias"].eval()
     x, lens = torch.randn(2, 5, 8), torch.tensor([3, 5])
@@ -144,7 +138,6 @@ def test_export_and_trace():
     torch.testing.assert_close(traced(other, x, x, lens), layer(other, x, x, lens))
 
 
-@needs_ops
 @pytest.mark.parametrize("empty_rows", ["uniform", "zero"])
 @pytest.mark.parametrize("way", ["export", "trace"])
 def test_gradients_of_programs_with_an_empty_row_among_others(way, empty_rows):

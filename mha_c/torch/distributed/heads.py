@@ -148,7 +148,7 @@ class ShardedMultiHeadAttention(nn.Module):
         self.part = part
         self._agreed: Any = None
         self._dropped: Any = None  # q, k, v and lengths of the last call, if that had dropout
-        self._register_state_dict_hook(_gather_state)
+        self.register_state_dict_post_hook(_gather_state)
         self.register_load_state_dict_pre_hook(_cut_state)
 
     # The children of the whole layer, by the names they have there.

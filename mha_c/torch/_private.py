@@ -1,0 +1,116 @@
+"""All that mha_c.torch uses of torch without a promise of torch's, and what happens where a torch does not have it.
+
+What tells whether a call has to take another way is needed: without it results would be wrong in silence, so that the
+import says so.  Without anything else something is slower, or is not shown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function, forward_ad
+from torch.autograd import profiler as torch_profiler
+
+OLDEST = "2.13"  # that is tested
+
+
+def _found(path: str) -> Any:
+    """What has this name in torch; None where nothing has."""
+    place: Any = torch
+    for name in path.split(".")[1:]:
+        place = getattr(place, name, None)
+    return place
+
+
+def _needed(path: str) -> Any:
+    found = _found(path)
+    if found is None:
+        raise ImportError(
+            f"mha_c.torch needs {path}, which torch {torch.__version__} does not have: install another torch (the "
+            f"oldest that is tested is {OLDEST}), or a newer mha_c"
+        )
+    return found
+
+
+# --- Needed -------------------------------------------------------------------------------------------
+
+tensor_exchange = _needed("torch.Tensor.__dlpack_c_exchange_api__")  # through which the core reads tensors
+tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace or ONNX by it writes the call down
+set_tracing_state = _needed("torch._C._set_tracing_state")  # None: for what it shall not see
+in_functorch = _needed("torch._C._are_functorch_transforms_active")  # inside torch.func
+_needed("torch.autograd.forward_ad._current_level")
+
+
+def beyond_core() -> bool:
+    """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
+    found: bool = in_functorch() or forward_ad._current_level >= 0
+    return found
+
+
+# --- Missed -------------------------------------------------------------------------------------------
+
+# Without their names hooks of all modules cannot be seen: there might be one, and children are called one by one.
+HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}", {"unknown": None}) for hooks in HOOKS)
+
+
+class _NoProfiler:
+    _is_profiler_enabled = False
+
+
+# A flag of a module, read at each call.  Without it the profiler does not show ours by name.
+profiler: Any = torch_profiler if hasattr(torch_profiler, "_is_profiler_enabled") else _NoProfiler
+
+# Tensors that compute themselves when looked at; without one of both attention weights are computed when read.
+make_wrapper = _found("torch.Tensor._make_wrapper_subclass")
+as_plain_tensor = _found("torch._C.DisableTorchFunctionSubclass")
+has_wrappers = None not in (make_wrapper, as_plain_tensor)
+
+# Without it what torch.func hands over is never looked at: lengths of NaN are not refused there.
+functorch: Any = _found("torch._C._functorch")
+is_of_a_transform = _found("torch._C._functorch.is_functorch_wrapped_tensor") or (lambda tensor: True)
+
+# Of fake tensors; without it those that meet real ones are told so by torch, later.
+FakeTensor: Any = _found("torch._subclasses.FakeTensor") or ()
+
+
+def of_all_examples(tensor: Tensor) -> Tensor:
+    """What a call inside torch.func has left, read when the transform is over: of a map with an axis in front.
+
+    AttributeError, as if no call had been, where a torch does not tell.
+    """
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
+        tensor = functorch.get_unwrapped(tensor).movedim(axis, 0)
+    return tensor
+
+
+def quick_apply(function: type[Function]) -> Any:
+    """torch's own, in C++: what `Function.apply` does before it is for torch.func, and takes as long as a small layer.
+    Without it, `Function.apply`."""
+    return getattr(super(Function, function), "apply", function.apply)
+
+
+def constant_to_compilers(function: Any) -> Any:
+    """The function, which compilers call once.  A torch that does not know the mark looks into it, and asks more."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+def known_to_compilers(condition: Any) -> bool:
+    """Whether a condition on sizes holds for certain; without the function torch assumes it and asks again later."""
+    from torch.fx.experimental import symbolic_shapes  # takes long, and compilers have it
+
+    return bool(getattr(symbolic_shapes, "guard_or_false", bool)(condition))
+
+
+def without_tracing(x: Tensor) -> tuple[int, ...]:
+    """The sizes of x as numbers, which a tracer does not see."""
+    state = tracing_state()
+    set_tracing_state(None)
+    try:
+        return tuple(x.shape)
+    finally:
+        set_tracing_state(state)

@@ -1,0 +1,111 @@
+"""What mha_c.torch does where a torch lacks a name that torch promises to nobody: each is taken away."""
+
+import functools
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+TAKE_AWAY = """
+import sys, torch
+*places, name = sys.argv[1].split(".")
+owner = torch
+for place in places[1:]:
+    owner = getattr(owner, place)
+old = getattr(owner, name)
+if isinstance(owner, type):  # one of C, which keeps its own: hidden
+    setattr(owner, name, None)
+else:
+    delattr(owner, name)
+try:
+    import mha_c.torch as mt
+except ImportError as error:
+    sys.exit(f"ImportError: {error}")
+setattr(owner, name, old)  # for torch, which uses it itself
+from mha_c.torch import _private, functional
+torch.manual_seed(0)
+layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(2, 50, 8, requires_grad=True)
+
+def step():
+    x.grad = None
+    out = layer(x, x, x, torch.tensor([3, 50]))
+    (out.sum() + layer.attention_weights.square().sum()).backward()
+    return out.detach(), layer.attention_weights.detach() + 0, x.grad.clone()
+"""
+NEEDED = [
+    "torch.Tensor.__dlpack_c_exchange_api__",
+    "torch._C._get_tracing_state",
+    "torch._C._set_tracing_state",
+    "torch._C._are_functorch_transforms_active",
+    "torch.autograd.forward_ad._current_level",
+]
+MISSED = {  # what holds without it, in a program that goes on
+    "torch.nn.modules.module._global_forward_hooks": """
+calls = []
+hook = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(module) and None)
+layer(x, x, x)
+assert layer.W_q in calls and layer.attention in calls
+hook.remove()
+""",
+    "torch.autograd.profiler._is_profiler_enabled": """
+with torch.profiler.profile() as seen, torch.no_grad():
+    layer(x, x, x)
+assert not any("mha_c::layer_forward" in event.key for event in seen.key_averages())
+""",
+    "torch.Tensor._make_wrapper_subclass": """
+layer(x, x, x)
+weights = layer.attention_weights
+assert type(weights) is torch.Tensor and weights.requires_grad
+assert type(layer.attention.attention_weights) is torch.Tensor
+""",
+    "torch._C.DisableTorchFunctionSubclass": """
+layer(x, x, x)
+assert type(layer.attention_weights) is torch.Tensor
+""",
+    "torch._C._functorch.is_functorch_wrapped_tensor": """
+q = x.detach()[:, :4]
+torch.func.grad(lambda q: functional.dot_product_attention(q, q, q, torch.tensor([2.5, 3.0])).sum())(q)
+""",
+    "torch._subclasses.FakeTensor": """
+assert _private.FakeTensor == ()
+""",
+}
+WITH = "print(*[x.double().sum().item() for x in step()])"
+
+
+@functools.lru_cache(None)
+def run(path, code):
+    program = [sys.executable, "-c", TAKE_AWAY + code, path]
+    return subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=needs.HANGS)
+
+
+@pytest.mark.parametrize("path", NEEDED)
+def test_the_import_says_what_it_needs(path):
+    done = run(path, "")
+    version = re.escape(torch.__version__)
+    assert done.returncode == 1
+    assert re.match(rf"ImportError: mha_c\.torch needs {re.escape(path)}, which torch {version} does not", done.stderr)
+
+
+@pytest.mark.parametrize("path", MISSED)
+def test_a_call_goes_on_without_it(path):
+    done = run(path, MISSED[path] + WITH)
+    assert done.returncode == 0, done.stderr
+    found, expected = (result.stdout.split() for result in (done, run("torch.cuda.is_available", WITH)))
+    assert [float(x) for x in found] == pytest.approx([float(x) for x in expected], rel=1e-5)
+
+
+def test_names_of_torchs_own_stand_in_one_module():
+    """No other module of mha_c.torch reaches into torch._C, or for a name of torch that begins with an underscore."""
+    private = re.compile(r"torch\._\w|\b(?:Tensor|Function|forward_ad|nn\.modules\.module)\._[a-z]\w+|_C\b")
+    for path in (ROOT / "mha_c" / "torch").glob("**/*.py"):
+        if path.name != "_private.py":
+            code = re.sub(r'"""[\s\S]*?"""|#[^\n]*|"[^"\n]*"', "", path.read_text())
+            assert private.findall(code) == [], path.name
