@@ -108,6 +108,8 @@ function Attend(page) {
       setText(trouble, error.message);
       trouble.hidden = false;
       results.hidden = true; // an old picture beside new numbers would lie
+      page.model = null;
+      page.drawn();
       return;
     }
     page.model = model;

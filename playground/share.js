@@ -36,7 +36,9 @@ function Share(page) {
   }
 
   return { node, draw: () => {
-    python.hidden = page.state.tab === "speed" || !page.model;
+    const { tab, topic } = page.state;
+    python.hidden = !page.model || tab === "speed" || (tab === "why" && topic === "scale"); // these have numbers of their own
+    shelf.hidden = true; // what stands there is of another state
   } };
 }
 

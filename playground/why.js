@@ -21,6 +21,7 @@ function Why(page) {
       topic.start();
     } catch (error) {
       topic = null;
+      page.model = null;
       body.replaceChildren(el("p", { class: "mhac-trouble", role: "alert", text: error.message }));
     }
     page.drawn();

@@ -216,6 +216,7 @@ def test_what_cannot_be_is_said_and_no_old_picture_stays(play, label, value, sai
     type_into(shown, label, value)
     assert shown.texts(".mhac-trouble")[0].startswith(said)
     assert shown.texts(".mhac-arith") == [] and shown.texts(".mhac-value") == []
+    assert "Copy as Python" not in shown.texts(".mhac-share .mhac-button")
     type_into(shown, label, {"heads": "2", "Sentence": "good day"}.get(label, ""))
     assert shown.texts(".mhac-trouble") == [] and len(shown.texts(".mhac-arith")) == 3
 
