@@ -103,7 +103,7 @@ class BuildExt(build_ext):
 
 core = Extension(
     "mha_c._core",
-    sources=sorted_glob("csrc/*/*.c"),
+    sources=sorted_glob("csrc/*/*.c", "csrc/*/*/*.c"),
     depends=["setup.py", *sorted_glob("csrc/*.h", "csrc/*.inc", "csrc/*/*.h", "csrc/*/*.inc")],
     include_dirs=["csrc", numpy.get_include()],
     define_macros=[

@@ -106,7 +106,7 @@ class Build:
         return all(self.object_of(source).read_bytes() == self.unchanged[source] for source in sources)
 
     def link(self, program):
-        core = [str(self.object_of(s)) for s in self.sources if s.parent.name != "python"]
+        core = [str(self.object_of(s)) for s in self.sources if self.work / "csrc" / "python" not in s.parents]
         text = (ROOT / "tests" / "c" / f"{program}.c").read_text()
         stated = re.search(r"^ \* build: (.*)$", text, re.MULTILINE)
         wanted = stated.group(1).split() if stated else []

@@ -33,9 +33,9 @@
 #define MHA_PY_MAX_ARGS 24
 #define MHA_PY_MAX_OWNED 128
 
-/* What the module keeps, one set per module object, so no C globals; the first four are NULL without torch. */
+/* What the module keeps, one set per module object; the first four are NULL without torch. */
 enum {
-    MHA_PY_EXCHANGE, /* see args_tensors.c */
+    MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
     MHA_PY_IS_NEG, /* its method */
@@ -177,12 +177,12 @@ PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const n
 PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array);        /* NULL of NULL */
 
-/* blocks.c: the same for a large result, of `bytes` bytes, that becomes a tensor; in memory that is kept for later. */
+/* torch/blocks.c: the same for a large result, of `bytes` bytes, that becomes a tensor, in memory kept for later. */
 int mha_py_is_large(size_t bytes);
 PyObject *mha_py_new_large(int rank, const npy_intp *dims, int type, size_t bytes);
 mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4 as the core takes it */
 
-/* --- Tensors: args_tensors.c -------------------------------------------------------------- */
+/* --- Tensors: torch/tensors.c -------------------------------------------------------------- */
 
 /* The array on a tensor's memory in its place (BufferError if that cannot be); anything else as it is.  Borrowed. */
 PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);

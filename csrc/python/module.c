@@ -2,8 +2,8 @@
  * module.c: the extension module mha_c._core: method table, state and slots, and the only
  * file that imports NumPy's C API.
  *
- * Multi-phase initialisation; there are no C types and no C globals.  Sub-interpreters are refused because
- * NumPy refuses them.
+ * Multi-phase initialisation; there are no C types, and no Python objects in C globals but the kept memory of
+ * torch/blocks.c.  Sub-interpreters are refused because NumPy refuses them.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define MHA_PY_IMPORTS_NUMPY

@@ -1,7 +1,7 @@
 """Between tensors and the compiled core: views on their memory, lengths, seeds, threads, and what cannot be served.
 
 A CPU tensor and the ndarray of its `numpy()` are the same memory, strides included; nothing is copied here.
-The core takes tensors themselves, too (csrc/python/args_tensors.c), which is much quicker.
+The core takes tensors themselves, too (csrc/python/torch/tensors.c), which is much quicker.
 """
 
 from __future__ import annotations

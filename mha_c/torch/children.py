@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """What the children of a layer are where one call can stand for calling each of them; csrc/python/py_children.c."""
+    """What the children of a layer are where one call can stand for each: csrc/python/torch/children.c."""
 
     slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself

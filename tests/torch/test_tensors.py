@@ -122,7 +122,7 @@ def test_bad_capsules():
 
 
 class Exchange(ctypes.Structure):
-    """DLPack's functions, as in csrc/python/args_tensors.c."""
+    """DLPack's functions, as in csrc/python/torch/tensors.c."""
 
     _fields_ = [("version", ctypes.c_uint32 * 2)] + [
         (name, ctypes.c_void_p) for name in ("older", "allocate", "share", "adopt", "look", "stream")

@@ -26,6 +26,7 @@ from platforms import INTERFACES, PLATFORMS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK, DIST = ROOT / "build" / "wheels", ROOT / "dist"
+SIZES = str(Path(__file__).with_name("sizes.c"))
 ZIG = [sys.executable, "-m", "ziglang"]
 LINK = {
     "linux": ["-shared", "-Wl,-z,nodelete", "-lm", "-pthread"],
@@ -110,7 +111,7 @@ class Compiler:
         if interface.free_threaded:
             del macros["Py_LIMITED_API"]
         flags = [*(f"-I{folder}" for folder in (*first, *folders)), *(f"-D{k}={v}" for k, v in macros.items())]
-        binding = [s for s in self.extension["sources"] if "/python/" in s]
+        binding = [s for s in self.extension["sources"] if "/python/" in s] + [SIZES]
         return self.compile(binding, f"{interface.abi}{len(first) or ''}", *flags)
 
     def link(self, objects, interface):

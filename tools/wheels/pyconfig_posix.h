@@ -2,7 +2,7 @@
  * pyconfig_posix.h: stands for the pyconfig.h of a 64-bit Linux or macOS that we have no Python of.
  *
  * What configure would measure there, the compiler for that system tells: its own macros where it has them, and numbers
- * that csrc/python/sizes.c asserts where it has not.  Beyond sizes, CPython's public headers ask for these few words
+ * that tools/wheels/sizes.c asserts where it has not.  Beyond sizes, CPython's public headers ask for these few words
  * only.
  */
 #ifndef Py_PYCONFIG_H

