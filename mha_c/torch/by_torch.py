@@ -75,16 +75,23 @@ def fused(
     return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)
 
 
-def layer(inputs: Any, parameters: Any, options: Any, seed: Optional[int] = None) -> tuple[Tensor, Any, None]:
-    """(out, what its attention weights are or are computed from, None), as `ways.call_operator`."""
+def layer(
+    inputs: Any, parameters: Any, options: Any, seed: Optional[int] = None, stays: bool = False
+) -> tuple[Tensor, Any, None]:  # fmt: skip
+    """(out, what its attention weights are or are computed from, None), as `ways.call_operator`.
+
+    stays   keys and values are projected ones that nobody changes, finite to the end: a decoder's
+    """
     (queries, keys, values), (*parameters, w_v) = inputs, parameters
     valid_lens, num_heads, empty_rows, dropout = options
     weights, biases = parameters[:4], parameters[4:]
-    q, k, v, visible = mathematics.heads_of(queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows)
+    q, k, v, visible = mathematics.heads_of(
+        queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows, stays
+    )
     saved: Any
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
-        saved = Scored.of(q, k, valid_lens, empty_rows, weights)
+        saved = Scored(q, k, valid_lens, empty_rows) if stays else Scored.of(q, k, valid_lens, empty_rows, weights)
     else:
         drop = drop_as_the_call(queries, dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)

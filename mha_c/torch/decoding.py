@@ -6,7 +6,7 @@ Weights are read where they lie at each call; what was projected by others is no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from .._arguments.arrays import to_lengths
 from .._core import layer_parts
 from .._decoder import caches
 from ..errors import ShapeError
+from . import by_torch
 from ._lazy_sizes import materialize
 from ._tensors import (
     FLOATS,
     array,
     autocasting,
+    check_devices,
     check_inputs,
+    elsewhere,
     layer_forward,
     layer_step,
     linear,
@@ -32,6 +35,7 @@ from ._tensors import (
 )  # fmt: skip
 from .autograd import Nine
 from .children import Parts
+from .masking import checked_lengths
 from .ways import any_needs_grad, call_core, common_type
 
 if TYPE_CHECKING:
@@ -45,6 +49,26 @@ NO_GRADIENT = (
     "{} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
     "layer the keys and values themselves"
 )
+
+
+class Held(NamedTuple):
+    """The weights that rows on another device were projected with, told by object and version: nobody waits for it."""
+
+    weights: tuple[Optional[Tensor], ...]
+    versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parameters: Nine) -> Held:
+        weights = tuple(parameters[i] for i in (1, 5, 2, 6))
+        return cls(weights, tuple(0 if x is None or x.is_inference() else x._version for x in weights))
+
+
+def same_weights(kept: Any, now: Any) -> bool:
+    if isinstance(kept, Held) != isinstance(now, Held):
+        return False
+    if isinstance(kept, Held):
+        return kept.versions == now.versions and all(a is b for a, b in zip(kept.weights, now.weights))
+    return bool(same_numbers(kept, now))
 
 
 class KeyValueCache(caches.KeyValueCache):
@@ -69,13 +93,53 @@ class KeyValueCache(caches.KeyValueCache):
     """
 
     __slots__ = ("_packed",)
-    _same_numbers = staticmethod(same_numbers)
+    _same_numbers = staticmethod(same_weights)
     _packed: Optional[Packed]  # the frozen weights that it was filled with last, whose numbers need no look
 
     @property
     def lengths(self) -> Any:
         """How many steps each item has: a tensor (B,) of whole numbers, a copy."""
         return torch.from_numpy(super().lengths)
+
+    def clear(self) -> None:
+        """Forget all steps; the memory stays, but for that of another device, which weights may be read from."""
+        super().clear()
+        if isinstance(self._keys, Tensor):
+            self._keys = self._values = None
+
+    def reorder(self, index: Any) -> None:
+        """Item i becomes what item index[i] was, as beam search wants it.
+
+        Parameters
+        ----------
+        index : whole numbers
+            May be shorter or longer than the batch, whose size it gives.
+        """
+        rooms: Any = self._keys, self._values
+        if isinstance(rooms[0], Tensor):
+            index = caches.checked_index(index.cpu() if elsewhere(index) else index, self.batch)
+            self._keys = self._values = None
+        super().reorder(index)
+        if isinstance(rooms[0], Tensor):
+            self._keys, self._values = (x[torch.from_numpy(index)] for x in rooms)
+
+    def write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
+        """The new steps of a call on another device than the CPU, behind those that are there."""
+        if self._keys is None:
+            self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
+        rooms: Any = self._keys, self._values
+        there = getattr(rooms[0], "device", "cpu"), rooms[0].dtype
+        if there != (keys.device, keys.dtype):
+            raise TypeError(
+                f"the cache holds {there[1]} on {there[0]}, but the new steps are {keys.dtype} on {keys.device}"
+            )
+        for room, rows in zip(rooms, (keys, values)):
+            if isinstance(self._steps, int) and isinstance(counts, int):
+                room[:, self._steps : self._steps + counts] = rows
+            else:  # places that the CPU knows: nobody waits for the device
+                item, row = np.nonzero(np.arange(rows.shape[1]) < self._full(counts)[:, None])
+                at = self._full(self._steps)[item] + row
+                room[torch.from_numpy(item), torch.from_numpy(at)] = rows[torch.from_numpy(item), torch.from_numpy(row)]
 
 
 class ProjectedKeyValues(caches.ProjectedKeyValues):
@@ -85,7 +149,7 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     """
 
     __slots__ = ("_packed",)
-    _same_numbers = staticmethod(same_numbers)
+    _same_numbers = staticmethod(same_weights)
     _packed: Optional[Packed]
 
     def __getstate__(self) -> Any:
@@ -106,7 +170,10 @@ def step(
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
     parameters, shown, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
+    valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
     counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
+    if not queries.is_cpu:
+        return _step_elsewhere(module, cache, (queries, keys, values), parameters, shown, counts)
     after = cache.check(known_weights(cache, packed, parameters), counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
@@ -122,6 +189,36 @@ def step(
     cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
     return out if out.dtype is dtype else out.to(dtype)
+
+
+def _step_elsewhere(
+    module: Any, cache: KeyValueCache, inputs: Any, parameters: Nine, shown: Any, counts: Any
+) -> Tensor:
+    """The same on another device than the CPU."""
+    check_devices(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=parameters)
+    held: Any = Held.of(parameters)
+    n_steps = inputs[0].shape[1]
+    after = cache.check(held, counts)
+    cache.write(_rows(inputs[1], parameters, 1), _rows(inputs[2], parameters, 2), counts)
+    seen, n_rows = cache.visible_keys(after, n_steps), caches.most(after)
+    lens = None if seen is None else torch.from_numpy(seen)
+    cache.keep(held, after)
+    kept: Any = cache._keys, cache._values
+    keys, values = (x[:, :n_rows] for x in kept)
+    return _attend_elsewhere(module, (inputs[0], keys, values), parameters, shown, lens, "zero")
+
+
+def _rows(x: Tensor, parameters: Nine, slot: int) -> Tensor:
+    """x through W_k or W_v, by torch."""
+    weight = parameters[slot]
+    return x if weight is None else torch.nn.functional.linear(x, weight, parameters[slot + 4])
+
+
+def _attend_elsewhere(module: Any, inputs: Any, parameters: Nine, shown: Any, lens: Any, empty_rows: str) -> Tensor:
+    options = lens, module.num_heads, empty_rows, 0.0
+    out, saved, _ = by_torch.layer(inputs, outer_weights(parameters, None), options, stays=True)
+    shown["_last"] = saved, out.dtype, None
+    return out
 
 
 def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> Any:
@@ -163,6 +260,13 @@ def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> Proje
     if values.dtype is not keys.dtype:
         raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
     parameters, _, _, packed = check_module(module, PROJECTED, None, keys, values)
+    if not keys.is_cpu:
+        check_devices(keys=keys, values=values, parameters=parameters)
+        rows = [_rows(x, parameters, i) for i, x in ((1, keys), (2, values))]
+        rows = [x if parameters[i] is not None else x.clone() for i, x in enumerate(rows, 1)]
+        n_keys, lens = keys.shape[1], None if valid_lens is None else torch.as_tensor(valid_lens).clone()
+        held: Any = Held.of(parameters)
+        return ProjectedKeyValues(rows[0], rows[1], (n_keys, n_keys), lens, held, True)
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     n_read = caches.rows_read(lens, keys.shape[1], module.empty_rows)
     pairs = enumerate(zip((keys, values), n_read), 1)
@@ -188,6 +292,13 @@ def call_projected(
     parameters, shown, dropout, packed = check_module(module, PROJECTED, queries, None, None)
     if dropout.p and (dropout.training if training is None else training):
         raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
+    if isinstance(kv._keys, Tensor):
+        check_devices(queries=queries, keys=kv._keys, parameters=parameters)
+        held: Any = Held.of(parameters)
+        kv.check(held, None, module.empty_rows)
+        lens = kv._valid_lens if valid_lens is None else valid_lens
+        lens = None if lens is None else checked_lengths(lens, queries)
+        return _attend_elsewhere(module, (queries, kv._keys, kv._values), parameters, shown, lens, module.empty_rows)
     lens = kv.check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
     kv._packed = packed
     options = lens, module.num_heads, module.empty_rows

@@ -165,11 +165,14 @@ def attention(
 
 def heads_of(
     queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, num_heads: int,
-    valid_lens: Any = None, empty_rows: str = "uniform",
+    valid_lens: Any = None, empty_rows: str = "uniform", finite: bool = False,
 ) -> tuple[Tensor, Tensor, Any, Optional[Tensor]]:  # fmt: skip
-    """q, k, v (B, H, rows, d) of inputs (B, rows, .) and of W_q, W_k, W_v, and `visible_keys`; no v without values."""
+    """q, k, v (B, H, rows, d) of inputs (B, rows, .) and of W_q, W_k, W_v, and `visible_keys`; no v without values.
+
+    finite  what no query sees has no influence as it is, and need not be replaced by zeros
+    """
     visible = visible_keys(queries, keys, valid_lens)
-    if visible is not None:
+    if visible is not None and not finite:
         keys = without_unseen(keys[:, None], visible, None)[:, 0]
         values = None if values is None else without_unseen(values[:, None], visible, empty_rows)[:, 0]
 

@@ -17,7 +17,7 @@ nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import torch as ours  # noqa: E402
-from mha_c.torch import functional, variants  # noqa: E402
+from mha_c.torch import functional, mathematics, variants  # noqa: E402
 
 F64 = torch.float64
 # Sums of some tens of terms around 1, thrice behind one another, in another order.
@@ -263,3 +263,116 @@ def test_modules_move_and_keep_their_numbers(own):
     with own:  # torch itself moves parameters without numbers to a GPU, but not to a device of this kind
         lazy = ours.MultiHeadAttention(12, 3, 0.0)
     assert lazy(*[x.to(own)] * 3).device == own and lazy.W_q.weight.device == own
+
+
+@pytest.mark.parametrize("name", ["multi-head", "additive", "dot"])
+@pytest.mark.parametrize("counts", [None, [2, 3]], ids=["whole", "ragged"])
+def test_decoding_with_a_cache(own, name, counts):
+    layer = layers()[name].eval()
+    there, found = copy.deepcopy(layer).to(own), []
+    with torch.no_grad():
+        for module, device in ((layer, "cpu"), (there, own)):
+            torch.manual_seed(6)
+            cache, outs = module.new_cache(2, 16), []
+            for n, lens in ((3, counts), (1, None), (2, None)):
+                x = torch.randn(2, n, 12).to(device)
+                outs += [module(x, x, x, lens, cache=cache), weights_of(module)]
+            cache.reorder([1, 1])
+            outs.append(module(x, x, x, cache=cache))
+            found.append([outs, cache.lengths])
+        for i, (a, b) in enumerate(zip(found[1][0], found[0][0])):
+            n = 3 if counts is None or i else 2  # steps that do not count give anything
+            close([a[:, :n] if i < 2 else a], [b[:, :n] if i < 2 else b])
+        assert torch.equal(found[0][1], found[1][1])
+        before = own_device.reads()
+        there(x, x, x, cache=cache)
+        assert own_device.reads() == before  # nobody has waited for the device
+        if name == "multi-head":
+            there.W_k.weight.mul_(2)
+            with pytest.raises(ValueError, match="the cache was filled"):
+                there(x, x, x, cache=cache)
+            cache.clear()
+            assert there(x, x, x, cache=cache).shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["multi-head", "additive"])
+@pytest.mark.parametrize("lens", [None, [3, 0]])
+def test_decoding_on_projected_keys(own, name, lens):
+    layer, found = layers()[name].eval(), []
+    q, k = torch.randn(2, 1, 12), torch.randn(2, 6, 12)
+    with torch.no_grad():
+        for device in ("cpu", own):
+            layer.to(device)
+            kv = layer.project(k.to(device), k.to(device), lens)
+            found.append([layer(q.to(device), kv), weights_of(layer), layer(q.to(device), kv.reorder([1, 0]))])
+        close(found[1], found[0])
+        with ours.frozen(layer):
+            close([layer(q.to(own), kv)], found[0][:1])
+        layer.W_q.weight.mul_(2)  # which has no part in them
+        assert layer(q.to(own), kv).device == own
+        layer.W_k.weight.mul_(2)
+        with pytest.raises(ValueError, match="were projected"):
+            layer(q.to(own), kv)
+
+
+def test_nobody_waits_for_the_device(own):
+    """Ordinary calls, forward and backward, with lengths on either side."""
+    for name, layer in layers().items():
+        layer.to(own)
+        x = torch.randn(2, 5, 12, device=own, requires_grad=True)
+        before = own_device.reads()
+        for lens in (None, torch.tensor([3, 0]), torch.tensor([3, 0], device=own), torch.tensor([2.5, 1], device=own)):
+            layer(x, x, x, lens).sum().backward()
+            weights_of(layer)
+        q = x[:, None]
+        functional.dot_product_attention(q, q, q, torch.tensor([3, 0], device=own), causal=True).sum().backward()
+        assert own_device.reads() == before, name
+
+
+def test_additive_features_come_in_pieces(own, monkeypatch):
+    layer, x = layers()["additive"].to(own), torch.randn(2, 40, 12, device=own, requires_grad=True)
+    lens, found, peaks = torch.tensor([30, 0]), [], []
+
+    def call():
+        out = layer(x, x, x, lens)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+
+    for pieces in (1 << 24, 2000):
+        monkeypatch.setattr(mathematics, "FEATURES", pieces)
+        peaks.append(own_device.peak_bytes(call))
+    close(found[1], found[0])
+    assert peaks[1] < peaks[0] / 2
+
+
+def test_weights_are_computed_when_they_are_looked_at(own):
+    layer, x = layers()["multi-head"].to(own), torch.randn(1, 64, 12, device=own)
+    with torch.no_grad():
+        layer(x, x, x)
+        shown = layer.attention_weights
+        assert shown.shape == (1, 3, 64, 64) and shown.device == own
+        assert own_device.peak_bytes(lambda: layer.attention_weights) == 0
+        wanted = shown.clone()
+        layer.W_q.weight.mul_(2)
+        x.mul_(2)
+        assert layer.attention_weights is shown and torch.equal(shown + 0, wanted)
+
+
+def test_what_torch_asks_beside_numbers(own):
+    """Derivatives of derivatives of what torch's mathematics computes, torch.func, checkpointing."""
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = layers()["multi-head"].double().to(own), torch.randn(3, 2, 4, 12, dtype=F64, device=own)
+    lens = torch.tensor([3, 2])
+    wanted = torch.stack([layer(y, y, y, lens) for y in x])
+    close([torch.func.vmap(lambda y: layer(y, y, y, lens))(x)], [wanted], F64)
+    y = x[0].clone().requires_grad_()
+    found = [torch.func.grad(lambda z: layer(z, z, z, lens).square().sum())(x[0])]
+    found.append(torch.autograd.grad(layer(y, y, y, lens).square().sum(), y)[0])
+    found.append(torch.autograd.grad(checkpoint(layer, y, y, y, lens, use_reentrant=False).square().sum(), y)[0])
+    close(found[1:], [found[0]] * 2, F64)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        (first,) = torch.autograd.grad(layer(y, y, y, lens).square().sum(), y, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), y)
+    cpu, z = copy.deepcopy(layer).cpu(), x[0].cpu().requires_grad_()
+    (first,) = torch.autograd.grad(cpu(z, z, z, lens).square().sum(), z, create_graph=True)
+    close([second], torch.autograd.grad(first.square().sum(), z), F64)
