@@ -104,7 +104,7 @@ typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 # Lines and branches of C, and lines of Python, that the tests run.  Without optimisation and with every function
 # compiled once, so that a branch counted is a branch written.  A kernel's line counts once, whichever of its instances
 # run it; the last figure of the core counts the instances of each instruction set and type apart.
-# Left out: pages in a browser, notebooks, fuzzing inputs and the wheel, which other builds are tested with; trainings and
+# Left out: pages in a browser, notebooks and the wheel, which other builds are tested with; trainings and
 # the tables of accuracy, which take minutes so and reach nothing else.
 COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclude csrc/kernels/simd_neon.h \
 	--gcov-suspicious-hits-threshold 0 --filter csrc/ build
@@ -117,7 +117,7 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		MHA_C_COUNTERS=$(CURDIR)/build/coverage-c; \
 	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
-		$(call without,browser playground notebooks fuzz packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
+		$(call without,browser playground notebooks packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
 	$(COVERAGE_REPORT) --exclude csrc/python/ --txt build/coverage/instances.txt --print-summary
@@ -180,8 +180,8 @@ free-threaded:
 	@mkdir -p $(RUN)
 	$(PYTHON) -m venv --clear $(FREE)
 	$(FREE)/bin/pip install -q --prefer-binary . pytest hypothesis threadpoolctl pytest-run-parallel
-	$(FREE_PYTEST) $(call without,browser playground c_core fuzz packaging) $(ARGS)
-	$(FREE_PYTEST) $(call without,browser playground c_core fuzz packaging memory loading torch patch heads notebooks) \
+	$(FREE_PYTEST) $(call without,browser playground c_core packaging) $(ARGS)
+	$(FREE_PYTEST) $(call without,browser playground c_core packaging memory loading torch patch heads notebooks) \
 		--parallel-threads=4 $(ARGS)
 
 # The same wheel on the oldest NumPy that exists for this Python.

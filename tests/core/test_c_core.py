@@ -24,6 +24,7 @@ import pytest
 import needs
 
 ROOT = Path(__file__).resolve().parents[2]
+CORPUS = sorted((ROOT / "tests" / "fuzz" / "corpus").glob("*.txt"))
 PROGRAMS = sorted(ROOT.glob("tests/c/test_*.c"))
 FLAGS = "-std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread".split()
 FLAGS += ["-Wall", "-Wextra"]
@@ -38,14 +39,16 @@ BUILDS = {
     "aarch64": (["aarch64-linux-gnu-gcc"], ["-O3", "-static"], ["qemu-aarch64", "qemu-aarch64-static"], ["quick"]),
 }
 
+# Of gcc alone: registers are looked at over a whole function, which spares a quarter of the widest kernels' minutes.
+REGIONS = "-fira-region=one"
 COUNTERS = os.environ.get("MHA_C_COUNTERS")  # the folder where `make coverage` looks for them
 if COUNTERS:
     BUILDS = {"counted": (["cc"], ["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], [], ["quick"])}
 
 
-def run(command, seconds, **kwargs):
+def run(command, **kwargs):
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    done = subprocess.run(command, timeout=seconds, **output, **kwargs)
+    done = subprocess.run(command, timeout=needs.HANGS, **output, **kwargs)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\nexit status {done.returncode}\n{done.stdout[-8000:]}"
     return done.stdout
 
@@ -67,22 +70,24 @@ def build(request, tmp_path_factory):
     folder = Path(COUNTERS or tmp_path_factory.mktemp(request.param))
     strict = ["-Werror"] if needs.REQUIRE_ALL else []  # a newer compiler may warn of more
     flags = [compiler, *FLAGS, *strict, *options, f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
+    if request.param == "sanitized" and "clang" not in run([compiler, "--version"]):
+        flags.append(REGIONS)
     sources = sorted(path for path in ROOT.glob("csrc/*/*.c") if path.parent.name != "python")
 
     def compile_source(source):
         target = folder / f"{source.stem}.o"
-        run([*flags, "-c", source, "-o", target], 600)
+        run([*flags, "-c", source, "-o", target])
         return target
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_source, sources))
 
-    def link(program):
+    def link(program, *more):
         target, extra = folder / program.stem, shlex.split(said_in_head(program, "build") or "")
         sources = [ROOT / "csrc" / word if word.endswith(".c") else word for word in extra]
         own = {source.stem for source in sources if isinstance(source, Path)}
         rest = [path for path in objects if path.stem not in own]
-        run([*flags, program, *sources, *rest, "-o", target, "-lm"], 300)
+        run([*flags, program, *more, *sources, *rest, "-o", target, "-lm"])
         return target
 
     yield link, prefix, arguments
@@ -97,4 +102,16 @@ def test_program(build, program):
     if prefix and reason:
         pytest.skip(f"not emulated: {reason}")
     leaks = 0 if said_in_head(program, "leaks not counted") else 1
-    run([*prefix, link(program), *arguments], 600, env={**os.environ, "ASAN_OPTIONS": f"detect_leaks={leaks}"})
+    run([*prefix, link(program), *arguments], env={**os.environ, "ASAN_OPTIONS": f"detect_leaks={leaks}"})
+
+
+def test_there_is_a_corpus_for_every_fuzz_target():
+    assert {path.stem for path in CORPUS} == {p.stem[5:] for p in (ROOT / "tests" / "fuzz").glob("fuzz_*.c")}
+
+
+@pytest.mark.parametrize("build", ["counted" if COUNTERS else "sanitized"], indirect=True)
+@pytest.mark.parametrize("corpus", CORPUS, ids=lambda path: path.stem)
+def test_fuzz_corpus(build, corpus):
+    """The inputs that fuzzing found worth keeping, run again; `make fuzz` looks for new ones."""
+    target, replay = (ROOT / "tests" / "fuzz" / name for name in (f"fuzz_{corpus.stem}.c", "replay.c"))
+    run([build[0](target, replay)], input=corpus.read_text())

@@ -3,7 +3,7 @@
     python tests/fuzz/run.py [--seconds 60] [--keep] [forward backward arguments]
 
 Needs clang with its runtime (apt-get install -y clang libclang-rt-dev).  Each target starts from its corpus,
-tests/fuzz/corpus/<target>.txt, one input in hexadecimal a line; the suite replays those without clang (test_fuzz.py).
+tests/fuzz/corpus/<target>.txt, one input in hexadecimal a line; the suite replays those without clang (test_c_core.py).
 --keep writes back the inputs that together reach everything reached, the smallest first.  An input that fails is
 printed in that form: put it into the corpus together with the fix.
 """
