@@ -17,8 +17,10 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_ipywidgets_js = {}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "files"]
 html_theme = "furo"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_title = f"mha_c {release}"
 html_show_sourcelink = False
 autodoc_member_order = "bysource"
@@ -69,7 +71,7 @@ def entries(block):
     """[(name, text)] of a table: lines of a name, spaces, and a text that goes on in indented lines; else None."""
     found = []
     for line in block.splitlines():
-        entry = re.match(r"(\S+(?: \S+)*) {2,}(\S.*)", line)
+        entry = re.match(r"(\S+(?: \S+)*)(?<![.:!?]) {2,}(\S.*)", line)  # two spaces behind a full stop are prose
         if entry:
             found.append(list(entry.groups()))
         elif found and line.startswith("  "):

@@ -5,6 +5,7 @@ made from their text and executed.  Checks: docstrings are as numpydoc asks, eve
 link inside leads somewhere, and nothing comes from the network.
 """
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,19 +16,28 @@ from urllib.parse import unquote, urlsplit
 
 import docstrings
 import jupytext
+import nbformat
+import notebooks
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the site beside index.html
-SOURCE, SITE = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
-NOTEBOOKS = ["scoring", "similarity", "multihead", "self_attention", "bahdanau", "decoding", "long_sequences"]
+BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
+SOURCE, SITE = BUILT / "source", BUILT / "html"
+INSIDE = ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"]
+FIRST = ["docs/seeing", "docs/porting-from-d2l", "docs/browser", "docs/scale-out"]  # of the pages for users
+
+
+def pages_for_users():
+    """All of docs/ that is not about the inside: those of FIRST, then the others."""
+    there = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - {*INSIDE, "docs/index"}
+    return [page for page in FIRST if page in there] + sorted(there - set(FIRST)) + ["benchmarks/README", "CHANGELOG"]
+
+
 PAGES = {
-    "Use": [
-        "docs/porting-from-d2l", "docs/seeing", "docs/browser", "docs/promises", "docs/accuracy", "benchmarks/README",
-        "CHANGELOG",
-    ],
-    "Notebooks": [f"examples/notebooks/{name}" for name in NOTEBOOKS],
+    "Use": pages_for_users(),
+    "Notebooks": [f"examples/notebooks/{name}" for name in notebooks.names()],
     "Reference": ["api/layers", "api/functional", "api/torch", "api/processes", "api/teaching", "api/system", "api/c"],
-    "Inside": ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"],
+    "Inside": INSIDE,
 }
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
 LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention KernelAttention PositionalEncoding ProjectedKeys"
@@ -41,12 +51,14 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
         "mha_c.torch": None, "mha_c.torch.functional": None, "mha_c.torch.variants": None, "mha_c.d2l": None,
     }),
     "processes": ("Several processes", {"mha_c.torch.distributed": None, "mha_c.dask": None}),
-    "teaching": ("Seeing and teaching", {
+    "teaching": ("Pages, steps, heads", {
         "mha_c.viz": None, "mha_c.teach": None, "mha_c.heads": None, "mha_c": "cost explain",
     }),
     "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
 }  # fmt: skip
-NOTEBOOK = re.compile(r"((?:^|notebooks/)(?:" + "|".join(NOTEBOOKS) + r"))\.md$")
+TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
+reads: for Jupyter, Colab or JupyterLite."""
+NOTEBOOK = re.compile(r"((?:^|notebooks/)(?:" + "|".join(notebooks.names()) + r"))\.md$")
 MODULES = {"functional", "variants", "METHODS"}  # names in an __all__ that are no functions and no classes
 
 
@@ -93,7 +105,8 @@ def site_links(text, folder):
     The playground, a file of `build/` elsewhere, is a page here.
     """
     up = "../" * len(folder.relative_to(SOURCE).parts)
-    text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a>')
+    if PLAYGROUND.exists():  # `make docs` has made it; where it is not there, its name stays a name
+        text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a>')
 
     def on_site(link):
         words, target = link.groups()
@@ -108,7 +121,8 @@ def site_links(text, folder):
 def lay_out():
     for folder in (SOURCE, SITE):
         shutil.rmtree(folder, ignore_errors=True)
-    (SOURCE / "api").mkdir(parents=True)
+    for folder in ("api", "files"):
+        (SOURCE / folder).mkdir(parents=True)
     pages = [page for group in PAGES.values() for page in group if not page.startswith("api/")]
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "conf.py", "index.md", "*.o")
     for name in ("docs", "examples", "benchmarks", "csrc", "tests", "tools", "mha_c"):
@@ -122,16 +136,18 @@ def lay_out():
             path.write_text(site_links(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
     for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
         notebook = jupytext.read(path)
-        first = next(cell for cell in notebook.cells if cell.cell_type == "code")
-        assert first.source.startswith("%pip install"), path
-        notebook.cells.remove(first)
+        notebook.cells.remove(notebooks.install_cell(notebook))
+        notebook.cells.insert(1, nbformat.v4.new_markdown_cell(TAKE_ALONG.format(name=path.stem)))
         jupytext.write(notebook, path.with_suffix(".ipynb"))
+        jupytext.write(notebooks.portable(path.stem), SOURCE / "files" / path.with_suffix(".ipynb").name)
         path.unlink()
-    tables = []
+    opening = re.sub(r"(\]\()(?=[\w-]+\.md|img/)", r"\1docs/", (ROOT / "docs" / "index.md").read_text())
+    sections, tables = ["", "## All pages", ""], []
     for title, listed in PAGES.items():
+        sections += [f"- **{title}**: " + ", ".join(f"{{doc}}`{page}`" for page in listed)]
         tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
-    index = site_links((ROOT / "docs" / "index.md").read_text(), SOURCE)
-    (SOURCE / "index.md").write_text(index + "\n".join([*tables, ""]))
+    opening = site_links(opening.replace("](../", "]("), SOURCE)
+    (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]))
     python_reference()
     c_reference()
 
@@ -192,14 +208,19 @@ def search_finds(word):
     return "api/layers.html" in shown
 
 
-def main(options):
+def build(options):
     lay_out()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(ROOT / "docs")]
     subprocess.run([*command, "-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)], check=True)
-    shutil.copy(PLAYGROUND, SITE)
+    if PLAYGROUND.exists():
+        shutil.copy(PLAYGROUND, SITE)
+
+
+def main(options):
+    build(options)
     found = sorted({*problems(), *undocumented()})
     found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
-    print("\n".join(found) or f"{SITE.relative_to(ROOT)}/index.html: {len(list(SITE.rglob('*.html')))} pages")
+    print("\n".join(found) or f"{SITE}/index.html: {len(list(SITE.rglob('*.html')))} pages")
     return bool(found)
 
 

@@ -1,0 +1,117 @@
+"""The site, built once and read as HTML; its notebooks are run by `make docs`, and by test_notebooks.py."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import mha_c
+import needs
+
+pytest_plugins = ["browser_fixtures"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the pages; tools/site.py checks their links, and that every public name has its place."""
+    for name in ("sphinx", "furo", "myst_nb", "torch", "matplotlib", "dask.array"):
+        needs.module(name)
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1]), "MHA_C_SITE": str(folder)}
+    command = [sys.executable, str(ROOT / "tools" / "site.py"), "-D", "nb_execution_mode=off"]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=folder, env=environment, timeout=needs.HANGS, **output)
+    assert done.returncode == 0, done.stdout[-5000:]
+    return folder / "html"
+
+
+class Texts(HTMLParser):
+    """The texts of headings and of the names in lists of names, which stand in elements of these kinds."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.headings, self.names, self._open = [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        if re.fullmatch("h[1-6]", tag):
+            self.headings.append("")
+            self._open.append((tag, self.headings))
+        elif tag == "dt" and "sig" not in (dict(attributes).get("class") or ""):
+            self.names.append("")
+            self._open.append((tag, self.names))
+
+    def handle_endtag(self, tag):
+        if self._open and self._open[-1][0] == tag:
+            self._open.pop()
+
+    def handle_data(self, data):
+        if self._open:
+            self._open[-1][1][-1] += data
+
+
+SECTION = re.compile("(Parameters|Attributes|Returns|Yields|Raises|Warns|See Also):")  # numpydoc's own
+
+
+def test_no_heading_of_the_reference_is_a_piece_of_a_sentence(site):
+    pages = {path: Texts(path) for path in sorted((site / "api").glob("*.html"))}
+    assert len(pages) >= 7
+    torn = []
+    for path, page in pages.items():
+        for text in [*page.headings, *page.names]:
+            words = text.strip().rstrip("¶#")
+            long = len(re.sub(r"\S+, ", "", words).split()) > 12  # a list of names may be
+            if not SECTION.fullmatch(words) and (re.search(r"[.;:] |[.;:]$", words) or long):
+                torn.append((path.name, words))
+    assert torn == []
+    names = {name.strip() for page in pages.values() for name in page.names}
+    assert {"valid_lens", "training"} <= names  # a table of names is a list of names
+
+
+def test_all_pages_for_users_are_on_the_site_and_its_index_leads_to_them(site):
+    index = (site / "index.html").read_text(encoding="utf-8")
+    body = index[index.index("<article") : index.index("</article>")]
+    folders = {"docs": "docs", "examples/notebooks": "examples/notebooks"}
+    for folder, there in folders.items():
+        for path in (ROOT / folder).glob("*.md"):
+            if path.name != "index.md":
+                assert (site / there / f"{path.stem}.html").is_file(), path
+                assert f"{there}/{path.stem}.html" in body, path
+    assert body.count("<h2") >= 4 and "<img" in body
+    titles = re.findall(r'class="toctree-l1[^>]*><a[^>]*>([^<]+)<', index)
+    assert len(titles) == len(set(titles)) > 20
+
+
+def test_each_notebook_can_be_taken_along(site):
+    for path in (ROOT / "examples" / "notebooks").glob("*.md"):
+        page = site / "examples" / "notebooks" / f"{path.stem}.html"
+        (link,) = re.findall(rf'href="([^"]*/{path.stem}\.ipynb)"', page.read_text(encoding="utf-8"))
+        assert (page.parent / link).resolve().is_file()
+
+
+CUT = """
+return [...document.querySelectorAll("pre")].filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => box.textContent.slice(0, 80));
+"""
+BEYOND = """
+const wide = document.documentElement.scrollWidth > innerWidth ? ["the page itself"] : [];
+return wide.concat([...document.querySelectorAll("article table, article img")]
+    .filter(box => box.getBoundingClientRect().right > innerWidth + 1).map(box => box.textContent.slice(0, 80)));
+"""
+LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/porting-from-d2l", "docs/seeing"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut(site, browser, width):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.devtools("Emulation.setDeviceMetricsOverride", **size)
+    found = {}
+    for page in LOOKED_AT:
+        browser.open((site / f"{page}.html").as_uri())
+        found[page] = browser.run(CUT) + browser.run(BEYOND)
+    assert found == {page: [] for page in LOOKED_AT}
