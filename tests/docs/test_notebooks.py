@@ -1,5 +1,6 @@
 """The notebooks run, print what they are for and draw their pictures."""
 
+import importlib.util
 import os
 import re
 import resource
@@ -17,9 +18,9 @@ SECONDS = 120  # for one notebook on two cores
 
 # For each notebook: what it installs, how many pictures and pages it shows, and what its printed text must match.
 SHOWN = {
-    "bahdanau": ("torch,viz", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"kept back: bleu (0\.[5-9]|1\.)"]),
+    "bahdanau": ("torch matplotlib", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"kept back: bleu (0\.[5-9]|1\.)"]),
     "decoding": (
-        "viz",
+        "matplotlib",
         2,
         0,
         [
@@ -32,13 +33,13 @@ SHOWN = {
         ],
     ),
     "long_sequences": (
-        "viz",
+        "matplotlib",
         1,
         1,
         [r"measured: .* operations/s", r"16384 +[\d.]+ ms +\d+ MiB", r"(?s)(the same: True.*){2}"],
     ),
     "multihead": (
-        "viz",
+        "matplotlib",
         4,
         2,
         [
@@ -49,36 +50,43 @@ SHOWN = {
         ],
     ),
     "scoring": (
-        "viz",
+        "matplotlib",
         6,
         1,
         [r"\[\[\[ 2\.  3\.  4\.  5\.\]\]\n\n \[\[10\. 11\. 12\. 13\.\]\]\]", r"same weights: True"],
     ),
     "similarity": (
-        "viz",
+        "matplotlib",
         5,
         0,
         [r"(?s)(the same: True.*){2}", r"at 100: nan", r"the nearest, True", r"best width 0\.\d"],
     ),
-    "self_attention": ("viz", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
+    "self_attention": ("matplotlib", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
 }
 
 
 def test_all_are_tested():
     assert {path.stem for path in NOTEBOOKS.glob("*.md")} == set(SHOWN)
+    seeing = (ROOT / "docs" / "seeing.md").read_text(encoding="utf-8")
+    assert [name for name in SHOWN if f"notebooks/{name}.md" not in seeing] == []
     assert {path.suffix for path in NOTEBOOKS.iterdir() if path.is_file()} == {".md"}  # text only in git
 
 
-def executed(name):
-    """The notebook after a run in a kernel of this interpreter, without its first cell, and the seconds it took."""
-    jupytext, nbclient = needs.module("jupytext"), needs.module("nbclient")
-    needs.module("ipykernel")
-    notebook = jupytext.read(NOTEBOOKS / f"{name}.md")
-    install = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    assert re.fullmatch(r'%pip install -q "mha_c\[([\w,]+)\]"', install.source).group(1) == SHOWN[name][0]
+def executed(name, folder):
+    """The notebook as the site has it, without its first cell, after a run in an empty folder in a kernel of this
+    interpreter, and the seconds it took."""
+    needs.module("jupytext"), needs.module("ipykernel")
+    nbclient = needs.module("nbclient")
+    spec = importlib.util.spec_from_file_location("notebooks", ROOT / "tools" / "notebooks.py")
+    notebooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(notebooks)
+    notebook = notebooks.portable(name)
+    assert "../" not in "".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    install = notebooks.install_cell(notebook)
+    assert install.source.splitlines()[-1] == f"%pip install -q mha_c-*.whl {SHOWN[name][0]}"
     notebook.cells.remove(install)
     client = nbclient.NotebookClient(
-        notebook, timeout=needs.HANGS, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOKS)}}
+        notebook, timeout=needs.HANGS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}
     started, cpu = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -89,11 +97,11 @@ def executed(name):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_notebook(name):
+def test_notebook(name, tmp_path):
     needs.module("matplotlib")
     if "torch" in SHOWN[name][0]:
         needs.module("torch")
-    notebook, seconds = executed(name)
+    notebook, seconds = executed(name, tmp_path)
     printed, pictures, pages = "", 0, 0
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
