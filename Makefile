@@ -48,6 +48,16 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(ARGS)
 
+# Of the NumPy part alone, in an environment of their own: tools of 40 MB, not of 1.7 GB.  What needs more is skipped.
+.PHONY: test-numpy
+test-numpy: $(STAMPS)/installed
+	@mkdir -p $(RUN)
+	$(PYTHON) -m venv --clear build/test-numpy
+	build/test-numpy/bin/pip install -q --upgrade 'pip>=25.1'
+	build/test-numpy/bin/pip install -q build/wheel/*.whl --group native
+	cd $(RUN) && ../test-numpy/bin/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q -r fE \
+		../../tests $(call without,browser c_core packaging) $(ARGS)
+
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
@@ -214,6 +224,7 @@ clean:
 help:
 	@echo 'demo        install the wheel, run the book'"'"'s examples'
 	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
+	@echo 'test-numpy  those of the NumPy part, without torch and other large tools'
 	@echo 'bench       our layers beside d2l and torch           ARGS="--quick --filter M1"'
 	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
 	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'

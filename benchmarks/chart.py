@@ -1,13 +1,16 @@
-"""The README's tables and one chart for each maker of processors, from the JSON files of bench.py and training.py.
+"""The README's table, those of benchmarks/README.md and a chart, from the JSON files of bench.py and training.py.
 
     python benchmarks/chart.py build/bench.json build/training.json
 
-What was measured on a maker's processor stays in measured/<maker>.json and docs/benchmark-<maker>.svg until it is
-measured there again; the tables, which replace what stands between the two `measured` comments of the README, show all
-makers side by side, for one maker's figures do not stand for another's.
+What was measured on a processor stays in measured/<maker>.json and docs/benchmark-<maker>.svg until its maker's is
+measured again.  The tables, which replace what stands between the two `measured` comments of both pages, have a column
+a processor, headed by the date and commit of its figures: one processor's do not stand for another's, nor old ones for
+new.
 """
 
+import datetime
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +30,19 @@ LEGEND = {
 
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
 IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
+IN_README = {  # case, and what it is to somebody who knows the book
+    "evaluation": {
+        "M1": "multi-head attention, the book's first example",
+        "M5": "Transformer of the first edition, a batch of 64 sentences",
+        "M7": "Transformer of d2l 1.0, a batch of 128 sentences",
+        "A3": "Bahdanau attention of d2l 1.0, one step of 128 sentences",
+        "S2048d64": "attention alone, 12 heads of 2048 tokens",
+    },
+    "training": {
+        "M7": "Transformer of d2l 1.0, training: forward and backward",
+    },
+}
+OLD = 60  # commits: figures older than that are called so
 
 
 def maker_of(processor):
@@ -38,7 +54,8 @@ def summary(report, training):
     machine = report["machine"]
     said = ", ".join(machine[key] for key in ("processor", "isa", "system"))
     versions = f"Python {machine['python']}, NumPy {machine['numpy']}, torch {machine['torch']}"
-    found = {"machine": f"{said}; {versions}"}
+    commit = git("rev-parse", "HEAD")[:7]
+    found = {"machine": f"{said}; {versions}", "date": f"{datetime.date.today()}", "commit": commit}
     for name, cases, results in (("evaluation", IN_TABLE, report), ("training", IN_TRAINING, training)):
         found[name] = {
             result["case"]: {
@@ -53,31 +70,48 @@ def summary(report, training):
     return found
 
 
-def rows(known, heading, wanted):
-    """A table with two columns for each maker: our time, and how many times faster it is."""
+def git(*words):
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def heading(maker, facts):
+    """Of a column: the processor, when and at which commit it was measured, and whether that is long ago."""
+    since = git("rev-list", "--count", f"{facts['commit']}..HEAD")
+    old = f", {since} commits ago" if since.isdigit() and int(since) > OLD else ""
+    return f"{maker}, {facts['date']}, {facts['commit']}{old}"
+
+
+def table(known, first, wanted):
+    """A column a processor: our time, how many times longer the other takes; wanted: {kind: {case: words}}."""
     makers = [maker for maker in MAKERS if maker in known]
-    yield f"| {heading} | shape |" + "".join(f" {maker}: mha_c | times faster |" for maker in makers)
-    yield "|---|---|" + "---:|---:|" * len(makers)
-    cases = {case: facts for maker in makers for case, facts in known[maker][heading].items() if case in wanted}
-    for case, facts in cases.items():
-        cells = [known[maker][heading].get(case) for maker in makers]
-        shown = (f" {microseconds(x['mha_c_us'])} | {x['times_faster']:.1f} |" if x else " | |" for x in cells)
-        yield f"| {case} {facts['where']} | {facts['shape']} |" + "".join(shown)
+    yield f"| {first} |" + "".join(f" {heading(maker, known[maker])} |" for maker in makers)
+    yield "|---|" + "---:|" * len(makers)
+    for kind, cases in wanted.items():
+        for case, words in cases.items():
+            cells = [known[maker][kind].get(case) for maker in makers]
+            shown = (f" {microseconds(x['mha_c_us'])}, {x['times_faster']:.1f} x |" if x else " |" for x in cells)
+            yield f"| {words} |" + "".join(shown)
     yield ""
 
 
-def tables(known):
-    yield from rows(known, "evaluation", IN_TABLE)
-    yield from rows(known, "training", IN_TRAINING)
+def for_readme(known):
+    yield from table(known, "one call", IN_README)
+
+
+def for_benchmarks(known):
+    for kind, cases in (("evaluation", IN_TABLE), ("training", IN_TRAINING)):
+        facts = {case: x for maker in known.values() for case, x in maker[kind].items()}
+        wanted = {case: f"{case} {facts[case]['where']}, {facts[case]['shape']}" for case in cases if case in facts}
+        yield from table(known, f"{kind}: case and shape", {kind: wanted})
     yield from (f"{maker}: {known[maker]['machine']}.  " for maker in MAKERS if maker in known)
-    yield "`make bench` prints all cases, `make chart` puts them here."
 
 
-def put_into(readme, lines):
-    before, _, rest = readme.read_text().partition("<!-- measured -->")
+def put_into(page, lines):
+    before, _, rest = page.read_text().partition("<!-- measured -->")
     after = rest.partition("<!-- end of measured -->")[2]
-    body = "\n".join(lines)
-    readme.write_text(f"{before}<!-- measured -->\n{body}\n<!-- end of measured -->{after}")
+    body = "\n".join(lines).rstrip()
+    page.write_text(f"{before}<!-- measured -->\n{body}\n<!-- end of measured -->{after}")
 
 
 def microseconds(time):
@@ -92,7 +126,9 @@ def main(source, training):
     MEASURED.mkdir(exist_ok=True)
     (MEASURED / f"{maker.lower()}.json").write_text(json.dumps(found, indent=1) + "\n")
     files = {name: MEASURED / f"{name.lower()}.json" for name in MAKERS}
-    put_into(ROOT / "README.md", tables({n: json.loads(f.read_text()) for n, f in files.items() if f.exists()}))
+    known = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+    put_into(ROOT / "README.md", for_readme(known))
+    put_into(ROOT / "benchmarks" / "README.md", for_benchmarks(known))
     target = ROOT / "docs" / f"benchmark-{maker.lower()}.svg"
     matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 8})
     figure = Figure(figsize=(7, 0.19 * len(results) + 1), layout="constrained")

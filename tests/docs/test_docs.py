@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,17 +22,21 @@ PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md",
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # What a page takes for granted.
-GIVEN = {
-    "docs/porting-from-d2l.md": """
+REAL_D2L = """
 import sys, types, real_d2l
 package, module = types.ModuleType("d2l"), real_d2l.load("1.0.3")
 package.torch = module
 sys.modules.update({"d2l": package, "d2l.torch": module})
-""",
-    "docs/scale-out.md": """
-import os
-os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-""",
+"""
+RANK_0_SPEAKS = """
+import os, sys
+if os.environ["RANK"] != "0":
+    sys.stdout = open(os.devnull, "w")
+"""
+GIVEN = {
+    "README.md": REAL_D2L,
+    "docs/porting-from-d2l.md": REAL_D2L,
+    "docs/scale-out.md": RANK_0_SPEAKS,
     "SECURITY.md": """
 import numpy as np, mha_c, torch
 layer = mha_c.MultiHeadAttention(4, 4, 4, 8, 2, 0.1)
@@ -38,6 +44,7 @@ np.savez("state.npz", **layer.state_dict())
 torch.save({name: torch.from_numpy(array) for name, array in layer.state_dict().items()}, "state.pt")
 """,
 }
+TORCHRUN = "docs/scale-out.md"  # the page whose code is for two processes
 NEXT = "--- next block ---"
 
 
@@ -81,11 +88,16 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
     separated = f"\nprint({NEXT!r})\n".join(code)
     here = [str(Path(mha_c.__file__).parents[1]), str(ROOT / "tests" / "support")]
     environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(here)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", separated], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-W", "error", "-c", separated]
+    if label(page) == TORCHRUN:
+        program = tmp_path / "page.py"
+        program.write_text(separated, encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=needs.HANGS)
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(NEXT + "\n")
+    printed = done.stdout.replace("real_d2l_1_0_3", "d2l.torch").split(NEXT + "\n")
     assert {i: printed[i] for i in expected} == expected
 
 
@@ -119,6 +131,47 @@ def test_names_of_the_package_exist(page):
                 missing.append(name)
                 break
     assert missing == []
+
+
+# --- What can be had today -----------------------------------------------------------------------------
+
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.md"))
+FROM_THE_INDEX = re.compile(r"""pip install (?:-\S+ )*["']?mha_c(?:\[[\w,]+\])?(?![\w*-])""")
+
+
+def released():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \d+\.\d+\.\d+ \((.*)\)$", changes, re.MULTILINE)
+    assert versions
+    return any(version != "not released" for version in versions)
+
+
+def test_no_page_promises_what_is_not_there():
+    """Before the first release nothing is in the package index, and a line that asks it says that this is to come."""
+    promised = [
+        (label(page), line)
+        for page in [*PAGES, *NOTEBOOKS]
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if FROM_THE_INDEX.search(line) and "Once released" not in line
+    ]
+    if released():
+        assert ("README.md", "pip install mha_c") in promised, "RELEASING.md, step 7"
+    else:
+        assert promised == []
+
+
+def test_the_lines_that_install_from_a_clone_end_with_the_package_that_was_installed(tmp_path):
+    """What the README has behind `pip install .`, in a folder whose own mha_c has no core."""
+    (lines,) = [text for language, text in blocks(ROOT / "README.md") if text.startswith("pip install .")]
+    clone = tmp_path / "clone"
+    shutil.copytree(PACKAGE, clone / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    behind = lines.partition("\n")[2].replace("python ", f"{shlex.quote(sys.executable)} ")
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    ways = {"cwd": clone, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run(["sh", "-e", "-c", behind], **ways)
+    assert done.returncode == 0 and done.stdout.startswith("mha_c "), done.stderr
+    inside = subprocess.run([sys.executable, "-m", "mha_c"], **ways)
+    assert inside.returncode != 0  # or the lines need not leave the folder
 
 
 # --- Docstrings ---------------------------------------------------------------------------------------
