@@ -42,7 +42,7 @@ IN_README = {  # case, and what it is to somebody who knows the book
         "M7": "Transformer of d2l 1.0, training: forward and backward",
     },
 }
-OLD = 60  # commits: figures older than that are called so
+OLD = 150  # commits: figures older than that are called so
 
 
 def maker_of(processor):
@@ -78,7 +78,7 @@ def git(*words):
 def heading(maker, facts):
     """Of a column: the processor, when and at which commit it was measured, and whether that is long ago."""
     since = git("rev-list", "--count", f"{facts['commit']}..HEAD")
-    old = f", {since} commits ago" if since.isdigit() and int(since) > OLD else ""
+    old = " (old)" if since.isdigit() and int(since) > OLD else ""
     return f"{maker}, {facts['date']}, {facts['commit']}{old}"
 
 
