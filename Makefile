@@ -56,7 +56,7 @@ test-numpy: $(STAMPS)/installed
 	build/test-numpy/bin/pip install -q --upgrade 'pip>=25.1'
 	build/test-numpy/bin/pip install -q build/wheel/*.whl --group native
 	cd $(RUN) && ../test-numpy/bin/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q -r fE \
-		../../tests $(call without,browser c_core packaging) $(ARGS)
+		../../tests $(call without,browser playground c_core packaging) $(ARGS)
 
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
