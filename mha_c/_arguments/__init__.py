@@ -6,8 +6,9 @@ layer is built, or what the core never sees.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
@@ -164,6 +165,20 @@ def _called_as(owner: str, forms: Sequence[str]) -> str:
     """The forms of a constructor, for the end of a message."""
     shown = "\n".join(f"  {owner}({form})" for form in forms)
     return f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
+
+
+def shows(form: str) -> Callable[[Any], Any]:
+    """For a constructor (self, *sizes, keywords, **named): help() and editors show it with the names of this form."""
+
+    def with_signature(init: Any) -> Any:
+        names, defaults = _parse(form)
+        (own, *others), kind = inspect.signature(init).parameters.values(), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        sizes = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+        keywords = [one for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        init.__signature__ = inspect.Signature([own, *sizes, *keywords])
+        return init
+
+    return with_signature
 
 
 # What other libraries call a mask, and the lengths that it stands for where it hides the last keys of each row.

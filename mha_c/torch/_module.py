@@ -84,6 +84,12 @@ class AttentionModule(TakesArrays):
         """The module that has the dropout, and shows the weights of the last call."""
         return self
 
+    def reset_parameters(self) -> None:
+        """Draw all weights anew, as torch's modules do; lazy ones are drawn in the first call."""
+        for child in self.children():
+            if hasattr(child, "reset_parameters"):
+                child.reset_parameters()
+
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Room for the projected keys and values of max_len steps of `batch` items.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
+from .._arguments import shows
 from ..layers import _one_bias
 from . import masking, mathematics
 from ._lazy_sizes import materialize
@@ -74,14 +75,21 @@ class MultiHeadAttention(AttentionModule):
 
     Parameters
     ----------
-    *sizes : int, int, float
-        Those of one of the forms: key_size, query_size, value_size, features of the inputs; num_hiddens, features of
-        the result; num_heads, which divides them; dropout; bias.  In the first form the projections are nn.LazyLinear
-        until the first call, as in d2l.
+    key_size, query_size, value_size : int
+        Features of the inputs.  Without them, in the first form, the projections are nn.LazyLinear until the first
+        call, as in d2l.
+    num_hiddens : int
+        Features of the result.
+    num_heads : int
+        Divides num_hiddens.
+    dropout : float
+        Probability in 0..1 with which a weight is dropped, in training mode only.
+    bias : bool
+        Of the projections; by name also `use_bias`.
     empty_rows : {"uniform", "zero"}
         What a query whose length is <= 0 gets: the mean over all keys, as in d2l; or 0.
-    **named : Any
-        The same sizes by name; `use_bias` means `bias`.
+    device, dtype : optional
+        Of the parameters, as in torch's modules.
 
     Raises
     ------
@@ -134,14 +142,19 @@ class MultiHeadAttention(AttentionModule):
     @overload
     def __init__(
         self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = ..., *, use_bias: bool = ...,
-        empty_rows: EmptyRows = ...,
+        empty_rows: EmptyRows = ..., device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
-        bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ...,
+        bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., device: Any = ...,
+        dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    def __init__(self, *sizes: Any, empty_rows: EmptyRows = "uniform", **named: Any) -> None:
+    @shows("key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False")
+    def __init__(
+        self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
+        dtype: Optional[torch.dtype] = None, **named: Any,
+    ) -> None:  # fmt: skip
         given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
         heads = _arguments.whole(given["num_heads"], "num_heads")
@@ -151,10 +164,11 @@ class MultiHeadAttention(AttentionModule):
         super().__init__(empty_rows)
         self.num_heads = heads
         self.attention: DotProductAttention = self._new_attention(given["dropout"], empty_rows)
-        self.W_q = linear(given, "query_size", hiddens, bias)
-        self.W_k = linear(given, "key_size", hiddens, bias)
-        self.W_v = linear(given, "value_size", hiddens, bias)
-        self.W_o = nn.Linear(hiddens, hiddens, bias) if "key_size" in given else nn.LazyLinear(hiddens, bias)
+        place = {"device": device, "dtype": dtype}
+        self.W_q = linear(given.get("query_size"), "query_size", hiddens, bias, place)
+        self.W_k = linear(given.get("key_size"), "key_size", hiddens, bias, place)
+        self.W_v = linear(given.get("value_size"), "value_size", hiddens, bias, place)
+        self.W_o = linear(hiddens if "key_size" in given else None, "num_hiddens", hiddens, bias, place)
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
         """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
@@ -255,13 +269,16 @@ class AdditiveAttention(AttentionModule):
 
     Parameters
     ----------
-    *sizes : int, float
-        Those of one of the forms: key_size, query_size, features of keys and queries; num_hiddens, features of their
-        sum; dropout.
+    key_size, query_size : int
+        Features of keys and queries; without them, in the first form, found out in the first call.
+    num_hiddens : int
+        Features of their sum.
+    dropout : float
+        As in `MultiHeadAttention`.
     empty_rows : {"uniform", "zero"}
         As in `MultiHeadAttention`.
-    **named : Any
-        The same sizes by name.
+    device, dtype : optional
+        Of the parameters, as in torch's modules.
 
     Notes
     -----
@@ -280,18 +297,27 @@ class AdditiveAttention(AttentionModule):
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
     @overload
-    def __init__(self, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...) -> None: ...
+    def __init__(
+        self, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ..., device: Any = ...,
+        dtype: Optional[torch.dtype] = ...,
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...
-    ) -> None: ...
-    def __init__(self, *sizes: Any, empty_rows: EmptyRows = "uniform", **named: Any) -> None:
+        self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...,
+        device: Any = ..., dtype: Optional[torch.dtype] = ...,
+    ) -> None: ...  # fmt: skip
+    @shows("key_size, query_size, num_hiddens, dropout")
+    def __init__(
+        self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
+        dtype: Optional[torch.dtype] = None, **named: Any,
+    ) -> None:  # fmt: skip
         given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
         hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
         super().__init__(empty_rows)
-        self.W_k = linear(given, "key_size", hiddens, False)
-        self.W_q = linear(given, "query_size", hiddens, False)
-        self.w_v = nn.Linear(hiddens, 1, bias=False) if "key_size" in given else nn.LazyLinear(1, bias=False)
+        place = {"device": device, "dtype": dtype}
+        self.W_k = linear(given.get("key_size"), "key_size", hiddens, False, place)
+        self.W_q = linear(given.get("query_size"), "query_size", hiddens, False, place)
+        self.w_v = linear(hiddens if "key_size" in given else None, "num_hiddens", 1, False, place)
         self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
@@ -345,10 +371,11 @@ AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
 # --- What the layers share ----------------------------------------------------------------------------
 
 
-def linear(given: dict[str, Any], size: str, out_features: int, bias: bool) -> nn.Linear:
-    if size not in given:
-        return nn.LazyLinear(out_features, bias)
-    return nn.Linear(_arguments.whole(given[size], size), out_features, bias)
+def linear(size: Any, name: str, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
+    """A projection; lazy where no size is given."""
+    if size is None:
+        return nn.LazyLinear(out_features, bias, **place)
+    return nn.Linear(_arguments.whole(size, name), out_features, bias, **place)
 
 
 def textbook(

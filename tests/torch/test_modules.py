@@ -3,9 +3,11 @@
 import concurrent.futures
 import contextlib
 import copy
+import inspect
 import io
 import os
 import pickle
+import pydoc
 import subprocess
 import sys
 
@@ -487,3 +489,50 @@ def test_torchs_limit_is_that_of_one_call_of_one_thread():
     finally:
         torch.set_num_threads(before)
         mha_c.set_num_threads(ours)
+
+
+# --- What editors show, and what torch's modules have --------------------------------------------------
+
+
+def test_constructors_show_their_arguments():
+    shown = inspect.signature(mt.MultiHeadAttention)
+    assert str(shown).startswith("(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False, *, ")
+    assert list(shown.parameters)[7:] == ["empty_rows", "device", "dtype"]
+    assert list(inspect.signature(mt.AdditiveAttention).parameters)[:4] == [
+        "key_size", "query_size", "num_hiddens", "dropout",
+    ]  # fmt: skip
+    page = pydoc.render_doc(mt.MultiHeadAttention)
+    assert "MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False" in page
+
+    class Own(mt.MultiHeadAttention):
+        def __init__(self, width):
+            super().__init__(width, 2, 0.0)
+
+    assert list(inspect.signature(Own).parameters) == ["width"] and Own(8).num_heads == 2
+
+
+@pytest.mark.parametrize("make", [
+    lambda **place: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, True, **place),
+    lambda **place: mt.MultiHeadAttention(8, 2, 0.0, **place),
+    lambda **place: mt.AdditiveAttention(8, 8, 6, 0.0, **place),
+    lambda **place: mt.AdditiveAttention(6, 0.0, **place),
+])  # fmt: skip
+def test_device_and_dtype_as_torchs_modules_have(make):
+    layer, x = make(dtype=torch.float64), torch.randn(2, 3, 8, dtype=torch.float64)
+    assert layer(x, x, x).dtype is torch.float64
+    assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    assert {p.device.type for p in make(device="meta").parameters()} == {"meta"}
+    assert {p.dtype for p in make().parameters()} == {torch.float32}
+
+
+def test_reset_parameters_draws_as_a_new_layer_does():
+    for make in (lambda: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, True), lambda: mt.AdditiveAttention(8, 8, 6, 0.0)):
+        layer = make()
+        before = [p.clone() for p in layer.parameters()]
+        torch.manual_seed(3)
+        layer.reset_parameters()
+        torch.manual_seed(3)
+        for own, fresh, old in zip(layer.parameters(), make().parameters(), before):
+            assert torch.equal(own, fresh) and not torch.equal(own, old)
+    mt.MultiHeadAttention(8, 2, 0.0).reset_parameters()  # lazy: drawn in the first call
+    mt.DotProductAttention(0.0).reset_parameters()
