@@ -187,6 +187,23 @@ def test_a_cell_explains_itself_with_its_numbers(play):
     assert shown.texts(".mhac-arith")[1] == "this key may not be seen: 0"
 
 
+@pytest.mark.parametrize(
+    "state", [*BOOK[:-2], "kind=additive&softcap=0.5&scale=2", "kind=distance&kernel=epanechnikov"]
+)
+def test_the_scores_that_are_explained_are_those_of_the_weights(play, state):
+    """Scores are the page's own formula, in float64; weights are the core's.  Four digits of either are shown."""
+    shown = play(state)
+    scores, weights = results(shown, "scores"), results(shown, "weights")
+    seen = np.isfinite(scores).any(axis=1)
+    e = np.exp(scores[seen] - scores[seen].max(axis=1, keepdims=True))
+    np.testing.assert_allclose(weights[seen], e / e.sum(axis=1, keepdims=True), atol=2e-4)
+    np.testing.assert_allclose(weights[~seen], 1 / weights.shape[1], atol=6e-5)
+    score, weight = shown.texts(".mhac-arith")[:2]
+    number = float(re.sub("−", "-", re.split(" = |: ", score)[-1]).replace("-∞", "-inf"))
+    assert number == scores[0, 0] or scores[0, 0] == -np.inf
+    assert float(re.split(" = |: ", weight)[-1]) == weights[0, 0]
+
+
 def test_a_number_that_is_changed_is_computed_with(play):
     shown = play("text=a+b&d=2")
     shown.run("const box = R.querySelector(\"[data-matrix=V] [data-cell='0,1']\"); box.value = 77;"
