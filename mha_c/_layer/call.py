@@ -7,7 +7,6 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 from numpy import ndarray
@@ -19,6 +18,7 @@ from ..errors import ShapeError
 from ..linear import State, packing_type
 from .kept_weights import N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
+from .viewable import Viewable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .._decoder.caches import KeyValueCache, ProjectedKeyValues
     from .._types import Array, Real, RngLike
     from ..layers import ProjectedKeys
-    from ..viz.page import Page
 
 # What a call needs of the layer, gathered once and used until a parameter or the instruction set changes: dtype, states
 # and instruction set that it holds for; projections, w_v, number of heads and empty_rows for the core; where the states
@@ -53,7 +52,7 @@ def without_key_projection(plan: Plan) -> Plan:
     return (*plan[:3], (W_q, None, W_v, W_o), *plan[4:])
 
 
-class AttentionLayer(Layer):
+class AttentionLayer(Viewable, Layer):
     """The call that the three layers share, and what is read back after it."""
 
     _roles = "W_q", "W_k", "W_v", "W_o"  # names of the four projections
@@ -244,35 +243,6 @@ class AttentionLayer(Layer):
         batch, heads, n_queries, n_keys = weights.shape
         shown: Array = like_input(weights.reshape(batch * heads, n_queries, n_keys), as_tensor)
         return shown
-
-    def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page.
-
-        The last expression of a notebook cell shows it; `.save("page.html")` writes one file that needs no network.
-
-        Parameters
-        ----------
-        tokens : optional
-            The words of queries and keys: see `mha_c.viz.view`.
-        **options : Any
-            Those of `mha_c.viz.view`.
-
-        Returns
-        -------
-        Page
-            See `mha_c.viz.Page`.
-
-        Examples
-        --------
-        >>> import numpy as np, mha_c
-        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
-        >>> x = np.ones((1, 3, 8))
-        >>> out = mha(x, x, x)
-        >>> print(mha.view(tokens="the cat sat").text.splitlines()[0])
-        MultiHeadAttention: 2 heads, 3 queries x 3 keys
-        """
-        page: Page = import_module("mha_c.viz").view(self, tokens, **options)
-        return page
 
     # --- Gradients ------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from .. import _arguments
 from .._arguments.arrays import to_lengths
 from .._core import layer_parts
 from .._layer.module import own_method
+from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from . import decoding, memory
 from ._lazy_sizes import materialize
@@ -29,7 +30,6 @@ from .masking import masked_softmax
 from .ways import attend, run_layer
 
 if TYPE_CHECKING:
-    from ..viz.page import Page
     from .frozen import Packed
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
@@ -57,7 +57,7 @@ class TakesArrays(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-class AttentionModule(TakesArrays):
+class AttentionModule(Viewable, TakesArrays):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
     _layout: Layout  # of the class
@@ -252,25 +252,6 @@ class AttentionModule(TakesArrays):
     def _dropout_now(self, training: Optional[bool]) -> float:
         dropout = self._inner().dropout
         return float(dropout.p) if (dropout.training if training is None else training) else 0.0
-
-    def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page.
-
-        Parameters
-        ----------
-        tokens : optional
-            The words of queries and keys: see `mha_c.viz.view`.
-        **options : Any
-            Those of `mha_c.viz.view`.
-
-        Returns
-        -------
-        Page
-            See `mha_c.viz.Page`.
-        """
-        from ..viz import view
-
-        return view(self, tokens, **options)
 
     @property
     def attention_weights(self) -> Tensor:

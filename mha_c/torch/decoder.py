@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._layer.viewable import Viewable
 from .layers import AdditiveAttention
 
-if TYPE_CHECKING:
-    from ..viz.page import Page
 
-
-class AttentionDecoder(nn.Module):
+class AttentionDecoder(Viewable, nn.Module):
     """The book's base class of decoders that show attention weights; abstract.
 
     Not made by hand.
@@ -61,25 +59,6 @@ class AttentionDecoder(nn.Module):
     def attention_weights(self) -> Any:
         """Weights of the last call, a tensor for each step; a subclass has them."""
         raise NotImplementedError
-
-    def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call, a row for each step, as an interactive page.
-
-        Parameters
-        ----------
-        tokens : optional
-            The words of queries and keys: see `mha_c.viz.view`.
-        **options : Any
-            Those of `mha_c.viz.view`.
-
-        Returns
-        -------
-        Page
-            See `mha_c.viz.Page`.
-        """
-        from ..viz import view
-
-        return view(self, tokens, **options)
 
 
 class Seq2SeqAttentionDecoder(AttentionDecoder):

@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
+from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._module import TakesArrays
 from ._tensors import check_inputs
 from .functional import dot_product_attention
 from .kept import Kept, detached, restored
 from .ways import attend
-
-if TYPE_CHECKING:
-    from ..viz.page import Page
 
 __all__ = [
     "MultiHeadSelfAttentionAISummer",
@@ -77,7 +75,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
 
 
-class MultiHeadedSelfAttention(TakesArrays):
+class MultiHeadedSelfAttention(Viewable, TakesArrays):
     """Multi-head self-attention of one argument, four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
@@ -143,25 +141,6 @@ class MultiHeadedSelfAttention(TakesArrays):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_last": restored(state.get("_last"))})
-
-    def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page.
-
-        Parameters
-        ----------
-        tokens : optional
-            The words of queries and keys: see `mha_c.viz.view`.
-        **options : Any
-            Those of `mha_c.viz.view`.
-
-        Returns
-        -------
-        Page
-            See `mha_c.viz.Page`.
-        """
-        from ..viz import view
-
-        return view(self, tokens, **options)
 
 
 class SelfAttentionAISummer(TakesArrays):

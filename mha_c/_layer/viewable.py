@@ -1,0 +1,44 @@
+"""Viewable: what has attention_weights shows them as an interactive page, a NumPy layer or a torch module."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..viz.page import Page
+
+
+class Viewable:
+    """Gives `view()` to a class with attention_weights."""
+
+    __slots__ = ()
+
+    def view(self, tokens: Any = None, **options: Any) -> Page:
+        """The weights of the last call as an interactive page; of a decoder, a row for each step.
+
+        The last expression of a notebook cell shows it; `.save("page.html")` writes one file that needs no network.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            Those of `mha_c.viz.view`.
+
+        Returns
+        -------
+        Page
+            See `mha_c.viz.Page`.
+
+        Examples
+        --------
+        >>> import numpy as np, mha_c
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> x = np.ones((1, 3, 8))
+        >>> out = mha(x, x, x)
+        >>> print(mha.view(tokens="the cat sat").text.splitlines()[0])
+        MultiHeadAttention: 2 heads, 3 queries x 3 keys
+        """
+        page: Page = import_module("mha_c.viz").view(self, tokens, **options)
+        return page
