@@ -21,12 +21,13 @@ from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from . import decoding, memory
 from ._lazy_sizes import materialize
-from ._private import beyond_core, tracing_state
+from ._private import beyond_core, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
 from .children import Layout, plain_inputs, standard_parts
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .kept import Assigned, Kept, detached, restored
 from .masking import masked_softmax
+from .overrides import in_mode
 from .ways import attend, run_layer
 
 if TYPE_CHECKING:
@@ -189,7 +190,9 @@ class AttentionModule(Viewable, TakesArrays):
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
             return self._unusual(queries, keys, values, valid_lens, training)
-        not_by_core = tracing_state() is not None or beyond_core()
+        not_by_core = (
+            tracing_state() is not None or beyond_core() or ((n_function_modes() or n_dispatch_modes()) and in_mode())
+        )
         parts = None if not_by_core else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
@@ -199,6 +202,8 @@ class AttentionModule(Viewable, TakesArrays):
                 return self._slowly(queries, keys, values, valid_lens, training)
             valid_lens = to_lengths(valid_lens)
         p = dropout.p if (dropout.training if training is None else training) else 0.0
+        if p and dropout.inplace:
+            return self._slowly(queries, keys, values, valid_lens, training)
         options = valid_lens, self.num_heads, self.empty_rows, p
         inputs, found, seed = (queries, keys, values), None, draw_seed() if p else 0
         try:
@@ -234,7 +239,7 @@ class AttentionModule(Viewable, TakesArrays):
         queries, keys, values = plain_inputs(queries, keys, values)
         materialize(self, queries, keys, values)
         self._forget_assigned()
-        parts = standard_parts(self)
+        parts = standard_parts(self, queries, keys, values)
         if parts is None:
             return self._by_children(queries, keys, values, valid_lens, training)
         parameters, shown, _, _ = parts

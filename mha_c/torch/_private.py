@@ -41,12 +41,25 @@ tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.tr
 set_tracing_state = _needed("torch._C._set_tracing_state")  # None: for what it shall not see
 in_functorch = _needed("torch._C._are_functorch_transforms_active")  # inside torch.func
 _needed("torch.autograd.forward_ad._current_level")
+n_function_modes = _needed("torch._C._len_torch_function_stack")  # how many modes are active
+n_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack")
+function_modes = _needed("torch.overrides._get_current_function_mode_stack")
+dispatch_modes = _needed("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+_disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parameter's, which leaves all as it is
 
 
 def beyond_core() -> bool:
     """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
     found: bool = in_functorch() or forward_ad._current_level >= 0
     return found
+
+
+def has_overrides(kind: type[Tensor]) -> bool:
+    """Whether a class of tensors has a __torch_function__ or a __torch_dispatch__ of its own."""
+    function: Any = kind.__torch_function__
+    inherited = Tensor.__torch_function__.__func__, _disabled_function  # type: ignore[attr-defined]
+    own = getattr(function, "__func__", function) not in inherited
+    return own or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 # --- Missed -------------------------------------------------------------------------------------------
@@ -74,6 +87,13 @@ is_of_a_transform = _found("torch._C._functorch.is_functorch_wrapped_tensor") or
 
 # Of fake tensors; without it those that meet real ones are told so by torch, later.
 FakeTensor: Any = _found("torch._subclasses.FakeTensor") or ()
+
+# Of modes that are no reason to call children one by one; without them they are one.
+FakeTensorMode: Any = _found("torch._subclasses.FakeTensorMode") or ()
+try:
+    from torch.utils._device import DeviceContext  # of torch.device and torch.set_default_device
+except ImportError:
+    DeviceContext = ()
 
 
 def of_all_examples(tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from ._tensors import (
     optional_array,
     optional_tensor,
 )  # fmt: skip
+from .overrides import in_mode
 
 # From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and
 # hands to its hooks (checkpointing); what is smaller stays with the node, which saves some microseconds a call.
@@ -80,7 +81,7 @@ class LayerFunction(Function):
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
-        if torch.is_grad_enabled() or in_functorch():  # create_graph
+        if torch.is_grad_enabled() or in_functorch() or in_mode():  # create_graph; somebody looks on
             return _layer_gradients(ctx, tensors, grad_out)
         try:
             return (None, *layer_backward(grad_out, kept, tensors, n_inputs, options, ctx.needs_input_grad[1:], True))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._core import layer_parts
 from ..errors import ShapeError
@@ -13,6 +14,7 @@ from ._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from ._tensors import check_inputs, exporting, is_compiling
 from .autograd import Nine
 from .lazy import LazyWeights, computed
+from .overrides import any_overridden, in_mode
 
 if TYPE_CHECKING:
     from .frozen import Packed
@@ -25,10 +27,11 @@ class Layout(NamedTuple):
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
     dropout: type
-    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module of functions had when made
+    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module's dictionary had when made
     all_hooks: tuple[dict[Any, Any], ...]
     hooks: tuple[str, ...]
     words: tuple[str, ...]
+    tensors: tuple[type, ...]  # of parameters
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
@@ -39,18 +42,25 @@ class Layout(NamedTuple):
         if any(name == "w_v" for _, name in slots):
             called.append((torch, "tanh"))
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
+        methods = tuple((vars(x) if isinstance(x, ModuleType) else x, *method) for x, *method in methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words)
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, (Tensor, nn.Parameter))
 
 
 Parts = tuple[Nine, dict[str, Any], Any, Optional["Packed"]]
 
 
-def standard_parts(module: Any) -> Optional[Parts]:
+def standard_parts(module: Any, *inputs: Any) -> Optional[Parts]:
     """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
-    these parameters: None where not all children are what d2l's constructor makes, so that one call cannot stand for
-    calling each of them."""
-    return parts_in_python(module) if is_compiling() else layer_parts(module, module._layout)
+    these parameters: None where not all children are what d2l's constructor makes, or somebody looks on, so that one
+    call cannot stand for calling each of them."""
+    if is_compiling():
+        return parts_in_python(module)
+    parts = layer_parts(module, module._layout) or parts_in_python(module)  # which takes parameters of any class
+    if parts is None or parts[2].inplace:  # attention_weights are then what is left of them
+        return None
+    seen = not exporting() and (in_mode() or any_overridden(*inputs, *parts[0]))
+    return None if seen else parts
 
 
 def parts_in_python(module: Any) -> Optional[Parts]:
@@ -68,7 +78,7 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):
         return None
     dropout = inner._modules.get("dropout")
-    if type(dropout) is not nn.Dropout or is_changed(dropout) or any(GLOBAL_HOOKS):
+    if type(dropout) is not nn.Dropout or is_changed(dropout) or dropout.inplace or any(GLOBAL_HOOKS):
         return None
     nine: list[Any] = [None] * 9
     for (slot, _), linear in zip(slots, linears):
@@ -88,11 +98,15 @@ def _layout_in_python(kind: Any, exports: bool) -> Any:
     layout: Layout = kind._layout
     # torch.export puts its own __call__ around every module's, to note where it is.
     whole = all(
-        (name == "__call__" and exports) or getattr(kind if owner is None else owner, name) is method
+        (name == "__call__" and exports) or _is_method(kind if owner is None else owner, name, method)
         for owner, name, method in layout.methods
     )
     own = tuple(name for owner, name, _ in layout.methods if owner is None)
     return (whole, layout.slots, *(layout.inner or (None, None)), own)
+
+
+def _is_method(owner: Any, name: str, method: Any) -> bool:
+    return (owner[name] if isinstance(owner, dict) else getattr(owner, name)) is method
 
 
 def _methods_of_torch() -> bool:

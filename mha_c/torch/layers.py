@@ -353,7 +353,7 @@ class AdditiveAttention(AttentionModule):
         _arguments.check_order(type(self).__name__, values, valid_lens)
         queries, projected, values = plain_inputs(queries, keys.tensor, values)
         materialize(self, queries, None, None)
-        parts = standard_parts(self)
+        parts = standard_parts(self, queries, values)
         if parts is None:
             return textbook(self, self.W_q(queries), projected, values, valid_lens, training, self.w_v)
         W_q, _, *others = parts[0]

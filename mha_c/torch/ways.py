@@ -7,7 +7,8 @@
                 that is not torch's own, fake ones among them
     torch       another device; a program is exported or traced;            by_torch.py, mathematics.py
                 torch.func or forward-mode AD; memory the core cannot take
-    children    a child has hooks or is another one than d2l's              `_by_children` of the layers
+    children    a child has hooks or is another one than d2l's; a mode or   `_by_children` of the layers
+                a class of tensors wants to see torch's operations
     ring        the child is one that spreads the sequence over processes   distributed/
 
 `_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual

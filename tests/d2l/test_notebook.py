@@ -5,7 +5,6 @@ Each test is a few lines that a reader of the book would write, run on d2l's own
 
 import contextlib
 import copy
-import math
 import pickle
 import sys
 import types
@@ -20,40 +19,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 import book_models  # noqa: E402  torch must be there
 import mha_c.d2l  # noqa: E402
 import mha_c.torch  # noqa: E402
-
-LENS = [3, 2]
+from notebook import LENS, additive, equal_under_patch, multi_head, numbers  # noqa: E402
 
 
 @pytest.fixture(params=needs.real_d2l.VERSIONS)
 def d2l(request):
     yield needs.d2l(request.param)
     mha_c.d2l.unpatch()
-
-
-def multi_head(d2l, hiddens=8, heads=2, dropout=0.0, kind="MultiHeadAttention", **options):
-    sizes = (hiddens,) * 3 if book_models.is_eager(d2l) else ()
-    return getattr(d2l, kind)(*sizes, hiddens, heads, dropout, **options)
-
-
-def additive(d2l, hiddens=8, dropout=0.0):
-    return d2l.AdditiveAttention(*((8, 8) if book_models.is_eager(d2l) else ()), hiddens, dropout)
-
-
-def numbers(*shape):
-    return torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape)
-
-
-def equal_under_patch(d2l, notebook):
-    """`notebook(d2l)` gives the same tensors with d2l's classes and with ours."""
-    outcomes = []
-    for patched in (contextlib.nullcontext(), mha_c.d2l.patch(d2l)):
-        with patched:
-            torch.manual_seed(0)
-            outcomes.append(notebook(d2l))
-    theirs, ours = outcomes
-    assert len(theirs) == len(ours)
-    for found, expected in zip(ours, theirs):
-        torch.testing.assert_close(found + 0, expected)
 
 
 # --- attention_weights, assigned -------------------------------------------------------------------------

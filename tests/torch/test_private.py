@@ -45,6 +45,11 @@ NEEDED = [
     "torch._C._set_tracing_state",
     "torch._C._are_functorch_transforms_active",
     "torch.autograd.forward_ad._current_level",
+    "torch._C._len_torch_function_stack",
+    "torch._C._len_torch_dispatch_stack",
+    "torch.overrides._get_current_function_mode_stack",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+    "torch._C._disabled_torch_function_impl",
 ]
 MISSED = {  # what holds without it, in a program that goes on
     "torch.nn.modules.module._global_forward_hooks": """
@@ -75,6 +80,9 @@ torch.func.grad(lambda q: functional.dot_product_attention(q, q, q, torch.tensor
 """,
     "torch._subclasses.FakeTensor": """
 assert _private.FakeTensor == ()
+""",
+    "torch._subclasses.FakeTensorMode": """
+assert _private.FakeTensorMode == ()
 """,
 }
 WITH = "print(*[x.double().sum().item() for x in step()])"

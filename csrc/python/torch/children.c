@@ -9,7 +9,7 @@
 #include "python/args.h"
 
 /* What a `Layout` of mha_c.torch holds, in its order. */
-enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, N_PARTS };
+enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, TENSORS, N_PARTS };
 enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, FROZEN, N_WORDS };
 enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 4 }; /* of a `Packed` */
 enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
@@ -54,20 +54,33 @@ plain_state(reading *r, PyObject *module, PyObject *type)
     return plain ? state : NULL;
 }
 
-/* What the layout remembers is what there is now: (owner, or None for the layer itself, name, function). */
+/* Whether a class (None: the layer's), or a module by its dictionary, has this method or function under this name. */
+static int
+has_method(PyObject *layer, PyObject *state, PyObject *owner, PyObject *name, PyObject *method)
+{
+    PyObject *now;
+
+    if (owner == NULL || name == NULL || (owner == Py_None && PyDict_Contains(state, name) != 0)) {
+        return 0;
+    }
+    if (PyDict_Check(owner)) { /* a third of what asking the module takes */
+        now = PyDict_GetItemWithError(owner, name);
+    } else {
+        now = PyObject_GetAttr(owner == Py_None ? (PyObject *)Py_TYPE(layer) : owner, name);
+        Py_XDECREF(now); /* its class has it, and only its address is looked at */
+    }
+    return now != NULL && now == method;
+}
+
+/* What the layout remembers is what there is now. */
 static int
 has_own_methods(const reading *r, PyObject *layer, PyObject *state)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(r->part[METHODS]); i++) {
         PyObject *method = PyTuple_GetItem(r->part[METHODS], i);
-        PyObject *owner = PyTuple_GetItem(method, 0), *name = PyTuple_GetItem(method, 1);
-        PyObject *now = NULL;
 
-        if (owner != NULL && name != NULL && (owner != Py_None || PyDict_Contains(state, name) == 0)) {
-            now = PyObject_GetAttr(owner == Py_None ? (PyObject *)Py_TYPE(layer) : owner, name);
-        }
-        Py_XDECREF(now); /* its class has it, and only its address is looked at */
-        if (now == NULL || now != PyTuple_GetItem(method, 2)) {
+        if (!has_method(layer, state, PyTuple_GetItem(method, 0), PyTuple_GetItem(method, 1),
+                        PyTuple_GetItem(method, 2))) {
             return 0;
         }
     }
@@ -79,6 +92,18 @@ has_own_methods(const reading *r, PyObject *layer, PyObject *state)
     return 1;
 }
 
+/* Whether it is a tensor whose numbers the core may take: a class of its own may have operations of its own. */
+static int
+is_tensor(const reading *r, PyObject *tensor)
+{
+    int found = 0;
+
+    for (Py_ssize_t i = 0; i < PyTuple_Size(r->part[TENSORS]); i++) {
+        found |= (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(r->part[TENSORS], i);
+    }
+    return found;
+}
+
 /* The weight of a linear child to its place among the parameters, its bias four places on. */
 static int
 take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters)
@@ -88,7 +113,10 @@ take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters
     PyObject *own = get(r, state, r->word[PARAMETERS]);
     PyObject *weight = get(r, own, r->word[WEIGHT]), *bias = get(r, own, r->word[BIAS]);
 
-    if (weight == NULL || weight == Py_None || bias == NULL || place < 0 || place >= N_PARAMETERS) {
+    if (weight == NULL || bias == NULL || place < 0 || place >= N_PARAMETERS) {
+        return 0;
+    }
+    if (!is_tensor(r, weight) || (bias != Py_None && !is_tensor(r, bias))) {
         return 0;
     }
     parameters[place] = weight;

@@ -1,0 +1,143 @@
+"""Under patch(), who wants to see torch's operations sees them: modes, classes of tensors, functions put into torch."""
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+
+from torch.nn import functional as F  # noqa: E402  torch must be there
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import mha_c.d2l  # noqa: E402
+from notebook import LENS, additive, equal_under_patch, multi_head, numbers  # noqa: E402
+
+
+@pytest.fixture(params=needs.real_d2l.VERSIONS)
+def d2l(request):
+    yield needs.d2l(request.param)
+    mha_c.d2l.unpatch()
+
+
+class Names(TorchFunctionMode):
+    """The functions of torch that are called, but for looks at attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Tripled(torch.Tensor):
+    """Products with it are three times as large."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return 3 * out if func is F.linear else out.as_subclass(cls) if func is torch.Tensor.detach else out
+
+
+@pytest.mark.parametrize("kind, wanted", [
+    (Names, {"linear", "bmm", "softmax", "dropout"}),
+    (Operations, {"aten.mm.default", "aten.bmm.default", "aten._softmax.default"}),
+])  # fmt: skip
+def test_modes_see_the_operations(d2l, kind, wanted):
+    def notebook(d2l):
+        found, x = [], numbers(2, 4, 8).requires_grad_()
+        for module in (multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)):
+            found.append(module(x, x, x, torch.tensor(LENS)))  # the usual way first
+            with kind() as mode:
+                found.append(module(x, x, x, torch.tensor(LENS)))
+            seen = wanted if hasattr(module, "W_q") else wanted - {"linear", "aten.mm.default"}
+            assert seen <= mode.names
+            with Operations() as mode:
+                found += torch.autograd.grad(found[-2].sum(), x)
+            assert any("bmm" in name for name in mode.names)
+        return found
+
+    equal_under_patch(d2l, notebook)
+
+
+def test_a_default_device_is_no_reason(d2l):
+    with mha_c.d2l.patch(d2l), torch.device("cpu"):
+        module, x = multi_head(d2l), numbers(2, 4, 8)
+        out = module(x, x, x, None)
+    assert type(out.grad_fn).__name__ == "LayerFunctionBackward"
+
+
+def test_weights_and_inputs_with_operations_of_their_own(d2l):
+    def notebook(d2l):
+        found, x = [], numbers(2, 4, 8)
+        for module in (multi_head(d2l), additive(d2l)):
+            module(x, x, x, torch.tensor(LENS))
+            module.requires_grad_(False)
+            found.append(module(x, x, x, torch.tensor(LENS)))
+            module.W_q.weight = torch.nn.Parameter(module.W_q.weight.as_subclass(Tripled), requires_grad=False)
+            found += [module(x, x, x, torch.tensor(LENS)), getattr(module, "attention", module).attention_weights]
+            assert (found[-2] - found[-3]).abs().max() > 1e-4
+            found.append(module(x.as_subclass(Tripled), x, x, torch.tensor(LENS)))
+        return found
+
+    equal_under_patch(d2l, notebook)
+
+
+def test_gradients_of_each_sample(d2l):
+    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+
+    def notebook(d2l):
+        module, x = multi_head(d2l), numbers(3, 4, 8)
+        module(x, x, x, None)
+        call_for_per_sample_grads(module)(x, x, x, None).square().sum().backward()
+        return [p.grad_sample for p in module.parameters()]
+
+    equal_under_patch(d2l, notebook)
+
+
+@pytest.mark.parametrize(
+    "owner, name", [(F, "softmax"), (F, "dropout"), (F, "linear"), (torch, "bmm"), (torch, "tanh")]
+)
+def test_functions_of_torch_that_are_replaced(d2l, owner, name, monkeypatch):
+    def notebook(d2l):
+        found, x, original = [], numbers(2, 4, 8), getattr(owner, name)
+        modules = multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)
+        for replaced in (False, True, False):
+            with monkeypatch.context() as patch:
+                if replaced:
+                    patch.setattr(owner, name, lambda *args, **named: 0.7 * original(*args, **named))
+                found += [module(x, x, x, torch.tensor(LENS)) for module in modules]
+        return found
+
+    equal_under_patch(d2l, notebook)
+
+
+def test_dropout_in_place_shows_what_is_left(d2l):
+    def notebook(d2l):
+        found, x = [], numbers(2, 4, 8)
+        for module in (multi_head(d2l, dropout=0.5), additive(d2l, dropout=0.5), d2l.DotProductAttention(0.5)):
+            inner = getattr(module, "attention", module)
+            with torch.no_grad():
+                module.eval()(x, x, x, None)
+                inner.dropout.inplace = True
+                torch.manual_seed(3)
+                found += [module.train()(x, x, x, torch.tensor(LENS)), inner.attention_weights]
+                assert (found[-1] == 0).sum() > (found[-1].numel() * 3 // 8)
+                found += [module.eval()(x, x, x, torch.tensor(LENS)), inner.attention_weights]
+        return found
+
+    equal_under_patch(d2l, notebook)

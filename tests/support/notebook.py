@@ -1,0 +1,39 @@
+"""What tests of a notebook's lines have in common: the same lines on d2l's own classes and under patch()."""
+
+import contextlib
+import math
+
+import book_models
+import needs
+
+torch = needs.module("torch")
+
+import mha_c.d2l  # noqa: E402  torch must be there
+
+LENS = [3, 2]
+
+
+def multi_head(d2l, hiddens=8, heads=2, dropout=0.0, kind="MultiHeadAttention", **options):
+    sizes = (hiddens,) * 3 if book_models.is_eager(d2l) else ()
+    return getattr(d2l, kind)(*sizes, hiddens, heads, dropout, **options)
+
+
+def additive(d2l, hiddens=8, dropout=0.0):
+    return d2l.AdditiveAttention(*((8, 8) if book_models.is_eager(d2l) else ()), hiddens, dropout)
+
+
+def numbers(*shape):
+    return torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape)
+
+
+def equal_under_patch(d2l, notebook):
+    """`notebook(d2l)` gives the same tensors with d2l's classes and with ours."""
+    outcomes = []
+    for patched in (contextlib.nullcontext(), mha_c.d2l.patch(d2l)):
+        with patched:
+            torch.manual_seed(0)
+            outcomes.append(notebook(d2l))
+    theirs, ours = outcomes
+    assert len(theirs) == len(ours)
+    for found, expected in zip(ours, theirs):
+        torch.testing.assert_close(found + 0, expected)
