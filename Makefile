@@ -264,7 +264,7 @@ $(STAMPS)/build-tools: $(STAMPS)/venv
 # The source archive first, and the wheel from it: so the archive is complete.
 $(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
 	@rm -rf build/wheel && mkdir -p build
-	$(BIN)/python -m build --outdir build/wheel . > build/wheel.log 2>&1 \
+	$(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 \
 		|| { grep -E 'error|undefined|multiple definition' build/wheel.log | cut -c 1-300; \
 		echo 'All of it: build/wheel.log'; exit 1; }
 	@ls build/wheel
