@@ -127,7 +127,7 @@ coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		MHA_C_COUNTERS=$(CURDIR)/build/coverage-c; \
 	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
-		$(call without,browser playground notebooks packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
+		$(call without,browser playground site notebooks packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
 	$(COVERAGE_REPORT) --exclude csrc/python/ --txt build/coverage/instances.txt --print-summary
@@ -144,7 +144,7 @@ sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	export PYTHONPATH=$(CURDIR)/build/sanitize UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitizer \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
-	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(call without,browser playground c_core notebooks packaging) \
+	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(call without,browser playground site c_core notebooks packaging) \
 		-k 'not takes_little_longer' $(ARGS) || { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
 # The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
