@@ -79,7 +79,7 @@ class BuildExt(build_ext):
     def build_extension(self, ext):
         if self.compiler.compiler_type == "msvc":
             raise SystemExit(
-                "mha_c: MSVC cannot compile the kernels.  Take a wheel (pip install mha_c --only-binary mha_c), "
+                "mha_c: MSVC cannot compile the kernels.  Take a wheel file (`make wheels` builds Windows' on Linux), "
                 "or build with clang or gcc: python setup.py build_ext --compiler=mingw32"
             )
         compile_sources = self.compiler.compile

@@ -2,8 +2,9 @@
 
     python examples/transformer.py [--data fra.txt] [--epochs 60]
 
-The sizes are the book's.  Prints loss, tokens/s, translations and their BLEU; writes the attention weights of one
-sentence (decoder on encoder, each block and head) and their heat maps.
+Takes a minute or two, and imports torch and matplotlib.  The sizes are the book's.  Prints loss, tokens/s, translations
+and their BLEU; writes the attention weights of one sentence (decoder on encoder, each block and head) and their heat
+maps.
 """
 
 import math

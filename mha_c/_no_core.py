@@ -23,6 +23,6 @@ def explained(error: ImportError) -> ImportError:
             f"or `python setup.py build_ext --inplace`"
         )
     return ImportError(
-        f"the compiled core of mha_c is missing from {FOLDER}: there is none for {version}{found}; reinstall with "
-        f"`pip install --force-reinstall mha_c`"
+        f"the compiled core of mha_c is missing from {FOLDER}: there is none for {version}{found}; install it again, "
+        f"`pip install --force-reinstall` and the wheel file or the folder that it came from"
     )
