@@ -310,7 +310,7 @@ def modules_shown(module):
     """The module, and all that dir() leads to from there."""
     yield module
     for name in dir(module):
-        value = getattr(module, name)
+        value = getattr(module, name, None)  # mha_c.torch is not there without torch
         if isinstance(value, types.ModuleType):
             yield from modules_shown(value)
 
@@ -341,7 +341,7 @@ def documented():
     """(name, docstring) of every public function and class, and of their public methods and properties."""
     for module in modules_shown(mha_c):
         for name in dir(module):
-            value = getattr(module, name)
+            value = getattr(module, name, None)
             members = {f".{n}": f for n, f in vars(value).items() if n[0] != "_"} if isinstance(value, type) else {}
             for suffix, thing in {"": value, **members}.items():
                 if (callable(thing) or isinstance(thing, property)) and thing.__doc__:
