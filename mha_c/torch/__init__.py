@@ -24,8 +24,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
 
 from . import functional, variants
+from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
-from .decoder import AttentionDecoder, Seq2SeqAttentionDecoder
 from .decoding import KeyValueCache, ProjectedKeyValues
 from .frozen import frozen
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys

@@ -19,7 +19,7 @@ from .._core import layer_parts
 from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from . import decoding, memory
+from . import decoding, repeated_keys
 from ._lazy_sizes import materialize
 from ._private import beyond_core, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
@@ -66,7 +66,7 @@ class AttentionModule(Viewable, TakesArrays):
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
-    _remembers = False  # whether calls with one query may go on from the one before: see memory.py
+    _remembers = False  # whether calls with one query may go on from the one before: see repeated_keys.py
     # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Shown or an
     # Assigned once attention_weights are read or assigned.
     _last: Any = None
@@ -207,9 +207,9 @@ class AttentionModule(Viewable, TakesArrays):
         options = valid_lens, self.num_heads, self.empty_rows, p
         inputs, found, seed = (queries, keys, values), None, draw_seed() if p else 0
         try:
-            large = self._remembers and not p and keys.numel() >= memory.LEAST
+            large = self._remembers and not p and keys.numel() >= repeated_keys.LEAST
             if large and queries.dim() == 3 and queries.size(1) == 1:
-                found = memory.remembered(self.__dict__, inputs, parameters, options, packed)
+                found = repeated_keys.remembered(self.__dict__, inputs, parameters, options, packed)
             out, saved, source = run_layer(inputs, parameters, options, seed, packed) if found is None else found
         except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
             return self._slowly(queries, keys, values, valid_lens, training, seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from . import variants
-from .decoder import Seq2SeqAttentionDecoder
+from .bahdanau import Seq2SeqAttentionDecoder
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 from .positions import PositionalEncoding

@@ -65,11 +65,11 @@ def test_autocast_rounds_once(name, dtype):
 
 
 def test_what_a_module_remembers_is_used_under_autocast(monkeypatch):
-    from mha_c.torch import memory
+    from mha_c.torch import repeated_keys
 
-    calls, attend = [], memory.RepeatedKeys.attend
-    monkeypatch.setattr(memory, "LEAST", 0)
-    monkeypatch.setattr(memory.RepeatedKeys, "attend", lambda *args: calls.append(1) or attend(*args))
+    calls, attend = [], repeated_keys.RepeatedKeys.attend
+    monkeypatch.setattr(repeated_keys, "LEAST", 0)
+    monkeypatch.setattr(repeated_keys.RepeatedKeys, "attend", lambda *args: calls.append(1) or attend(*args))
     layer, x = mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0).eval(), torch.randn(2, 5, 16)
     for grad in (False, True):
         for n in range(1, 6):

@@ -154,7 +154,7 @@ def test_lazy_halves_and_copies(rng):
 @pytest.fixture
 def used(monkeypatch):
     """How many rows went through W_k and W_v in calls that could go on from the one before."""
-    from mha_c.torch import memory
+    from mha_c.torch import repeated_keys
 
     rows = []
 
@@ -163,14 +163,14 @@ def used(monkeypatch):
         assert values.shape[1] == keys.shape[1] == options[-2]
         return layer_step(queries, keys, values, *options)
 
-    layer_step = memory.layer_step
-    monkeypatch.setattr(memory, "layer_step", counted)
+    layer_step = repeated_keys.layer_step
+    monkeypatch.setattr(repeated_keys, "layer_step", counted)
     return rows
 
 
 @pytest.fixture(autouse=True)
 def small_calls_too(monkeypatch):
-    monkeypatch.setattr("mha_c.torch.memory.LEAST", 0)
+    monkeypatch.setattr("mha_c.torch.repeated_keys.LEAST", 0)
 
 
 def without_memory(module, *args):
@@ -290,7 +290,7 @@ def test_the_books_decoder_uses_it(version, used, capsys):
 
 def test_a_small_call_is_not_remembered(monkeypatch):
     """Comparing its weights would take longer than projecting its rows."""
-    monkeypatch.setattr("mha_c.torch.memory.LEAST", 24 * 50)
+    monkeypatch.setattr("mha_c.torch.repeated_keys.LEAST", 24 * 50)
     module, _ = module_of("multi-head with biases")
     with torch.no_grad():
         for n in (49, 50):
