@@ -116,7 +116,7 @@ mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
     return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(bytes, MHA_ALIGN) : 0;
 }
 
-/* Evenly spaced rows, split over threads by blocks of them. */
+/* Evenly spaced rows of x, split over threads by blocks of them. */
 typedef struct {
     const mha_kernels *kernels;
     const mha_linear *linear;
@@ -133,7 +133,11 @@ run_block(void *context, size_t task, unsigned worker)
 
     rows.rows = mha_min(job->block, job->all.rows - (size_t)first);
     rows.x = (const char *)rows.x + first * rows.x_row_stride * itemsize;
-    rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
+    if (rows.y_rows != NULL) {
+        rows.y_rows += first;
+    } else {
+        rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
+    }
     rows.panel = (char *)rows.panel + worker * mha_linear_panel_bytes(job->kernels, job->linear);
     mha_linear_apply(job->kernels, job->linear, &rows);
 }

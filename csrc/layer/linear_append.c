@@ -26,19 +26,25 @@ place_of(const append_job *job, size_t item, size_t row)
     return (char *)a->cache + (item * a->room + before + row) * job->out_bytes;
 }
 
-/* To their places, those that count: rows that lie side by side, or, where that is NULL, those of x. */
-static void
-copy_rows(const append_job *job, const char *made)
+/* The rows that count: to their places, or side by side to `dense`, and `places` says where each goes; their number. */
+static size_t
+copy_rows(const append_job *job, char *dense, void **places)
 {
     const mha_append *a = job->append;
+    size_t n = 0;
 
     for (size_t b = 0; b < a->batch; b++) {
         for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++) {
-            const char *row = made == NULL ? mha_operand_at(job->kernels, &a->x, b, 0, t)
-                                           : made + (b * a->rows + t) * job->out_bytes;
-            memcpy(place_of(job, b, t), row, job->out_bytes);
+            char *place = place_of(job, b, t);
+            memcpy(dense == NULL ? place : dense + n * job->in_bytes, mha_operand_at(job->kernels, &a->x, b, 0, t),
+                   job->in_bytes);
+            if (dense != NULL) {
+                places[n] = place;
+            }
+            n++;
         }
     }
+    return n;
 }
 
 /* One new row of each item, behind as many, or rows of one item: both sides lie evenly, and nothing is copied. */
@@ -54,27 +60,26 @@ project_in_place(const append_job *job)
 }
 
 static mha_status
-project_and_copy(const append_job *job)
+project_gathered(const append_job *job)
 {
     const mha_append *a = job->append;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_linear_call call;
     mha_linear_call_plan(&call, job->kernels, &a->linear, job->n_rows, &scratch);
     const size_t x_at = mha_scratch_add(&scratch, job->n_rows, job->in_bytes);
-    const size_t y_at = mha_scratch_add(&scratch, job->n_rows, job->out_bytes);
+    const size_t places_at = mha_scratch_add(&scratch, job->n_rows, sizeof(void *));
     const mha_status status = mha_scratch_open(&scratch);
 
     if (status != MHA_OK) {
         return status;
     }
-    const mha_linear_rows rows = {job->n_rows, scratch.base + x_at, (ptrdiff_t)a->in_features, scratch.base + y_at,
-                                  (ptrdiff_t)a->linear.out_features, NULL, NULL};
-    for (size_t r = 0; r < job->n_rows; r++) {
-        const char *row = mha_operand_at(job->kernels, &a->x, r / a->rows, 0, r % a->rows);
-        memcpy(scratch.base + x_at + r * job->in_bytes, row, job->in_bytes);
-    }
+    mha_linear_rows rows = {
+        .x = scratch.base + x_at,
+        .x_row_stride = (ptrdiff_t)a->in_features,
+        .y_rows = (void **)(void *)(scratch.base + places_at),
+    };
+    rows.rows = copy_rows(job, scratch.base + x_at, (void **)(void *)(scratch.base + places_at));
     mha_linear_call_run(&call, rows, &scratch);
-    copy_rows(job, scratch.base + y_at);
     mha_scratch_close(&scratch);
     return mha_interrupt_status();
 }
@@ -100,10 +105,10 @@ mha_linear_append(const mha_append *append)
         .n_rows = n_rows,
     };
     if (!projects) {
-        copy_rows(&job, NULL);
+        (void)copy_rows(&job, NULL, NULL);
         return MHA_OK;
     }
     const int same = (append->before_step == 0 || append->batch == 1) && append->counts_step == 0 &&
                      (size_t)append->counts[0] == append->rows;
-    return same && (append->rows == 1 || append->batch == 1) ? project_in_place(&job) : project_and_copy(&job);
+    return same && (append->rows == 1 || append->batch == 1) ? project_in_place(&job) : project_gathered(&job);
 }
