@@ -161,7 +161,7 @@ def show_config() -> dict[str, Any]:
     print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
-    versions = f"   torch {config['torch']}" if "torch" in config else ""
+    versions = f"   torch {config['torch']} (tensors on a GPU: by its own kernels)" if "torch" in config else ""
     print(f"numpy {config['numpy']}{versions}   python {sys.version.split()[0]} on {sys.platform}")
     return config
 

@@ -123,7 +123,7 @@ class KeyValueCache(caches.KeyValueCache):
         if isinstance(rooms[0], Tensor):
             self._keys, self._values = (x[torch.from_numpy(index)] for x in rooms)
 
-    def write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
+    def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """The new steps of a call on another device than the CPU, behind those that are there."""
         if self._keys is None:
             self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
@@ -199,7 +199,7 @@ def _step_elsewhere(
     held: Any = Held.of(parameters)
     n_steps = inputs[0].shape[1]
     after = cache.check(held, counts)
-    cache.write(_rows(inputs[1], parameters, 1), _rows(inputs[2], parameters, 2), counts)
+    cache._write(_rows(inputs[1], parameters, 1), _rows(inputs[2], parameters, 2), counts)
     seen, n_rows = cache.visible_keys(after, n_steps), caches.most(after)
     lens = None if seen is None else torch.from_numpy(seen)
     cache.keep(held, after)

@@ -107,16 +107,16 @@ class MultiHeadAttention(AttentionModule):
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None) gives
     (B, Q, num_hiddens).
 
-    queries, keys, values   CPU tensors of the parameters' type, float32 or float64; bfloat16 and float16, also mixed
-                with float32, are computed in float32 and the result rounded to queries' type, under autocast to
-                autocast's, as is that of float32
+    queries, keys, values   of the parameters' device and type, float32 or float64; bfloat16 and float16, also mixed
+                with float32, are computed on the CPU in float32 and the result rounded to queries' type, under autocast
+                to autocast's, as is that of float32
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
                 (rounded up); keys and values beyond are never read
     training    True or False: overrides the mode of the dropout for one call
 
     Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
     dropout, computed when first used; where gradients are recorded, a function of inputs and parameters.  Dropout
-    draws one seed from torch's generator for each call.
+    draws one seed from torch's generator for each call.  On other devices than the CPU torch's own kernels compute.
 
     Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
     after a training step).  A child replaced by something else, or with hooks, is called as d2l would call it.

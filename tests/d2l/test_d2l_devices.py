@@ -1,6 +1,7 @@
 """Both generations of d2l and of its chapters on another device than the CPU, with and without patch()."""
 
 import contextlib
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 nn = torch.nn
 
 import book_models  # noqa: E402  torch must be there
+import device_features  # noqa: E402
 import mha_c.d2l  # noqa: E402
 import own_device  # noqa: E402
 from mha_c import torch as ours  # noqa: E402
@@ -112,3 +114,10 @@ def test_chapters_train_as_without_us(own, d2l, kind, dropout, monkeypatch, caps
         with patched:
             found.append(losses(d2l, own, kind, dropout))
     assert found[0][0] > found[0][3] and found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day
+def test_the_table_of_the_docs():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md").read_text(encoding="utf-8")
+    begin, end = text.index(device_features.BEGIN), text.index(device_features.END)
+    assert text[begin:end].split("\n", 1)[1].strip() == device_features.table()

@@ -376,3 +376,17 @@ def test_what_torch_asks_beside_numbers(own):
     cpu, z = copy.deepcopy(layer).cpu(), x[0].cpu().requires_grad_()
     (first,) = torch.autograd.grad(cpu(z, z, z, lens).square().sum(), z, create_graph=True)
     close([second], torch.autograd.grad(first.square().sum(), z), F64)
+
+
+def test_ring_attention_refuses(own):
+    import torch.distributed as dist
+
+    from mha_c.torch.distributed import ring_attention
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        x = torch.randn(1, 2, 4, 6, device=own)
+        with pytest.raises(TypeError, match="q is on device own:0, but ring attention computes on the CPU"):
+            ring_attention(x, x, x)
+    finally:
+        dist.destroy_process_group()

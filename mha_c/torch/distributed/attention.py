@@ -159,6 +159,8 @@ class _Arguments:
     ) -> None:  # fmt: skip
         check_inputs(q=q, k=k, v=v)
         for name, x in (("q", q), ("k", k), ("v", v)):
+            if not x.is_cpu:
+                raise TypeError(f"{name} is on device {x.device}, but ring attention computes on the CPU: {name}.cpu()")
             if x.dim() != 4:
                 raise ShapeError(f"{name} must have shape (B, H, N/n, features), got {tuple(x.shape)}")
             if x.dtype != q.dtype:

@@ -1,0 +1,172 @@
+"""What layers do on another device than the CPU, on d2l's of both generations and on ours: a table of the docs.
+
+    python tests/support/device_features.py        prints it
+
+Each feature is a function of (layer, x, lens) on the device that returns tensors; "equal" says that ours give what
+d2l's give, forward and backward, in float32 (1e-5) and in float64 (1e-11).
+"""
+
+import copy
+import io
+import sys
+import warnings
+from pathlib import Path
+
+if __name__ == "__main__":  # behind what is installed: the working tree, built in place
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+import needs
+
+torch = needs.module("torch")
+
+import own_device  # noqa: E402
+from book_models import is_eager  # noqa: E402
+
+OWN = own_device.load()
+BEGIN, END = "<!-- made by `python tests/support/device_features.py` -->", "<!-- end of the table of devices -->"
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}  # sums of some tens of terms around 1, in another order
+FEATURES = {}
+
+
+def feature(name):
+    def add(function):
+        FEATURES[name] = function
+        return function
+
+    return add
+
+
+def weights_of(layer):
+    return getattr(layer, "attention", layer).attention_weights
+
+
+def with_gradients(layer, x, out, *others):
+    loss = out.square().sum() + sum(other.square().sum() for other in others)
+    return [out, *others, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+
+
+@feature("forward and backward, lengths of each item")
+def _(layer, x, lens):
+    return with_gradients(layer, x, layer(x, x, x, lens))
+
+
+@feature("lengths of each query, none at all")
+def _(layer, x, lens):
+    of_queries = torch.tensor([[1, 2, 3], [3, 2, 1]], device=OWN)
+    return with_gradients(layer, x, layer(x, x, x, of_queries), layer(x, 2 * x, x, None))
+
+
+@feature("queries without keys")
+def _(layer, x, lens):
+    return with_gradients(layer, x, layer(x, x, x, lens * torch.tensor([1, 0], device=OWN)))
+
+
+@feature("`attention_weights`, in a loss too")
+def _(layer, x, lens):
+    return with_gradients(layer, x, layer(x, x, x, lens), weights_of(layer))
+
+
+@feature("dropout: `torch.manual_seed` repeats it")
+def _(layer, x, lens):
+    layer.train()
+    getattr(layer, "attention", layer).dropout.p = 0.5
+    found = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        found.append(layer(x, x, x, None))
+    return [found[0] - found[1], (found[0] != found[2]).any().float()]
+
+
+@feature("`torch.utils.checkpoint`")
+def _(layer, x, lens):
+    from torch.utils.checkpoint import checkpoint
+
+    return with_gradients(layer, x, checkpoint(layer, x, x, x, lens, use_reentrant=False))
+
+
+@feature("`copy.deepcopy`, `state_dict` there and back")
+def _(layer, x, lens):
+    file = io.BytesIO()
+    torch.save(layer.cpu().state_dict(), file)
+    file.seek(0)
+    twin = copy.deepcopy(layer).to(OWN)
+    twin.load_state_dict(torch.load(file))
+    return with_gradients(twin, x, twin(x, x, x, lens))
+
+
+@feature("hooks on children")
+def _(layer, x, lens):
+    handles = [child.register_forward_hook(lambda module, inputs, out: 2 * out) for child in layer.children()]
+    found = with_gradients(layer, x, layer(x, x, x, lens))
+    return found if handles else None
+
+
+@feature("a step of an optimizer")
+def _(layer, x, lens):
+    parameters = [*layer.parameters()]
+    if not parameters:
+        return None
+    layer(x, x, x, lens).square().sum().backward()
+    torch.optim.SGD(parameters, lr=0.1, momentum=0.9).step()
+    return [layer(x, x, x, lens), *parameters]
+
+
+@feature("`torch.func.grad`, `vmap`")
+def _(layer, x, lens):
+    grad = torch.func.grad(lambda x: layer(x, x, x, lens).square().sum())(x.detach())
+    many = torch.stack([x.detach(), -x.detach()])
+    return [grad, torch.func.vmap(lambda x: layer(x, x, x, None))(many)]
+
+
+def pairs(dtype):
+    """(ours, d2l's) on the device with the same weights, of both generations."""
+    from mha_c import torch as mt
+
+    for version in needs.real_d2l.VERSIONS:
+        d2l, x = needs.d2l(version), torch.zeros(1, 1, 4)
+        forms = {"MultiHeadAttention": ((4, 4, 4, 4, 2, 0.0), (4, 2, 0.0)), "DotProductAttention": ((0.0,), (0.0,)),
+                 "AdditiveAttention": ((4, 4, 3, 0.0), (3, 0.0))}  # fmt: skip
+        for name, arguments in forms.items():
+            torch.manual_seed(0)
+            made = [getattr(of, name)(*arguments[0 if is_eager(d2l) else 1]) for of in (mt, d2l)]
+            for layer in made:
+                layer(x, x, x, torch.tensor([1]))
+            made[1].load_state_dict(made[0].state_dict())
+            yield [layer.to(OWN, dtype) for layer in made]
+
+
+def outcome(name):
+    """ "equal", or "works; d2l's does not"; anything else is an error."""
+    words = set()
+    for dtype, tolerance in TOLERANCES.items():
+        for ours, theirs in pairs(dtype):
+            results = []
+            for layer in (theirs, ours):
+                x = torch.linspace(-1, 1, 24, dtype=dtype).reshape(2, 3, 4).to(OWN).requires_grad_()
+                try:
+                    results.append(FEATURES[name](layer, x, torch.tensor([3, 1], device=OWN)))
+                except Exception:
+                    if layer is ours:
+                        raise
+                    results.append("fails")
+            if results[0] == "fails":
+                words.add("works; d2l's does not")
+            elif results[0] is not None:
+                words.add("equal")
+                for a, b in zip(*results, strict=True):
+                    scale = max(1.0, float(a.detach().abs().max()))
+                    torch.testing.assert_close(b.cpu(), a.cpu(), rtol=0, atol=tolerance * scale)
+    return "works; d2l's does not" if len(words) > 1 else words.pop()
+
+
+def table():
+    """The lines between BEGIN and END."""
+    rows = ["| on another device | `mha_c.torch` beside d2l's own, both generations |", "|---|---|"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows += [f"| {name} | {outcome(name)} |" for name in FEATURES]
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())
