@@ -67,8 +67,9 @@ add_query_grads(const mha_plan *plan, const mha_walk *walk, const mha_operand *g
     const mha_rows *tile = &walk->tile;
     const mha_room *room = walk->room;
     const mha_key_block *block = &walk->block;
-    mha_product product = mha_product_of_keys(plan, tile, block, room->grads, walk->dense_rows, 0);
+    mha_product product;
 
+    mha_describe_product(plan, tile, block, room->grads, walk->dense_rows, 0, &product);
     product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;

@@ -102,7 +102,8 @@ mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *t
     score_columns(plan, tile, room);
     const int has_empty =
         softmax_columns(plan, room, tile->rows, tile->keys.last, ends, state, mha_row_index(plan, tile));
-    mha_product product = mha_product_of_keys(plan, tile, &block, room->scores, NULL, 1);
+    mha_product product;
+    mha_describe_product(plan, tile, &block, room->scores, NULL, 1, &product);
     product.a_row = 1;
     product.a_step = (ptrdiff_t)plan->score_stride;
     product.c = mha_result_at(k, &plan->args->out, tile->item, tile->head, tile->query);

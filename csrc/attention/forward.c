@@ -66,8 +66,8 @@ average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *i
     if (plan->args->dropout > 0) {
         mha_drop_weights(plan, &walk->tile, walk->room, &walk->block);
     }
-    mha_product product =
-        mha_product_of_keys(plan, &walk->tile, &walk->block, walk->room->scores, walk->dense_rows, 1);
+    mha_product product;
+    mha_describe_product(plan, &walk->tile, &walk->block, walk->room->scores, walk->dense_rows, 1, &product);
     product.c = out;
     product.c_row = out_row;
     if (inverse != NULL) {

@@ -55,7 +55,7 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
 
     for (size_t first = mha_block_start(plan, keys.first); first < keys.last; first += plan->key_block) {
         const mha_key_block block = {.first_key = first, .keys = mha_block_keys(plan, keys, first)};
-        mha_product product = mha_product_of_keys(plan, row, &block, room->scores, NULL, 1);
+        mha_product product;
         const mha_merge merge = {
             .rows = 1,
             .cols = args->value_dim,
@@ -68,6 +68,7 @@ mean_of_values(const mha_plan *plan, const mha_rows *row, mha_interval keys, con
             .inverse = block.keys.last == keys.last ? &inverse : NULL,
         };
 
+        mha_describe_product(plan, row, &block, room->scores, NULL, 1, &product);
         product.c = room->block_out;
         k->fill(block.keys.last - first, 1, room->scores); /* from the block's first key on */
         if (args->dropout > 0) {

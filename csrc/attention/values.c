@@ -104,15 +104,17 @@ mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, 
     plan->kernels->dropout_factors(&dropout);
 }
 
-mha_product
-mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
-                    const char *dense_rows, int of_values)
+void
+mha_describe_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
+                     const char *dense_rows, int of_values, mha_product *product)
 {
     const mha_attention_args *args = plan->args;
     const mha_kernels *k = plan->kernels;
     const mha_operand *rows = of_values ? &args->v : &args->k;
     const size_t first = block->keys.first - block->first_key, cols = of_values ? args->value_dim : args->head_dim;
-    mha_product product = {
+    const size_t dense = mha_round_up(cols, k->lanes);
+
+    *product = (mha_product){
         .rows = tile->rows,
         .cols = cols,
         .depth = block->keys.last - block->keys.first,
@@ -121,17 +123,13 @@ mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_bl
         .a = mha_score_at(plan, block, numbers, 0, block->keys.first),
         .a_row = (ptrdiff_t)plan->score_stride,
         .a_step = 1,
-        .b = {.layout = MHA_ROWS, .stride = rows->row_stride, .padded = dense_rows != NULL},
+        .b = {.data = dense_rows != NULL ? dense_rows + first * dense * k->itemsize
+                                         : mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first),
+              .layout = MHA_ROWS,
+              .stride = dense_rows != NULL ? (ptrdiff_t)dense : rows->row_stride,
+              .padded = dense_rows != NULL},
         .scale = &plan->one,
     };
-
-    if (dense_rows != NULL) {
-        product.b.stride = (ptrdiff_t)mha_round_up(cols, k->lanes);
-        product.b.data = dense_rows + first * (size_t)product.b.stride * k->itemsize;
-    } else {
-        product.b.data = mha_operand_at(k, rows, tile->item, tile->key_head, block->keys.first);
-    }
-    return product;
 }
 
 void

@@ -19,12 +19,13 @@ void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_r
 void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors);
 
 /*
- * Numbers for the block's keys, laid out like scores, times rows of its values or keys: for the tile's rows.  They are
- * read where they lie, or from dense_rows, if they were copied there.  The caller adds where to (c, c_row) and, if the
- * sums are to be scaled row by row, scale and scale_step.
+ * Describes: numbers for the block's keys, laid out like scores, times rows of its values or keys: for the tile's
+ * rows.  They are read where they lie, or from dense_rows, if they were copied there.  The caller adds where to (c,
+ * c_row) and, if the sums are to be scaled row by row, scale and scale_step.  (Returned as a struct, whose copy in
+ * vectors waits for words just stored, it took 1.13 of the time of 10 queries on 10 keys of 8 numbers.)
  */
-mha_product mha_product_of_keys(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block,
-                                const char *numbers, const char *dense_rows, int of_values);
+void mha_describe_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
+                          const char *dense_rows, int of_values, mha_product *product);
 
 /* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
 void mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block);
