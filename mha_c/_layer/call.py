@@ -52,7 +52,7 @@ def without_key_projection(plan: Plan) -> Plan:
     return (*plan[:3], (W_q, None, W_v, W_o), *plan[4:])
 
 
-class AttentionLayer(Viewable, Layer):
+class AttentionLayer(Layer, Viewable):
     """The call that the three layers share, and what is read back after it."""
 
     _roles = "W_q", "W_k", "W_v", "W_o"  # names of the four projections

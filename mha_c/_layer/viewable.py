@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 class Viewable:
-    """Gives `view()` to a class with attention_weights."""
+    """Gives `view()` to a class with attention_weights.
+
+    It stands last among the bases: a torch module whose class changes (`convert`) has to have nn.Module as its first.
+    """
 
     __slots__ = ()
 

@@ -58,7 +58,7 @@ class TakesArrays(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-class AttentionModule(Viewable, TakesArrays):
+class AttentionModule(TakesArrays, Viewable):
     """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
 
     _layout: Layout  # of the class

@@ -11,7 +11,7 @@ from .._layer.viewable import Viewable
 from .layers import AdditiveAttention
 
 
-class AttentionDecoder(Viewable, nn.Module):
+class AttentionDecoder(nn.Module, Viewable):
     """The book's base class of decoders that show attention weights; abstract.
 
     Not made by hand.

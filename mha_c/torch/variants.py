@@ -75,7 +75,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
 
 
-class MultiHeadedSelfAttention(Viewable, TakesArrays):
+class MultiHeadedSelfAttention(TakesArrays, Viewable):
     """Multi-head self-attention of one argument, four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
