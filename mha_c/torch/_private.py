@@ -57,7 +57,7 @@ def beyond_core() -> bool:
 def has_overrides(kind: type[Tensor]) -> bool:
     """Whether a class of tensors has a __torch_function__ or a __torch_dispatch__ of its own."""
     function: Any = kind.__torch_function__
-    inherited = Tensor.__torch_function__.__func__, _disabled_function  # type: ignore[attr-defined]
+    inherited = Tensor.__torch_function__.__func__, _disabled_function
     own = getattr(function, "__func__", function) not in inherited
     return own or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
@@ -91,7 +91,7 @@ FakeTensor: Any = _found("torch._subclasses.FakeTensor") or ()
 # Of modes that are no reason to call children one by one; without them they are one.
 FakeTensorMode: Any = _found("torch._subclasses.FakeTensorMode") or ()
 try:
-    from torch.utils._device import DeviceContext  # of torch.device and torch.set_default_device
+    from torch.utils._device import DeviceContext as DeviceContext  # of torch.device and torch.set_default_device
 except ImportError:
     DeviceContext = ()
 
