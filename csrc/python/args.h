@@ -48,6 +48,7 @@ enum {
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
     const void *exchange; /* what is in the first of them */
+    size_t panel_width[2]; /* of packed weights, by mha_dtype, for the active instruction set */
 } mha_py_state;
 
 int mha_py_select_isa(mha_py_state *state, mha_isa isa); /* py_system.c */
@@ -254,9 +255,6 @@ int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name,
                            mha_py_projection *projection);
 int mha_py_take_weight(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_projection *projection); /* row-major, without its bias */
-/* The shape of a weight packed for the active instruction set: (rows of its panels, their width). */
-int mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, size_t out_features, size_t in_features,
-                        npy_intp shape_ret[2]);
 int mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
                         const mha_py_array *like, mha_py_projection *projection);
 

@@ -5,8 +5,6 @@
  */
 #include "layer_call.h"
 
-#include <string.h>
-
 static int
 is_projected(const mha_py_layer *layer, int which)
 {
@@ -229,7 +227,8 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
 
-    memset(kept, 0, MHA_PY_N_KEPT * sizeof(*kept));
+    kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* these are none */
+    kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = 0;
     kept[MHA_PY_KEPT_WEIGHTS] = (mha_py_kept_array){"attention_weights", 4, !again,
                                                     {batch, heads, queries, keys}, &args->weights};
     kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries", 3, again || (training && has_W_q),

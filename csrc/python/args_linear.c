@@ -18,22 +18,10 @@ take_size(PyObject *sizes, Py_ssize_t i, const char *name, size_t *size_ret)
     return (uint64_t)size > (uint64_t)NPY_MAX_INTP ? mha_py_refuse("size", "(sO)", name, sizes) : 0;
 }
 
-/* The width tells layouts of instruction sets apart that take as many numbers for a weight of these sizes. */
-int
-mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, size_t out_features, size_t in_features, npy_intp shape_ret[2])
-{
-    size_t size, width;
-
-    if (mha_py_check(mha_linear_packed_size(dtype, out_features, in_features, &size), call->function) < 0 ||
-        mha_py_check(mha_linear_packed_size(dtype, 1, 1, &width), call->function) < 0) {
-        return -1;
-    }
-    shape_ret[0] = (npy_intp)(size / width);
-    shape_ret[1] = (npy_intp)width;
-    return 0;
-}
-
-/* (packed, ., (out_features, in_features)): must be what this binary would have made for these sizes and this ISA. */
+/*
+ * (packed, ., (out_features, in_features)): must be what this binary would have made for these sizes and this ISA, as
+ * pack_linear shapes it: the width tells layouts apart that take as many numbers.
+ */
 static int
 take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
             mha_py_projection *projection)
@@ -41,19 +29,22 @@ take_packed(mha_py_call *call, PyObject *value, const char *name, const mha_py_a
     mha_linear *linear = &projection->linear;
     mha_py_array *packed = &projection->weight;
     PyObject *sizes = PyTuple_GetItem(value, 2);
-    npy_intp shape[2];
+    size_t size;
 
     if (!PyTuple_CheckExact(sizes) || PyTuple_Size(sizes) != 2) {
         return mha_py_refuse("projection", "(s)", name);
     }
     if (take_size(sizes, 0, name, &linear->out_features) < 0 || take_size(sizes, 1, name, &linear->in_features) < 0 ||
         mha_py_take(call, PyTuple_GetItem(value, 0), name, MHA_PY_DENSE, like, packed) < 0 ||
-        mha_py_packed_shape(call, mha_py_dtype(packed->type), linear->out_features, linear->in_features, shape) < 0) {
+        mha_py_check(mha_linear_packed_size(mha_py_dtype(packed->type), linear->out_features, linear->in_features,
+                                            &size),
+                     name) < 0) {
         return -1;
     }
-    return packed->rank == 2 && packed->shape[0] == shape[0] && packed->shape[1] == shape[1]
+    const size_t width = call->state->panel_width[mha_py_dtype(packed->type)];
+    return packed->rank == 2 && (size_t)packed->shape[1] == width && (size_t)packed->shape[0] * width == size
                ? 0
-               : mha_py_refuse("packed", "(sON)", name, sizes, mha_py_shape(2, shape));
+               : mha_py_refuse("packed", "(sO(nn))", name, sizes, (Py_ssize_t)(size / width), (Py_ssize_t)width);
 }
 
 int

@@ -69,7 +69,7 @@ typedef struct {
     void **place; /* among the core's arguments; NULL: the core does not fill it in */
 } mha_py_kept_array;
 
-/* Those that are arrays of numbers, for this layer; the others are all 0. */
+/* Those that are arrays of numbers, for this layer; of the others, only that none is wanted. */
 void mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT]);
 
 #endif /* MHA_PY_LAYER_CALL_H */

@@ -97,11 +97,14 @@ want_kept(mha_py_layer *layer, int training, void *somewhere)
     for (int i = 0; i < MHA_PY_N_KEPT; i++) {
         double size = (double)mha_py_itemsize(layer->queries.type);
 
+        if (!kept[i].wanted) {
+            continue;
+        }
         for (int axis = 0; axis < kept[i].rank; axis++) {
             size *= (double)kept[i].dims[axis];
         }
-        bytes += kept[i].wanted ? size : 0;
-        if (kept[i].wanted && kept[i].place != NULL) {
+        bytes += size;
+        if (kept[i].place != NULL) {
             *kept[i].place = somewhere;
         }
     }

@@ -21,12 +21,14 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
 
     mha_py_list_kept(layer, training, kept);
     for (int i = 0; i < MHA_PY_N_KEPT; i++) {
+        arrays[i] = NULL;
+        if (!kept[i].wanted) {
+            continue; /* its place is still NULL */
+        }
         /* Rows beyond the lengths are never written, and a pickle must not hold garbage. */
         const int zeroed = kept[i].rank == 3 && layer->lengths.array != NULL;
-
-        arrays[i] = !kept[i].wanted ? NULL
-                                    : (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank,
-                                                                           kept[i].dims, layer->queries.type);
+        arrays[i] = (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank, kept[i].dims,
+                                                         layer->queries.type);
         if (kept[i].place != NULL) {
             *kept[i].place = mha_py_data(arrays[i]);
         }
@@ -120,21 +122,14 @@ run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *c
 /* Read back by kept_weights.py and py_layer_backward.c. */
 static PyObject *
 tuple_of_kept(const mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
-              int n)
+              int training)
 {
-    PyObject *tuple = PyTuple_New(n);
-
-    for (int i = 0; i < n && tuple != NULL; i++) {
-        PyObject *item = i == MHA_PY_KEPT_ISA     ? call->state->objects[MHA_PY_WORD_ISA]
-                         : i == MHA_PY_KEPT_LENS  ? mha_py_or_none(layer->lengths.array)
-                         : i == MHA_PY_KEPT_HEADS ? values[MHA_PY_HEADS]
-                         : i == MHA_PY_KEPT_EMPTY ? values[MHA_PY_EMPTY]
-                                                  : mha_py_or_none(kept[i]);
-
-        Py_INCREF(item);
-        tuple = PyTuple_SetItem(tuple, i, item) < 0 ? NULL : tuple;
-    }
-    return tuple;
+    return PyTuple_Pack(training ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS, call->state->objects[MHA_PY_WORD_ISA],
+                        mha_py_or_none(kept[MHA_PY_KEPT_WEIGHTS]), mha_py_or_none(kept[MHA_PY_KEPT_Q]),
+                        mha_py_or_none(kept[MHA_PY_KEPT_K]), mha_py_or_none(kept[MHA_PY_KEPT_W_V]),
+                        mha_py_or_none(kept[MHA_PY_KEPT_ROW_MAX]), mha_py_or_none(kept[MHA_PY_KEPT_ROW_SUM]),
+                        mha_py_or_none(layer->lengths.array), values[MHA_PY_HEADS], values[MHA_PY_EMPTY],
+                        mha_py_or_none(kept[MHA_PY_KEPT_V]), mha_py_or_none(kept[MHA_PY_KEPT_CONTEXT]));
 }
 
 PyObject *
@@ -154,8 +149,7 @@ mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values
         return NULL;
     }
     answer = mha_py_own(call, mha_py_answer(call, out));
-    tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training ? MHA_PY_N_KEPT
-                                                                                : MHA_PY_N_KEPT_FOR_WEIGHTS));
+    tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training));
     return answer == NULL || tuple == NULL ? NULL : PyTuple_Pack(2, answer, tuple);
 }
 

@@ -130,7 +130,7 @@ take_kept(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
         kept[MHA_PY_KEPT_CONTEXT].place = &layer->args.out;
     }
     for (int i = 0; i < MHA_PY_N_KEPT; i++) {
-        if (kept[i].rank == 3 && kept[i].place != NULL &&
+        if (kept[i].wanted && kept[i].rank == 3 && kept[i].place != NULL &&
             mha_py_take_numbers(call, PyTuple_GetItem(tuple, i), kept[i].name, 3, kept[i].dims, &layer->queries,
                                 kept[i].place) < 0) {
             return -1;

@@ -42,7 +42,7 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     mha_py_array weight = {0};
     PyArrayObject *packed;
     PyObject *result;
-    npy_intp shape[2];
+    size_t size;
 
     if (mha_py_take(call, values[0], "weight", MHA_PY_ROWS, NULL, &weight) < 0 ||
         mha_py_need_rank(&weight, 2, "(out_features, in_features)") < 0) {
@@ -50,9 +50,11 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     }
     const mha_dtype dtype = mha_py_dtype(weight.type);
     const size_t out_features = (size_t)weight.shape[0], in_features = (size_t)weight.shape[1];
-    if (mha_py_packed_shape(call, dtype, out_features, in_features, shape) < 0) {
+    if (mha_py_check(mha_linear_packed_size(dtype, out_features, in_features, &size), call->function) < 0) {
         return NULL;
     }
+    const size_t width = call->state->panel_width[dtype];
+    npy_intp shape[] = {(npy_intp)(size / width), (npy_intp)width};
     packed = new_aligned(call, shape, weight.type);
     if (packed == NULL) {
         return NULL;

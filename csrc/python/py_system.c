@@ -75,7 +75,9 @@ mha_py_select_isa(mha_py_state *state, mha_isa isa)
 {
     PyObject *name = PyUnicode_InternFromString(mha_isa_name(isa)), *before = state->objects[MHA_PY_WORD_ISA];
 
-    if (name == NULL || mha_py_check(mha_isa_select(isa), "set_isa") < 0) {
+    if (name == NULL || mha_py_check(mha_isa_select(isa), "set_isa") < 0 ||
+        mha_py_check(mha_linear_packed_size(MHA_F32, 1, 1, &state->panel_width[MHA_F32]), "set_isa") < 0 ||
+        mha_py_check(mha_linear_packed_size(MHA_F64, 1, 1, &state->panel_width[MHA_F64]), "set_isa") < 0) {
         Py_XDECREF(name);
         return -1;
     }
