@@ -18,7 +18,7 @@
 /* Where the second cache is larger, and all threads have a block even so: see mha_linear_block. */
 #define LARGE_BLOCK_MOST ((size_t)288)
 
-/* So many rows at most, of so many bytes at most, in whole register tiles. */
+/* The rows, `most` of `bytes` in all at most, in whole register tiles. */
 static size_t
 rows_within(const mha_kernels *kernels, size_t in_features, size_t most, size_t bytes)
 {
@@ -64,9 +64,9 @@ mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
 
 /*
  * A weight of more bytes than half the second cache has is rarely met there, where others have been since the last
- * call: each panel is asked for while rows, unless these are few, meet the one before it.  (With 2 MiB, layers of 512
- * rows took 1.02 to 1.04 of the time where nobody asked for weights of 1.6 to 4 MB, and layers of 96 to 592 rows 1.01
- * to 1.03 where those of 1 MB were asked for.)
+ * call: each panel is prefetched while rows, unless these are few, meet the one before it.  (With 2 MiB, layers of 512
+ * rows took 1.02 to 1.04 of the time where weights of 1.6 to 4 MB were not, and layers of 96 to 592 rows 1.01
+ * to 1.03 where those of 1 MB were.)
  */
 static int
 is_far(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
