@@ -67,8 +67,8 @@ class OfBook:
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
         if self._book.has_own("masked_softmax", "sequence_mask"):
-            return super()._masked_softmax(scores, valid_lens)  # type: ignore[misc,no-any-return]
-        return self._book.module.masked_softmax(scores, valid_lens)  # type: ignore[no-any-return]
+            return super()._masked_softmax(scores, valid_lens)  # type: ignore[misc]
+        return self._book.module.masked_softmax(scores, valid_lens)
 
     def _reads_names(self) -> bool:
         return all(getattr(self._book.module, name) is not None for name in self._book.functions)
@@ -88,10 +88,10 @@ class MultiHeadOfBook(OfBook):
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
         if self._book.has_own("transpose_qkv"):
-            return super().transpose_qkv(X)  # type: ignore[misc,no-any-return]
-        return self._book.module.transpose_qkv(X, self.num_heads)  # type: ignore[attr-defined,no-any-return]
+            return super().transpose_qkv(X)  # type: ignore[misc]
+        return self._book.module.transpose_qkv(X, self.num_heads)  # type: ignore[attr-defined]
 
     def transpose_output(self, X: Tensor) -> Tensor:
         if self._book.has_own("transpose_output"):
-            return super().transpose_output(X)  # type: ignore[misc,no-any-return]
-        return self._book.module.transpose_output(X, self.num_heads)  # type: ignore[attr-defined,no-any-return]
+            return super().transpose_output(X)  # type: ignore[misc]
+        return self._book.module.transpose_output(X, self.num_heads)  # type: ignore[attr-defined]
