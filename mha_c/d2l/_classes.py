@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .. import torch as ours
-from ..torch.children import Layout
+from ..torch._call.children import Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

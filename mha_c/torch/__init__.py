@@ -24,9 +24,9 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
 
 from . import functional, variants
+from ._decoder.decoding import KeyValueCache, ProjectedKeyValues
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
-from .decoding import KeyValueCache, ProjectedKeyValues
 from .frozen import frozen
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv

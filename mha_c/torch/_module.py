@@ -19,16 +19,16 @@ from .._core import layer_parts
 from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from . import decoding, repeated_keys
+from ._call.children import Layout, plain_inputs, standard_parts
+from ._call.overrides import in_mode
+from ._call.ways import attend, run_layer
+from ._decoder import decoding, repeated_keys
+from ._decoder.decoding import KeyValueCache, ProjectedKeyValues
 from ._lazy_sizes import materialize
 from ._private import beyond_core, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
-from .children import Layout, plain_inputs, standard_parts
-from .decoding import KeyValueCache, ProjectedKeyValues
-from .kept import Assigned, Kept, detached, restored
+from ._weights.kept import Assigned, Kept, detached, restored
 from .masking import masked_softmax
-from .overrides import in_mode
-from .ways import attend, run_layer
 
 if TYPE_CHECKING:
     from .frozen import Packed

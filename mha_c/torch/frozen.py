@@ -10,9 +10,9 @@ import numpy as np
 from torch import nn
 
 from .. import _core
+from ._call.children import standard_parts
 from ._module import AttentionModule
 from ._tensors import FLOATS, array
-from .children import standard_parts
 
 _NAMES = "W_q", "W_k", "W_v", "W_o"
 

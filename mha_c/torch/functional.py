@@ -18,7 +18,8 @@ from torch.nn.functional import linear
 from .. import _arguments
 from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
-from . import by_torch, mathematics, ways
+from ._call import by_torch, mathematics, ways
+from ._call.autograd import AttentionCall, apply_attention, run_attention
 from ._private import tracing_state
 from ._tensors import (
     FLOATS,
@@ -34,7 +35,6 @@ from ._tensors import (
     refuse_types,
     traced,
 )  # fmt: skip
-from .autograd import AttentionCall, apply_attention, run_attention
 from .masking import check_attention, check_options, checked_lengths
 from .positions import rotary
 

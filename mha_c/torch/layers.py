@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from .. import _arguments
 from .._arguments import shows
 from ..layers import _one_bias
-from . import masking, mathematics
+from . import masking
+from ._call import mathematics
+from ._call.children import Layout, plain_inputs, standard_parts
+from ._call.ways import attend
 from ._lazy_sizes import materialize
 from ._module import AttentionModule
-from .children import Layout, plain_inputs, standard_parts
-from .ways import attend
 
 if TYPE_CHECKING:
     from .._types import EmptyRows

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import _arguments
 from .. import similarity as plain
 from ..errors import ShapeError
-from . import mathematics
+from ._call import mathematics
 from ._tensors import check_inputs
 from .functional import dot_product_attention
 from .masking import checked_lengths

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from .. import _arguments
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
+from ._call.ways import attend
 from ._module import TakesArrays
 from ._tensors import check_inputs
+from ._weights.kept import Kept, detached, restored
 from .functional import dot_product_attention
-from .kept import Kept, detached, restored
-from .ways import attend
 
 __all__ = [
     "MultiHeadSelfAttentionAISummer",

@@ -65,7 +65,7 @@ def test_autocast_rounds_once(name, dtype):
 
 
 def test_what_a_module_remembers_is_used_under_autocast(monkeypatch):
-    from mha_c.torch import repeated_keys
+    from mha_c.torch._decoder import repeated_keys
 
     calls, attend = [], repeated_keys.RepeatedKeys.attend
     monkeypatch.setattr(repeated_keys, "LEAST", 0)

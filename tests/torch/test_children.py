@@ -10,7 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import _core  # noqa: E402
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import children as layer_children  # noqa: E402
+from mha_c.torch._call import children as layer_children  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 

@@ -13,7 +13,7 @@ torch = needs.module("torch")
 nn = torch.nn
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import ops  # noqa: E402
+from mha_c.torch._call import ops  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 pytestmark = [

@@ -17,7 +17,8 @@ nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import torch as ours  # noqa: E402
-from mha_c.torch import functional, mathematics, variants  # noqa: E402
+from mha_c.torch import functional, variants  # noqa: E402
+from mha_c.torch._call import mathematics  # noqa: E402
 
 F64 = torch.float64
 # Sums of some tens of terms around 1, thrice behind one another, in another order.

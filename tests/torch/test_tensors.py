@@ -18,7 +18,7 @@ from mha_c import _core
 torch = pytest.importorskip("torch")
 
 import mha_c.torch as mt  # noqa: E402
-from mha_c.torch import autograd  # noqa: E402
+from mha_c.torch._call import autograd  # noqa: E402
 
 NONE = (None,) * 4
 

@@ -154,7 +154,7 @@ def test_lazy_halves_and_copies(rng):
 @pytest.fixture
 def used(monkeypatch):
     """How many rows went through W_k and W_v in calls that could go on from the one before."""
-    from mha_c.torch import repeated_keys
+    from mha_c.torch._decoder import repeated_keys
 
     rows = []
 
@@ -170,7 +170,7 @@ def used(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small_calls_too(monkeypatch):
-    monkeypatch.setattr("mha_c.torch.repeated_keys.LEAST", 0)
+    monkeypatch.setattr("mha_c.torch._decoder.repeated_keys.LEAST", 0)
 
 
 def without_memory(module, *args):
@@ -290,7 +290,7 @@ def test_the_books_decoder_uses_it(version, used, capsys):
 
 def test_a_small_call_is_not_remembered(monkeypatch):
     """Comparing its weights would take longer than projecting its rows."""
-    monkeypatch.setattr("mha_c.torch.repeated_keys.LEAST", 24 * 50)
+    monkeypatch.setattr("mha_c.torch._decoder.repeated_keys.LEAST", 24 * 50)
     module, _ = module_of("multi-head with biases")
     with torch.no_grad():
         for n in (49, 50):
@@ -391,7 +391,7 @@ def test_frozen(kind, monkeypatch, rng):
     module, _ = module_of(kind)
     x = torch.from_numpy(rng.standard_normal((2, 6, 24))).float()
     compared = []
-    from mha_c.torch import decoding
+    from mha_c.torch._decoder import decoding
 
     def counted(parameters):
         compared.append(1)
@@ -475,7 +475,7 @@ def test_frozen_modules_remember_too(grad, used, monkeypatch, rng):
     module, _ = module_of("multi-head with biases")
     x = torch.from_numpy(rng.standard_normal((2, 40, 24))).float()
     looked = []
-    from mha_c.torch import decoding
+    from mha_c.torch._decoder import decoding
 
     weights = decoding.key_value_weights
     monkeypatch.setattr(decoding, "key_value_weights", lambda parameters: looked.append(1) or weights(parameters))

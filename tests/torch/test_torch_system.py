@@ -18,7 +18,8 @@ nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import autograd, functional, variants  # noqa: E402
+from mha_c.torch import functional, variants  # noqa: E402
+from mha_c.torch._call import autograd  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 

@@ -14,7 +14,7 @@ import needs
 torch = needs.module("torch")
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import lazy  # noqa: E402
+from mha_c.torch._weights import lazy  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 

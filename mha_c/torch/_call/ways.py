@@ -22,10 +22,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._core import autograd_parts
-from . import by_torch, ops
-from ._private import beyond_core, profiler
-from ._tensors import (
+from ..._core import autograd_parts
+from .._private import beyond_core, profiler
+from .._tensors import (
     FLOATS,
     HALVES,
     autocast_on,
@@ -41,8 +40,9 @@ from ._tensors import (
     result_type,
     traced,
 )  # fmt: skip
+from ..masking import check_layer, check_options, checked_lengths
+from . import by_torch, ops
 from .autograd import Nine, differentiable_layer
-from .masking import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: Nine = (None,) * 9
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout

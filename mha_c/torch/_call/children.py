@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from .._core import layer_parts
-from ..errors import ShapeError
-from ._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
-from ._tensors import check_inputs, exporting, is_compiling
+from ..._core import layer_parts
+from ...errors import ShapeError
+from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
+from .._tensors import check_inputs, exporting, is_compiling
+from .._weights.lazy import LazyWeights, computed
 from .autograd import Nine
-from .lazy import LazyWeights, computed
 from .overrides import any_overridden, in_mode
 
 if TYPE_CHECKING:
-    from .frozen import Packed
+    from ..frozen import Packed
 
 
 class Layout(NamedTuple):

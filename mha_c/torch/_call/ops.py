@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._core import isa
-from .._layer.kept_weights import for_backward
-from . import mathematics
-from ._private import known_to_compilers
-from ._tensors import (
+from ..._core import isa
+from ..._layer.kept_weights import for_backward
+from .._private import known_to_compilers
+from .._tensors import (
     array,
     attention_backward,
     attention_forward,
@@ -29,6 +28,7 @@ from ._tensors import (
     plain,
     saved_weights,
 )  # fmt: skip
+from . import mathematics
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments.arrays import to_lengths
-from .._core import layer_parts
-from .._decoder import caches
-from ..errors import ShapeError
-from . import by_torch
-from ._lazy_sizes import materialize
-from ._tensors import (
+from ..._arguments.arrays import to_lengths
+from ..._core import layer_parts
+from ..._decoder import caches
+from ...errors import ShapeError
+from .._call import by_torch
+from .._call.autograd import Nine
+from .._call.children import Parts
+from .._call.ways import any_needs_grad, call_core, common_type
+from .._lazy_sizes import materialize
+from .._tensors import (
     FLOATS,
     array,
     autocasting,
@@ -33,13 +36,10 @@ from ._tensors import (
     result_type,
     same_numbers,
 )  # fmt: skip
-from .autograd import Nine
-from .children import Parts
-from .masking import checked_lengths
-from .ways import any_needs_grad, call_core, common_type
+from ..masking import checked_lengths
 
 if TYPE_CHECKING:
-    from .frozen import Packed
+    from ..frozen import Packed
 
     Array = np.ndarray[Any, Any]
 

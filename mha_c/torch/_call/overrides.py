@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._private import (
+from .._private import (
     DeviceContext,
     FakeTensor,
     FakeTensorMode,

@@ -19,9 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import ops
-from ._private import beyond_core, of_all_examples
-from ._tensors import (
+from .._call import ops
+from .._call.autograd import WeightsSource
+from .._call.by_torch import Scored
+from .._private import beyond_core, of_all_examples
+from .._tensors import (
     FLOATS,
     HALVES,
     array,
@@ -30,8 +32,6 @@ from ._tensors import (
     optional_tensor,
     traced,
 )  # fmt: skip
-from .autograd import WeightsSource
-from .by_torch import Scored
 from .lazy import Recipe, split_heads
 
 

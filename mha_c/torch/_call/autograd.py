@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._core import autograd_parts
-from .._layer.kept_weights import N_FOR_WEIGHTS, for_backward
-from . import mathematics
-from ._private import in_functorch, quick_apply
-from ._tensors import (
+from ..._core import autograd_parts
+from ..._layer.kept_weights import N_FOR_WEIGHTS, for_backward
+from .._private import in_functorch, quick_apply
+from .._tensors import (
     attention_backward,
     attention_forward,
     layer_backward,
@@ -27,6 +26,7 @@ from ._tensors import (
     optional_array,
     optional_tensor,
 )  # fmt: skip
+from . import mathematics
 from .overrides import in_mode
 
 # From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ._private import as_plain_tensor, has_wrappers, make_wrapper
-from ._tensors import saved_weights
-from .autograd import WeightsFunction
+from .._call.autograd import WeightsFunction
+from .._private import as_plain_tensor, has_wrappers, make_wrapper
+from .._tensors import saved_weights
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
 _KNOWN = {  # answered from shape and type alone

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import scaled_dot_product_attention
 
+from .._private import beyond_core, tracing_state
+from .._tensors import HALVES, autocast_on, exporting, float32_if_half
 from . import mathematics
-from ._private import beyond_core, tracing_state
-from ._tensors import HALVES, autocast_on, exporting, float32_if_half
 from .mathematics import Drop
 
 

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._core import autograd_parts
-from .._decoder.caches import most
-from ..errors import ShapeError
-from ._tensors import array, layer_step, lengths
-from .autograd import Nine, all_of, differentiable_layer
+from ..._core import autograd_parts
+from ..._decoder.caches import most
+from ...errors import ShapeError
+from .._call.autograd import Nine, all_of, differentiable_layer
+from .._call.ways import call_core
+from .._tensors import array, layer_step, lengths
 from .decoding import KeyValueCache, copies, known_weights
-from .ways import call_core
 
 if TYPE_CHECKING:
-    from .frozen import Packed
+    from ..frozen import Packed
 
     Array = np.ndarray[Any, Any]
 

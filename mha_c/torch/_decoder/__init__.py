@@ -1,0 +1,1 @@
+"""What a decoder keeps from step to step, as tensors."""

@@ -1,0 +1,1 @@
+"""What a call leaves, and the attention weights that are read from it."""
