@@ -2,8 +2,8 @@
 
     python tools/check_style.py
 
-Limits (CONTRIBUTING.md says why): 500 lines a file, 140 for setup.py and README.md; 60 lines a function, 120 for
-one of C whose comment or first line says `long: <reason>`.  A line of csrc has at most 120 characters;
+Limits (CONTRIBUTING.md says why): 450 lines a file, 500 of a test, 140 for setup.py and README.md; 60 lines a function,
+120 for one of C whose comment or first line says `long: <reason>`.  A line of csrc has at most 120 characters;
 those of Python are ruff's matter.
 """
 
@@ -54,7 +54,7 @@ def python_functions(text):
 def breaches(path):
     name, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
     lines = text.splitlines()
-    limit = FILE_LINES.get(name, 500)
+    limit = FILE_LINES.get(name, 500 if name.startswith("tests/") else 450)
     if len(lines) > limit and path.suffix not in (".svg", ".json", ".ipynb"):
         yield f"{name}: {len(lines)} lines, at most {limit}"
     if path != Path(__file__).resolve():

@@ -1,6 +1,6 @@
 /*
  * py_compare.c: whether arrays hold the same numbers, bit by bit: then what was computed from the ones may stand for
- * what would be computed from the others (caches of a decoder: mha_c/_decoder/caches.py, mha_c/torch/memory.py).
+ * what would be computed from the others (caches of a decoder: mha_c/_decoder/caches.py, mha_c/torch/_decoder/).
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"

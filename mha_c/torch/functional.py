@@ -302,7 +302,7 @@ def _attention(
                 call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
             )
     if found is None:
-        if exporting() or not is_compiling():  # as in `_layer.py`
+        if exporting() or not is_compiling():  # as in `ways.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
