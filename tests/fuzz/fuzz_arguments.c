@@ -38,7 +38,8 @@ any_call(mha_dtype dtype)
                             .keys = any_size(), .head_dim = any_size(), .value_dim = any_size(), .scale = 0.5};
 
     a.heads = below(3) ? a.kv_heads * (1 + below(3)) : any_size();
-    a.visible = (mha_visibility){NULL, below(3) ? 1 : a.queries, (mha_causal)below(3), any_number(), any_number()};
+    a.visible = (mha_visibility){NULL, below(3) ? 1 : a.queries, (mha_causal)below(3), any_number(), any_number(),
+                                 0, 0};
     a.empty_rows = below(2) ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;
     a.dropout = below(8) ? 0 : (double)below(40) / 16 - 0.5;
     return a;
