@@ -1,6 +1,6 @@
 """The calls of a decoder on tensors: a cache of its own keys and values, and projected ones of an encoder.
 
-The rules are those of mha_c's NumPy layers (`mha_c._cache`, which has the classes); `_module.py` leads here.
+The rules are those of mha_c's NumPy layers (`mha_c._decoder.caches`, which has the classes); `_module.py` leads here.
 Weights are read where they lie at each call; what was projected by others is noticed, number by number.
 """
 
