@@ -1,6 +1,7 @@
 """What mha_c.torch does where a torch lacks a name that torch promises to nobody: each is taken away."""
 
 import functools
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import mha_c
 import needs
 
 torch = needs.module("torch")
@@ -91,7 +93,8 @@ WITH = "print(*[x.double().sum().item() for x in step()])"
 @functools.lru_cache(None)
 def run(path, code):
     program = [sys.executable, "-c", TAKE_AWAY + code, path]
-    return subprocess.run(program, capture_output=True, text=True, cwd=ROOT, timeout=needs.HANGS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}  # the package under test
+    return subprocess.run(program, capture_output=True, text=True, env=environment, timeout=needs.HANGS)
 
 
 @pytest.mark.parametrize("path", NEEDED)
