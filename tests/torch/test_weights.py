@@ -127,6 +127,18 @@ def test_requires_grad_holds(length, grad):
     assert left() is None
 
 
+@pytest.mark.parametrize("way", ["cache", "projected"])
+def test_what_was_assigned_goes_with_a_decoders_call(way):
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.randn(2, 3, 8)
+    with torch.no_grad():
+        kv = layer.project(x, x)
+        layer.attention_weights = assigned = torch.zeros(1)
+        assert layer.attention_weights is assigned
+        _ = layer(x, x, x, cache=layer.new_cache(2, 3)) if way == "cache" else layer(x, kv)
+    flat = layer.attention.attention_weights
+    assert torch.equal(layer.attention_weights, flat.reshape(2, 2, 3, 3))
+
+
 def test_threads_read_the_same_call():
     """Another thread gets the numbers, and drops what they come from, between the question and the answer."""
     layer, x = mt.DotProductAttention(0.0), torch.randn(2, 100, 8)

@@ -185,6 +185,7 @@ def step(
     options = lens, module.num_heads, "zero", *room, cache._steps, counts, caches.most(after)
     out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
+    module._forget_assigned()
     shown["_last"] = saved, dtype, None
     cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
@@ -217,6 +218,7 @@ def _rows(x: Tensor, parameters: Nine, slot: int) -> Tensor:
 def _attend_elsewhere(module: Any, inputs: Any, parameters: Nine, shown: Any, lens: Any, empty_rows: str) -> Tensor:
     options = lens, module.num_heads, empty_rows, 0.0
     out, saved, _ = by_torch.layer(inputs, outer_weights(parameters, None), options, stays=True)
+    module._forget_assigned()
     shown["_last"] = saved, out.dtype, None
     return out
 
@@ -305,6 +307,7 @@ def call_projected(
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
+    module._forget_assigned()
     shown["_last"] = saved, dtype, None
     return out if out.dtype is dtype else out.to(dtype)
 
