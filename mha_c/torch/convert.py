@@ -141,7 +141,7 @@ def _computes_the_same(module: nn.Module) -> bool:
     """Whether it gives what our module in its place would give, weights and gradients included."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         try:
-            own = _on_the_cpu(_copy(module))
+            own = _with_numbers(_copy(module))
             ours = _copy(own)
             _become_ours(ours)
             for training in (False, True):
@@ -166,16 +166,16 @@ def _copy(module: nn.Module) -> Any:
     return twin
 
 
-def _on_the_cpu(module: nn.Module) -> Any:
-    """The same, in float32, with numbers where there are none yet."""
-    if all(type(x) is nn.Parameter and x.is_cpu and x.dtype is torch.float32 for x in module.parameters()):
-        return module
+def _with_numbers(module: nn.Module) -> Any:
+    """The same on the CPU in float32, with numbers drawn for the comparison: with a model's own, which may be zeros or
+    all the same, different formulas give the same results.  Lazy ones are drawn in the first call."""
     module = copy.deepcopy(module).float()
-    if any(x.is_meta for x in module.parameters()):
-        module.to_empty(device="cpu")
-        for x in module.parameters():
-            nn.init.normal_(x)
-    return module.cpu()
+    module = module.to_empty(device="cpu") if any(x.is_meta for x in module.parameters()) else module.cpu()
+    generator = torch.Generator().manual_seed(1)
+    for x in module.parameters():
+        if not nn.parameter.is_lazy(x):
+            nn.init.normal_(x, std=x.shape[-1] ** -0.5, generator=generator)
+    return module
 
 
 def _results(module: Any, lens: Any) -> list[Tensor]:

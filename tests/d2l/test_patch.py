@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+import warnings
 
 import pytest
 
@@ -242,6 +243,26 @@ def test_convert_leaves_what_an_exercise_changed(change):
     assert type(model[0]) is kind and torch.equal(state, torch.get_rng_state())
     assert not hasattr(model[0], "attention_weights") and model[0].training
     model[0](x, x, x)
+
+
+def test_convert_compares_formulas_not_a_models_numbers(d2l):
+    """Where W_o starts with zeros, every formula gives zeros."""
+
+    def forward(self, queries, keys, values, valid_lens):
+        return 2 * d2l.MultiHeadAttention.forward(self, queries, keys, values, valid_lens)
+
+    sizes = (8, 8, 8) if book_models.is_eager(d2l) else ()
+    kinds = [type("MultiHeadAttention", (d2l.MultiHeadAttention,), {"forward": forward}), d2l.MultiHeadAttention]
+    x = torch.randn(2, 4, 8)
+    for kind, expected in zip(kinds, (kinds[0], mt.MultiHeadAttention)):
+        module = kind(*sizes, 8, 2, 0.0)
+        module(x, x, x, None)
+        torch.nn.init.zeros_(module.W_o.weight)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            mt.convert(module)
+        assert type(module) is expected and len(told) == (expected is kind), kind
+        assert not module.W_o.weight.any()
 
 
 def test_convert_knows_the_books_text():
