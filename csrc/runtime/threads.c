@@ -227,12 +227,13 @@ wait_for_helpers(void)
         if (n_finished == n_joined) {
             return;
         }
+        /* Not only after a park: a call of the watcher's own, in the child, may have counted other helpers. */
+        if (mha_interrupt_status() == MHA_ERR_FORKED) { /* they are not in this process */
+            return;
+        } /* the helpers see any other reason to end */
         const int64_t now = mha_now_ns();
         if (!mha_counter_spin(&pool.finished, n_finished, now + YIELD_AFTER_NS, now + SPIN_NS)) {
             mha_counter_park(&pool.finished, n_finished, pool.interrupt != NULL ? LOOK_AGAIN_NS : MHA_FOREVER);
-            if (mha_interrupt_status() == MHA_ERR_FORKED) { /* they are not in this process */
-                return;
-            } /* the helpers see any other reason to end */
         }
     }
 }
