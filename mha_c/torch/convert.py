@@ -144,14 +144,20 @@ def _computes_the_same(module: nn.Module) -> bool:
             own = _with_numbers(_copy(module))
             ours = _copy(own)
             _become_ours(ours)
+            if not _agree(_results(own.eval(), None, (3, 64)), _results(ours.eval(), None, (3, 64))):  # windows
+                return False
             for training in (False, True):
                 for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
                     results = [_results(part.train(training), lens) for part in (own, ours)]
-                    if not all(torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(*results)):
+                    if not _agree(*results):
                         return False
         except Exception:  # whatever another class says to a call that d2l's would take
             return False
     return True
+
+
+def _agree(own: list[Tensor], ours: list[Tensor]) -> bool:
+    return all(torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(own, ours))
 
 
 def _copy(module: nn.Module) -> Any:
@@ -178,13 +184,13 @@ def _with_numbers(module: nn.Module) -> Any:
     return module
 
 
-def _results(module: Any, lens: Any) -> list[Tensor]:
+def _results(module: Any, lens: Any, rows: tuple[int, int] = (3, 5)) -> list[Tensor]:
     """Output, gradients of the inputs, and attention weights where it has some."""
     generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)
     if hasattr(module, "W_q"):
         linears = [getattr(module, name, module.W_q) for name in ("W_q", "W_k", "W_v")]
         sizes = tuple(linear.in_features or linear.out_features for linear in linears)
-    shapes = [(2, n, size) for n, size in zip((3, 5, 5), sizes)]
+    shapes = [(2, n, size) for n, size in zip((*rows, rows[1]), sizes)]
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     out = module(*inputs, lens)
     grads = torch.autograd.grad(out.square().sum(), inputs)

@@ -223,6 +223,7 @@ def notebook_class():
 
 CHANGES = {  # a line of the class, as an exercise changes it
     "a causal mask": ("changed", staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(1))),
+    "a window": ("changed", staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(9))),
     "no scale": ("changed", staticmethod(lambda scores: scores * 2)),
     "dropout of the result": ("mixed", lambda self, weights, values: self.dropout(weights @ values)),
     "no dropout": ("mixed", lambda self, weights, values: weights @ values),
