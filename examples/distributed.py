@@ -6,7 +6,7 @@
 Data parallel: every process has the whole model (DistributedDataParallel) and its share of each batch, and the losses
 are those of one process on the whole batch.  Rank 0 alone shows progress and, at the end, translations.  After each
 epoch all processes save together; a run that was killed goes on behind its last complete checkpoint when started
-again, and `torchrun --max-restarts 3` starts it again by itself.
+again, and `torchrun --max-restarts 3` starts it again by itself.  Takes minutes, as transformer.py does; imports torch.
 """
 
 import contextlib
