@@ -181,3 +181,16 @@ def test_reading_too_early_or_behind_an_exporter():
     for module in (layer, layer.attention):
         with pytest.raises(AttributeError, match="written down by an exporter: its attention_weights have no numbers"):
             _ = module.attention_weights
+
+
+def test_weights_of_children_are_one_tensor_for_all_readings():
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(2, 5, 8)
+    layer.W_q.register_forward_hook(lambda module, inputs, out: 2 * out)  # so children are called one by one
+    layer(x, x, x)
+    with torch.no_grad():
+        shown = layer.attention_weights
+    assert shown.shape == (2, 2, 5, 5) and shown.requires_grad and layer.attention_weights is shown
+    shown.data[0, 0] = 7.0
+    assert layer.attention.attention_weights[0].eq(7).all()
+    layer(x, x, x)
+    assert layer.attention_weights is not shown

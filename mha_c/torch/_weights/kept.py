@@ -128,16 +128,19 @@ class Kept:
 class Assigned:
     """What a program has put in the place of a layer's attention_weights, until the layer's next call."""
 
-    __slots__ = ("value",)
+    __slots__ = ("by_head", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.by_head = value, None
 
     def weights(self, heads: Optional[int]) -> Any:
-        """The very same thing; with an axis for the heads, where it is (B*H, Q, K)."""
+        """The very same thing; with an axis for the heads, where it is (B*H, Q, K): one tensor for all readings."""
         if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
             return self.value
-        return self.value.unflatten(0, (-1, heads))
+        if self.by_head is None:
+            with torch.enable_grad():
+                self.by_head = self.value.unflatten(0, (-1, heads))
+        return self.by_head
 
     def detached(self) -> Any:
         """As of a call: (what is kept, type, source)."""
