@@ -230,3 +230,19 @@ def test_beside_d2l():
         found.append([*out, *grads])
     for a, b in zip(*found):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("where", ["q", "k", "bias", "sinks"])
+def test_nan_is_not_hidden(where):
+    """A score of NaN is no score of -inf: who sees it gets NaN, as from the core."""
+    shapes = {"q": (2, 2, 3, 4), "k": (2, 2, 5, 4), "bias": (3, 5), "sinks": (2,)}
+    tensors = {name: torch.randn(*shape) for name, shape in shapes.items()}
+    tensors[where].view(-1)[1] = torch.nan
+
+    def call(q, k, bias, sinks):
+        return functional.dot_product_attention(q, k, k, [4, 2], bias=bias, sinks=sinks, return_lse=True)
+
+    for found, expected in zip(vmap(call, (0, None, None, None))(tensors["q"][None], *[*tensors.values()][1:]),
+                               call(*tensors.values())):  # fmt: skip
+        assert expected.isnan().any() and not expected.isnan().all()
+        torch.testing.assert_close(found[0], expected, equal_nan=True)

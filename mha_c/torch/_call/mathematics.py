@@ -102,12 +102,15 @@ def with_score_terms(
 def softmax(
     scores: Tensor, visible: Optional[Tensor], empty_rows: str, sinks: Optional[Tensor] = None
 ) -> tuple[Tensor, Tensor]:
-    """(weights, lse) over the visible keys (and a sink for each head); a row without any is constant."""
-    seen = scores > -torch.inf if visible is None else visible & (scores > -torch.inf)
+    """(weights, lse) over the visible keys (and a sink for each head); a row without any is constant.
+
+    A score of -inf is none; one of NaN is seen, as by the core.
+    """
+    seen = scores != -torch.inf if visible is None else visible & (scores != -torch.inf)
     if sinks is not None:
         column = sinks[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([torch.where(seen, scores, -torch.inf), column], -1)
-        seen = scores > -torch.inf  # a sink of -inf is none
+        seen = scores != -torch.inf
     empty = ~seen.any(-1, keepdim=True)
     # An empty row takes part with equal scores, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
@@ -126,7 +129,7 @@ def seen(
     visible = visible_keys(q, k, valid_lens, keep_mask, causal, left, right)
     if bias is not None:
         bias = _with_head_axis(bias)
-        visible = bias > -torch.inf if visible is None else visible & (bias > -torch.inf)
+        visible = bias != -torch.inf if visible is None else visible & (bias != -torch.inf)
     if visible is not None:
         k, v = without_unseen(k, visible, None), without_unseen(v, visible, empty_rows)
     return q, k, v, bias, visible
