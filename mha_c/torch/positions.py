@@ -16,8 +16,8 @@ from ._tensors import HALVES, check_inputs
 class PositionalEncoding(nn.Module):
     """X plus sines and cosines of each step's position, then dropout: see mha_c.PositionalEncoding.
 
-    Call: encoding(X (B, T, num_hiddens), *, start=0), where `start` is the position of the first step, a whole number
-    or (B,) of them.
+    Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
+    position of the first step, a whole number or (B,) of them.
 
     Parameters
     ----------
@@ -55,20 +55,7 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("P", self._table.float(), persistent=False)
 
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
-        """X plus the positions of its steps, then dropout.
-
-        Parameters
-        ----------
-        X : Tensor (B, T, num_hiddens)
-            A float32 or float64 one.
-        start : int or whole numbers (B,)
-            Position of the first step.
-
-        Returns
-        -------
-        Tensor (B, T, num_hiddens)
-            Of X's type.
-        """
+        """X plus the positions of its steps, then dropout: see the class."""
         check_inputs(X=X)
         if X.dim() != 3 or X.shape[2] != self.num_hiddens:
             wanted = f"(B, T, num_hiddens) = (B, T, {self.num_hiddens})"
@@ -88,8 +75,7 @@ class PositionalEncoding(nn.Module):
         return self
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-
-        def __call__(self, X: Tensor, *, start: Any = 0) -> Tensor: ...
+        __call__ = forward
 
 
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:

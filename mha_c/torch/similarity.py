@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class KernelAttention(nn.Module):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Call: attention(queries, keys, values, valid_lens=None).  Kernels, shapes and errors are those of
-    mha_c.KernelAttention.  Gradients reach queries, keys, values and `width`, a parameter: learned like the w = 1/width
-    of the book's NWKernelRegression (`attention.width.requires_grad_(False)` keeps it).
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with
+    queries (Q,), keys (K,), values (K,) gives (Q,).  Kernels and errors are those of mha_c.KernelAttention.  Gradients
+    reach queries, keys, values and `width`, a parameter: learned like the w = 1/width of the book's NWKernelRegression
+    (`attention.width.requires_grad_(False)` keeps it).
 
     Parameters
     ----------
@@ -57,24 +58,7 @@ class KernelAttention(nn.Module):
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
-        """The mean of the values for each query.
-
-        Parameters
-        ----------
-        queries : Tensor (B, Q, d) or (Q,)
-            As in mha_c.KernelAttention.
-        keys : Tensor (B, K, d) or (K,)
-            Of the same type.
-        values : Tensor (B, K, Dv) or (K,)
-            Of the same type.
-        valid_lens : numbers (B,) or (B, Q), optional
-            How many keys count.
-
-        Returns
-        -------
-        Tensor (B, Q, Dv) or (Q,)
-            The means.
-        """
+        """The mean of the values for each query: see the class."""
         check_inputs(queries=queries, keys=keys, values=values)
         plain.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
@@ -90,8 +74,7 @@ class KernelAttention(nn.Module):
         return {**self.__dict__, "_weights": None if self._weights is None else self._weights.detach()}
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-
-        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
+        __call__ = forward
 
     def _log_kernel(self, away: Tensor) -> Tensor:
         u = away / self.width.to(away.dtype)

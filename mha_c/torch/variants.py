@@ -6,6 +6,7 @@ Parameters are real nn.Linear children with the originals' names, so that state_
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -67,9 +68,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
             f"the leading axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} "
             f"do not broadcast"
         ) from None
-    n_items = 1
-    for size in leading:
-        n_items *= size
+    n_items = math.prod(leading)
     items = [x.expand(*leading, *x.shape[-2:]).reshape(n_items, *x.shape[-2:]) for x in (query, key, value)]
     out, weights = dot_product_attention(items[0], items[1], items[2], return_weights=True)
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
@@ -107,18 +106,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         self._last: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention of x to itself.
-
-        Parameters
-        ----------
-        x : Tensor (B, T, d_model)
-            A float32 or float64 one.
-
-        Returns
-        -------
-        Tensor (B, T, d_model)
-            The result.
-        """
+        """Attention of x to itself: see the class."""
         _need_features(x, self.d_model)
         linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
         weights = [linear.weight for linear in linears]
@@ -126,8 +114,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         return out
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-
-        def __call__(self, x: Tensor) -> Tensor: ...
+        __call__ = forward
 
     @property
     def attention_weights(self) -> Tensor:
@@ -143,8 +130,33 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         super().__setstate__({**state, "_last": restored(state.get("_last"))})
 
 
-class SelfAttentionAISummer(TakesArrays):
-    """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
+class _AISummer(TakesArrays):
+    """What the layers of The AI Summer share: `to_qvk`, whose output feature (d*3 + i)*heads + h is component d of the
+    query (i = 0), key (1) or value (2) of head h."""
+
+    def __init__(self, dim: int, heads: int, dim_head: int) -> None:
+        super().__init__()
+        self.dim, self.heads, self.dim_head = dim, heads, dim_head
+        self.to_qvk = nn.Linear(dim, 3 * heads * dim_head, bias=False)
+        self.W_0: Any = None
+
+    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
+        """Attention of x to itself: see the class."""
+        _need_features(x, self.dim)
+        keep = None if mask is None else _kept(torch.as_tensor(mask), x.shape[1])
+        # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
+        features = self.to_qvk(x).unflatten(2, (self.dim_head, 3, self.heads))
+        q, k, v = features.permute(3, 0, 4, 1, 2).contiguous().unbind(0)
+        out: Tensor = dot_product_attention(q, k, v, keep_mask=keep, scale=self.dim_head**-0.5)
+        out = out.transpose(1, 2).flatten(2)
+        return out if self.W_0 is None else self.W_0(out)
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+        __call__ = forward
+
+
+class SelfAttentionAISummer(_AISummer):
+    """Single-head self-attention of The AI Summer: see mha_c.variants.SelfAttentionAISummer.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
     of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).
@@ -152,12 +164,7 @@ class SelfAttentionAISummer(TakesArrays):
     Parameters
     ----------
     dim : int
-        Features of x.
-
-    Notes
-    -----
-    Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
-    Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
+        Features of x, float32 or float64.
 
     Examples
     --------
@@ -169,51 +176,19 @@ class SelfAttentionAISummer(TakesArrays):
     """
 
     def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dim = _arguments.whole(dim, "dim")
-        self.to_qvk = nn.Linear(dim, 3 * dim, bias=False)
-
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        """Attention of x to itself.
-
-        Parameters
-        ----------
-        x : Tensor (B, T, dim)
-            A float32 or float64 one.
-        mask : bool Tensor (T, T), optional
-            True = drop.
-
-        Returns
-        -------
-        Tensor (B, T, dim)
-            The result.
-        """
-        _need_features(x, self.dim)
-        return _attend(self.to_qvk(x), mask, 1, self.dim)[:, 0]
-
-    if TYPE_CHECKING:  # nn.Module's takes and gives Any
-
-        def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
+        dim = _arguments.whole(dim, "dim")
+        super().__init__(dim, 1, dim)
 
 
-class MultiHeadSelfAttentionAISummer(TakesArrays):
-    """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
+class MultiHeadSelfAttentionAISummer(_AISummer):
+    """Multi-head self-attention of The AI Summer: see mha_c.variants.MultiHeadSelfAttentionAISummer.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
 
     Parameters
     ----------
-    dim : int
-        Features of x.
-    heads : int
-        How many heads.
-    dim_head : int, optional
-        Features of a head; dim // heads unless given.
-
-    Notes
-    -----
-    Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
-    query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
+    dim, heads, dim_head : int
+        Features of x, float32 or float64; how many heads; features of a head, dim // heads unless given.
 
     Examples
     --------
@@ -224,53 +199,19 @@ class MultiHeadSelfAttentionAISummer(TakesArrays):
     """
 
     def __init__(self, dim: int, heads: int = 8, dim_head: Optional[int] = None) -> None:
-        super().__init__()
-        self.dim, self.heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
+        dim, heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
         if dim_head is None and dim < heads:
             raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
-        self.dim_head = dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
-        self.to_qvk = nn.Linear(dim, 3 * self.heads * self.dim_head, bias=False)
+        super().__init__(dim, heads, dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head"))
         self.W_0 = nn.Linear(self.heads * self.dim_head, dim, bias=False)
 
-    def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
-        """Attention of x to itself.
 
-        Parameters
-        ----------
-        x : Tensor (B, T, dim)
-            A float32 or float64 one.
-        mask : bool Tensor (T, T), optional
-            True = drop.
-
-        Returns
-        -------
-        Tensor (B, T, dim)
-            The result.
-        """
-        _need_features(x, self.dim)
-        out = _attend(self.to_qvk(x), mask, self.heads, self.dim_head)
-        return self.W_0(out.transpose(1, 2).flatten(2))
-
-    if TYPE_CHECKING:  # nn.Module's takes and gives Any
-
-        def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
-
-
-def _attend(features: Tensor, mask: Optional[Tensor], heads: int, dim_head: int) -> Tensor:
-    """(B, heads, T, dim_head) from features (d, i, h) of one projection."""
-    steps = features.shape[1]
-    keep = None
-    if mask is not None:
-        mask = torch.as_tensor(mask)
-        if mask.dtype is not torch.bool:
-            raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
-        if tuple(mask.shape) != (steps, steps):
-            raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
-        keep = ~mask
-    # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
-    q, k, v = features.unflatten(2, (dim_head, 3, heads)).permute(3, 0, 4, 1, 2).contiguous().unbind(0)
-    out: Tensor = dot_product_attention(q, k, v, keep_mask=keep, scale=dim_head**-0.5)
-    return out
+def _kept(mask: Tensor, steps: int) -> Tensor:
+    if mask.dtype is not torch.bool:
+        raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
+    if tuple(mask.shape) != (steps, steps):
+        raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
+    return ~mask
 
 
 def _need_features(x: Tensor, features: int) -> None:
