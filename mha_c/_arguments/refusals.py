@@ -2,7 +2,7 @@
 
 Called by name from csrc/python: the core decides what is safe for memory, and asks here only when something is not.
 A function answers with the exception to raise, or with the number that was asked for.  Those of shapes read nothing
-else: `torch/masking.py` asks them about tensors that never reach the core.
+else: `torch/_call/checks.py` asks them about tensors that never reach the core.
 """
 
 from __future__ import annotations

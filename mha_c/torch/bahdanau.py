@@ -14,6 +14,8 @@ from .layers import AdditiveAttention
 class AttentionDecoder(nn.Module, Viewable):
     """The book's base class of decoders that show attention weights; abstract.
 
+    Call: decoder(X (B, T) of whole numbers, state) gives scores, and the state for the next call.
+
     Not made by hand.
 
     Notes
@@ -39,20 +41,7 @@ class AttentionDecoder(nn.Module, Viewable):
         raise NotImplementedError
 
     def forward(self, X: Tensor, state: Any) -> Any:
-        """One call of the decoder; a subclass says how.
-
-        Parameters
-        ----------
-        X : Tensor (B, T)
-            Whole numbers.
-        state : Any
-            What `init_state` or the call before gave.
-
-        Returns
-        -------
-        tuple
-            The scores, and the state for the next call.
-        """
+        """One call of the decoder, see the class; a subclass says how."""
         raise NotImplementedError
 
     @property
@@ -63,6 +52,9 @@ class AttentionDecoder(nn.Module, Viewable):
 
 class Seq2SeqAttentionDecoder(AttentionDecoder):
     """A GRU over [context ; embedding]; the context is additive attention of its top hidden state on the encoder.
+
+    Call: decoder(X (B, T), the words so far as whole numbers, state) gives scores (B, T, vocab_size), one row a step,
+    and the state for the next call; the first is that of `init_state`.
 
     Parameters
     ----------
@@ -122,22 +114,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         return outputs.permute(1, 0, 2), hidden_state, enc_valid_lens
 
     def forward(self, X: Tensor, state: Any) -> Any:
-        """The scores of all words at each step.
-
-        Parameters
-        ----------
-        X : Tensor (B, T)
-            Whole numbers: the words so far.
-        state : tuple
-            What `init_state` or the call before gave.
-
-        Returns
-        -------
-        scores : Tensor (B, T, vocab_size)
-            One row a step.
-        state : tuple
-            For the next call.
-        """
+        """The scores of all words at each step: see the class."""
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = enc_outputs if len(embedded) == 1 else self.attention.project_keys(enc_outputs)

@@ -20,6 +20,7 @@ from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
 from ._call.autograd import AttentionCall, apply_attention, run_attention
+from ._call.checks import check_attention, check_options, checked_lengths
 from ._private import tracing_state
 from ._tensors import (
     FLOATS,
@@ -35,7 +36,6 @@ from ._tensors import (
     refuse_types,
     traced,
 )  # fmt: skip
-from .masking import check_attention, check_options, checked_lengths
 from .positions import rotary
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from .. import _arguments
 from .. import similarity as plain
 from ..errors import ShapeError
 from ._call import mathematics
+from ._call.checks import checked_lengths
 from ._tensors import check_inputs
 from .functional import dot_product_attention
-from .masking import checked_lengths
 
 if TYPE_CHECKING:
     from .._types import EmptyRows

@@ -40,9 +40,9 @@ from .._tensors import (
     result_type,
     traced,
 )  # fmt: skip
-from ..masking import check_layer, check_options, checked_lengths
 from . import by_torch, ops
 from .autograd import Nine, differentiable_layer
+from .checks import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: Nine = (None,) * 9
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout

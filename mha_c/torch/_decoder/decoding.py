@@ -18,6 +18,7 @@ from ..._decoder import caches
 from ...errors import ShapeError
 from .._call import by_torch
 from .._call.autograd import Nine
+from .._call.checks import checked_lengths
 from .._call.children import Parts
 from .._call.ways import any_needs_grad, call_core, common_type
 from .._lazy_sizes import materialize
@@ -36,7 +37,6 @@ from .._tensors import (
     result_type,
     same_numbers,
 )  # fmt: skip
-from ..masking import checked_lengths
 
 if TYPE_CHECKING:
     from ..frozen import Packed

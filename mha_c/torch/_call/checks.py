@@ -1,0 +1,73 @@
+"""Calls that the core does not see (torch.func, exporters, compilers, meta and fake tensors), held to its rules in its
+words: torch's operations would broadcast what does not belong together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import _arguments
+from ..._arguments import refusals
+from ..._arguments.arrays import to_lengths
+from ...errors import ShapeError
+from .._private import tracing_state, without_tracing
+from .._tensors import has_numbers
+
+
+def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
+    """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
+    queries, keys, values = map(_sized, (queries, keys, values))
+    linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
+    error = refusals.inputs(queries, keys, values)
+    error = error or refusals.features(queries, keys, values, linears, None, num_heads)
+    if error is not None:
+        raise error
+
+
+def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
+    """What the core says of the options of a call that it will not see; nobody else looks at them."""
+    _arguments.empty_rows(empty_rows)
+    _arguments.probability(dropout)
+    if keep_mask is not None and keep_mask.dtype is not torch.bool:
+        raise TypeError(
+            f"keep_mask has dtype {keep_mask.dtype}, expected bool (True = may attend): use keep_mask.bool(), or pass "
+            f"numbers to be added to the scores as bias"
+        )
+
+
+def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
+    """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
+    q, k, v = map(_sized, (q, k, v))
+    error = refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
+    for name, mask in masks.items():
+        if error is None and mask is not None:
+            error = refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
+    if error is not None:
+        raise error
+
+
+def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
+    """valid_lens of a call with these queries (B, [H,] Q, .)."""
+    queries = _sized(queries)
+    return lengths_of_shape(valid_lens, "valid_lens", [(queries.shape[0],), (queries.shape[0], queries.shape[-2])])
+
+
+def lengths_of_shape(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
+    lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if lens.dtype is torch.bool or lens.is_complex():
+        raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
+    shape = tuple(_sized(lens).shape)
+    if shape not in shapes:
+        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
+    if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # nobody waits for another device
+        to_lengths(np.array(lens.tolist()))  # NaN and infinity are none; operations would give a transform's tensors
+    return lens
+
+
+def _sized(x: Tensor) -> Any:
+    """A tracer's sizes are tensors: something of x's plain ones, which it does not see."""
+    return x if tracing_state() is None else np.broadcast_to(0, without_tracing(x))
