@@ -48,7 +48,8 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(ARGS)
 
-# Of the NumPy part alone, in an environment of their own: tools of 40 MB, not of 1.7 GB.  What needs more is skipped.
+# Of the NumPy part alone, in an environment of their own: 120 MB, NumPy among them, not 1.8 GB.  What needs more is
+# skipped.
 .PHONY: test-numpy
 test-numpy: $(STAMPS)/installed
 	@mkdir -p $(RUN)
