@@ -4,7 +4,7 @@ A test program is linked with all of csrc/ but csrc/python/, has tests/c and csr
 every instruction set of the CPU by itself, prints what failed and exits with 0 or not.  Given the argument
 `quick` (under emulation and sanitizers) it leaves out what takes more than a second or two natively.
 A line ` * build: ...` in its head adds words to the link; sources of csrc/ among them are compiled anew with these
-words and take the place of the core's own.  ` * not emulated: why` skips it under qemu; ` * leaks not counted: why`
+words and take the place of the core's own.  ` * nightly: ...` has its arguments in `make nightly`.  ` * not emulated: why` skips it under qemu; ` * leaks not counted: why`
 turns the search for leaks at its exit off.
 Three builds: as shipped; with address and undefined-behaviour sanitizers; for 64-bit ARM, run under qemu, which
 is where the NEON kernels are tested on other machines.  `make coverage` has one of its own instead, with counters.
@@ -101,6 +101,8 @@ def test_program(build, program):
     reason = said_in_head(program, "not emulated")
     if prefix and reason:
         pytest.skip(f"not emulated: {reason}")
+    if needs.NIGHTLY and not arguments:
+        arguments = shlex.split(said_in_head(program, "nightly") or "")
     leaks = 0 if said_in_head(program, "leaks not counted") else 1
     run([*prefix, link(program), *arguments], env={**os.environ, "ASAN_OPTIONS": f"detect_leaks={leaks}"})
 
