@@ -6,6 +6,7 @@
 #ifndef CASES_H
 #define CASES_H
 
+#include "first_isa.h"
 #include "mha_explain.h"
 
 #include "guarded.h"

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "first_isa.h"
 #include "mha_explain.h"
 
 static int failures;

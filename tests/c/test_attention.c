@@ -214,7 +214,7 @@ main(int argc, char **argv)
     const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
     test_status_texts();
     mha_set_allocator(allocate_subnormals, free);
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
         if (!mha_isa_available(isa)) {
             continue;
         }

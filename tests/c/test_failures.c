@@ -260,7 +260,7 @@ main(int argc, char **argv)
     check_failing_threads(66, (const int[]){-1}, 1);
     check_failing_threads(20, (const int[]){-1}, 1);
 #endif
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
         if (!mha_isa_available(isa)) {
             continue;
         }

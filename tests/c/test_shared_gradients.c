@@ -135,7 +135,7 @@ check_layers(void)
 int
 main(void)
 {
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
         if (!mha_isa_available(isa)) {
             continue;
         }

@@ -202,7 +202,7 @@ main(int argc, char **argv)
     for (size_t i = 0; i < BATCH * ROWS; i++) {
         lens[i] = (int64_t)(i * 31 % (ROWS + 3)) - 1;
     }
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
         for (int round = 0; mha_isa_available(isa) && round < (quick ? 4 : 20); round++) {
             CHECK(mha_isa_select(isa) == MHA_OK, "select");
             dtype = round % 2 ? MHA_F64 : MHA_F32;

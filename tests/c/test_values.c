@@ -402,7 +402,7 @@ main(int argc, char **argv)
     const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
 
     mha_threads_set(1);
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
+    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
         if (!mha_isa_available(isa)) {
             continue;
         }
