@@ -4,8 +4,8 @@ A test program is linked with all of csrc/ but csrc/python/, has tests/c and csr
 every instruction set of the CPU by itself, prints what failed and exits with 0 or not.  Given the argument
 `quick` (under emulation and sanitizers) it leaves out what takes more than a second or two natively.
 A line ` * build: ...` in its head adds words to the link; sources of csrc/ among them are compiled anew with these
-words and take the place of the core's own.  ` * nightly: ...` has its arguments in `make nightly`.  ` * not emulated: why` skips it under qemu; ` * leaks not counted: why`
-turns the search for leaks at its exit off.
+words and take the place of the core's own.  ` * nightly: ...` has its arguments in `make nightly`;
+` * not emulated: why` skips it under qemu; ` * leaks not counted: why` turns the search for leaks at its exit off.
 Three builds: as shipped; with address and undefined-behaviour sanitizers; for 64-bit ARM, run under qemu, which
 is where the NEON kernels are tested on other machines.  `make coverage` has one of its own instead, with counters.
 """
