@@ -274,6 +274,9 @@ MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, 
 MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows,
                                              const void *x, ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
 
+/* Multiply-adds of `rows` rows of each item; 0 where there is no projection. */
+double mha_linear_work(const mha_linear *linear, size_t batch, size_t rows);
+
 /*
  * The cache of a decoder: dense (batch, room, out_features), of which item b has before[b * before_step] rows.
  * mha_linear_append puts the first counts[b * counts_step] of its `rows` new rows of x through the projection, or as

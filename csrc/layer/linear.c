@@ -142,6 +142,14 @@ run_block(void *context, size_t task, unsigned worker)
     mha_linear_apply(job->kernels, job->linear, &rows);
 }
 
+double
+mha_linear_work(const mha_linear *linear, size_t batch, size_t rows)
+{
+    const double weight = (double)linear->in_features * (double)linear->out_features;
+
+    return linear->weight == NULL ? 0 : (double)batch * (double)rows * weight;
+}
+
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {

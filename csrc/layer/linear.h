@@ -44,15 +44,6 @@ typedef struct {
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* Multiply-adds of this projection of so many rows of each item. */
-MHA_INLINE double
-mha_linear_work(const mha_linear *linear, size_t batch, size_t rows)
-{
-    const double weight = (double)linear->in_features * (double)linear->out_features;
-
-    return linear->weight == NULL ? 0 : (double)batch * (double)rows * weight;
-}
-
 /* The most rows per unit of work, of so many numbers: a packed panel serves many, and they stay in cache meanwhile. */
 size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
 

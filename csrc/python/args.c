@@ -13,100 +13,98 @@ mha_py_given(PyObject *value)
     return value != NULL && value != Py_None;
 }
 
-int
-mha_py_real(PyObject *value, const char *name, double *number_ret)
+double
+mha_py_real(mha_py_call *call, PyObject *value, const char *name)
 {
-    double number = PyFloat_CheckExact(value) || PyLong_CheckExact(value) ? PyFloat_AsDouble(value) : NAN;
+    double number;
 
+    if (call->failed) {
+        return 0;
+    }
+    number = PyFloat_CheckExact(value) || PyLong_CheckExact(value) ? PyFloat_AsDouble(value) : NAN;
     if (number != number || (number == -1 && PyErr_Occurred())) {
-        PyObject *exact;
-
         PyErr_Clear();
-        exact = mha_py_ask("real", "(Os)", value, name);
-        if (exact == NULL) {
-            return -1;
-        }
-        number = PyFloat_AsDouble(exact);
-        Py_DECREF(exact);
+        PyObject *const exact = mha_py_ask(call, "real", "(Os)", value, name);
+
+        number = exact == NULL ? 0 : PyFloat_AsDouble(exact);
+        Py_XDECREF(exact);
     }
-    *number_ret = number;
-    return 0;
+    return number;
 }
 
-int
-mha_py_probability(PyObject *value, double *number_ret)
+double
+mha_py_probability(mha_py_call *call, PyObject *value)
 {
-    if (mha_py_real(value, "dropout", number_ret) < 0) {
-        return -1;
+    const double number = mha_py_real(call, value, "dropout");
+
+    if (!call->failed && !(number >= 0 && number <= 1)) {
+        mha_py_refuse(call, "probability", "(Os)", value, "dropout");
     }
-    return *number_ret >= 0 && *number_ret <= 1 ? 0 : mha_py_refuse("probability", "(Os)", value, "dropout");
+    return number;
 }
 
-int
-mha_py_whole(PyObject *value, const char *name, int64_t least, int64_t *number_ret)
+int64_t
+mha_py_whole(mha_py_call *call, PyObject *value, const char *name, int64_t least)
 {
     int overflow = 0;
-    long long number = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : least - 1;
+    long long number;
 
-    if (overflow < 0 || (overflow == 0 && number < least)) {
-        PyObject *exact = mha_py_ask("whole", "(OsL)", value, name, (long long)least);
-
-        if (exact == NULL) {
-            return -1;
-        }
-        number = PyLong_AsLongLongAndOverflow(exact, &overflow);
-        Py_DECREF(exact);
+    if (call->failed) {
+        return least;
     }
-    *number_ret = overflow > 0 ? INT64_MAX : number;
-    return 0;
+    number = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : least - 1;
+    if (overflow < 0 || (overflow == 0 && number < least)) {
+        PyObject *const exact = mha_py_ask(call, "whole", "(OsL)", value, name, (long long)least);
+
+        number = exact == NULL ? least : PyLong_AsLongLongAndOverflow(exact, &overflow);
+        Py_XDECREF(exact);
+    }
+    return overflow > 0 ? INT64_MAX : number;
 }
 
-int
-mha_py_seed(PyObject *value, uint64_t *seed_ret)
+uint64_t
+mha_py_seed(mha_py_call *call, PyObject *value)
 {
     const unsigned long long none = (unsigned long long)-1; /* also a seed */
-    unsigned long long seed = PyLong_CheckExact(value) ? PyLong_AsUnsignedLongLong(value) : none;
+    unsigned long long seed;
 
+    if (call->failed) {
+        return 0;
+    }
+    seed = PyLong_CheckExact(value) ? PyLong_AsUnsignedLongLong(value) : none;
     if (seed == none) {
-        PyObject *exact;
-
         PyErr_Clear();
-        exact = mha_py_ask("seed", "(O)", value);
-        if (exact == NULL) {
-            return -1;
-        }
-        seed = PyLong_AsUnsignedLongLong(exact);
-        Py_DECREF(exact);
+        PyObject *const exact = mha_py_ask(call, "seed", "(O)", value);
+
+        seed = exact == NULL ? 0 : PyLong_AsUnsignedLongLong(exact);
+        Py_XDECREF(exact);
     }
-    *seed_ret = seed;
-    return 0;
+    return seed;
 }
 
 int
-mha_py_choice(PyObject *value, const char *name, const char *first, const char *second, int *choice_ret)
+mha_py_choice(mha_py_call *call, PyObject *value, const char *name, const char *first, const char *second)
 {
-    *choice_ret = !PyUnicode_Check(value)                                ? -1
-                  : PyUnicode_CompareWithASCIIString(value, first) == 0  ? 0
-                  : PyUnicode_CompareWithASCIIString(value, second) == 0 ? 1
-                                                                         : -1;
-    return *choice_ret < 0 ? mha_py_refuse("choice", "(Osss)", value, name, first, second) : 0;
-}
+    const int is_text = PyUnicode_Check(value);
+    const int is_second = is_text && PyUnicode_CompareWithASCIIString(value, second) == 0;
 
-int
-mha_py_empty_rows(PyObject *value, mha_empty *empty_ret)
-{
-    int choice;
-
-    if (mha_py_choice(value, "empty_rows", "zero", "uniform", &choice) < 0) {
-        return -1;
+    if (!call->failed && !is_second && !(is_text && PyUnicode_CompareWithASCIIString(value, first) == 0)) {
+        mha_py_refuse(call, "choice", "(Osss)", value, name, first, second);
     }
-    *empty_ret = choice == 0 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;
-    return 0;
+    return is_second;
+}
+
+mha_empty
+mha_py_empty_rows(mha_py_call *call, PyObject *value)
+{
+    return mha_py_choice(call, value, "empty_rows", "zero", "uniform") ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
 }
 
 int
-mha_py_flag(PyObject *value, int *flag_ret)
+mha_py_flag(mha_py_call *call, PyObject *value)
 {
-    *flag_ret = value == NULL ? 0 : PyObject_IsTrue(value);
-    return *flag_ret < 0 ? -1 : 0;
+    const int flag = value == NULL || call->failed ? 0 : PyObject_IsTrue(value);
+
+    call->failed = call->failed || flag < 0;
+    return flag > 0;
 }

@@ -2,8 +2,10 @@
  * args.h: what every binding function shares: the call and what it owns, arguments, arrays and lengths as the core
  * takes them, outputs, refusals and the one status translator.
  *
- * Convention throughout: 0 or a reference is success; -1 or NULL means that a Python exception is set.  Here is decided
- * what is safe for memory; why something is refused, in the user's words, is said by mha_c/_arguments/refusals.py.
+ * Convention throughout: call->failed means that a Python exception is set.  From then on what takes an argument or
+ * makes an output does nothing, and gives zeros or NULL: an entry reads as a list, and looks once, before it computes.
+ * The first exception stays.  Who goes by sizes of an argument looks before: of what was not taken they mean nothing.
+ * Here is decided what is safe for memory; why something is refused is said by mha_c/_arguments/refusals.py.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H
@@ -51,8 +53,6 @@ typedef struct {
     size_t panel_width[2]; /* of packed weights, by mha_dtype, for the active instruction set */
 } mha_py_state;
 
-int mha_py_select_isa(mha_py_state *state, mha_isa isa); /* py_system.c */
-
 /*
  * One call of a function.  Whatever it comes to own, arrays and views on tensors, is noted here and released at its
  * end, however far it got.
@@ -61,7 +61,7 @@ typedef struct {
     const char *function;
     mha_py_state *state;
     PyThreadState *detached; /* while other threads may run */
-    int failed;              /* an output could not be had */
+    int failed;              /* an exception is set */
     int has_tensors;         /* among its arguments: its results are tensors, too */
     int n_owned;
     PyObject *owned[MHA_PY_MAX_OWNED];
@@ -81,7 +81,7 @@ typedef struct {
 
 PyObject *mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args);
 
-/* Takes the reference; what was given.  NULL of NULL, whose exception is set; RuntimeError where there are too many. */
+/* Takes the reference; what was given.  Of NULL, whose exception is set, or of too many: NULL, and the call failed. */
 PyObject *mha_py_own(mha_py_call *call, void *object);
 void mha_py_release(mha_py_call *call, int n_left);     /* what came after the first n_left, before the call's end */
 
@@ -90,38 +90,37 @@ void mha_py_release(mha_py_call *call, int n_left);     /* what came after the f
  * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.
  */
 void mha_py_detach(mha_py_call *call, double work);
-int mha_py_attach(mha_py_call *call, mha_status status);
+void mha_py_attach(mha_py_call *call, mha_status status);
 PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* the same, and its answer */
 
 /* The only place that turns a status into an exception. */
-int mha_py_check(mha_status status, const char *function);
+void mha_py_check(mha_py_call *call, mha_status status, const char *what);
+void mha_py_select_isa(mha_py_call *call, mha_isa isa); /* py_system.c */
 
 /*
  * What _arguments/refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
  * reference; NULL where the answer is an exception, which is then set.
  */
-PyObject *mha_py_ask(const char *question, const char *format, ...);
-int mha_py_refuse(const char *why, const char *format, ...); /* the same where no other answer can be: always -1 */
-
-/* `name must be <expected>, got <type>`: sets TypeError and returns -1. */
-int mha_py_type_error(PyObject *value, const char *name, const char *expected);
+PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
+void mha_py_refuse(mha_py_call *call, const char *why, const char *format, ...); /* where no other answer can be */
+void mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected);
 
 /* --- Arguments that are no arrays: args.c ---------------------------------------------------- */
 
 int mha_py_given(PyObject *value); /* neither left out nor None */
 
 /* A real number that is not NaN: no bool, text, complex or array.  Between 0 and 1. */
-int mha_py_real(PyObject *value, const char *name, double *number_ret);
-int mha_py_probability(PyObject *value, double *number_ret);
+double mha_py_real(mha_py_call *call, PyObject *value, const char *name);
+double mha_py_probability(mha_py_call *call, PyObject *value);
 
 /* A whole number >= least; what does not fit 64 bits becomes the largest that does. */
-int mha_py_whole(PyObject *value, const char *name, int64_t least, int64_t *number_ret);
-int mha_py_seed(PyObject *value, uint64_t *seed_ret);
+int64_t mha_py_whole(mha_py_call *call, PyObject *value, const char *name, int64_t least);
+uint64_t mha_py_seed(mha_py_call *call, PyObject *value);
 
 /* Which of two strings it is: 0 or 1. */
-int mha_py_choice(PyObject *value, const char *name, const char *first, const char *second, int *choice_ret);
-int mha_py_empty_rows(PyObject *value, mha_empty *empty_ret);
-int mha_py_flag(PyObject *value, int *flag_ret); /* NULL: 0 */
+int mha_py_choice(mha_py_call *call, PyObject *value, const char *name, const char *first, const char *second);
+mha_empty mha_py_empty_rows(mha_py_call *call, PyObject *value);
+int mha_py_flag(mha_py_call *call, PyObject *value); /* NULL: 0 */
 
 /* --- Arrays: args_arrays.c ----------------------------------------------------------- */
 
@@ -148,21 +147,22 @@ typedef enum {
  * A float32 or float64 ndarray, or tensor -> *array; copied only where `layout`, alignment, byte order or an odd
  * stride asks for it.  `like`, if given, fixes the type.
  */
-int mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
-                mha_py_array *array);
-/* The same, dense and of this shape, for those who want its numbers alone. */
-int mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int rank, const npy_intp *dims,
-                        const mha_py_array *like, void **numbers_ret);
+void mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
+                 mha_py_array *array);
+/* The numbers of such an array, dense and of this shape. */
+void *mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int rank, const npy_intp *dims,
+                          const mha_py_array *like);
 /* mha_py_take in two steps: an array of any rank, then its layout (type: the array's own, checked by the caller). */
 PyArrayObject *mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like);
-int mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
-                   mha_py_array *array);
+void mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
+                    mha_py_array *array);
+int mha_py_is_float(int type, const mha_py_array *like);
 /* Does it lie like that?  Axes of length 0 or 1, whose stride means nothing, get that of a dense array. */
 int mha_py_fits(mha_py_array *array, mha_py_layout layout);
 
 /* ShapeError unless the rank, the whole shape is this one; `expected` is what the message shows: "(B, Q, features)". */
-int mha_py_need_rank(const mha_py_array *array, int rank, const char *expected);
-int mha_py_need_shape(const mha_py_array *array, int rank, const npy_intp *dims);
+void mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, const char *expected);
+void mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims);
 
 mha_operand mha_py_operand(const mha_py_array *array);
 mha_dtype mha_py_dtype(int type);
@@ -170,10 +170,7 @@ size_t mha_py_itemsize(int type);
 PyObject *mha_py_or_none(const void *array);                /* borrowed */
 PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
-/*
- * Outputs, owned by the call: uninitialised or zeroed.  NULL, and call->failed, if one cannot be had; then so are the
- * following ones, so that several may be made before looking.  ValueError if its size wraps, else MemoryError.
- */
+/* Outputs, owned by the call: uninitialised or zeroed.  ValueError if its size wraps, else MemoryError. */
 PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array);        /* NULL of NULL */
@@ -192,18 +189,19 @@ PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_array *array);
 
-/* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL. */
+/* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL; NULL
+ * where the call failed. */
 PyObject *mha_py_answer(const mha_py_call *call, PyArrayObject *array);
 PyObject *mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n); /* as a tuple */
 
 /* --- Masks and lengths: args_masks.c ---------------------------------------------------------- */
 
 /* bias of like's type, or, where like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
-int mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-                     mha_py_array *array);
+void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                      mha_py_array *array);
 
-/* Its strides over scores of shape (B, Q, K) or (B, H, Q, K), axes of length 1 repeated. */
-int mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret);
+/* Its strides over scores of shape (B, Q, K) or (B, H, Q, K), axes of length 1 repeated; none of none. */
+mha_mask mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *scores);
 
 /* A private snapshot of valid_lens; array is NULL where all keys are valid. */
 typedef struct {
@@ -212,7 +210,7 @@ typedef struct {
     size_t per_batch; /* 1, or the number of queries */
 } mha_py_lengths;
 
-int mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths);
+void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths);
 mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 
 /* --- The arguments of attention: args_attention.c ----------------------------------------- */
@@ -234,11 +232,11 @@ typedef struct {
  * first ones stand in a larger call of which it is a part.  terms: None, or (relative_bias or None, softcap, sinks or
  * None).  *attention is zeroed by the caller.
  */
-int mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,
-                          mha_py_attention *attention);
+void mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,
+                           mha_py_attention *attention);
 
 /* The row statistics of an earlier call, for those that read them. */
-int mha_py_take_statistics(mha_py_call *call, PyObject *row_max, PyObject *row_sum, mha_py_attention *attention);
+void mha_py_take_statistics(mha_py_call *call, PyObject *row_max, PyObject *row_sum, mha_py_attention *attention);
 
 /* --- Projections: args_linear.c ----------------------------------------------------------- */
 
@@ -251,12 +249,10 @@ typedef struct {
  * (weight, bias or None) with a row-major (out_features, in_features) weight, read at the call; or
  * (packed, bias or None, (out_features, in_features)).  Never trusted for memory.
  */
-int mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
-                           mha_py_projection *projection);
-int mha_py_take_weight(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
-                       const mha_py_array *like, mha_py_projection *projection); /* row-major, without its bias */
-int mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
-                        const mha_py_array *like, mha_py_projection *projection);
+void mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                            mha_py_projection *projection);
+void mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, mha_py_layout layout,
+                         const mha_py_array *like, mha_py_projection *projection); /* the first kind */
 
 #define MHA_PY_MAX_AXES 64 /* NumPy's own limit is 32 or 64 */
 
@@ -267,7 +263,8 @@ typedef struct {
     npy_intp dims[MHA_PY_MAX_AXES];
 } mha_py_rows;
 
-int mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_py_rows *rows);
+void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
+                      mha_py_rows *rows);
 
 /* --- The module's functions --------------------------------------------------------------- */
 

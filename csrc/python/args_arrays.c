@@ -21,25 +21,29 @@ mha_py_dtype(int type)
 
 /* --- Taking arrays ------------------------------------------------------------------- */
 
+/* NPY_FLOAT32 or NPY_FLOAT64, or exactly the one that `like` has. */
+int
+mha_py_is_float(int type, const mha_py_array *like)
+{
+    return like != NULL ? type == like->type : type == NPY_FLOAT32 || type == NPY_FLOAT64;
+}
+
 PyArrayObject *
 mha_py_floats(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like)
 {
-    PyArrayObject *array = (PyArrayObject *)(PyArray_CheckExact(value) ? value : mha_py_viewed(call, value));
+    PyArrayObject *array;
 
-    if (array == NULL) {
+    if (call->failed) {
         return NULL;
     }
-    if (!PyArray_Check((PyObject *)array)) {
-        mha_py_type_error(value, name, "a NumPy array");
-        return NULL;
-    }
-    if (like != NULL ? PyArray_TYPE(array) != like->type
-                     : PyArray_TYPE(array) != NPY_FLOAT32 && PyArray_TYPE(array) != NPY_FLOAT64) {
-        mha_py_refuse("dtype", "(OsOz)", array, name, like == NULL ? Py_None : mha_py_viewed(call, like->array),
+    array = (PyArrayObject *)(PyArray_CheckExact(value) ? value : mha_py_viewed(call, value));
+    if (array != NULL && !PyArray_Check((PyObject *)array)) {
+        mha_py_type_error(call, value, name, "a NumPy array");
+    } else if (array != NULL && !mha_py_is_float(PyArray_TYPE(array), like)) {
+        mha_py_refuse(call, "dtype", "(OsOz)", array, name, like == NULL ? Py_None : mha_py_viewed(call, like->array),
                       like == NULL ? NULL : like->name);
-        return NULL;
     }
-    return array;
+    return call->failed ? NULL : array;
 }
 
 int
@@ -80,11 +84,14 @@ note(PyArrayObject *value, mha_py_layout layout, mha_py_array *array)
     return whole && mha_py_fits(array, layout);
 }
 
-int
+void
 mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout, mha_py_array *array)
 {
     const int flags = NPY_ARRAY_CARRAY_RO | NPY_ARRAY_NOTSWAPPED | NPY_ARRAY_ENSUREARRAY;
 
+    if (call->failed) {
+        return;
+    }
     array->name = name;
     array->type = PyArray_TYPE(value);
     array->rank = PyArray_NDIM(value);
@@ -93,26 +100,21 @@ mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py
     } else if (!note(value, layout, array)) { /* the same numbers, dense, aligned and native */
         PyArray_Descr *native = PyArray_DescrFromType(array->type);
 
-        value = native == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_FromArray(value, native, flags));
-        if (value == NULL) {
-            return -1;
+        value = (PyArrayObject *)mha_py_own(call, native == NULL ? NULL : PyArray_FromArray(value, native, flags));
+        if (value != NULL) {
+            (void)note(value, layout, array); /* one without numbers may have any strides, harmlessly */
         }
-        (void)note(value, layout, array); /* one without numbers may have any strides, harmlessly */
     }
-    return 0;
 }
 
-int
+void
 mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
             mha_py_array *array)
 {
-    PyArrayObject *floats;
-
-    if (!PyArray_CheckExact(value) && mha_py_take_tensor(call, value, name, layout, like, array)) {
-        return 0;
+    if (!call->failed &&
+        (PyArray_CheckExact(value) || !mha_py_take_tensor(call, value, name, layout, like, array))) {
+        mha_py_lay_out(call, mha_py_floats(call, value, name, like), name, layout, array);
     }
-    floats = mha_py_floats(call, value, name, like);
-    return floats == NULL ? -1 : mha_py_lay_out(call, floats, name, layout, array);
 }
 
 mha_operand
@@ -131,10 +133,12 @@ mha_py_operand(const mha_py_array *array)
 
 /* --- Shapes ------------------------------------------------------------------------------------ */
 
-int
-mha_py_need_rank(const mha_py_array *array, int rank, const char *expected)
+void
+mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, const char *expected)
 {
-    return array->rank == rank ? 0 : mha_py_refuse("rank", "(Osis)", array->array, array->name, rank, expected);
+    if (!call->failed && array->rank != rank) {
+        mha_py_refuse(call, "rank", "(Osis)", array->array, array->name, rank, expected);
+    }
 }
 
 PyObject *
@@ -152,28 +156,28 @@ mha_py_shape(int rank, const npy_intp *dims)
     return tuple;
 }
 
-int
-mha_py_need_shape(const mha_py_array *array, int rank, const npy_intp *dims)
+void
+mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims)
 {
     int same = array->rank == rank;
 
     for (int i = 0; i < rank && same; i++) {
         same = array->shape[i] == dims[i];
     }
-    return same ? 0 : mha_py_refuse("shape", "(OsN)", array->array, array->name, mha_py_shape(rank, dims));
+    if (!call->failed && !same) {
+        mha_py_refuse(call, "shape", "(OsN)", array->array, array->name, mha_py_shape(rank, dims));
+    }
 }
 
-int
+void *
 mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int rank, const npy_intp *dims,
-                    const mha_py_array *like, void **numbers_ret)
+                    const mha_py_array *like)
 {
     mha_py_array array = {0};
 
-    if (mha_py_take(call, value, name, MHA_PY_DENSE, like, &array) < 0 || mha_py_need_shape(&array, rank, dims) < 0) {
-        return -1;
-    }
-    *numbers_ret = (void *)(uintptr_t)array.data; /* only read, whatever the place for them is */
-    return 0;
+    mha_py_take(call, value, name, MHA_PY_DENSE, like, &array);
+    mha_py_need_shape(call, &array, rank, dims);
+    return (void *)(uintptr_t)array.data; /* only read, whatever the place for them is */
 }
 
 /* --- Outputs ---------------------------------------------------------------------------------- */
@@ -193,14 +197,13 @@ new_array(mha_py_call *call, const char *name, int rank, const npy_intp *dims, i
         bytes *= (size_t)dims[i];
     }
     if (room == 0) {
-        mha_py_refuse("size", "(sN)", name, mha_py_shape(rank, dims));
+        mha_py_refuse(call, "size", "(sN)", name, mha_py_shape(rank, dims));
     } else if (call->has_tensors && !zeroed && mha_py_is_large(bytes)) {
         array = mha_py_new_large(rank, dims, type, bytes);
     } else {
         array = zeroed ? PyArray_ZEROS(rank, (npy_intp *)dims, type, 0)
                        : PyArray_EMPTY(rank, (npy_intp *)dims, type, 0);
     }
-    call->failed = array == NULL;
     return (PyArrayObject *)mha_py_own(call, array);
 }
 

@@ -14,83 +14,92 @@ is_projected(const mha_py_layer *layer, int which)
 /* --- Inputs ---------------------------------------------------------------------------------- */
 
 /* Keys, or values, which are often the array before: a tensor has to be asked a few things. */
-static int
-take_another(mha_py_call *call, PyObject *value, const char *name, PyObject *before, const mha_py_array *taken,
-             mha_py_layer *layer, mha_py_array *array)
+static void
+take_another(mha_py_call *call, PyObject *const *value, const char *name, const mha_py_array *before,
+             const mha_py_array *like, mha_py_array *array)
 {
-    if (value != before) {
-        return mha_py_take(call, value, name, MHA_PY_ROWS, &layer->queries, array);
+    if (value[0] == value[-1]) {
+        *array = *before;
+        array->name = name;
+    } else {
+        mha_py_take(call, value[0], name, MHA_PY_ROWS, like, array);
     }
-    *array = *taken;
-    array->name = name;
-    return 0;
 }
 
-static int
-take_inputs(mha_py_call *call, mha_py_layer *layer, PyObject *const *values)
+static void
+take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
     mha_py_array *queries = &layer->queries, *keys = &layer->keys, *items = &layer->values, *w_v = &layer->w_v;
 
-    if (mha_py_take(call, values[MHA_PY_QUERIES], "queries", MHA_PY_ROWS, NULL, queries) < 0 ||
-        take_another(call, values[MHA_PY_KEYS], "keys", values[MHA_PY_QUERIES], queries, layer, keys) < 0 ||
-        take_another(call, values[MHA_PY_VALUES], "values", values[MHA_PY_KEYS], keys, layer, items) < 0) {
-        return -1;
+    mha_py_take(call, values[MHA_PY_QUERIES], "queries", MHA_PY_ROWS, NULL, queries);
+    take_another(call, values + MHA_PY_KEYS, "keys", queries, queries, keys);
+    take_another(call, values + MHA_PY_VALUES, "values", keys, queries, items);
+    if (!call->failed && (queries->rank != 3 || keys->rank != 3 || items->rank != 3 ||
+                          keys->shape[0] != queries->shape[0] || items->shape[0] != queries->shape[0] ||
+                          items->shape[1] != keys->shape[1])) {
+        mha_py_refuse(call, "inputs", "(OOO)", queries->array, keys->array, items->array);
     }
-    if (queries->rank != 3 || keys->rank != 3 || items->rank != 3 || keys->shape[0] != queries->shape[0] ||
-        items->shape[0] != queries->shape[0] || items->shape[1] != keys->shape[1]) {
-        return mha_py_refuse("inputs", "(OOO)", queries->array, keys->array, items->array);
-    }
-    if (mha_py_given(values[MHA_PY_SCORER]) &&
-        mha_py_take(call, values[MHA_PY_SCORER], "w_v", MHA_PY_DENSE, queries, w_v) < 0) {
-        return -1;
+    if (mha_py_given(values[MHA_PY_SCORER])) {
+        mha_py_take(call, values[MHA_PY_SCORER], "w_v", MHA_PY_DENSE, queries, w_v);
     }
     if (w_v->rank == 2 && w_v->shape[0] == 1) { /* the weight of an nn.Linear with one output */
         w_v->rank = 1;
         w_v->shape[0] = w_v->shape[1];
         layer->w_v_is_weight = 1;
     }
-    return mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);
+    mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);
 }
 
 static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
 
-/* Four projections; or, of nine parameters, weights and their biases four places on. */
-static int
-take_projections(mha_py_call *call, mha_py_layer *layer, PyObject *tuple)
+/* Of nine parameters, a bias stands four places behind its weight. */
+static void
+take_parameters(mha_py_call *call, PyObject *const *nine, mha_py_layout layout, mha_py_layer *layer)
 {
-    const Py_ssize_t n = PyTuple_CheckExact(tuple) ? PyTuple_Size(tuple) : 0;
-    int failed = 0;
-
-    if (n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
-        return mha_py_type_error(tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");
-    }
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS && failed == 0; i++) {
-        PyObject *item = PyTuple_GetItem(tuple, i);
-        mha_py_projection *to = &layer->W[i];
-
-        if (item == Py_None) {
-            continue; /* the caller zeroed the struct */
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
+        if (nine[i] != Py_None) { /* else the caller zeroed the struct */
+            mha_py_take_in_rows(call, nine[i], nine[i + MHA_PY_N_PROJECTIONS], projection_names[i], layout,
+                                &layer->queries, &layer->W[i]);
         }
-        failed = n == MHA_PY_N_PROJECTIONS
-                     ? mha_py_take_projection(call, item, projection_names[i], &layer->queries, to)
-                     : mha_py_take_in_rows(call, item, PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS),
-                                           projection_names[i], &layer->queries, to);
     }
-    return failed;
 }
 
-static int
-take_weights(mha_py_call *call, mha_py_layer *layer, PyObject *const *parameters)
+/* Of four projections, or of nine parameters. */
+static void
+take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
-    int failed = 0;
+    const Py_ssize_t n = PyTuple_CheckExact(tuple) ? PyTuple_Size(tuple) : 0;
+    PyObject *part[MHA_PY_N_PARAMETERS];
 
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS && failed == 0; i++) {
-        if (parameters[i] != Py_None) {
-            failed = mha_py_take_weight(call, parameters[i], projection_names[i], MHA_PY_DENSE, &layer->queries,
-                                        &layer->W[i]);
+    if (!call->failed && n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
+        mha_py_type_error(call, tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");
+    }
+    if (call->failed) {
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        part[i] = PyTuple_GetItem(tuple, i);
+    }
+    if (n == MHA_PY_N_PARAMETERS) {
+        take_parameters(call, part, MHA_PY_ROWS, layer);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        if (part[i] != Py_None) {
+            mha_py_take_projection(call, part[i], projection_names[i], &layer->queries, &layer->W[i]);
         }
     }
-    return failed;
+}
+
+int
+mha_py_place(int n_inputs, int n_parameters, int i)
+{
+    const int parameter = i - n_inputs;
+
+    if (parameter < 0) {
+        return i;
+    }
+    return MHA_PY_N_INPUTS + (n_parameters == 3 && parameter == 2 ? MHA_PY_PARAMETER_W_V : parameter);
 }
 
 /* --- Feature sizes ------------------------------------------------------------------------------ */
@@ -119,8 +128,8 @@ sizes_of(const mha_py_layer *layer, int which)
                : Py_BuildValue("");
 }
 
-static int
-check_features(mha_py_layer *layer)
+static void
+check_features(mha_py_call *call, mha_py_layer *layer)
 {
     const mha_py_array *w_v = &layer->w_v;
     const npy_intp heads = layer->heads;
@@ -132,29 +141,24 @@ check_features(mha_py_layer *layer)
     fit = projected(layer, MHA_PY_W_K, layer->keys.shape[2], &fit) == layer->qk_features && fit;
     fit = fit && layer->qk_features % heads == 0 && layer->value_features % heads == 0;
     fit = fit && (w_v->array == NULL || (w_v->rank == 1 && w_v->shape[0] == layer->qk_features / heads));
-    return fit ? 0
-               : mha_py_refuse("features", "(OOO(NNNN)On)", layer->queries.array, layer->keys.array,
-                               layer->values.array, sizes_of(layer, MHA_PY_W_Q), sizes_of(layer, MHA_PY_W_K),
-                               sizes_of(layer, MHA_PY_W_V), sizes_of(layer, MHA_PY_W_O),
-                               mha_py_or_none(w_v->array), (Py_ssize_t)heads);
+    if (!fit) {
+        mha_py_refuse(call, "features", "(OOO(NNNN)On)", layer->queries.array, layer->keys.array, layer->values.array,
+                      sizes_of(layer, MHA_PY_W_Q), sizes_of(layer, MHA_PY_W_K), sizes_of(layer, MHA_PY_W_V),
+                      sizes_of(layer, MHA_PY_W_O), mha_py_or_none(w_v->array), (Py_ssize_t)heads);
+    }
 }
 
 /* --- Options and sizes -------------------------------------------------------------------------------------- */
 
-static int
-take_options(mha_py_layer *layer, PyObject *const *values)
+static void
+take_options(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
-    mha_layer_args *args = &layer->args;
-    int64_t heads;
+    const int64_t heads = mha_py_whole(call, values[MHA_PY_HEADS], "num_heads", 1);
 
-    if (mha_py_whole(values[MHA_PY_HEADS], "num_heads", 1, &heads) < 0 ||
-        mha_py_empty_rows(values[MHA_PY_EMPTY], &args->empty_rows) < 0 ||
-        mha_py_probability(values[MHA_PY_DROPOUT], &args->dropout) < 0 ||
-        mha_py_seed(values[MHA_PY_SEED], &args->seed) < 0) {
-        return -1;
-    }
     layer->heads = heads > NPY_MAX_INTP ? NPY_MAX_INTP : (npy_intp)heads;
-    return 0;
+    layer->args.empty_rows = mha_py_empty_rows(call, values[MHA_PY_EMPTY]);
+    layer->args.dropout = mha_py_probability(call, values[MHA_PY_DROPOUT]);
+    layer->args.seed = mha_py_seed(call, values[MHA_PY_SEED]);
 }
 
 static void
@@ -184,17 +188,20 @@ note_sizes(mha_py_layer *layer)
 
 /* --- The whole ------------------------------------------------------------------------------------- */
 
-int
+void
 mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *const *parameters, mha_py_layer *layer)
 {
-    if (take_inputs(call, layer, values) < 0 || take_options(layer, values) < 0 ||
-        (parameters == NULL ? take_projections(call, layer, values[MHA_PY_FOUR])
-                            : take_weights(call, layer, parameters)) < 0 ||
-        check_features(layer) < 0) {
-        return -1;
+    take_inputs(call, values, layer);
+    take_options(call, values, layer);
+    if (parameters == NULL) {
+        take_projections(call, values[MHA_PY_FOUR], layer);
+    } else {
+        take_parameters(call, parameters, MHA_PY_DENSE, layer);
     }
-    note_sizes(layer);
-    return 0;
+    if (!call->failed) {
+        check_features(call, layer);
+        note_sizes(layer);
+    }
 }
 
 void

@@ -13,35 +13,35 @@
 
 /* --- Masks --------------------------------------------------------------------------------- */
 
-int
+void
 mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like, mha_py_array *array)
 {
-    PyObject *mask;
+    PyObject *const mask = !call->failed && mha_py_given(value) ? mha_py_viewed(call, value) : NULL;
     int is_bool;
 
-    if (!mha_py_given(value)) {
-        return 0; /* the caller zeroed the struct */
-    }
-    mask = mha_py_viewed(call, value);
     if (mask == NULL) {
-        return -1;
+        return; /* the caller zeroed the struct */
     }
     is_bool = PyArray_Check(mask) && PyArray_TYPE((PyArrayObject *)mask) == NPY_BOOL;
-    if (is_bool == (like != NULL)) {
-        return is_bool ? mha_py_refuse("bool_bias", "(s)", name) : mha_py_refuse("mask_kind", "(Os)", mask, name);
+    if (is_bool && like != NULL) {
+        mha_py_refuse(call, "bool_bias", "(s)", name);
+    } else if (!is_bool && like == NULL) {
+        mha_py_refuse(call, "mask_kind", "(Os)", mask, name);
+    } else if (is_bool) {
+        mha_py_lay_out(call, (PyArrayObject *)mask, name, MHA_PY_LOOSE, array);
+    } else {
+        mha_py_take(call, mask, name, MHA_PY_LOOSE, like, array);
     }
-    return is_bool ? mha_py_lay_out(call, (PyArrayObject *)mask, name, MHA_PY_LOOSE, array)
-                   : mha_py_take(call, mask, name, MHA_PY_LOOSE, like, array);
 }
 
-int
-mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mha_mask *mask_ret)
+mha_mask
+mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *scores)
 {
     ptrdiff_t stride[4] = {0, 0, 0, 0}; /* batch, head, query, key */
     int fits = array->rank == 2 || array->rank == rank;
 
-    if (array->array == NULL) {
-        return 0; /* no mask; the caller zeroed the struct */
+    if (call->failed || array->array == NULL) {
+        return (mha_mask){.data = NULL};
     }
     for (int i = 0; i < array->rank && fits; i++) {
         /* Without a heads axis, axis 0 of a rank-3 mask is the batch. */
@@ -50,12 +50,10 @@ mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mh
         fits = array->shape[i] == 1 || array->shape[i] == scores[rank - array->rank + i];
         stride[where] = array->shape[i] == 1 ? 0 : array->stride[i];
     }
-    mask_ret->data = array->data;
-    mask_ret->batch_stride = stride[0];
-    mask_ret->head_stride = stride[1];
-    mask_ret->query_stride = stride[2];
-    mask_ret->key_stride = stride[3];
-    return fits ? 0 : mha_py_refuse("mask", "(OsN)", array->array, array->name, mha_py_shape(rank, scores));
+    if (!fits) {
+        mha_py_refuse(call, "mask", "(OsN)", array->array, array->name, mha_py_shape(rank, scores));
+    }
+    return (mha_mask){array->data, stride[0], stride[1], stride[2], stride[3]};
 }
 
 /* --- Lengths --------------------------------------------------------------------------------- */
@@ -63,52 +61,48 @@ mha_py_broadcast(const mha_py_array *array, int rank, const npy_intp *scores, mh
 static PyArrayObject *
 snapshot(mha_py_call *call, PyArrayObject *array)
 {
+    const int flags = NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY | NPY_ARRAY_ENSUREARRAY;
     PyArray_Descr *native;
-    PyArrayObject *lengths;
+    PyObject *lengths;
 
     if (PyArray_ISCARRAY_RO(array)) { /* what nearly every caller passes, so without the casting machinery */
-        lengths = (PyArrayObject *)PyArray_EMPTY(PyArray_NDIM(array), PyArray_DIMS(array), NPY_INT64, 0);
+        lengths = PyArray_EMPTY(PyArray_NDIM(array), PyArray_DIMS(array), NPY_INT64, 0);
         if (lengths != NULL) {
-            memcpy(PyArray_DATA(lengths), PyArray_DATA(array), (size_t)PyArray_SIZE(lengths) * sizeof(int64_t));
+            memcpy(PyArray_DATA((PyArrayObject *)lengths), PyArray_DATA(array),
+                   (size_t)PyArray_SIZE((PyArrayObject *)lengths) * sizeof(int64_t));
         }
     } else {
         native = PyArray_DescrFromType(NPY_INT64);
-        lengths = native == NULL ? NULL
-                                 : (PyArrayObject *)PyArray_FromArray(array, native,
-                                                                      NPY_ARRAY_CARRAY | NPY_ARRAY_ENSURECOPY |
-                                                                          NPY_ARRAY_ENSUREARRAY);
+        lengths = native == NULL ? NULL : PyArray_FromArray(array, native, flags);
     }
     return (PyArrayObject *)mha_py_own(call, lengths);
 }
 
-int
+void
 mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths)
 {
-    PyArrayObject *array;
+    PyArrayObject *array = (PyArrayObject *)(!call->failed && mha_py_given(value) ? mha_py_viewed(call, value) : NULL);
     int rank;
 
-    if (!mha_py_given(value)) {
-        return 0; /* all keys; the caller zeroed the struct */
-    }
-    array = (PyArrayObject *)mha_py_viewed(call, value);
     if (array == NULL) {
-        return -1;
+        return; /* all keys; the caller zeroed the struct */
     }
     if (!PyArray_Check((PyObject *)array) || !PyArray_EquivTypenums(PyArray_TYPE(array), NPY_INT64)) {
-        return mha_py_type_error(value, "valid_lens", "an array of int64");
+        mha_py_type_error(call, value, "valid_lens", "an array of int64");
+        return;
     }
     array = snapshot(call, array);
     if (array == NULL) {
-        return -1;
+        return;
     }
     rank = PyArray_NDIM(array);
     if ((rank != 1 && rank != 2) || PyArray_DIM(array, 0) != batch || (rank == 2 && PyArray_DIM(array, 1) != queries)) {
-        return mha_py_refuse("lengths", "(Onn)", array, (Py_ssize_t)batch, (Py_ssize_t)queries);
+        mha_py_refuse(call, "lengths", "(Onn)", array, (Py_ssize_t)batch, (Py_ssize_t)queries);
+        return;
     }
     lengths->array = array;
     lengths->data = PyArray_DATA(array);
     lengths->per_batch = rank == 1 ? 1 : (size_t)queries;
-    return 0;
 }
 
 mha_visibility

@@ -27,21 +27,25 @@ mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, P
     call.failed = call.has_tensors = call.n_owned = 0;
     result = entry->run(&call, values);
     mha_py_release(&call, 0);
+    if (call.failed) {
+        Py_CLEAR(result);
+    }
     return result;
 }
 
 PyObject *
 mha_py_own(mha_py_call *call, void *object)
 {
-    if (object != NULL && call->n_owned == MHA_PY_MAX_OWNED) {
-        Py_DECREF((PyObject *)object);
-        PyErr_Format(PyExc_RuntimeError, "%s: more than %d objects are in use", call->function, MHA_PY_MAX_OWNED);
-        return NULL;
+    if (object != NULL && call->n_owned < MHA_PY_MAX_OWNED) {
+        call->owned[call->n_owned++] = object;
+        return object;
     }
     if (object != NULL) {
-        call->owned[call->n_owned++] = object;
+        Py_DECREF((PyObject *)object);
+        PyErr_Format(PyExc_RuntimeError, "%s: more than %d objects are in use", call->function, MHA_PY_MAX_OWNED);
     }
-    return object;
+    call->failed = 1;
+    return NULL;
 }
 
 void
@@ -55,19 +59,19 @@ mha_py_release(mha_py_call *call, int n_left)
 /* --- Refusals ---------------------------------------------------------------------------------- */
 
 static PyObject *
-ask(const char *question, const char *format, va_list parts)
+ask(mha_py_call *call, const char *question, const char *format, va_list parts)
 {
-    /* An exception that is there already comes from what makes the question's arguments. */
-    PyObject *name = PyErr_Occurred() ? NULL : PyUnicode_FromString("mha_c._arguments.refusals");
+    /* First, as it takes references; an exception that is there already comes from what made them. */
+    PyObject *args = Py_VaBuildValue(format, parts);
+    PyObject *name = args == NULL ? NULL : PyUnicode_FromString("mha_c._arguments.refusals");
     PyObject *words = name == NULL ? NULL : PyImport_GetModule(name); /* mha_c has imported it */
     PyObject *function = words == NULL ? NULL : PyObject_GetAttrString(words, question);
-    PyObject *args = function == NULL ? NULL : Py_VaBuildValue(format, parts);
-    PyObject *answer = args == NULL ? NULL : PyObject_CallObject(function, args);
+    PyObject *answer = function == NULL ? NULL : PyObject_CallObject(function, args);
 
-    Py_XDECREF(args);
     Py_XDECREF(function);
     Py_XDECREF(words);
     Py_XDECREF(name);
+    Py_XDECREF(args);
     if (answer != NULL && PyExceptionInstance_Check(answer)) {
         PyErr_SetObject((PyObject *)Py_TYPE(answer), answer);
         Py_CLEAR(answer);
@@ -76,40 +80,40 @@ ask(const char *question, const char *format, va_list parts)
         PyErr_Format(PyExc_RuntimeError, "an argument is refused: %s", question);
         Py_CLEAR(answer);
     }
+    call->failed = call->failed || answer == NULL;
     return answer;
 }
 
 PyObject *
-mha_py_ask(const char *question, const char *format, ...)
+mha_py_ask(mha_py_call *call, const char *question, const char *format, ...)
 {
     PyObject *answer;
     va_list parts;
 
     va_start(parts, format);
-    answer = ask(question, format, parts);
+    answer = ask(call, question, format, parts);
     va_end(parts);
     return answer;
 }
 
-int
-mha_py_refuse(const char *why, const char *format, ...)
+void
+mha_py_refuse(mha_py_call *call, const char *why, const char *format, ...)
 {
     va_list parts;
 
     va_start(parts, format);
-    Py_XDECREF(ask(why, format, parts));
+    Py_XDECREF(ask(call, why, format, parts));
     va_end(parts);
-    return -1;
 }
 
-int
-mha_py_type_error(PyObject *value, const char *name, const char *expected)
+void
+mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected)
 {
-    return mha_py_refuse("kind", "(Oss)", value, name, expected);
+    mha_py_refuse(call, "kind", "(Oss)", value, name, expected);
 }
 
-int
-mha_py_check(mha_status status, const char *function)
+void
+mha_py_check(mha_py_call *call, mha_status status, const char *what)
 {
     PyObject *const kind = status == MHA_ERR_NOMEM                             ? PyExc_MemoryError
                            : status == MHA_ERR_FORKED                        ? PyExc_RuntimeError
@@ -117,9 +121,9 @@ mha_py_check(mha_status status, const char *function)
                                                                              : PyExc_SystemError; /* our own bug */
 
     if (status != MHA_OK && !PyErr_Occurred()) { /* else signal_came has what a handler raised */
-        PyErr_Format(kind, "%s: %s%s", function, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
+        PyErr_Format(kind, "%s: %s%s", what, status == MHA_ERR_SIZE ? "too large: " : "", mha_status_text(status));
     }
-    return status == MHA_OK ? 0 : -1;
+    call->failed = call->failed || status != MHA_OK;
 }
 
 /* --- While the core works ------------------------------------------------------------------------ */
@@ -170,7 +174,7 @@ mha_py_detach(mha_py_call *call, double work)
     }
 }
 
-int
+void
 mha_py_attach(mha_py_call *call, mha_status status)
 {
     if (call->detached != NULL) {
@@ -178,11 +182,12 @@ mha_py_attach(mha_py_call *call, mha_status status)
         PyEval_RestoreThread(call->detached);
         call->detached = NULL;
     }
-    return mha_py_check(status, call->function);
+    mha_py_check(call, status, call->function);
 }
 
 PyObject *
 mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result)
 {
-    return mha_py_attach(call, status) < 0 ? NULL : mha_py_answer(call, result);
+    mha_py_attach(call, status);
+    return mha_py_answer(call, result);
 }

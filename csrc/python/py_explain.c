@@ -57,11 +57,10 @@ py_explain_kernels(mha_py_call *call, PyObject *const *Py_UNUSED(values))
     const mha_share_facts share = mha_threads_explain();
     mha_kernel_facts single, twice;
 
-    if (mha_py_check(mha_kernels_explain(MHA_F32, &single), call->function) < 0 ||
-        mha_py_check(mha_kernels_explain(MHA_F64, &twice), call->function) < 0) {
-        return NULL;
-    }
-    return Py_BuildValue("(NNN)", kernel_facts(&single), kernel_facts(&twice), share_facts(&share));
+    mha_py_check(call, mha_kernels_explain(MHA_F32, &single), call->function);
+    mha_py_check(call, mha_kernels_explain(MHA_F64, &twice), call->function);
+    return call->failed ? NULL
+                        : Py_BuildValue("(NNN)", kernel_facts(&single), kernel_facts(&twice), share_facts(&share));
 }
 
 PyObject *
@@ -70,17 +69,16 @@ py_explain_attention(mha_py_call *call, PyObject *const *values)
     enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, TERMS };
     mha_py_attention attention = {0};
     mha_attention_facts facts;
-    int want_weights, want_lse;
 
-    if (mha_py_take_attention(call, values, NULL, values[TERMS], &attention) < 0 ||
-        mha_py_flag(values[WEIGHTS], &want_weights) < 0 || mha_py_flag(values[LSE], &want_lse) < 0) {
+    mha_py_take_attention(call, values, NULL, values[TERMS], &attention);
+    attention.args.out.data = &facts;
+    attention.args.weights = mha_py_flag(call, values[WEIGHTS]) ? &facts : NULL;
+    attention.args.lse = mha_py_flag(call, values[LSE]) ? &facts : NULL;
+    if (call->failed) {
         return NULL;
     }
-    attention.args.out.data = &facts;
-    attention.args.weights = want_weights ? &facts : NULL;
-    attention.args.lse = want_lse ? &facts : NULL;
-    return mha_py_check(mha_attention_explain(&attention.args, &facts), call->function) < 0 ? NULL
-                                                                                             : attention_facts(&facts);
+    mha_py_check(call, mha_attention_explain(&attention.args, &facts), call->function);
+    return call->failed ? NULL : attention_facts(&facts);
 }
 
 /* --- Layers ------------------------------------------------------------------------------------------ */
@@ -133,16 +131,15 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
 {
     mha_py_layer layer = {0};
     mha_layer_facts facts;
-    int training;
+    const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    if (mha_py_take_layer(call, values, NULL, &layer) < 0 ||
-        mha_py_flag(values[MHA_PY_N_LAYER], &training) < 0) {
+    mha_py_take_layer(call, values, NULL, &layer);
+    if (call->failed) {
         return NULL;
     }
     const double kept_bytes = want_kept(&layer, training, &facts);
-    return mha_py_check(mha_layer_explain(&layer.args, &facts), call->function) < 0
-               ? NULL
-               : layer_facts(&layer, &facts, kept_bytes);
+    mha_py_check(call, mha_layer_explain(&layer.args, &facts), call->function);
+    return call->failed ? NULL : layer_facts(&layer, &facts, kept_bytes);
 }
 
 /* --- One projection ----------------------------------------------------------------------------------- */
@@ -154,11 +151,13 @@ py_explain_linear(mha_py_call *call, PyObject *const *values)
     mha_py_projection projection = {.linear = {0}};
     mha_linear_facts facts;
 
-    if (mha_py_take_rows(call, values[0], "x", NULL, &x) < 0 ||
-        mha_py_take_projection(call, values[1], "projection", &x.rows, &projection) < 0 ||
-        mha_py_check(mha_linear_explain(mha_py_dtype(x.rows.type), &projection.linear, (size_t)x.rows.shape[0], &facts),
-                     call->function) < 0) {
+    mha_py_take_rows(call, values[0], "x", NULL, &x);
+    mha_py_take_projection(call, values[1], "projection", &x.rows, &projection);
+    if (call->failed) {
         return NULL;
     }
-    return linear_facts(&facts);
+    mha_py_check(call,
+                 mha_linear_explain(mha_py_dtype(x.rows.type), &projection.linear, (size_t)x.rows.shape[0], &facts),
+                 call->function);
+    return call->failed ? NULL : linear_facts(&facts);
 }

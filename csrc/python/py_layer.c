@@ -95,7 +95,7 @@ use_copy(const mha_py_layer *layer, const mha_py_array *input, void *copy, mha_o
 
 /* --- Running ------------------------------------------------------------------------------------------- */
 
-static int
+static void
 run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *const *kept)
 {
     mha_layer_args *args = &layer->args;
@@ -116,7 +116,7 @@ run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *c
     if (context != args->context) { /* without W_o: a copy, the user may change out */
         memcpy(context, args->out, out_bytes);
     }
-    return mha_py_attach(call, status);
+    mha_py_attach(call, status);
 }
 
 /* Read back by kept_weights.py and py_layer_backward.c. */
@@ -145,21 +145,18 @@ mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values
         return NULL;
     }
     use_copy_of_w_v(layer, mha_py_data(kept[MHA_PY_KEPT_W_V]));
-    if (run(call, layer, out, kept) < 0) {
-        return NULL;
-    }
+    run(call, layer, out, kept);
     answer = mha_py_own(call, mha_py_answer(call, out));
     tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training));
-    return answer == NULL || tuple == NULL ? NULL : PyTuple_Pack(2, answer, tuple);
+    return call->failed ? NULL : PyTuple_Pack(2, answer, tuple);
 }
 
 PyObject *
 py_layer_forward(mha_py_call *call, PyObject *const *values)
 {
     mha_py_layer layer = {0};
-    int training;
+    const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    return mha_py_take_layer(call, values, NULL, &layer) < 0 || mha_py_flag(values[MHA_PY_N_LAYER], &training) < 0
-               ? NULL
-               : mha_py_run_layer(call, &layer, values, training);
+    mha_py_take_layer(call, values, NULL, &layer);
+    return mha_py_run_layer(call, &layer, values, training);
 }

@@ -29,9 +29,7 @@ new_aligned(mha_py_call *call, npy_intp shape[2], int type)
         call, PyArray_New(&PyArray_Type, 2, shape, type, NULL, start, 0, NPY_ARRAY_CARRAY, NULL));
     if (view != NULL) {
         Py_INCREF((PyObject *)whole);
-        if (PyArray_SetBaseObject(view, (PyObject *)whole) < 0) { /* steals whole, even then */
-            return NULL;
-        }
+        call->failed = PyArray_SetBaseObject(view, (PyObject *)whole) < 0; /* steals whole, even then */
     }
     return view;
 }
@@ -39,30 +37,29 @@ new_aligned(mha_py_call *call, npy_intp shape[2], int type)
 PyObject *
 py_pack_linear(mha_py_call *call, PyObject *const *values)
 {
-    mha_py_array weight = {0};
+    mha_py_projection projection = {.linear = {0}};
+    const mha_linear *linear = &projection.linear;
     PyArrayObject *packed;
     PyObject *result;
-    size_t size;
+    size_t size = 0;
 
-    if (mha_py_take(call, values[0], "weight", MHA_PY_ROWS, NULL, &weight) < 0 ||
-        mha_py_need_rank(&weight, 2, "(out_features, in_features)") < 0) {
-        return NULL;
-    }
-    const mha_dtype dtype = mha_py_dtype(weight.type);
-    const size_t out_features = (size_t)weight.shape[0], in_features = (size_t)weight.shape[1];
-    if (mha_py_check(mha_linear_packed_size(dtype, out_features, in_features, &size), call->function) < 0) {
-        return NULL;
+    mha_py_take_in_rows(call, values[0], Py_None, "weight", MHA_PY_ROWS, NULL, &projection);
+    const int type = projection.weight.type;
+    const mha_dtype dtype = mha_py_dtype(type);
+    if (!call->failed) {
+        mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size),
+                     call->function);
     }
     const size_t width = call->state->panel_width[dtype];
     npy_intp shape[] = {(npy_intp)(size / width), (npy_intp)width};
-    packed = new_aligned(call, shape, weight.type);
-    if (packed == NULL) {
+    packed = new_aligned(call, shape, type);
+    if (call->failed) {
         return NULL;
     }
     mha_py_detach(call, (double)PyArray_SIZE(packed));
     result = mha_py_finish(call,
-                           mha_linear_pack(dtype, out_features, in_features, weight.data, weight.stride[0],
-                                           PyArray_DATA(packed)),
+                           mha_linear_pack(dtype, linear->out_features, linear->in_features, linear->weight,
+                                           linear->row_stride, PyArray_DATA(packed)),
                            packed);
     PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE);
     return result;
@@ -78,21 +75,21 @@ py_linear(mha_py_call *call, PyObject *const *values)
     const mha_linear *linear = &projection.linear;
     PyArrayObject *y;
 
-    if (mha_py_take_rows(call, values[0], "x", NULL, &x) < 0 ||
-        mha_py_take_projection(call, values[1], "projection", &x.rows, &projection) < 0) {
+    mha_py_take_rows(call, values[0], "x", NULL, &x);
+    mha_py_take_projection(call, values[1], "projection", &x.rows, &projection);
+    if (!call->failed && (size_t)x.rows.shape[1] != linear->in_features) {
+        mha_py_refuse(call, "x_features", "(On)", x.rows.array, (Py_ssize_t)linear->in_features);
+    }
+    if (call->failed) {
         return NULL;
     }
-    if ((size_t)x.rows.shape[1] != linear->in_features) {
-        mha_py_refuse("x_features", "(On)", x.rows.array, (Py_ssize_t)linear->in_features);
-        return NULL;
-    }
+    const size_t rows = (size_t)x.rows.shape[0];
     x.dims[x.rank - 1] = (npy_intp)linear->out_features;
     y = mha_py_new(call, "the output", x.rank, x.dims, x.rows.type);
     if (y == NULL) {
         return NULL;
     }
-    const size_t rows = (size_t)x.rows.shape[0];
-    mha_py_detach(call, (double)rows * (double)linear->out_features * (double)linear->in_features);
+    mha_py_detach(call, mha_linear_work(linear, 1, rows));
     return mha_py_finish(call,
                          mha_linear_forward(mha_py_dtype(x.rows.type), linear, rows, x.rows.data, x.rows.stride[0],
                                             PyArray_DATA(y), (ptrdiff_t)linear->out_features),
@@ -102,8 +99,9 @@ py_linear(mha_py_call *call, PyObject *const *values)
 /* --- linear_backward ------------------------------------------------------------------------------- */
 
 /* grad_y has x's leading axes, then out_features; the weight (out_features, in_features). */
-static int
-check_shapes(const mha_py_rows *x, const mha_py_rows *grad_y, const mha_py_array *weight, PyObject *const *values)
+static void
+check_shapes(mha_py_call *call, const mha_py_rows *x, const mha_py_rows *grad_y, const mha_py_array *weight,
+             PyObject *const *values)
 {
     const npy_intp expected[] = {grad_y->rows.shape[1], x->rows.shape[1]};
     int same = x->rank == grad_y->rank;
@@ -111,50 +109,45 @@ check_shapes(const mha_py_rows *x, const mha_py_rows *grad_y, const mha_py_array
     for (int i = 0; i < x->rank - 1 && same; i++) {
         same = x->dims[i] == grad_y->dims[i];
     }
-    return same ? mha_py_need_shape(weight, 2, expected) : mha_py_refuse("leading_axes", "(OO)", values[0], values[1]);
-}
-
-static PyObject *
-backward(mha_py_call *call, const mha_py_rows *x, const mha_py_rows *grad_y, const mha_py_array *weight, int with_bias)
-{
-    const int type = x->rows.type;
-    PyArrayObject *const made[] = {
-        mha_py_new(call, "grad_x", x->rank, x->dims, type), mha_py_new(call, "grad_weight", 2, weight->shape, type),
-        with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};
-    const mha_linear_grads grads = {
-        .dtype = mha_py_dtype(type),
-        .rows = (size_t)x->rows.shape[0],
-        .in_features = (size_t)x->rows.shape[1],
-        .out_features = (size_t)grad_y->rows.shape[1],
-        .x = x->rows.data,
-        .weight = weight->data,
-        .grad_y = grad_y->rows.data,
-        .x_row_stride = x->rows.stride[0],
-        .grad_y_row_stride = grad_y->rows.stride[0],
-        .grad_x = mha_py_data(made[0]),
-        .grad_weight = mha_py_data(made[1]),
-        .grad_bias = mha_py_data(made[2]),
-    };
-
-    if (call->failed) {
-        return NULL;
+    if (!call->failed && !same) {
+        mha_py_refuse(call, "leading_axes", "(OO)", values[0], values[1]);
     }
-    mha_py_detach(call, 2 * (double)grads.rows * (double)grads.in_features * (double)grads.out_features);
-    return mha_py_attach(call, mha_linear_backward(&grads)) < 0 ? NULL : mha_py_answers(call, made, 3);
+    mha_py_need_shape(call, weight, 2, expected);
 }
 
 PyObject *
 py_linear_backward(mha_py_call *call, PyObject *const *values)
 {
     mha_py_rows grad_y = {.rank = 0}, x = {.rank = 0};
-    mha_py_array weight = {0};
-    int with_bias;
+    mha_py_projection projection = {.linear = {0}};
+    const mha_py_array *weight = &projection.weight;
 
-    if (mha_py_take_rows(call, values[1], "x", NULL, &x) < 0 ||
-        mha_py_take_rows(call, values[0], "grad_y", &x.rows, &grad_y) < 0 ||
-        mha_py_take(call, values[2], "weight", MHA_PY_DENSE, &x.rows, &weight) < 0 ||
-        check_shapes(&x, &grad_y, &weight, values) < 0 || mha_py_flag(values[3], &with_bias) < 0) {
+    mha_py_take_rows(call, values[1], "x", NULL, &x);
+    mha_py_take_rows(call, values[0], "grad_y", &x.rows, &grad_y);
+    mha_py_take_in_rows(call, values[2], Py_None, "weight", MHA_PY_DENSE, &x.rows, &projection);
+    check_shapes(call, &x, &grad_y, weight, values);
+    const int with_bias = mha_py_flag(call, values[3]), type = x.rows.type;
+    PyArrayObject *const made[] = {
+        mha_py_new(call, "grad_x", x.rank, x.dims, type), mha_py_new(call, "grad_weight", 2, weight->shape, type),
+        with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};
+    const mha_linear_grads grads = {
+        .dtype = mha_py_dtype(type),
+        .rows = (size_t)x.rows.shape[0],
+        .in_features = projection.linear.in_features,
+        .out_features = projection.linear.out_features,
+        .x = x.rows.data,
+        .weight = weight->data,
+        .grad_y = grad_y.rows.data,
+        .x_row_stride = x.rows.stride[0],
+        .grad_y_row_stride = grad_y.rows.stride[0],
+        .grad_x = mha_py_data(made[0]),
+        .grad_weight = mha_py_data(made[1]),
+        .grad_bias = mha_py_data(made[2]),
+    };
+    if (call->failed) {
         return NULL;
     }
-    return backward(call, &x, &grad_y, &weight, with_bias);
+    mha_py_detach(call, 2 * mha_linear_work(&projection.linear, 1, grads.rows));
+    mha_py_attach(call, mha_linear_backward(&grads));
+    return mha_py_answers(call, made, 3);
 }

@@ -18,10 +18,11 @@ each_number(mha_py_call *call, PyObject *value, void (*fn)(mha_dtype, size_t, co
     PyArrayObject *x = mha_py_floats(call, value, "x", NULL), *y, *row;
     mha_py_array numbers = {0};
 
-    row = x == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_Newshape(x, &flat, NPY_CORDER));
-    if (row == NULL || mha_py_lay_out(call, row, "x", MHA_PY_DENSE, &numbers) < 0) {
+    if (x == NULL) {
         return NULL;
     }
+    row = (PyArrayObject *)mha_py_own(call, PyArray_Newshape(x, &flat, NPY_CORDER));
+    mha_py_lay_out(call, row, "x", MHA_PY_DENSE, &numbers);
     y = mha_py_new(call, "the output", PyArray_NDIM(x), PyArray_DIMS(x), numbers.type);
     if (y == NULL) {
         return NULL;
@@ -70,20 +71,23 @@ py_isa(mha_py_call *call, PyObject *const *Py_UNUSED(values))
     return call->state->objects[MHA_PY_WORD_ISA];
 }
 
-int
-mha_py_select_isa(mha_py_state *state, mha_isa isa)
+void
+mha_py_select_isa(mha_py_call *call, mha_isa isa)
 {
-    PyObject *name = PyUnicode_InternFromString(mha_isa_name(isa)), *before = state->objects[MHA_PY_WORD_ISA];
+    mha_py_state *const state = call->state;
+    PyObject *name = mha_py_own(call, PyUnicode_InternFromString(mha_isa_name(isa)));
+    PyObject *const before = state->objects[MHA_PY_WORD_ISA];
 
-    if (name == NULL || mha_py_check(mha_isa_select(isa), "set_isa") < 0 ||
-        mha_py_check(mha_linear_packed_size(MHA_F32, 1, 1, &state->panel_width[MHA_F32]), "set_isa") < 0 ||
-        mha_py_check(mha_linear_packed_size(MHA_F64, 1, 1, &state->panel_width[MHA_F64]), "set_isa") < 0) {
-        Py_XDECREF(name);
-        return -1;
+    if (name != NULL) {
+        mha_py_check(call, mha_isa_select(isa), "set_isa");
+        mha_py_check(call, mha_linear_packed_size(MHA_F32, 1, 1, &state->panel_width[MHA_F32]), "set_isa");
+        mha_py_check(call, mha_linear_packed_size(MHA_F64, 1, 1, &state->panel_width[MHA_F64]), "set_isa");
     }
-    state->objects[MHA_PY_WORD_ISA] = name;
-    Py_XDECREF(before);
-    return 0;
+    if (!call->failed) {
+        Py_INCREF(name);
+        state->objects[MHA_PY_WORD_ISA] = name;
+        Py_XDECREF(before);
+    }
 }
 
 PyObject *
@@ -93,10 +97,11 @@ py_set_isa(mha_py_call *call, PyObject *const *values)
 
     for (int i = 0; i < MHA_N_ISAS && PyUnicode_Check(name); i++) {
         if (PyUnicode_CompareWithASCIIString(name, mha_isa_name((mha_isa)i)) == 0 && mha_isa_available((mha_isa)i)) {
-            return mha_py_select_isa(call->state, (mha_isa)i) < 0 ? NULL : Py_BuildValue("");
+            mha_py_select_isa(call, (mha_isa)i);
+            Py_RETURN_NONE;
         }
     }
-    mha_py_refuse("isa", "(O)", name);
+    mha_py_refuse(call, "isa", "(O)", name);
     return NULL;
 }
 
@@ -131,9 +136,9 @@ py_get_num_threads(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(valu
 }
 
 PyObject *
-py_set_num_threads(mha_py_call *Py_UNUSED(call), PyObject *const *values)
+py_set_num_threads(mha_py_call *call, PyObject *const *values)
 {
-    PyObject *n = mha_py_ask("threads", "(Oi)", values[0], INT_MAX);
+    PyObject *const n = mha_py_ask(call, "threads", "(Oi)", values[0], INT_MAX);
 
     if (n == NULL) {
         return NULL;

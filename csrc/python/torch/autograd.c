@@ -8,16 +8,9 @@
  */
 #include "python/layer_call.h"
 
-enum { W_V = MHA_PY_N_PARAMETERS - 1, MOST_TENSORS = MHA_PY_N_INPUTS + MHA_PY_N_PARAMETERS };
+enum { W_V = MHA_PY_PARAMETER_W_V };
 
 /* --- Which tensors ----------------------------------------------------------------------------------- */
-
-typedef struct {
-    int n_inputs, n_parameters;
-    const int *place; /* of the parameters among the nine */
-} given;
-
-static const int every_place[] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, additive_places[] = {0, 1, W_V};
 
 static int
 is_none(PyObject *const *parameters, int first, int end)
@@ -28,46 +21,33 @@ is_none(PyObject *const *parameters, int first, int end)
     return first == end;
 }
 
-static given
-choose(PyObject *const *inputs, PyObject *const *parameters)
-{
-    const int has_biases = !is_none(parameters, MHA_PY_N_PROJECTIONS, W_V), has_w_v = parameters[W_V] != Py_None;
-    given of = {3, MHA_PY_N_PARAMETERS, every_place};
-
-    of.n_inputs = inputs[2] != inputs[1] ? 3 : inputs[1] != inputs[0] ? 2 : 1;
-    if (!has_biases && !has_w_v) {
-        of.n_parameters = is_none(parameters, 0, MHA_PY_N_PROJECTIONS) ? 0 : MHA_PY_N_PROJECTIONS;
-    } else if (!has_biases && is_none(parameters, MHA_PY_W_V, MHA_PY_N_PROJECTIONS)) {
-        of.n_parameters = 3;
-        of.place = additive_places;
-    }
-    return of;
-}
-
-/* Owned by the call. */
-static PyObject *
-tuple_of(mha_py_call *call, PyObject *const *items, int n)
-{
-    PyObject *tuple = mha_py_own(call, PyTuple_New(n));
-
-    for (int i = 0; i < n && tuple != NULL; i++) {
-        Py_INCREF(items[i]);
-        tuple = PyTuple_SetItem(tuple, i, items[i]) < 0 ? NULL : tuple;
-    }
-    return tuple;
-}
-
-/* Whether any of them wants a gradient. */
+/* How many of the nine: see mha_py_place. */
 static int
-learns(const mha_py_call *call, PyObject *const *tensors, int n)
+count_parameters(PyObject *const *parameters)
+{
+    if (!is_none(parameters, MHA_PY_N_PROJECTIONS, W_V)) {
+        return MHA_PY_N_PARAMETERS;
+    }
+    if (parameters[W_V] == Py_None) {
+        return is_none(parameters, 0, MHA_PY_N_PROJECTIONS) ? 0 : MHA_PY_N_PROJECTIONS;
+    }
+    return is_none(parameters, MHA_PY_W_V, MHA_PY_N_PROJECTIONS) ? 3 : MHA_PY_N_PARAMETERS;
+}
+
+/* Whether any of them wants a gradient: parameters first, which mostly do. */
+static int
+learns(mha_py_call *call, PyObject *const *all)
 {
     int found = 0;
 
-    for (int i = 0; i < n && found == 0; i++) {
-        if (tensors[i] != Py_None) {
-            PyObject *answer = PyObject_GetAttr(tensors[i], call->state->objects[MHA_PY_WORD_REQUIRES_GRAD]);
+    for (int i = 0; i < MHA_PY_N_TENSORS && !found && !call->failed; i++) {
+        PyObject *const tensor = all[(i + MHA_PY_N_INPUTS) % MHA_PY_N_TENSORS];
+
+        if (tensor != Py_None) {
+            PyObject *answer = PyObject_GetAttr(tensor, call->state->objects[MHA_PY_WORD_REQUIRES_GRAD]);
             found = answer == NULL ? -1 : PyObject_IsTrue(answer);
             Py_XDECREF(answer);
+            call->failed = found < 0;
         }
     }
     return found;
@@ -75,21 +55,16 @@ learns(const mha_py_call *call, PyObject *const *tensors, int n)
 
 /* How often those have been changed in place of which the attention weights are a function; a new reference. */
 static PyObject *
-versions(const mha_py_call *call, PyObject *const *inputs, PyObject *const *parameters)
+versions(const mha_py_call *call, PyObject *const *all)
 {
-    PyObject *const of[] = {inputs[0],
-                            inputs[1],
-                            parameters[MHA_PY_W_Q],
-                            parameters[MHA_PY_W_K],
-                            parameters[MHA_PY_N_PROJECTIONS + MHA_PY_W_Q],
-                            parameters[MHA_PY_N_PROJECTIONS + MHA_PY_W_K],
-                            parameters[W_V]};
+    enum { W = MHA_PY_N_INPUTS, BIAS = W + MHA_PY_N_PROJECTIONS };
+    static const int of[] = {0, 1, W + MHA_PY_W_Q, W + MHA_PY_W_K, BIAS + MHA_PY_W_Q, BIAS + MHA_PY_W_K, W + W_V};
     const int n = (int)(sizeof(of) / sizeof(of[0]));
     PyObject *found = PyTuple_New(n);
 
     for (int i = 0; i < n && found != NULL; i++) {
-        PyObject *const word = call->state->objects[MHA_PY_WORD_VERSION];
-        PyObject *version = of[i] == Py_None ? NULL : PyObject_GetAttr(of[i], word);
+        PyObject *const tensor = all[of[i]], *const word = call->state->objects[MHA_PY_WORD_VERSION];
+        PyObject *version = tensor == Py_None ? NULL : PyObject_GetAttr(tensor, word);
 
         if (version == NULL) { /* none, or a tensor of inference mode, which autograd refuses in its own words */
             PyErr_Clear();
@@ -107,28 +82,25 @@ versions(const mha_py_call *call, PyObject *const *inputs, PyObject *const *para
 PyObject *
 py_autograd_parts(mha_py_call *call, PyObject *const *values)
 {
-    enum { PARAMETERS = MHA_PY_N_INPUTS };
-    PyObject *parameters[MHA_PY_N_PARAMETERS], *tensors[MOST_TENSORS], *tuple;
-    int wanted;
+    PyObject *const nine = values[MHA_PY_N_INPUTS], *all[MHA_PY_N_TENSORS], **const parameters = all + MHA_PY_N_INPUTS;
+    PyObject *tensors;
 
-    if (!PyTuple_Check(values[PARAMETERS]) || PyTuple_Size(values[PARAMETERS]) != MHA_PY_N_PARAMETERS) {
-        mha_py_type_error(values[PARAMETERS], "parameters", "a tuple of nine");
+    if (!PyTuple_Check(nine) || PyTuple_Size(nine) != MHA_PY_N_PARAMETERS) {
+        mha_py_type_error(call, nine, "parameters", "a tuple of nine");
         return NULL;
     }
-    for (int i = 0; i < MHA_PY_N_PARAMETERS; i++) {
-        parameters[i] = PyTuple_GetItem(values[PARAMETERS], i);
+    for (int i = 0; i < MHA_PY_N_TENSORS; i++) {
+        all[i] = i < MHA_PY_N_INPUTS ? values[i] : PyTuple_GetItem(nine, i - MHA_PY_N_INPUTS);
     }
-    const given of = choose(values, parameters);
-    for (int i = 0; i < of.n_inputs; i++) {
-        tensors[i] = values[i];
+    const int n_inputs = all[2] != all[1] ? 3 : all[1] != all[0] ? 2 : 1, n_parameters = count_parameters(parameters);
+    tensors = mha_py_own(call, PyTuple_New(n_inputs + n_parameters));
+    for (int i = 0; i < n_inputs + n_parameters && !call->failed; i++) {
+        PyObject *const tensor = all[mha_py_place(n_inputs, n_parameters, i)];
+
+        Py_INCREF(tensor);
+        call->failed = PyTuple_SetItem(tensors, i, tensor) < 0;
     }
-    for (int i = 0; i < of.n_parameters; i++) {
-        tensors[of.n_inputs + i] = parameters[of.place[i]];
-    }
-    tuple = tuple_of(call, tensors, of.n_inputs + of.n_parameters);
-    wanted = tuple == NULL ? -1 : learns(call, parameters, MHA_PY_N_PARAMETERS);
-    wanted = wanted == 0 ? learns(call, values, MHA_PY_N_INPUTS) : wanted;
-    return wanted < 0 ? NULL
-                      : Py_BuildValue("(NOiN)", PyBool_FromLong(wanted), tuple, of.n_inputs,
-                                      versions(call, values, parameters));
+    const int wanted = learns(call, all);
+    return call->failed ? NULL
+                        : Py_BuildValue("(NOiN)", PyBool_FromLong(wanted), tensors, n_inputs, versions(call, all));
 }

@@ -27,6 +27,7 @@ get(reading *r, PyObject *dict, PyObject *key)
 
     if (value == NULL) {
         PyErr_Clear();
+        return NULL;
     }
     return mha_py_own(r->call, value);
 }
@@ -160,11 +161,13 @@ read_layer(reading *r, PyObject *layer)
     for (int i = 0; i < N_PARAMETERS; i++) {
         parameters[i] = Py_None;
     }
-    state = inner = mha_py_own(r->call, PyObject_GetAttr(layer, r->word[STATE]));
+    state = PyObject_GetAttr(layer, r->word[STATE]);
     if (state == NULL) {
         PyErr_Clear(); /* not even a module */
+        return NULL;
     }
-    if (state == NULL || !PyDict_Check(state) || !has_own_methods(r, layer, state)) {
+    inner = mha_py_own(r->call, state);
+    if (inner == NULL || !PyDict_Check(state) || !has_own_methods(r, layer, state)) {
         return NULL;
     }
     modules = get(r, state, r->word[MODULES]);
@@ -204,7 +207,7 @@ py_layer_parts(mha_py_call *call, PyObject *const *values)
     }
     if (!complete) {
         PyErr_Clear();
-        mha_py_type_error(values[1], "layout", "a Layout of mha_c.torch");
+        mha_py_type_error(call, values[1], "layout", "a Layout of mha_c.torch");
         return NULL;
     }
     result = read_layer(&r, values[0]);

@@ -192,7 +192,7 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
     int type;
 
     if (!is_tensor(call, value) || !has_plain_memory(call, value, &t, &type) || t.rank == 0 ||
-        (like == NULL ? type != NPY_FLOAT32 && type != NPY_FLOAT64 : type != like->type) ||
+        !mha_py_is_float(type, like) ||
         (uintptr_t)t.data % mha_py_itemsize(type) != 0) {
         return 0;
     }
@@ -264,6 +264,9 @@ adopt(const mha_py_call *call, PyArrayObject *array)
 PyObject *
 mha_py_answer(const mha_py_call *call, PyArrayObject *array)
 {
+    if (call->failed) {
+        return NULL;
+    }
     if (array != NULL && call->has_tensors) {
         return adopt(call, array);
     }
@@ -274,7 +277,7 @@ mha_py_answer(const mha_py_call *call, PyArrayObject *array)
 PyObject *
 mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n)
 {
-    PyObject *tuple = PyTuple_New(n);
+    PyObject *tuple = call->failed ? NULL : PyTuple_New(n);
 
     for (int i = 0; i < n && tuple != NULL; i++) {
         PyObject *item = mha_py_answer(call, arrays[i]);
