@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _arguments, _core, _facts, functional
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
-from ._arguments.options import core_options, projected, score_terms
+from ._arguments.options import NAMES, core_options, projected
 from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer, without_key_values
 from ._layer.call import AttentionLayer, Plan, without_key_projection
@@ -165,11 +165,8 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
         w_v = to_array(given["w_v"], "w_v")
         q = _projected(q, "q", given["W_q"], "W_q", w_v, projections)
         k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
-    rng = 0 if given["dropout"] else None  # a Generator would be asked for a number
-    names = "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "dropout", "empty_rows"
-    values = {name: given[name] for name in names}
-    in_order = core_options(q, k, rng=rng, **values)
-    terms = score_terms(given["softcap"], given["relative_bias"], given["sinks"])
+    given["rng"] = 0 if given["dropout"] else None  # a Generator would be asked for a number
+    *in_order, terms = core_options(q, k, tuple(given[name] for name in NAMES))
     attention = _facts.attention(q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"], terms)
     if terms is not None:
         reach = None if terms[0] is None else terms[0].shape[1] // 2

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments.arrays import like_input, to_array, to_arrays
-from ._arguments.options import core_options, score_terms, scored
+from ._arguments.options import additive_features, core_options
 from ._core import attention_backward, attention_forward, linear_backward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._arguments.options import Options, Terms
+    from ._arguments.options import Options
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 
@@ -89,10 +89,11 @@ def dot_product_attention_backward(
     array([0.5, 0.5])
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    rng = _given_seed(rng, dropout)
-    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    terms = score_terms(softcap, relative_bias, sinks)
-    grad_q, grad_k, grad_v, _, *others = _gradients(grad, q, k, v, None, options, terms)
+    _check_seed(rng, dropout)
+    options = (
+        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
+    )  # fmt: skip
+    grad_q, grad_k, grad_v, _, *others = _gradients(grad, q, k, v, None, options)
     return _given(as_tensor, grad_q, grad_k, grad_v, *others)
 
 
@@ -161,11 +162,12 @@ def additive_attention_backward(
     [(1, 1, 2), (1, 2, 2), (1, 2, 1), (2,), (2, 2)]
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    scored_q, scored_k, w_v = scored(q, k, w_v, W_q, W_k)
-    rng = _given_seed(rng, dropout)
-    options = core_options(q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows)
-    terms = score_terms(softcap, relative_bias, sinks)
-    grad_q, grad_k, grad_v, grad_w_v, *others = _gradients(grad, scored_q, scored_k, v, w_v, options, terms)
+    q_features, k_features, w_v = additive_features(q, k, w_v, W_q, W_k)
+    _check_seed(rng, dropout)
+    options = (
+        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
+    )  # fmt: skip
+    grad_q, grad_k, grad_v, grad_w_v, *others = _gradients(grad, q_features, k_features, v, w_v, options)
     grad_W_q = grad_W_k = None
     if W_q is not None:
         grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
@@ -174,21 +176,26 @@ def additive_attention_backward(
     return _given(as_tensor, grad_q, grad_k, grad_v, grad_w_v, grad_W_q, grad_W_k, *others)
 
 
-def _given_seed(rng: RngLike, dropout: Any) -> RngLike:
+def _gradients(
+    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
+) -> tuple[Any, ...]:
+    """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
+    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = core_options(q, k, options)
+    out, _, _, row_stats = attention_forward(
+        q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
+        False, False, True, None, terms,
+    )  # fmt: skip
+    found: tuple[Any, ...] = attention_backward(
+        grad_out, out, row_stats, q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
+        bias is not None, None, terms,
+    )  # fmt: skip
+    return found
+
+
+def _check_seed(rng: RngLike, dropout: Any) -> None:
     """A backward call cannot draw a seed of its own: other weights would be dropped than in the forward call."""
     if rng is None and dropout:
         raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
-    return rng
-
-
-def _gradients(
-    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options, terms: Terms
-) -> tuple[Any, ...]:
-    """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
-    out, _, _, row_stats = attention_forward(q, k, v, w_v, *options, False, False, True, None, terms)
-    has_bias = options[2] is not None
-    found: tuple[Any, ...] = attention_backward(grad_out, out, row_stats, q, k, v, w_v, *options, has_bias, None, terms)
-    return found
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:

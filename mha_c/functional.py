@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 import numpy as np
 
 from ._arguments.arrays import floats, like_input, to_arrays
-from ._arguments.options import core_options, score_terms, scored
+from ._arguments.options import additive_features, core_options
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
 from .errors import ShapeError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
+    from ._arguments.options import Options
     from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
 
 __all__ = [
@@ -160,10 +161,10 @@ def dot_product_attention(
     >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
     array([1. , 1.5, 3. ])
     """
-    return _attention(
-        q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse, softcap, relative_bias, sinks,
+    options = (
+        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
     )  # fmt: skip
+    return _attention(q, k, v, None, options, return_weights, return_lse)
 
 
 @overload
@@ -260,11 +261,11 @@ def additive_attention(
     >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
     array([[[2.]]])
     """
-    q, k, w_v = scored(q, k, w_v, W_q, W_k)
-    return _attention(
-        q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-        return_weights, return_lse, softcap, relative_bias, sinks,
+    q, k, w_v = additive_features(q, k, w_v, W_q, W_k)
+    options = (
+        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
     )  # fmt: skip
+    return _attention(q, k, v, w_v, options, return_weights, return_lse)
 
 
 @overload
@@ -334,37 +335,15 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
 
 def _attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    w_v: Optional[Array],
-    valid_lens: Any,
-    keep_mask: Any,
-    bias: Any,
-    causal: Causal,
-    window: Window,
-    scale: Optional[float],
-    dropout: float,
-    rng: RngLike,
-    empty_rows: EmptyRows,
-    return_weights: bool,
-    return_lse: bool,
-    softcap: Optional[float],
-    relative_bias: Any,
-    sinks: Any,
+    q: Any, k: Any, v: Any, w_v: Optional[Array], options: Options, return_weights: bool, return_lse: bool
 ) -> Any:
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
-    terms = None
-    if softcap is not None or relative_bias is not None or sinks is not None:
-        terms = score_terms(softcap, relative_bias, sinks)
     # Each by its name: to spread a tuple over a call costs as much as a small call's arithmetic.
-    lens, keep_mask, bias, corner, left, right, factor, p, seed, empty_rows = core_options(
-        q, k, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows
-    )
+    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = core_options(q, k, options)
     out, weights, lse = attention_forward(
-        q, k, v, w_v, lens, keep_mask, bias, corner, left, right, factor, p, seed, empty_rows,
+        q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         return_weights, return_lse, False, None, terms,
     )  # fmt: skip
     if not (return_weights or return_lse):

@@ -13,7 +13,6 @@ import numpy as np
 
 from . import _arguments
 from ._arguments.arrays import floats, like_input, to_array, to_arrays
-from ._arguments.options import PLAIN
 from ._core import attention_forward, linear
 from ._layer.call import AttentionLayer
 from ._layer.module import Layer, with_own_names
@@ -90,7 +89,9 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
         ) from None
     n_items = int(np.prod(leading, dtype=np.int64))
     items = [np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v)]
-    out, weights, _ = attention_forward(items[0], items[1], items[2], None, *PLAIN, True)
+    out, weights, _ = attention_forward(
+        items[0], items[1], items[2], None, None, None, None, None, -1, -1, None, 0.0, 0, "zero", True
+    )
     assert weights is not None
     shaped = (array.reshape(*leading, *array.shape[1:]) for array in (out, weights))
     context, weights = (like_input(array, as_tensor) for array in shaped)
