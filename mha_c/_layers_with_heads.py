@@ -7,9 +7,9 @@ output projection with the same numbers.  torch is not imported: a torch module 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
@@ -21,37 +21,13 @@ from .viz.sources import collect, to_numpy
 if TYPE_CHECKING:
     from ._types import Array
 
+LayerWithHeads = Union["NumpyLayer", "TorchLayer"]
 # Names of the four projections: those of the book, and of variants.MultiHeadedSelfAttention.
 ROLES = (
     ("W_q", "W_k", "W_v", "W_o"),
     ("query_projection", "key_projection", "value_projection", "final_linear_layer"),
 )
 DEEPEST = 6  # levels of objects, lists and dicts below a NumPy model in which layers are looked for
-
-
-class LayerWithHeads(Protocol):
-    """What `heads.py` asks of a layer."""
-
-    num_heads: int
-
-    def without_dropout(self) -> AbstractContextManager[None]:
-        """Nothing is dropped meanwhile; parameters, gradients and mode are afterwards what they were."""
-
-    def with_head_silenced(self, head: int) -> AbstractContextManager[None]:
-        """The head's output is 0 meanwhile."""
-
-    def requiring_grad(self) -> AbstractContextManager[None]:
-        """The output projection asks for its gradient meanwhile."""
-
-    def forget_gradient(self) -> None: ...
-
-    def attention_weights(self) -> Array:
-        """(B, H, Q, K) of the last call."""
-
-    def check_prunable(self) -> None: ...
-
-    def keep_heads(self, heads: Sequence[int]) -> None:
-        """Only these heads from now on."""
 
 
 def find(model: Any) -> dict[str, LayerWithHeads]:
@@ -113,7 +89,7 @@ def _numbers_of(heads: Sequence[int], size: int) -> list[int]:
 
 
 class NumpyLayer:
-    """A MultiHeadAttention, or MultiHeadedSelfAttention, of this package."""
+    """A MultiHeadAttention, or MultiHeadedSelfAttention, of this package; a TorchLayer has the same methods."""
 
     def __init__(self, layer: AttentionLayer, name: str) -> None:
         self._layer, self._name, self.num_heads = layer, name, layer._num_heads
@@ -126,11 +102,13 @@ class NumpyLayer:
         return self._layer._parameters.states[self._at]
 
     @contextmanager
-    def without_dropout(self) -> Iterator[None]:
+    def measured(self, going_back: bool) -> Iterator[None]:
+        """Nothing is dropped meanwhile, and the output projection has a gradient where the loss may go back;
+        parameters, gradients and mode are afterwards what they were."""
         layer, parameters = self._layer, self._layer._parameters
         before = layer.training, layer._dropout._p, parameters.states, dict(parameters.grads), layer._record
         try:
-            layer._dropout._p = 0.0
+            layer.train(going_back)._dropout._p = 0.0
             yield
         finally:
             layer.train(before[0])
@@ -140,6 +118,7 @@ class NumpyLayer:
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
+        """The head's output is 0 meanwhile."""
         parameters, before = self._layer._parameters, self._layer._parameters.states
         out = self._out
         assert out.weight is not None
@@ -151,12 +130,6 @@ class NumpyLayer:
         finally:
             parameters.states = before
 
-    def requiring_grad(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def forget_gradient(self) -> None:
-        self._layer.zero_grad()
-
     def gate_gradient(self) -> Array:
         gradient = self._layer._parameters.grads.get((self._at, "weight"))
         if gradient is None or self._out.weight is None:
@@ -167,11 +140,14 @@ class NumpyLayer:
         return _by_head(self._out.weight, gradient, self.num_heads)
 
     def attention_weights(self) -> Array:
+        """(B, H, Q, K) of the last call."""
         return self._layer._weights()[0]
 
-    def check_prunable(self) -> None: ...
+    def check_prunable(self) -> None:
+        """TypeError where a layer cannot lose heads: none of these."""
 
     def keep_heads(self, heads: Sequence[int]) -> None:
+        """Only these from now on."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
             states = []
@@ -206,8 +182,13 @@ class TorchLayer:
         return self._linears[3].weight  # type: ignore[union-attr]
 
     @contextmanager
-    def without_dropout(self) -> Iterator[None]:
-        yield  # modes belong to the whole model: see `in_eval_mode`
+    def measured(self, going_back: bool) -> Iterator[None]:
+        before = self._weight.requires_grad  # modes belong to the whole model: see `in_eval_mode`
+        try:
+            self._weight.requires_grad_(going_back or before)
+            yield
+        finally:
+            self._weight.requires_grad_(before)
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
@@ -220,17 +201,6 @@ class TorchLayer:
             yield
         finally:
             columns.copy_(before)
-
-    @contextmanager
-    def requiring_grad(self) -> Iterator[None]:
-        before = self._weight.requires_grad
-        self._weight.requires_grad_(True)
-        try:
-            yield
-        finally:
-            self._weight.requires_grad_(before)
-
-    def forget_gradient(self) -> None: ...  # autograd.grad leaves none behind
 
     def gates(self, gradient: Any) -> Array:
         """d loss / d gate of each head, from the gradient of the output projection's weight."""
@@ -275,14 +245,18 @@ def _replace(linear: Any, name: str, part: Any) -> None:
         setattr(linear, name, type(old)(part(old.detach()).clone(), requires_grad=old.requires_grad))
 
 
-def gate_gradients(loss: Any, layers: Sequence[Any]) -> list[Array]:
-    """d loss / d gate of every head of every layer; the loss is what a pass forward (NumPy: and back) has given."""
+def gate_gradients(layers: Sequence[Any], loss: Callable[[], Any]) -> list[Array]:
+    """d loss / d gate of every head of every layer; `loss` goes forward, and back through NumPy layers."""
     if not isinstance(layers[0], TorchLayer):
+        for layer in layers:
+            layer._layer.zero_grad()
+        loss()
         return [layer.gate_gradient() for layer in layers]
-    if not getattr(loss, "requires_grad", False):
+    value = loss()
+    if not getattr(value, "requires_grad", False):
         raise ValueError("method 'gradient': loss must give a tensor that autograd can go back from")
     weights = [layer._weight for layer in layers]
-    gradients = sys.modules["torch"].autograd.grad(loss, weights, allow_unused=True)
+    gradients = sys.modules["torch"].autograd.grad(value, weights, allow_unused=True)
     return [
         np.zeros(layer.num_heads) if gradient is None else layer.gates(gradient)
         for layer, gradient in zip(layers, gradients)
@@ -297,13 +271,10 @@ def _by_head(weight: Any, gradient: Any, num_heads: int) -> Array:
 
 
 @contextmanager
-def in_eval_mode(model: Any, layers: Sequence[Any], going_back: bool) -> Iterator[None]:
-    """torch: every module in eval mode meanwhile.  NumPy: training mode where the loss may go back, else eval."""
+def in_eval_mode(model: Any) -> Iterator[None]:
+    """Every module of a torch model; nothing happens to others."""
     modules = list(model.modules()) if callable(getattr(model, "modules", None)) else []
     before = [module.training for module in modules]
-    for layer in layers:
-        if isinstance(layer, NumpyLayer):
-            layer._layer.train(going_back)
     try:
         for module in modules:
             module.training = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
@@ -198,8 +199,8 @@ def importance(
     baseline = None
     with ExitStack() as stack:
         for layer in layers.values():
-            stack.enter_context(layer.without_dropout())
-        stack.enter_context(_layers_with_heads.in_eval_mode(model, list(layers.values()), loss is not None))
+            stack.enter_context(layer.measured(loss is not None))
+        stack.enter_context(_layers_with_heads.in_eval_mode(model))
         if loss is not None:
             baseline = _mean_loss(model, batches, loss)
         for name in methods:
@@ -295,15 +296,10 @@ def _ablation(
 def _gradient(model: Any, layers: dict[str, LayerWithHeads], parts: list[Any], loss: Loss) -> Array:
     """A factor on a head's output is the same factor on its columns of W_o, so W_o and its gradient tell."""
     sums = {name: np.zeros(layer.num_heads) for name, layer in layers.items()}
-    with ExitStack() as stack:
-        for layer in layers.values():
-            stack.enter_context(layer.requiring_grad())
-        for part in parts:
-            for layer in layers.values():
-                layer.forget_gradient()
-            value = loss(model, part)
-            for total, gates in zip(sums.values(), _layers_with_heads.gate_gradients(value, list(layers.values()))):
-                total += np.abs(gates)
+    for part in parts:
+        gates = _layers_with_heads.gate_gradients([*layers.values()], partial(loss, model, part))
+        for total, found in zip(sums.values(), gates):
+            total += np.abs(found)
     return np.concatenate(list(sums.values())) / len(parts)
 
 
