@@ -7,24 +7,22 @@ a step reads or writes is moved once.
 from __future__ import annotations
 
 import copy
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+import timeit
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from . import _arguments
 from ._explain import explain
+from ._facts import OPERATIONS, SECONDS, in_words
 from .config import get_num_threads
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Cost", "Step", "cost"]
 
 SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
 ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
-SECONDS = 0.3  # to spend on measuring, but one call at least
+MEASURING = 0.3  # seconds to spend on it, but one call at least
 
 
 class Step(NamedTuple):
@@ -67,15 +65,18 @@ class Cost(NamedTuple):
         return sum(step.tiled_bytes for step in self.steps)
 
     def __repr__(self) -> str:
-        rows = [(step.name, _count(step.flops), step.naive_bytes, step.tiled_bytes) for step in self.steps]
-        rows.append(("in all", _count(self.flops), self.naive_bytes, self.tiled_bytes))
-        rows.append(("memory beside the result", "", self.naive_memory, self.tiled_memory))
+        rows = [*self.steps, Step("in all", self.flops, self.naive_bytes, self.tiled_bytes)]
         lines = [self.title, f"{'':<26}{'operations':>12}{'naive':>12}{'tiled':>12}"]
-        lines += [f"{name:<26}{flops:>12}{_bytes(naive):>12}{_bytes(tiled):>12}" for name, flops, naive, tiled in rows]
+        lines += [
+            f"{name:<26}{in_words(flops, OPERATIONS):>12}{in_words(naive):>12}{in_words(tiled):>12}"
+            for name, flops, naive, tiled in rows
+        ]
+        naive, tiled = in_words(self.naive_memory), in_words(self.tiled_memory)
+        lines.append(f"{'memory beside the result':<38}{naive:>12}{tiled:>12}")
         if self.seconds is not None:
             threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
-            rate = _count(int(self.flops / self.seconds))
-            lines.append(f"measured: {_time(self.seconds)} with {threads}, {rate} operations/s")
+            rate = in_words(self.flops / self.seconds, OPERATIONS)
+            lines.append(f"measured: {in_words(self.seconds, SECONDS)} with {threads}, {rate} operations/s")
         return "\n".join(lines)
 
 
@@ -247,39 +248,6 @@ def _measured(layer: Any, s: _Sizes) -> float:
         rng.standard_normal((s.batch, n, size), dtype=np.float32).astype(layer.dtype, copy=False)
         for n, size in zip(lengths, s.inputs)
     ]
-    end = time.perf_counter() + SECONDS
-    best = float("inf")
-    for call in range(1000):
-        start = time.perf_counter()
-        layer(*arrays, training=False)
-        now = time.perf_counter()
-        if call > 0 or now > end:  # the first call packs the weights
-            best = min(best, now - start)
-        if now > end:
-            break
-    return best
-
-
-# --- Words ----------------------------------------------------------------------------------------
-
-
-def _count(number: int) -> str:
-    for factor, unit in ((1e15, " P"), (1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= factor:
-            return f"{number / factor:.3g}{unit}"
-    return str(number)
-
-
-def _bytes(number: int) -> str:
-    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if number >= 1024**power:
-            scaled = number / 1024**power
-            return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"
-    return f"{number} B"
-
-
-def _time(seconds: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms")):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
+    call = timeit.Timer(lambda: layer(*arrays, training=False))
+    first = call.timeit(1)  # packs the weights
+    return min([first, *call.repeat(min(1000, int(MEASURING / first)), 1)])

@@ -86,7 +86,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
       attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
       tiles      4 queries at a time; 10 tasks of 4 queries
                  few keys: scores stand transposed, a vector holding one key's scores of several queries
-      threads    one: 0.38 us of work, less than the 30 us that waking another one is worth
+      threads    one: 0.384 us of work, less than the 30 us that waking another one is worth
       W_o        8 rows of 100 features -> 100
       threads    one: there is one task, so nothing to share
       memory     ... KiB during the call; 640 B kept: the weights, which are fewer than queries and keys
@@ -294,7 +294,8 @@ def _score_terms(terms: Facts) -> list[str]:
 
 def _threads(share: Facts) -> str:
     n, most, reason = share["n_threads"], share["most_threads"], share["reason"]
-    work, least, each = (_time(share[name]) for name in ("seconds", "least_seconds", "least_each"))
+    seconds = (share[name] for name in ("seconds", "least_seconds", "least_each"))
+    work, least, each = (_facts.in_words(number, _facts.SECONDS) for number in seconds)
     tasks = _count(share["n_tasks"], "task")
     if reason == "one task":
         return f"one: there is {'one task, so ' if share['n_tasks'] else ''}nothing to share"
@@ -310,25 +311,11 @@ def _threads(share: Facts) -> str:
 
 
 def _memory(facts: Facts) -> str:
-    text = f"{_bytes(facts['scratch_bytes'])} during the call"
+    text = f"{_facts.in_words(facts['scratch_bytes'])} during the call"
     if "kept" not in facts:
         return text
     what = {
         "weights": "the weights, which are fewer than queries and keys",
         "queries and keys": "queries and keys as they were scored, from which the weights are computed when read",
     }
-    return f"{text}; {_bytes(facts['kept_bytes'])} kept: {what[facts['kept']]}"
-
-
-def _time(seconds: float) -> str:
-    for unit, factor in (("s", 1), ("ms", 1e-3)):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds / 1e-6:.2g} us"
-
-
-def _bytes(n: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if n >= size:
-            return f"{n / size:.3g} {unit}"
-    return f"{n} B"
+    return f"{text}; {_facts.in_words(facts['kept_bytes'])} kept: {what[facts['kept']]}"

@@ -1,4 +1,6 @@
-"""The facts of csrc/layer/explain.c under the names that they have in mha_explain.h: tuples of the core as dicts."""
+"""The facts of csrc/layer/explain.c under the names that they have in mha_explain.h, tuples of the core as dicts; and
+numbers in words, for whoever prints such facts.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,10 @@ from typing import Any
 from . import _core
 
 Facts = dict[str, Any]
+
+BYTES = (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")
+OPERATIONS = (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")
+SECONDS = (1, "s"), (1e-3, "ms"), (1e-6, "us")
 
 KERNELS = "isa", "itemsize", "lanes", "tile_rows", "tile_columns"
 SHARE = "n_tasks", "n_threads", "most_threads", "reason", "seconds", "least_seconds", "least_each"
@@ -52,3 +58,10 @@ def _linear(facts: tuple[Any, ...]) -> Facts:
 def _attention(facts: tuple[Any, ...]) -> Facts:
     named = dict(zip(ATTENTION, facts))
     return {**named, "kernels": dict(zip(KERNELS, named["kernels"])), "share": dict(zip(SHARE, named["share"]))}
+
+
+def in_words(number: float, units: tuple[tuple[float, str], ...] = BYTES) -> str:
+    """The number in the largest of these units that it reaches: 17 MiB, 2.15 G, 45.3 us."""
+    factor, unit = next((pair for pair in units if number >= pair[0]), units[-1])
+    scaled = number / factor
+    return f"{scaled:{'.0f' if scaled >= 1000 else '.3g'}} {unit}".rstrip()

@@ -157,7 +157,7 @@ def show_config() -> dict[str, Any]:
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()
     )
-    first, second = (_in_words(n_bytes) for n_bytes in config["caches"])
+    first, second = map(_facts.in_words, config["caches"])
     print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
@@ -264,10 +264,6 @@ def _select_caches() -> None:
             return
     message = f"MHA_C_CACHES={text!r} is ignored: it must be two sizes of caches, like 32K,512K"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-def _in_words(n_bytes: int) -> str:
-    return f"{n_bytes // 1024**2} MiB" if n_bytes % 1024**2 == 0 else f"{n_bytes / 1024:g} KiB"
 
 
 def _threads_of(variable: str) -> Optional[int]:
