@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,51 +28,35 @@ Example = Callable[[], Any]  # one call of what is shown; its time is measured
 
 def masked_softmax() -> tuple[Example, str]:
     scores = np.random.default_rng(0).random((2, 2, 4), dtype=np.float32)
-    lens = np.array([[1, 3], [2, 4]])
-
-    def call() -> Any:
-        return masking.masked_softmax(scores, lens)
-
+    call = partial(masking.masked_softmax, scores, np.array([[1, 3], [2, 4]]))
     return call, _rounded(call())
 
 
 def additive_attention() -> tuple[Example, str]:
     queries = np.random.default_rng(0).standard_normal((2, 1, 20), dtype=np.float32)
-    attention = AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1, rng=0)
-
-    def call() -> Any:
-        return attention(queries, KEYS, VALUES, LENS)
-
-    return call, f"{_rounded(call())}\nattention_weights\n{_rounded(attention.attention_weights)}"
+    return _with_weights(AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1, rng=0), queries)
 
 
 def dot_product_attention() -> tuple[Example, str]:
     queries = np.random.default_rng(0).standard_normal((2, 1, 2), dtype=np.float32)
-    attention = DotProductAttention(dropout=0.5)
+    return _with_weights(DotProductAttention(dropout=0.5), queries)
 
-    def call() -> Any:
-        return attention(queries, KEYS, VALUES, LENS)
 
+def _with_weights(attention: Any, queries: Any) -> tuple[Example, str]:
+    call = partial(attention, queries, KEYS, VALUES, LENS)
     return call, f"{_rounded(call())}\nattention_weights\n{_rounded(attention.attention_weights)}"
 
 
 def multi_head_attention() -> tuple[Example, str]:
     attention = MultiHeadAttention(100, 100, 100, 100, 5, 0.5, rng=0)
     X, Y = np.ones((2, 4, 100), dtype=np.float32), np.ones((2, 6, 100), dtype=np.float32)
-
-    def call() -> Any:
-        return attention(X, Y, Y, [3, 2])
-
+    call = partial(attention, X, Y, Y, [3, 2])
     return call, f"{attention.eval()}\noutput {call().shape}, attention_weights {attention.attention_weights.shape}"
 
 
 def self_attention() -> tuple[Example, str]:
-    attention = MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0)
     X = np.ones((2, 4, 100), dtype=np.float32)
-
-    def call() -> Any:
-        return attention(X, X, X, [3, 2])
-
+    call = partial(MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0), X, X, X, [3, 2])
     return call, f"output {call().shape}"
 
 
@@ -103,17 +88,8 @@ def main() -> None:
     show_config()
     for title, example in EXAMPLES:
         call, text = example()
-        print(f"\n--- {title}: {_microseconds(call):.1f} us\n{text}")
-
-
-def _microseconds(call: Example) -> float:
-    """The shortest time of one call."""
-    times = []
-    for _ in range(200):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e6
+        shortest = min(timeit.repeat(call, number=1, repeat=200))
+        print(f"\n--- {title}: {shortest * 1e6:.1f} us\n{text}")
 
 
 def _rounded(array: Any) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
+import timeit
 import warnings
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +29,10 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
             raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
         difference = _difference(module, ours, inputs)
-        forward = _timed(lambda: _forward(module, inputs), lambda: _forward(ours, inputs), seconds / 2)
+        forward = _timed(_forward, (module, ours), inputs, seconds / 2)
         module.train()
         ours.train()
-        both = _timed(lambda: _training(module, inputs), lambda: _training(ours, inputs), seconds / 2)
+        both = _timed(_training, (module, ours), inputs, seconds / 2)
     finally:
         module.train(was_training)
     result = {
@@ -68,15 +71,11 @@ def _training(module: nn.Module, inputs: Any) -> None:
     module.zero_grad(set_to_none=True)
 
 
-def _timed(theirs: Callable[[], None], ours: Callable[[], None], seconds: float) -> tuple[float, float]:
+def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any, seconds: float) -> list[float]:
     """Microseconds of the fastest call of each, turn by turn."""
-    best = [float("inf"), float("inf")]
+    times: list[list[float]] = [[] for _ in modules]
     end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < 3 or time.perf_counter() < end:
-        for i, call in enumerate((theirs, ours)):
-            start = time.perf_counter()
-            call()
-            best[i] = min(best[i], time.perf_counter() - start)
-        rounds += 1
-    return best[0] * 1e6, best[1] * 1e6
+    while len(times[0]) < 3 or time.perf_counter() < end:
+        for module, own in zip(modules, times):
+            own.append(timeit.timeit(partial(call, module, inputs), number=1))
+    return [min(own) * 1e6 for own in times]
