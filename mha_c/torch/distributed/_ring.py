@@ -28,6 +28,20 @@ MOST_GROUPS = 8
 _KEYS, _GRADS, _HOME = 1, 3, 5
 
 
+class Group(NamedTuple):
+    """Items and key heads that travel together, and the query heads that use them."""
+
+    items: slice
+    heads: slice
+    query_heads: slice
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        return x[self.items, self.query_heads]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        return x[self.items, self.heads]
+
+
 class Call(NamedTuple):
     """What the core is told of every pair of parts."""
 
@@ -39,21 +53,21 @@ class Call(NamedTuple):
     name: str
     first_head: int = 0
 
-    def options(self, queries: Part) -> tuple[Any, ...]:
-        """valid_lens ... seed of _core.attention_forward, for these queries."""
+    def options(self, group: Group, queries: Part) -> tuple[Any, ...]:
+        """valid_lens ... seed and empty_rows of _core.attention_forward, for these queries."""
         mask = self.plan.mask
-        lens = mask.lens
+        lens = None if mask.lens is None else mask.lens[group.items]
         if lens is not None and lens.ndim == 2:
             lens = lens[:, queries.start : queries.stop]
         return lens, None, None, None, mask.left, mask.right, self.scale, self.dropout, self.seed, "zero"
 
+    def origin(self, group: Group, queries: Part, keys: Part) -> tuple[int, int, int, int]:
+        """Where these stand in the whole call: masks and dropout count from there."""
+        return group.items.start, self.first_head + group.query_heads.start, queries.start, keys.start
 
-class Group(NamedTuple):
-    """Items and key heads that travel together, and the query heads that use them."""
-
-    items: slice
-    heads: slice
-    query_heads: slice
+    def own(self) -> tuple[Part, ...]:
+        """The parts of this rank's queries."""
+        return self.plan.queries[self.ranks.rank]
 
 
 def groups_of(call: Call, k: Tensor, v: Tensor, n_heads: int) -> list[Group]:
@@ -88,50 +102,23 @@ class Cargo:
         items, heads, dim, value_dim = shape
         return items * heads * (dim + value_dim) * sum(travel.part.size for travel in parts)
 
-    def __iter__(self) -> Iterator[tuple[Travel, Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
         items, heads, dim, value_dim = self._shape
         at = 0
-        for travel in self.parts:
-            middle = at + items * heads * travel.part.size * dim
-            end = middle + items * heads * travel.part.size * value_dim
+        for part in (travel.part for travel in self.parts):
+            middle = at + items * heads * part.size * dim
+            end = middle + items * heads * part.size * value_dim
             yield (
-                travel,
-                self.flat[at:middle].view(items, heads, travel.part.size, dim),
-                self.flat[middle:end].view(items, heads, travel.part.size, value_dim),
+                part,
+                self.flat[at:middle].view(items, heads, part.size, dim),
+                self.flat[middle:end].view(items, heads, part.size, value_dim),
             )
             at = end
 
-    def first(self, n: int) -> Cargo:
-        return Cargo(self.parts[:n], self._shape, self.flat)
-
-    def without_first(self, n: int) -> Cargo:
-        return Cargo(self.parts[n:], self._shape, self.flat[self.numbers(self.parts[:n], self._shape) :])
-
-
-class Post:
-    """Sends and receives of one rank, not waited for until they must have happened."""
-
-    def __init__(self, ranks: Ranks, name: str) -> None:
-        self._ranks, self._name = ranks, name
-
-    def send(self, cargo: Cargo, peer: int, tag: int) -> list[Any]:
-        return self._start(dist.isend, cargo, peer, tag)
-
-    def receive(self, cargo: Cargo, peer: int, tag: int) -> list[Any]:
-        return self._start(dist.irecv, cargo, peer, tag)
-
-    def _start(self, function: Any, cargo: Cargo, peer: int, tag: int) -> list[Any]:
-        if not cargo.flat.numel():
-            return []
-        with talking(self._ranks, self._name, peer):
-            number = dist.get_global_rank(self._ranks.group, peer)
-            return [(function(cargo.flat, number, group=self._ranks.group, tag=tag), peer)]
-
-    def wait(self, works: list[Any]) -> None:
-        for work, peer in works:
-            with talking(self._ranks, self._name, peer):
-                work.wait()
-        works.clear()
+    def split(self, n: int) -> tuple[Cargo, Cargo]:
+        """The first n parts, and the others."""
+        first = Cargo(self.parts[:n], self._shape, self.flat)
+        return first, Cargo(self.parts[n:], self._shape, self.flat[first.flat.numel() :])
 
 
 class Room:
@@ -148,75 +135,107 @@ class Room:
         return found[:numbers]
 
 
+class Lane:
+    """One direction of the ring for one group of heads: what is where after each step, its memory, sends and receives.
+
+    Nothing is waited for until it must have happened.
+    """
+
+    def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
+        self.direction, self._call, self._ranks, self._room = direction, call, call.ranks, room
+        self._shape = (*k.shape[:2], k.shape[-1], v.shape[-1])
+
+    def cargo(self, what: str, hop: int) -> Cargo:
+        """Room for what is here after so many steps, 0 for this rank's own; it is used again two steps later."""
+        owner = self._ranks.neighbor(-self.direction * hop)
+        parts = self._call.plan.cargo(owner, self.direction, max(hop, 1))
+        buffer = self._room.take((what, self.direction, hop % 2), Cargo.numbers(parts, self._shape))
+        return Cargo(parts, self._shape, buffer)
+
+    def onward(self, cargo: Cargo, hop: int) -> tuple[Cargo, Cargo]:
+        """What goes on after so many steps, and what does not."""
+        return cargo.split(sum(travel.hops(self.direction) > hop for travel in cargo.parts))
+
+    def send(self, cargo: Cargo, steps: int, tag: int) -> list[Any]:
+        return self._start(dist.isend, cargo, steps, tag)
+
+    def receive(self, cargo: Cargo, steps: int, tag: int) -> list[Any]:
+        return self._start(dist.irecv, cargo, steps, tag)
+
+    def _start(self, function: Any, cargo: Cargo, steps: int, tag: int) -> list[Any]:
+        """With the rank so many steps along this direction."""
+        if not cargo.flat.numel():
+            return []
+        peer = self._ranks.neighbor(self.direction * steps)
+        with talking(self._ranks, self._call.name, peer):
+            number, tag = dist.get_global_rank(self._ranks.group, peer), tag + (self.direction == BACKWARD)
+            return [(function(cargo.flat, number, group=self._ranks.group, tag=tag), peer)]
+
+    def wait(self, works: list[Any]) -> None:
+        for work, peer in works:
+            with talking(self._ranks, self._call.name, peer):
+                work.wait()
+        works.clear()
+
+
 class Stream:
-    """Keys and values that go round in one direction, for one group of heads."""
+    """Keys and values that go round in one direction."""
 
-    def __init__(self, call: Call, direction: int, shape: tuple[int, int, int, int], post: Post, room: Room) -> None:
-        plan, ranks = call.plan, call.ranks
-        self._plan, self._ranks, self._post, self._shape = plan, ranks, post, shape
-        self.direction, self._tag = direction, 0 if direction == FORWARD else 1
-        most = max((Cargo.numbers(self.expected(hop), shape) for hop in range(1, plan.rounds + 1)), default=0)
-        self._room, self._buffers = room, [room.take(("keys", direction, i), most) for i in range(2)]
-        self._arriving: list[Any] = []
-        self._leaving: list[Any] = []
-        self.here: Optional[Cargo] = None
-
-    def expected(self, hop: int) -> list[Travel]:
-        """What comes here after so many steps."""
-        owner = (self._ranks.rank - self.direction * hop) % self._ranks.size
-        return self._plan.cargo(owner, self.direction, hop)
-
-    def fill(self, k: Tensor, v: Tensor) -> None:
-        """This rank's own parts, as round 0."""
-        parts = self._plan.cargo(self._ranks.rank, self.direction, 1)
-        own = Cargo(parts, self._shape, self._room.take(("own", self.direction, 0), Cargo.numbers(parts, self._shape)))
-        for travel, keys, values in own:
-            keys.copy_(k[:, :, travel.part.rows])
-            values.copy_(v[:, :, travel.part.rows])
-        self.here = own
+    def __init__(self, lane: Lane, k: Tensor, v: Tensor) -> None:
+        self.lane, self.here = lane, lane.cargo("keys", 0)
+        for part, keys, values in self.here:
+            keys.copy_(k[:, :, part.rows])
+            values.copy_(v[:, :, part.rows])
 
     def begin(self, hop: int) -> None:
         """Starts the sending of what is here, where it is needed further on, and the receiving of what comes next."""
-        assert self.here is not None
-        onward = self.here.first(self.n_onward(hop))
-        coming = self.expected(hop + 1)
-        self._next = Cargo(coming, self._shape, self._buffers[hop % 2])
-        self._arriving = self._post.receive(self._next, self._ranks.neighbor(-self.direction), _KEYS + self._tag)
-        self._leaving = self._post.send(onward, self._ranks.neighbor(self.direction), _KEYS + self._tag)
-
-    def n_onward(self, hop: int) -> int:
-        """How many of the parts that are here go on."""
-        assert self.here is not None
-        return sum(travel.hops(self.direction) > hop for travel in self.here.parts)
+        self._next = self.lane.cargo("keys", hop + 1)
+        self._arriving = self.lane.receive(self._next, -1, _KEYS)
+        self._leaving = self.lane.send(self.lane.onward(self.here, hop)[0], 1, _KEYS)
 
     def end(self) -> None:
         """Waits for both."""
-        self._post.wait(self._arriving)
-        self._post.wait(self._leaving)
+        self.lane.wait(self._arriving)
+        self.lane.wait(self._leaving)
         self.here = self._next
 
 
-def streams(call: Call, shape: tuple[int, int, int, int], k: Tensor, v: Tensor, post: Post, room: Room) -> list[Stream]:
-    found = [Stream(call, direction, shape, post, room) for direction in (FORWARD, BACKWARD)]
-    for stream in found:
-        stream.fill(k, v)
-    return found
+def lanes_of(call: Call, k: Tensor, v: Tensor, room: Room) -> list[Lane]:
+    return [Lane(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
+
+
+def rounds(call: Call, lanes: Sequence[Lane], k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Any]]]:
+    """(round, the parts that this rank meets in it, by direction), while the next ones are on their way.
+
+    In round 0 that is one list, of its own parts; each is (part, keys, values).
+    """
+    both = [Stream(lane, k, v) for lane in lanes]
+    own = [travel.part for travel in call.plan.keys[call.ranks.rank]]
+    for hop in range(call.plan.rounds + 1):
+        travelling = both if hop < call.plan.rounds else []
+        for stream in travelling:
+            stream.begin(hop)
+        met: list[Any] = [stream.here for stream in both]
+        yield hop, met if hop else [[(part, k[:, :, part.rows], v[:, :, part.rows]) for part in own]]
+        for stream in travelling:
+            stream.end()
 
 
 # --- Forward ----------------------------------------------------------------------------------------------
 
 
 class Joined:
-    """The attention of one part of the queries over all keys met so far."""
+    """The attention of one part of the queries over all keys met so far: views of the results, zeros at first."""
 
-    def __init__(self, out: Tensor) -> None:
-        self.out, self.max, self.sum = out, None, None
+    def __init__(self, out: Tensor, row_max: Tensor, row_sum: Tensor) -> None:
+        self.out, self.max, self.sum, self._met = out, row_max, row_sum, False
 
     def add(self, out: Tensor, row_max: Tensor, row_sum: Tensor) -> None:
         """Joins the attention over further keys; rows that see none of them keep their bits."""
-        if self.max is None:
-            self.out.copy_(out)
-            self.max, self.sum = row_max, row_sum
+        if not self._met:
+            self._met = True
+            for mine, found in ((self.out, out), (self.max, row_max), (self.sum, row_sum)):
+                mine.copy_(found)
             return
         # A row without keys has the statistics (0, 0), and its 0 is no score.
         old = self.max.masked_fill(self.sum == 0, -torch.inf)
@@ -224,7 +243,8 @@ class Joined:
         largest = torch.maximum(old, more)
         largest = largest.masked_fill(largest == -torch.inf, 0.0)
         old, more = torch.exp(old - largest).mul_(self.sum), torch.exp(more - largest).mul_(row_sum)
-        self.max, self.sum = largest, old + more
+        self.max.copy_(largest)
+        self.sum.copy_(old + more)
         divisor = self.sum.masked_fill(self.sum == 0, 1.0)
         self.out.mul_((old / divisor)[..., None]).addcmul_(out, (more / divisor)[..., None])
 
@@ -235,50 +255,23 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     row_max, row_sum = q.new_zeros(q.shape[:3]), q.new_zeros(q.shape[:3])
     room = Room(k)
     for group in groups_of(call, k, v, q.shape[1]):
-        _forward_group(call, group, (q, k, v), (out, row_max, row_sum), room)
+        _forward_group(call, group, (q, out, row_max, row_sum), (k, v), room)
     return out, row_max, row_sum
 
 
-def _forward_group(call: Call, group: Group, operands: Any, results: Any, room: Room) -> None:
-    rank, rounds = call.ranks.rank, call.plan.rounds
-    mine, theirs = (group.items, group.query_heads), (group.items, group.heads)
-    q, k, v = (x[place] for x, place in zip(operands, (mine, theirs, theirs)))
-    out, row_max, row_sum = (x[mine] for x in results)
-    parts = call.plan.queries[rank]
-    joined = {part: Joined(out[:, :, part.rows]) for part in parts}
-
-    def meet(keys: Part, part_k: Tensor, part_v: Tensor) -> None:
-        for part in parts:
-            if call.plan.mask.sees(part, keys):
-                lens, *rest = call.options(part)
-                found, _, _, statistics = attention_forward(
-                    q[:, :, part.rows], part_k, part_v, None, _items(lens, group), *rest, False, False, True,
-                    (group.items.start, call.first_head + group.query_heads.start, part.start, keys.start),
-                )  # fmt: skip
-                joined[part].add(found, *statistics)
-
-    shape = (k.shape[0], k.shape[1], k.shape[-1], v.shape[-1])
-    both = streams(call, shape, k, v, Post(call.ranks, call.name), room)
-    for hop in range(rounds + 1):
-        for stream in both if hop < rounds else ():
-            stream.begin(hop)
-        if hop == 0:
-            for travel in call.plan.keys[rank]:
-                meet(travel.part, k[:, :, travel.part.rows], v[:, :, travel.part.rows])
-        else:
-            for stream in both:
-                for travel, part_k, part_v in _cargo(stream):
-                    meet(travel.part, part_k, part_v)
-        for stream in both if hop < rounds else ():
-            stream.end()
-    for part in parts:
-        if joined[part].max is not None:
-            row_max[:, :, part.rows] = joined[part].max
-            row_sum[:, :, part.rows] = joined[part].sum
-
-
-def _items(lens: Any, group: Group) -> Any:
-    return None if lens is None else lens[group.items]
+def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room: Room) -> None:
+    q, *results = map(group.of_queries, of_queries)
+    k, v = map(group.of_keys, of_keys)
+    joined = {part: Joined(*[x[:, :, part.rows] for x in results]) for part in call.own()}
+    for _, met in rounds(call, lanes_of(call, k, v, room), k, v):
+        for keys, part_k, part_v in (each for parts in met for each in parts):
+            for part in joined:
+                if call.plan.mask.sees(part, keys):
+                    found, _, _, statistics = attention_forward(
+                        q[:, :, part.rows], part_k, part_v, None, *call.options(group, part), False, False, True,
+                        call.origin(group, part, keys),
+                    )  # fmt: skip
+                    joined[part].add(found, *statistics)
 
 
 # --- Backward ---------------------------------------------------------------------------------------------
@@ -287,120 +280,83 @@ def _items(lens: Any, group: Group) -> Any:
 class Returns:
     """Gradients of keys and values on their way: they follow their part, and from its last rank go home."""
 
-    def __init__(self, call: Call, stream: Stream, shape: tuple[int, int, int, int], post: Post, room: Room) -> None:
-        self._ranks, self._stream, self._post, self._shape = call.ranks, stream, post, shape
-        self._tag = 0 if stream.direction == FORWARD else 1
-        assert stream.here is not None
-        most = max((Cargo.numbers(stream.expected(hop), shape) for hop in range(1, call.plan.rounds + 1)), default=0)
-        self._buffers = [room.take(("grads", stream.direction, i), most) for i in range(2)]
-        self._arriving: list[Any] = []
-        self._leaving: list[Any] = []
-        own = stream.here.parts
-        home = Cargo(own, shape, room.take(("home", stream.direction, 0), Cargo.numbers(own, shape)))
-        self._home, self._awaited = home, []
-        for hops in sorted({travel.hops(stream.direction) for travel in own}):
-            before = sum(travel.hops(stream.direction) > hops for travel in own)
-            count = sum(travel.hops(stream.direction) == hops for travel in own)
-            part = home.without_first(before).first(count)
-            self._awaited += post.receive(part, self._ranks.neighbor(stream.direction * hops), _HOME + self._tag)
+    def __init__(self, lane: Lane) -> None:
+        self._lane, self._leaving, self._awaited = lane, [], []  # type: ignore[var-annotated]
+        self._home = rest = lane.cargo("home", 0)
+        while rest.parts:  # the farthest stand first
+            hops = rest.parts[0].hops(lane.direction)
+            back, rest = rest.split(sum(travel.hops(lane.direction) == hops for travel in rest.parts))
+            self._awaited += lane.receive(back, hops, _HOME)
 
     def begin(self, hop: int) -> None:
         """Awaits the gradients of what is here, as far as the ranks before this one have added to them."""
-        assert self._stream.here is not None
-        self._cargo = Cargo(self._stream.here.parts, self._shape, self._buffers[hop % 2])
-        if hop > 1:
-            peer = self._ranks.neighbor(-self._stream.direction)
-            self._arriving = self._post.receive(self._cargo, peer, _GRADS + self._tag)
-        else:
+        self._cargo = self._lane.cargo("grads", hop)
+        self._arriving = self._lane.receive(self._cargo, -1, _GRADS) if hop > 1 else []
+        if hop == 1:
             self._cargo.flat.zero_()
 
-    def end(self, hop: int, found: dict[Part, tuple[Tensor, Tensor]]) -> None:
-        """Adds this rank's share and sends all on."""
-        stream = self._stream
-        self._post.wait(self._arriving)
-        for travel, of_k, of_v in self._cargo:
-            if travel.part in found:
-                own_k, own_v = found[travel.part]
-                of_k.add_(own_k)
-                of_v.add_(own_v)
-        self._post.wait(self._leaving)  # of the round before: its buffer is the next one's
-        n = stream.n_onward(hop)
-        owner = self._ranks.neighbor(-stream.direction * hop)
-        onward = self._post.send(self._cargo.first(n), self._ranks.neighbor(stream.direction), _GRADS + self._tag)
-        self._leaving = onward + self._post.send(self._cargo.without_first(n), owner, _HOME + self._tag)
+    def end(self, hop: int, found: Sequence[Optional[tuple[Tensor, Tensor]]]) -> None:
+        """Adds this rank's share of each part and sends all on."""
+        self._lane.wait(self._arriving)
+        for (_, of_k, of_v), own in zip(self._cargo, found):
+            if own is not None:
+                of_k.add_(own[0])
+                of_v.add_(own[1])
+        self._lane.wait(self._leaving)  # of the round before: its buffer is the next one's
+        onward, ending = self._lane.onward(self._cargo, hop)
+        self._leaving = self._lane.send(onward, 1, _GRADS) + self._lane.send(ending, -hop, _HOME)
 
     def finish(self, grad_k: Tensor, grad_v: Tensor) -> None:
         """Adds what the other ranks have found for this rank's own keys and values."""
-        self._post.wait(self._awaited)
-        for travel, of_k, of_v in self._home:
-            grad_k[:, :, travel.part.rows] += of_k
-            grad_v[:, :, travel.part.rows] += of_v
-        self._post.wait(self._leaving)
+        self._lane.wait(self._awaited)
+        for part, of_k, of_v in self._home:
+            grad_k[:, :, part.rows] += of_k
+            grad_v[:, :, part.rows] += of_v
+        self._lane.wait(self._leaving)
 
 
 def backward(
     call: Call, grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of this rank's queries, keys and values."""
-    grads = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
+    grad_q, grad_k, grad_v = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
     room = Room(k)
     for group in groups_of(call, k, v, q.shape[1]):
-        _backward_group(call, group, (grad_out, out, row_max, row_sum, q), (k, v), grads, room)
-    return grads
+        _backward_group(call, group, (grad_out, out, row_max, row_sum, q, grad_q), (k, v, grad_k, grad_v), room)
+    return grad_q, grad_k, grad_v
 
 
-def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, grads: Any, room: Room) -> None:
-    rank, rounds = call.ranks.rank, call.plan.rounds
-    mine, theirs = (group.items, group.query_heads), (group.items, group.heads)
-    grad_out, out, row_max, row_sum, q = (x[mine] for x in of_queries)
-    k, v = (x[theirs] for x in of_keys)
-    grad_q, grad_k, grad_v = grads[0][mine], grads[1][theirs], grads[2][theirs]
+def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room: Room) -> None:
+    grad_out, out, row_max, row_sum, q, grad_q = map(group.of_queries, of_queries)
+    k, v, grad_k, grad_v = map(group.of_keys, of_keys)
 
     def meet(keys: Part, part_k: Tensor, part_v: Tensor) -> Optional[tuple[Tensor, Tensor]]:
         """Adds to grad_q; the gradients of the keys and values, if one of this rank's queries sees them."""
         total: Optional[tuple[Tensor, Tensor]] = None
-        for part in call.plan.queries[rank]:
+        for part in call.own():
             if not call.plan.mask.sees(part, keys):
                 continue
-            rows, (lens, *rest) = part.rows, call.options(part)
+            rows = part.rows
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()
             of_q, of_k, of_v, _, _ = attention_backward(
                 grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], part_k, part_v, None,
-                _items(lens, group), *rest, False,
-                (group.items.start, call.first_head + group.query_heads.start, part.start, keys.start),
+                *call.options(group, part), False, call.origin(group, part, keys),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
             total = (of_k, of_v) if total is None else (total[0].add_(of_k), total[1].add_(of_v))
         return total
 
-    shape, post = (k.shape[0], k.shape[1], k.shape[-1], v.shape[-1]), Post(call.ranks, call.name)
-    both = streams(call, shape, k, v, post, room)
-    returns = [Returns(call, stream, shape, post, room) for stream in both]
-    for hop in range(rounds + 1):
+    lanes = lanes_of(call, k, v, room)
+    returns = [Returns(lane) for lane in lanes]
+    for hop, met in rounds(call, lanes, k, v):
         for back in returns if hop else ():
             back.begin(hop)
-        for stream in both if hop < rounds else ():
-            stream.begin(hop)
-        if hop == 0:
-            for travel in call.plan.keys[rank]:
-                found = meet(travel.part, k[:, :, travel.part.rows], v[:, :, travel.part.rows])
-                if found is not None:
-                    grad_k[:, :, travel.part.rows] += found[0]
-                    grad_v[:, :, travel.part.rows] += found[1]
-        else:
-            for stream, back in zip(both, returns):
-                contributions = {}
-                for travel, part_k, part_v in _cargo(stream):
-                    found = meet(travel.part, part_k, part_v)
-                    if found is not None:
-                        contributions[travel.part] = found
-                back.end(hop, contributions)
-        for stream in both if hop < rounds else ():
-            stream.end()
+        found = [[meet(*each) for each in parts] for parts in met]
+        for back, of_parts in zip(returns, found) if hop else ():
+            back.end(hop, of_parts)
+        for (part, _, _), own in zip(met[0], found[0]) if not hop else ():
+            if own is not None:
+                grad_k[:, :, part.rows] += own[0]
+                grad_v[:, :, part.rows] += own[1]
     for back in returns:
         back.finish(grad_k, grad_v)
-
-
-def _cargo(stream: Stream) -> Cargo:
-    assert stream.here is not None
-    return stream.here
