@@ -41,10 +41,12 @@ class Graphs:
     """A backend that runs what it is given as it is, and remembers which of our operators are in it."""
 
     def __init__(self):
-        self.names = []
+        self.names, self.keep = [], set()
 
     def __call__(self, graph, _):
-        self.names += [str(node.target).split(".")[1] for node in graph.graph.nodes if "mha_c" in str(node.target)]
+        ours = [node for node in graph.graph.nodes if "mha_c" in str(node.target)]
+        self.names += [str(node.target).split(".")[1] for node in ours]
+        self.keep.update(node.args[-1] for node in ours if "inference" in str(node.target))  # attention weights
         return graph
 
 
@@ -61,9 +63,8 @@ def test_bits_of_eager_calls(name, length):
             expected = layer(x, y, y, lens), layer.attention_weights + 0
             assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
             assert torch.equal(shown + 0, expected[1])
-    kept = {"multi-head": "weights" if length == 3 else "projected"}.get(name[:10])
-    assert set(graphs.names) <= {"layer_keeping_weights", "layer_keeping_projected"} and len(graphs.names) >= 2
-    assert kept is None or set(graphs.names) == {f"layer_keeping_{kept}"}
+    assert set(graphs.names) == {"layer_inference"} and len(graphs.names) >= 2
+    assert name[:10] != "multi-head" or graphs.keep == {length == 3}
 
 
 def test_dropout_and_training_in_a_call():
@@ -195,7 +196,11 @@ def test_sizes_that_are_not_known(grad):
             assert torch.equal(call(x, which), chosen(x, which))
 
 
-def test_operators_of_inference_are_well_formed():
+def test_the_operator_of_inference_is_well_formed():
+    def check(*arguments):
+        tests = "test_schema", "test_faketensor"
+        torch.library.opcheck(torch.ops.mha_c.layer_inference, arguments, test_utils=tests)
+
     x, y, w_v = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(1, 4)
     W, b, lens, none = [torch.randn(4, 4) for _ in range(4)], torch.randn(4), torch.tensor([2, 5]), [None] * 3
     for arguments in (
@@ -204,15 +209,11 @@ def test_operators_of_inference_are_well_formed():
         (x, y, y.clone(), *none, None, [torch.tensor([7, 9]), *none, None, None, torch.tensor(5)], 1, "uniform", 0.5),
         (x, y, y.clone(), *W[:2], None, None, [None, *none, None, w_v, None], 1, "uniform", 0.0),
     ):
-        keeps = ops.keeps_weights(arguments[:3], arguments[3:7], arguments[8])
-        name = "layer_keeping_weights" if keeps else "layer_keeping_projected"
-        torch.library.opcheck(getattr(torch.ops.mha_c, name), arguments, test_utils=("test_schema", "test_faketensor"))
+        check(*arguments, ops.keeps_weights(arguments[:3], arguments[3:7], arguments[8]))
     many = torch.randn(1, 40, 4)
     assert not ops.keeps_weights((many, many, many), W, 2)
     for others in ([], [torch.tensor([3]), *none, None, None, None]):
-        arguments = many, many.clone(), many.clone(), *W, others, 2, "uniform", 0.0
-        tests = "test_schema", "test_faketensor"
-        torch.library.opcheck(torch.ops.mha_c.layer_keeping_projected, arguments, test_utils=tests)
+        check(many, many.clone(), many.clone(), *W, others, 2, "uniform", 0.0, False)
 
 
 @pytest.mark.parametrize("compiles", [False, True])

@@ -39,7 +39,7 @@ _LAYER = (
 # others: valid_lens, b_q, b_k, b_v, b_o, w_v, seed, or none of them in most calls: each argument takes its time.
 _INFERENCE = (
     "Tensor queries, Tensor keys, Tensor values, Tensor? W_q, Tensor? W_k, Tensor? W_v, Tensor? W_o, "
-    "Tensor?[] others, int num_heads, str empty_rows, float dropout"
+    "Tensor?[] others, int num_heads, str empty_rows, float dropout, bool keeps_weights"
 )
 _ATTENTION = (
     "Tensor q, Tensor k, Tensor v, Tensor? w_v, Tensor? valid_lens, Tensor? keep_mask, Tensor? bias, str? causal, "
@@ -47,8 +47,7 @@ _ATTENTION = (
 )
 SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
-    "layer_keeping_weights": f"({_INFERENCE}) -> (Tensor, Tensor)",
-    "layer_keeping_projected": f"({_INFERENCE}) -> ({', '.join(['Tensor'] * 7)})",
+    "layer_inference": f"({_INFERENCE}) -> Tensor[]",
     "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
     f"bool[] needs) -> ({', '.join(['Tensor'] * 12)})",
     "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor row_max, Tensor row_sum, Tensor lens, int num_heads, "
@@ -134,47 +133,35 @@ def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool
 
 def _layer_inference(
     queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any, others: Any, num_heads: int,
-    empty_rows: str, dropout: float,
-) -> Any:  # fmt: skip
-    """(out, what was kept) of a call that records no gradient."""
+    empty_rows: str, dropout: float, keeps: bool,
+) -> list[Tensor]:  # fmt: skip
+    """A call that records no gradient: [out, weights] where `keeps_weights`, else [out, q, k, w_v, row_max, row_sum,
+    lengths]."""
     if not (type(queries) is type(keys) is type(values) is Tensor):
         queries, keys, values = map(plain, (queries, keys, values))
     valid_lens, *biases, w_v, seed = others or _NO_OTHERS
     lens, drawn = None if valid_lens is None else lengths(valid_lens), _seed(seed)
     parameters = W_q, W_k, W_v, W_o, *biases, w_v
-    return layer_forward(queries, keys, values, lens, parameters, w_v, num_heads, empty_rows, dropout, drawn)
+    out, kept = layer_forward(queries, keys, values, lens, parameters, w_v, num_heads, empty_rows, dropout, drawn)
+    if keeps:
+        return [out, torch.from_numpy(kept[1])]
+    q, k, scorer, row_max, row_sum, lens = kept[2:8]
+    parts = q, k, None if scorer is None else scorer[None], row_max, row_sum
+    return [out, *[_tensor(part, queries) for part in parts], _lens_tensor(lens, valid_lens, keys)]
 
 
-def _layer_keeping_weights(*call: Any) -> tuple[Tensor, Tensor]:
-    """(out, weights), where `keeps_weights`."""
-    out, kept = _layer_inference(*call)
-    return out, torch.from_numpy(kept[1])
-
-
-def _layer_keeping_projected(*call: Any) -> tuple[Tensor, ...]:
-    """(out, q, k, w_v, row_max, row_sum, lengths): elsewhere."""
-    queries, keys, *_ = call
-    out, saved = _layer_inference(*call)
-    q, k, w_v, row_max, row_sum, lens = saved[2:8]
-    parts = q, k, None if w_v is None else w_v[None], row_max, row_sum
-    valid_lens, *_ = call[7] or _NO_OTHERS
-    return (out, *[_tensor(part, queries) for part in parts], _lens_tensor(lens, valid_lens, keys))
-
-
-def _layer_keeping_weights_fake(*call: Any) -> tuple[Tensor, Tensor]:
-    queries, keys, _, _, _, _, _, _, num_heads, *_ = call
-    return _out_fake(*call[:7]), queries.new_empty(queries.shape[0], num_heads, queries.shape[1], keys.shape[1])
-
-
-def _layer_keeping_projected_fake(*call: Any) -> tuple[Tensor, ...]:
-    queries, keys, _, W_q, _, _, _, others, num_heads, *_ = call
+def _layer_inference_fake(*call: Any) -> list[Tensor]:
+    queries, keys, _, W_q, _, _, _, others, num_heads, _, _, keeps = call
     valid_lens, *_, w_v, _ = others or _NO_OTHERS
     (batch, n_queries, features), n_keys = queries.shape, keys.shape[1]
+    out = _out_fake(*call[:7])
+    if keeps:
+        return [out, queries.new_empty(batch, num_heads, n_queries, n_keys)]
     features = features if W_q is None else W_q.shape[0]
     q, k = (queries.new_empty(batch, rows, features) for rows in (n_queries, n_keys))
     row_max, row_sum = (queries.new_empty(batch, num_heads, n_queries) for _ in range(2))
     lens = queries.new_empty((0,) if valid_lens is None else valid_lens.shape, dtype=torch.int64)
-    return _out_fake(*call[:7]), q, k, queries.new_empty((0,) if w_v is None else w_v.shape), row_max, row_sum, lens
+    return [out, q, k, queries.new_empty((0,) if w_v is None else w_v.shape), row_max, row_sum, lens]
 
 
 def _out_fake(queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any) -> Tensor:
@@ -339,8 +326,7 @@ def _register() -> None:
     library = torch.library
     kernels = {
         "layer": (_layer, _layer_fake),
-        "layer_keeping_weights": (_layer_keeping_weights, _layer_keeping_weights_fake),
-        "layer_keeping_projected": (_layer_keeping_projected, _layer_keeping_projected_fake),
+        "layer_inference": (_layer_inference, _layer_inference_fake),
         "layer_backward": (_layer_grads, _layer_grads_fake),
         "weights": (_weights, _weights_fake),
         "attention": (_attention, _attention_fake),

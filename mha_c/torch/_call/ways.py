@@ -185,15 +185,15 @@ def call_operator(
 
 
 def _inference(
-    inputs: Any, parameters: Nine, options: Options, seed: Optional[Tensor], keep_weights: bool
+    inputs: Any, parameters: Nine, options: Options, seed: Optional[Tensor], keeps: bool
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     valid_lens, num_heads, empty_rows, dropout = options
     others = [valid_lens, *parameters[4:], seed]
     given = others if any(x is not None for x in others) else []
-    call = *inputs, *parameters[:4], given, num_heads, empty_rows, float(dropout)
-    if keep_weights:
-        out, weights = torch.ops.mha_c.layer_keeping_weights(*call)
-        return out, ("weights", weights), None
-    out, q, k, w_v, row_max, row_sum, lens = torch.ops.mha_c.layer_keeping_projected(*call)
+    call = *inputs, *parameters[:4], given, num_heads, empty_rows, float(dropout), keeps
+    out, *kept = torch.ops.mha_c.layer_inference(*call)
+    if keeps:
+        return out, ("weights", *kept), None
+    q, k, w_v, *statistics = kept
     scorer = None if parameters[8] is None else w_v
-    return out, ("operator", q, k, scorer, row_max, row_sum, lens, num_heads, empty_rows), None
+    return out, ("operator", q, k, scorer, *statistics, num_heads, empty_rows), None
