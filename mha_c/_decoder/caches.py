@@ -220,8 +220,7 @@ class ProjectedKeyValues:
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes (B, K, features of the projected keys)."""
-        shape: tuple[int, ...] = self._keys.shape
-        return shape
+        return tuple(self._keys.shape)
 
     def reorder(self, index: Any) -> ProjectedKeyValues:
         """The same for the items index[0], index[1], ...: for beam search.
@@ -238,7 +237,7 @@ class ProjectedKeyValues:
         """
         order = checked_index(index, self._keys.shape[0])
         lens = None if self._valid_lens is None else self._valid_lens[order]
-        rows = self._keys[order], self._values[order]
+        rows = self._keys[order], None if self._values is None else self._values[order]
         return type(self)(*rows, self._n_projected, lens, self._weights, self._as_tensor)
 
     def __repr__(self) -> str:

@@ -24,7 +24,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
 
 from . import functional, variants
-from ._decoder.decoding import KeyValueCache, ProjectedKeyValues
+from ._decoder.decoding import KeyValueCache
+from ._decoder.projected import ProjectedKeyValues
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
 from .frozen import frozen

@@ -22,8 +22,9 @@ from ..errors import ShapeError
 from ._call.children import Layout, plain_inputs, standard_parts
 from ._call.overrides import in_mode
 from ._call.ways import attend, run_layer
-from ._decoder import decoding, repeated_keys
-from ._decoder.decoding import KeyValueCache, ProjectedKeyValues
+from ._decoder import decoding, projected, repeated_keys
+from ._decoder.decoding import KeyValueCache
+from ._decoder.projected import ProjectedKeyValues
 from ._lazy_sizes import materialize
 from ._private import beyond_core, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
@@ -126,7 +127,8 @@ class AttentionModule(TakesArrays, Viewable):
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """W_k keys and W_v values, once, for the many calls module(queries, kv) of a decoder on one encoder.
 
-        In evaluation and without gradients; otherwise as `project` of the NumPy layers.
+        Where gradients are recorded they lead through it to keys, values, W_k and W_v; under torch.no_grad() the calls
+        are as short as they can be.  Otherwise as `project` of the NumPy layers.
 
         Parameters
         ----------
@@ -138,9 +140,18 @@ class AttentionModule(TakesArrays, Viewable):
         Returns
         -------
         ProjectedKeyValues
-            Takes the place of both.
+            Takes the place of both.  Once W_k or W_v has changed it is refused (ValueError): project again.
+
+        Examples
+        --------
+        >>> import torch, mha_c.torch
+        >>> mha, encoded = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.ones(2, 6, 8)
+        >>> kv = mha.project(encoded, encoded, torch.tensor([3, 6]))
+        >>> sum(mha(query, kv).sum() for query in torch.ones(4, 2, 1, 8)).backward()
+        >>> mha.W_k.weight.grad.shape
+        torch.Size([8, 8])
         """
-        return decoding.project(self, keys, values, valid_lens)
+        return projected.project(self, keys, values, valid_lens)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
@@ -223,8 +234,8 @@ class AttentionModule(TakesArrays, Viewable):
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
         """The call with inputs that are no plain tensors, or inside a compiler."""
-        if type(keys) is ProjectedKeyValues:
-            return decoding.call_projected(self, queries, keys, values, valid_lens, training)
+        if isinstance(keys, ProjectedKeyValues):
+            return projected.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:
             raise _arguments.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
@@ -241,15 +252,21 @@ class AttentionModule(TakesArrays, Viewable):
         self._forget_assigned()
         parts = standard_parts(self, queries, keys, values)
         if parts is None:
-            return self._by_children(queries, keys, values, valid_lens, training)
+            rows = [self._through(slot, x) for slot, x in enumerate((queries, keys, values))]
+            return self._by_children(rows[0], rows[1], rows[2], valid_lens, training)
         parameters, shown, _, _ = parts
         out, shown["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
                                      self._dropout_now(training), seed)  # fmt: skip
         return out
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        """The call as d2l writes it, one child after the other."""
+        """The call as d2l writes it behind its projections, one child after the other."""
         raise NotImplementedError
+
+    def _through(self, slot: int, x: Tensor) -> Tensor:
+        """Queries (0), keys (1) or values (2) through W_q, W_k or W_v, called as a child where there is one."""
+        name = dict(self._layout.slots).get(slot)
+        return x if name is None else getattr(self, name)(x)
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
         return masked_softmax(scores, valid_lens, empty_rows=self.empty_rows)  # type: ignore[arg-type]

@@ -117,11 +117,13 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         """The scores of all words at each step: see the class."""
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
-        keys = enc_outputs if len(embedded) == 1 else self.attention.project_keys(enc_outputs)
+        keys = values = enc_outputs
+        if len(embedded) > 1:
+            keys, values = self.attention.project(keys, values), None
         outputs, self._attention_weights = [], []
         for x in embedded:
             query = hidden_state[-1].unsqueeze(1)
-            context = self.attention(query, keys, enc_outputs, enc_valid_lens)  # (B, 1, num_hiddens)
+            context = self.attention(query, keys, values, enc_valid_lens)  # (B, 1, num_hiddens)
             step = torch.cat((context, x.unsqueeze(1)), dim=-1).permute(1, 0, 2)
             out, hidden_state = self.rnn(step, hidden_state)
             outputs.append(out)

@@ -18,9 +18,8 @@ from .._arguments import shows
 from ..layers import _one_bias
 from . import masking
 from ._call import mathematics
-from ._call.children import Layout, plain_inputs, standard_parts
-from ._call.ways import attend
-from ._lazy_sizes import materialize
+from ._call.children import Layout
+from ._decoder.projected import ProjectedKeyValues, project
 from ._module import AttentionModule
 
 if TYPE_CHECKING:
@@ -221,8 +220,7 @@ class MultiHeadAttention(AttentionModule):
             self._last = None
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
-        heads = [self.transpose_qkv(x) for x in projected]
+        heads = [self.transpose_qkv(x) for x in (queries, keys, values)]
         if valid_lens is not None:
             valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
         mode = {} if training is None else {"training": training}
@@ -236,24 +234,7 @@ MultiHeadAttention._layout = Layout.of(
 )
 
 
-class ProjectedKeys:
-    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
-
-    Not made by hand.
-    """
-
-    __slots__ = ("tensor", "valid_lens")
-
-    def __init__(self, tensor: Tensor, valid_lens: Any) -> None:
-        self.tensor, self.valid_lens = tensor, valid_lens
-
-    @property
-    def shape(self) -> torch.Size:
-        """Sizes (B, K, num_hiddens)."""
-        return self.tensor.shape
-
-    def __repr__(self) -> str:
-        return f"ProjectedKeys(shape={tuple(self.shape)}, dtype={self.tensor.dtype})"
+ProjectedKeys = ProjectedKeyValues  # that of an AdditiveAttention may be of keys alone
 
 
 class AdditiveAttention(AttentionModule):
@@ -322,7 +303,7 @@ class AdditiveAttention(AttentionModule):
         self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
-        """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
+        """`project` for calls that give the values: attention(queries, keys, values).
 
         Parameters
         ----------
@@ -334,36 +315,16 @@ class AdditiveAttention(AttentionModule):
         Returns
         -------
         ProjectedKeys
-            Takes the place of `keys` in a call, which then skips W_k; gradients reach keys and W_k through it.  Project
-            again when W_k has changed.
+            Takes the place of `keys` in a call, which then skips W_k.
 
         Notes
         -----
         d2l has no such call and projects the keys at each step.
         """
-        (keys,) = plain_inputs(keys)
-        materialize(self, None, keys, None)
-        return ProjectedKeys(self.W_k(keys), valid_lens)
-
-    def _slowly(
-        self, queries: Tensor, keys: Any, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
-    ) -> Tensor:  # fmt: skip
-        if type(keys) is not ProjectedKeys:
-            return super()._slowly(queries, keys, values, valid_lens, training, seed)
-        valid_lens = keys.valid_lens if valid_lens is None else valid_lens
-        _arguments.check_order(type(self).__name__, values, valid_lens)
-        queries, projected, values = plain_inputs(queries, keys.tensor, values)
-        materialize(self, queries, None, None)
-        parts = standard_parts(self, queries, values)
-        if parts is None:
-            return textbook(self, self.W_q(queries), projected, values, valid_lens, training, self.w_v)
-        W_q, _, *others = parts[0]
-        out, self._last = attend(queries, projected, values, valid_lens, (W_q, None, *others), 1, self.empty_rows,
-                                 self._dropout_now(training), seed)  # fmt: skip
-        return out
+        return project(self, keys, None, valid_lens)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        return textbook(self, self.W_q(queries), self.W_k(keys), values, valid_lens, training, self.w_v)
+        return textbook(self, queries, keys, values, valid_lens, training, self.w_v)
 
 
 AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))

@@ -100,14 +100,10 @@ def test_refusals(rng):
     cache = module.new_cache(1, 3)
     with pytest.raises(RuntimeError, match="a cache leads no gradient back"):
         module(x, x, x, cache=cache)
-    with pytest.raises(RuntimeError, match="no gradient"):
-        module.project(x, x)
     with torch.no_grad():
         kv = module.project(x, x)
         with pytest.raises(ValueError, match="evaluation"):
             module.train()(x, x, x, cache=cache)
-        with pytest.raises(ValueError, match="evaluation"):
-            module(x, kv)
         module.eval()
         with pytest.raises(TypeError, match="new_cache"):
             module(x, x, x, cache=layer_of("dot", np.float32).new_cache(1, 2))

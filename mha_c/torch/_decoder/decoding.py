@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._arguments.arrays import to_lengths
 from ..._core import layer_parts
 from ..._decoder import caches
-from ...errors import ShapeError
 from .._call import by_torch
 from .._call.autograd import Nine
-from .._call.checks import checked_lengths
 from .._call.children import Parts
 from .._call.ways import any_needs_grad, call_core, common_type
 from .._lazy_sizes import materialize
@@ -29,9 +26,7 @@ from .._tensors import (
     check_devices,
     check_inputs,
     elsewhere,
-    layer_forward,
     layer_step,
-    linear,
     plain,
     refuse_transforms,
     result_type,
@@ -44,22 +39,25 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-PROJECTED = "decoding with projected keys and values"
 NO_GRADIENT = (
     "{} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
-    "layer the keys and values themselves"
+    "layer the keys and values themselves; what is to lead gradients is projected where they are recorded"
 )
 
 
 class Held(NamedTuple):
-    """The weights that rows on another device were projected with, told by object and version: nobody waits for it."""
+    """The weights that rows were projected with, told by object and version: no number is looked at, so that nobody
+    waits for another device."""
 
     weights: tuple[Optional[Tensor], ...]
     versions: tuple[int, ...]
 
     @classmethod
     def of(cls, parameters: Nine) -> Held:
-        weights = tuple(parameters[i] for i in (1, 5, 2, 6))
+        return cls.these(tuple(parameters[i] for i in (1, 5, 2, 6)))
+
+    @classmethod
+    def these(cls, weights: tuple[Optional[Tensor], ...]) -> Held:
         return cls(weights, tuple(0 if x is None or x.is_inference() else x._version for x in weights))
 
 
@@ -142,20 +140,6 @@ class KeyValueCache(caches.KeyValueCache):
                 room[torch.from_numpy(item), torch.from_numpy(at)] = rows[torch.from_numpy(item), torch.from_numpy(row)]
 
 
-class ProjectedKeyValues(caches.ProjectedKeyValues):
-    """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues.
-
-    Not made by hand.
-    """
-
-    __slots__ = ("_packed",)
-    _same_numbers = staticmethod(same_weights)
-    _packed: Optional[Packed]
-
-    def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in caches.ProjectedKeyValues.__slots__}
-
-
 def step(
     module: Any, cache: Any, queries: Tensor, keys: Tensor, values: Any, valid_lens: Any, training: Optional[bool]
 ) -> Tensor:
@@ -182,13 +166,18 @@ def step(
     room = cache.room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
     lens = cache.visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
-    options = lens, module.num_heads, "zero", *room, cache._steps, counts, caches.most(after)
-    out, saved = _call_core(layer_step, (queries, keys, values), parameters, packed and packed.ready, *options)
+    options = lens, module.num_heads, "zero", 0.0, 0, *room, cache._steps, counts, caches.most(after)
+    out, saved = run(layer_step, (queries, keys, values), parameters, packed and packed.ready, options)
+    cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
+    cache._packed = packed
+    return finish(module, shown, queries, out, saved)
+
+
+def finish(module: Any, shown: Any, queries: Tensor, out: Tensor, saved: Any) -> Tensor:
+    """The result of a call in its type, when what the call has kept is in its place."""
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     module._forget_assigned()
     shown["_last"] = saved, dtype, None
-    cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
-    cache._packed = packed
     return out if out.dtype is dtype else out.to(dtype)
 
 
@@ -200,23 +189,23 @@ def _step_elsewhere(
     held: Any = Held.of(parameters)
     n_steps = inputs[0].shape[1]
     after = cache.check(held, counts)
-    cache._write(_rows(inputs[1], parameters, 1), _rows(inputs[2], parameters, 2), counts)
+    cache._write(rows_elsewhere(inputs[1], parameters, 1), rows_elsewhere(inputs[2], parameters, 2), counts)
     seen, n_rows = cache.visible_keys(after, n_steps), caches.most(after)
     lens = None if seen is None else torch.from_numpy(seen)
     cache.keep(held, after)
     kept: Any = cache._keys, cache._values
     keys, values = (x[:, :n_rows] for x in kept)
-    return _attend_elsewhere(module, (inputs[0], keys, values), parameters, shown, lens, "zero")
+    options = lens, module.num_heads, "zero", 0.0
+    return attend_elsewhere(module, (inputs[0], keys, values), parameters, shown, options)
 
 
-def _rows(x: Tensor, parameters: Nine, slot: int) -> Tensor:
+def rows_elsewhere(x: Tensor, parameters: Nine, slot: int) -> Tensor:
     """x through W_k or W_v, by torch."""
     weight = parameters[slot]
     return x if weight is None else torch.nn.functional.linear(x, weight, parameters[slot + 4])
 
 
-def _attend_elsewhere(module: Any, inputs: Any, parameters: Nine, shown: Any, lens: Any, empty_rows: str) -> Tensor:
-    options = lens, module.num_heads, empty_rows, 0.0
+def attend_elsewhere(module: Any, inputs: Any, parameters: Nine, shown: Any, options: Any) -> Tensor:
     out, saved, _ = by_torch.layer(inputs, outer_weights(parameters, None), options, stays=True)
     module._forget_assigned()
     shown["_last"] = saved, out.dtype, None
@@ -234,13 +223,15 @@ def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> An
     return queries.shape
 
 
-def _call_core(
-    function: Any, inputs: Any, parameters: Nine, packed: Any, lens: Any, num_heads: int, empty_rows: str, *cached: Any
-) -> tuple[Tensor, Any]:
-    """(out as it was computed, what `saved_weights` needs).  packed: for the parameters, where they are known."""
-    options = num_heads, empty_rows, 0.0, 0, *cached
+def run(function: Any, inputs: Any, parameters: Nine, packed: Any, options: Any) -> tuple[Tensor, Any]:
+    """(out as it was computed, what `saved_weights` needs) of layer_step or layer_forward.
+
+    packed   for the parameters, where they are known
+    options  lengths, num_heads, empty_rows, dropout, seed; of layer_step also where the cache is, and how full
+    """
+    lens, *others = options
     try:
-        return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *options))
+        return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *others))
     except (BufferError, TypeError):  # 16-bit floats, and what does not go together
         tensors = [x for x in inputs if isinstance(x, Tensor)]
         for x in tensors:
@@ -250,66 +241,7 @@ def _call_core(
             raise
     inputs = [x.to(common) if isinstance(x, Tensor) else x for x in inputs]
     parameters = tuple(None if x is None else x.to(common) for x in parameters)
-    return call_core(function, (*inputs, lens, parameters, parameters[8], *options))
-
-
-def project(module: Any, keys: Tensor, values: Tensor, valid_lens: Any) -> ProjectedKeyValues:
-    check_inputs(keys=keys, values=values)
-    keys, values = plain(keys), plain(values)
-    for name, x in (("keys", keys), ("values", values)):
-        if x.dim() != 3 or x.shape[:2] != keys.shape[:2]:
-            raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
-    if values.dtype is not keys.dtype:
-        raise TypeError(f"values must be {keys.dtype} as keys, got {values.dtype}")
-    parameters, _, _, packed = check_module(module, PROJECTED, None, keys, values)
-    if not keys.is_cpu:
-        check_devices(keys=keys, values=values, parameters=parameters)
-        rows = [_rows(x, parameters, i) for i, x in ((1, keys), (2, values))]
-        rows = [x if parameters[i] is not None else x.clone() for i, x in enumerate(rows, 1)]
-        n_keys, lens = keys.shape[1], None if valid_lens is None else torch.as_tensor(valid_lens).clone()
-        held: Any = Held.of(parameters)
-        return ProjectedKeyValues(rows[0], rows[1], (n_keys, n_keys), lens, held, True)
-    lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
-    n_read = caches.rows_read(lens, keys.shape[1], module.empty_rows)
-    pairs = enumerate(zip((keys, values), n_read), 1)
-    rows = [projected(parameters, i, x[:, :n], packed) for i, (x, n) in pairs]
-    if min(n_read) < keys.shape[1]:
-        rows = [np.pad(x, ((0, 0), (0, keys.shape[1] - n), (0, 0))) for x, n in zip(rows, n_read)]
-    rows = [x if parameters[i + 1] is not None else x.copy() for i, x in enumerate(rows)]  # not the caller's memory
-    kv = ProjectedKeyValues(rows[0], rows[1], n_read, lens, copies(parameters, packed), True)
-    kv._packed = packed
-    return kv
-
-
-def call_projected(
-    module: Any, queries: Tensor, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Optional[bool]
-) -> Tensor:
-    if values is not None:
-        raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
-    if type(queries) is not Tensor:
-        check_inputs(queries=queries)
-        queries = plain(queries)
-    if queries.dim() != 3:
-        raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
-    parameters, shown, dropout, packed = check_module(module, PROJECTED, queries, None, None)
-    if dropout.p and (dropout.training if training is None else training):
-        raise ValueError("projected keys and values are for evaluation: call eval() first, or give training=False")
-    if isinstance(kv._keys, Tensor):
-        check_devices(queries=queries, keys=kv._keys, parameters=parameters)
-        held: Any = Held.of(parameters)
-        kv.check(held, None, module.empty_rows)
-        lens = kv._valid_lens if valid_lens is None else valid_lens
-        lens = None if lens is None else checked_lengths(lens, queries)
-        return _attend_elsewhere(module, (queries, kv._keys, kv._values), parameters, shown, lens, module.empty_rows)
-    lens = kv.check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
-    kv._packed = packed
-    options = lens, module.num_heads, module.empty_rows
-    outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
-    out, saved = _call_core(layer_forward, (queries, kv._keys, kv._values), outer, ready, *options)
-    dtype = result_type(queries.dtype) if autocasting() else queries.dtype
-    module._forget_assigned()
-    shown["_last"] = saved, dtype, None
-    return out if out.dtype is dtype else out.to(dtype)
+    return call_core(function, (*inputs, lens, parameters, parameters[8], *others))
 
 
 # --- The module's parts -------------------------------------------------------------------------------
@@ -376,17 +308,3 @@ def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
         return packed.ready[0], None, None, packed.ready[3]
     W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters
     return W_q, None, None, W_o, b_q, None, None, b_o, w_v
-
-
-def projected(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
-    """x through a projection, in the type that the core computes in."""
-    if x.dtype not in FLOATS:
-        x = x.float()
-    weight, bias = parameters[slot], parameters[slot + 4]
-    if weight is None:
-        return array(x)
-    if packed is not None and weight.dtype is x.dtype:
-        return array(linear(x, packed.ready[slot]))
-    if weight.dtype is not x.dtype:
-        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-    return array(linear(x, (weight, bias)))

@@ -1,0 +1,230 @@
+"""Keys and values of an encoder, through W_k and W_v once, for the many calls of a decoder: `project` of the modules.
+
+Under no_grad they are numbers, for which the core has a short way, and whose weights are compared at each call.  Where
+gradients may be recorded they are functions of the weights, as all in torch, and calls with them are calls like others:
+in training, in compilers, with hooks.  The rules are those of the NumPy layers (`mha_c._decoder.caches`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ... import _arguments
+from ..._arguments.arrays import to_lengths
+from ..._decoder import caches
+from ...errors import ShapeError
+from .._call.autograd import Nine
+from .._call.checks import checked_lengths
+from .._call.children import plain_inputs, standard_parts
+from .._call.ways import attend
+from .._lazy_sizes import materialize
+from .._private import beyond_core
+from .._tensors import (
+    FLOATS,
+    array,
+    check_devices,
+    check_inputs,
+    draw_seed,
+    exporting,
+    is_compiling,
+    layer_forward,
+    linear,
+    plain,
+)  # fmt: skip
+from .decoding import (
+    Held,
+    attend_elsewhere,
+    check_module,
+    copies,
+    finish,
+    known_weights,
+    outer_weights,
+    rows_elsewhere,
+    run,
+    same_weights,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from ..frozen import Packed
+
+    Array = np.ndarray[Any, Any]
+
+WHAT = "decoding with projected keys and values"
+
+
+class ProjectedKeyValues(caches.ProjectedKeyValues):
+    """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues.
+
+    Not made by hand.
+    """
+
+    __slots__ = ("_packed",)
+    _same_numbers = staticmethod(same_weights)
+    _packed: Optional[Packed]  # the frozen weights that it met last, whose numbers need no look
+
+    def __getstate__(self) -> Any:
+        return None, {name: getattr(self, name) for name in caches.ProjectedKeyValues.__slots__}
+
+
+class _Recorded(ProjectedKeyValues):
+    """Tensors, which lead gradients to keys, values, W_k and W_v."""
+
+    __slots__ = ()
+
+
+def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any) -> ProjectedKeyValues:
+    """What the module's `project` gives; without values, its `project_keys`."""
+    named = {"keys": keys} if values is None else {"keys": keys, "values": values}
+    check_inputs(**named)
+    for name, x in named.items():
+        if x.dim() != 3 or x.shape[:2] != keys.shape[:2]:
+            raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
+        if x.dtype is not keys.dtype:
+            raise TypeError(f"{name} must be {keys.dtype} as keys, got {x.dtype}")
+    materialize(module, None, keys, values)
+    parts = standard_parts(module, *named.values())
+    if torch.is_grad_enabled() or _watched() or parts is None:
+        inputs: Any = keys, values
+        rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
+        return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens), _held(module), True)
+    parameters, _, _, packed = parts
+    inputs = tuple(None if x is None else plain(x) for x in (keys, values))
+    compute = _numbers if keys.is_cpu else _numbers_elsewhere
+    return compute(inputs, parameters, packed, valid_lens, module.empty_rows)
+
+
+def _watched() -> bool:
+    """Whether a call is not made of numbers: compilers, exporters and transforms look on."""
+    return is_compiling() or exporting() or beyond_core()
+
+
+def _held(module: Any) -> Any:
+    """Whatever W_k and W_v are: their parameters.  None where tensors have no versions that tell something."""
+    if _watched():
+        return None
+    children = [module._modules[name] for slot, name in module._layout.slots if slot in (1, 2)]
+    return Held.these(tuple(x for child in children for x in child.parameters()))
+
+
+def _own(given: Tensor, rows: Tensor) -> Tensor:
+    """Not the caller's memory."""
+    return rows.clone() if rows is given else rows
+
+
+def _copied(valid_lens: Any) -> Optional[Tensor]:
+    return None if valid_lens is None else torch.as_tensor(valid_lens).clone()
+
+
+def _numbers(
+    inputs: Any, parameters: Nine, packed: Optional[Packed], valid_lens: Any, empty_rows: str
+) -> ProjectedKeyValues:
+    """In the core's type; rows that no call will read are zeros."""
+    n_keys = inputs[0].shape[1]
+    lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
+    n_read = caches.rows_read(lens, n_keys, empty_rows)
+    n_read = n_read if inputs[1] is not None else (n_read[0], n_keys)  # values come with the call
+    rows: list[Any] = []
+    for slot, (x, n) in enumerate(zip(inputs, n_read), 1):
+        found = None if x is None else _through(parameters, slot, x[:, :n], packed)
+        if found is not None and n < n_keys:
+            found = np.pad(found, ((0, 0), (0, n_keys - n), (0, 0)))
+        elif found is not None and parameters[slot] is None:
+            found = found.copy()  # not the caller's memory
+        rows.append(found)
+    kv = ProjectedKeyValues(rows[0], rows[1], n_read, lens, copies(parameters, packed), True)
+    kv._packed = packed
+    return kv
+
+
+def _through(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
+    """x through a projection, in the type that the core computes in."""
+    if x.dtype not in FLOATS:
+        x = x.float()
+    weight, bias = parameters[slot], parameters[slot + 4]
+    if weight is None:
+        return array(x)
+    if packed is not None and weight.dtype is x.dtype:
+        return array(linear(x, packed.ready[slot]))
+    if weight.dtype is not x.dtype:
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    return array(linear(x, (weight, bias)))
+
+
+def _numbers_elsewhere(
+    inputs: Any, parameters: Nine, packed: Any, valid_lens: Any, empty_rows: str
+) -> ProjectedKeyValues:
+    """On another device than the CPU."""
+    check_devices(keys=inputs[0], values=inputs[1], parameters=parameters)
+    rows: list[Any] = [
+        None if x is None else _own(x, rows_elsewhere(x, parameters, slot)) for slot, x in enumerate(inputs, 1)
+    ]
+    held: Any = Held.of(parameters)
+    return ProjectedKeyValues(rows[0], rows[1], (inputs[0].shape[1],) * 2, _copied(valid_lens), held, True)
+
+
+# --- Calls ---------------------------------------------------------------------------------------------
+
+
+def call_projected(
+    module: Any, queries: Tensor, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Optional[bool]
+) -> Tensor:
+    """module(queries, kv), or module(queries, kv, values) where kv are keys alone."""
+    name = type(module).__name__
+    if kv._values is not None and values is not None:
+        raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
+    if kv._values is None:
+        if queries is None or values is None:
+            raise _arguments.missing(name, queries=queries, values=values)
+        _arguments.check_order(name, values, valid_lens)
+    values = kv._values if values is None else values
+    if isinstance(kv, _Recorded):
+        return _call_recorded(module, queries, kv, values, valid_lens, training)
+    if type(queries) is not Tensor:
+        check_inputs(queries=queries)
+        queries = plain(queries)
+    if queries.dim() != 3:
+        raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
+    given = None if values is kv._values else values
+    if given is not None:
+        check_inputs(values=given)
+        values = given = plain(given)
+    parameters, shown, _, packed = check_module(module, WHAT, queries, None, given)
+    dropout = module._dropout_now(training)
+    if isinstance(kv._keys, Tensor):
+        check_devices(queries=queries, keys=kv._keys, values=values, parameters=parameters)
+        held: Any = Held.of(parameters)
+        kv.check(held, None, module.empty_rows)
+        lens = kv._valid_lens if valid_lens is None else valid_lens
+        lens = None if lens is None else checked_lengths(lens, queries)
+        there = lens, module.num_heads, module.empty_rows, dropout
+        return attend_elsewhere(module, (queries, kv._keys, values), parameters, shown, there)
+    lens = kv.check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
+    kv._packed = packed
+    options = lens, module.num_heads, module.empty_rows, dropout, draw_seed() if dropout else 0
+    outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
+    out, saved = run(layer_forward, (queries, kv._keys, values), outer, ready, options)
+    return finish(module, shown, queries, out, saved)
+
+
+def _call_recorded(
+    module: Any, queries: Tensor, kv: ProjectedKeyValues, values: Tensor, valid_lens: Any, training: Optional[bool]
+) -> Tensor:
+    keys: Any = kv._keys
+    valid_lens = kv._valid_lens if valid_lens is None else valid_lens
+    queries, keys, values = plain_inputs(queries, keys, values)
+    materialize(module, queries, None, None)
+    module._forget_assigned()
+    held = _held(module)
+    if held is not None and kv._weights is not None:
+        kv.check(held, None, module.empty_rows)
+    parts = standard_parts(module, queries, keys, values)
+    if parts is None:
+        return module._by_children(module._through(0, queries), keys, values, valid_lens, training)
+    parameters, shown, _, _ = parts
+    out, shown["_last"] = attend(queries, keys, values, valid_lens, outer_weights(parameters, None), module.num_heads,
+                                 module.empty_rows, module._dropout_now(training))  # fmt: skip
+    return out

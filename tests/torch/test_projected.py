@@ -1,0 +1,189 @@
+"""`project` and `project_keys`: gradients, training, and every way that a call can take.  Decoding in evaluation is
+test_torch_decoding.py's."""
+
+import copy
+import pickle
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+
+import mha_c  # noqa: E402
+from mha_c import torch as ours  # noqa: E402  torch must be there
+
+KINDS = {
+    "dot": lambda dropout=0.0: ours.DotProductAttention(dropout),
+    "additive": lambda dropout=0.0: ours.AdditiveAttention(4, 4, 6, dropout),
+    "lazy additive": lambda dropout=0.0: ours.AdditiveAttention(6, dropout),
+    "multi-head": lambda dropout=0.0: ours.MultiHeadAttention(4, 4, 4, 6, 2, dropout, bias=True),
+    "lazy multi-head": lambda dropout=0.0: ours.MultiHeadAttention(6, 2, dropout),
+}
+LENS = torch.tensor([2, 5])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+def inputs(*, grad=False):
+    torch.manual_seed(5)
+    return torch.randn(2, 3, 4, requires_grad=grad), torch.randn(2, 5, 4, requires_grad=grad)
+
+
+def close(found, expected):
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def outcomes(module, call, queries, encoded):
+    """Output, weights and all gradients of a loss on both, of two calls with one dropout."""
+    torch.manual_seed(7)
+    found = []
+    for x, lens in ((queries, None), (2 * queries, LENS)):
+        found += [call(x, lens), module.attention_weights * 1]
+    loss = sum((x * torch.linspace(-1, 1, x.numel()).view_as(x)).sum() for x in found)
+    return [*found, *torch.autograd.grad(loss, [queries, encoded, *module.parameters()], allow_unused=True)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("way", ["usual", "hooked", "another child"])
+def test_gradients_are_those_of_a_call_without_it(kind, dropout, way):
+    module, (queries, encoded) = KINDS[kind](dropout), inputs(grad=True)
+    module(queries, encoded, encoded)
+    called = []
+    if way == "hooked":
+        list(module.children())[-1].register_forward_hook(lambda *_: called.append(1))
+    elif way == "another child" and kind != "dot":
+        module.W_k = torch.nn.Sequential(module.W_k)
+    expected = outcomes(module, lambda x, lens: module(x, encoded, encoded, lens), queries, encoded)
+    kv = module.project(encoded, encoded)
+    found = outcomes(module, lambda x, lens: module(x, kv, valid_lens=lens), queries, encoded)
+    close([x for x in found if x is not None], [x for x in expected if x is not None])
+    assert called or way != "hooked"
+    if "additive" in kind:
+        keys = module.project_keys(encoded)
+        found = outcomes(module, lambda x, lens: module(x, keys, encoded, lens), queries, encoded)
+        close(found, expected)
+        assert type(keys) is type(kv) and isinstance(keys, ours.ProjectedKeys)
+
+
+def test_a_first_call_may_be_that_of_project(kind):
+    module, (queries, encoded) = KINDS[kind](), inputs()
+    for grad in (True, False):
+        other = copy.deepcopy(module)
+        with torch.set_grad_enabled(grad):
+            kv = other.project(encoded, encoded)
+            close([other(queries, kv)], [other(queries, encoded, encoded)])
+
+
+def test_weights_that_have_changed_are_noticed(kind):
+    """In training too, where nobody compares numbers."""
+    module, (queries, encoded) = KINDS[kind](), inputs()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            kv = module.project(encoded, encoded)
+            module(queries, kv)
+            for name, parameter in dict(module.named_parameters()).items():
+                with torch.no_grad():
+                    parameter.add_(1)
+                if name.startswith(("W_k", "W_v")):
+                    with pytest.raises(ValueError, match=r"projected by another W_k or W_v.*project again"):
+                        module(queries, kv)
+                    kv = module.project(encoded, encoded)
+                module(queries, kv)
+
+
+def test_what_was_projected_without_gradients_says_so():
+    module, (queries, encoded) = KINDS["multi-head"](), inputs()
+    with torch.no_grad():
+        kv = module.project(encoded, encoded)
+        expected = module(queries, kv)
+    with pytest.raises(RuntimeError, match=r"leads no gradient back.*projected where they are recorded"):
+        module(queries, kv)
+    kv = module.requires_grad_(False).project(encoded, encoded)  # recorded, but of nothing
+    out = module(queries.requires_grad_(), kv)
+    close([out], [expected])
+    assert torch.autograd.grad(out.sum(), queries)[0].any()
+
+
+def test_it_is_its_own(kind):
+    """What the caller does with the keys and lengths later changes nothing."""
+    module, (queries, encoded), lens = KINDS[kind](), inputs(), LENS.clone()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            own, own_lens = encoded.clone(), lens.clone()
+            kv = module.project(own, own, own_lens)
+            expected = module(queries, encoded, encoded, lens)
+            own.zero_(), own_lens.zero_()
+            close([module(queries, kv), module(queries.flip(0), kv.reorder([1, 0]))], [expected, expected.flip(0)])
+            assert kv.shape[:2] == (2, 5) and repr(kv).startswith("ProjectedKeyValues(shape=(2, 5, ")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_without_gradients(kind, training):
+    """As of a call without `project`: the same weights are dropped."""
+    module, (queries, encoded) = KINDS[kind](0.5).train(training), inputs()
+    module(queries, encoded, encoded)
+    with torch.no_grad():
+        kv, found = module.project(encoded, encoded), []
+        for call in (lambda: module(queries, encoded, encoded), lambda: module(queries, kv)):
+            torch.manual_seed(3)
+            found += [call(), module.attention_weights + 0]
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+        assert not torch.equal(module(queries, kv, training=not training), found[0])
+
+
+def test_compilers_and_transforms(kind):
+    module, (queries, encoded) = KINDS[kind](), inputs()
+
+    def decode(queries, encoded):
+        kv = module.project(encoded, encoded)
+        return module(queries, kv, valid_lens=LENS) + module(2 * queries, kv)
+
+    expected = decode(queries, encoded)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(torch.compile(decode, backend="eager")(queries, encoded), expected)
+    of_encoded = torch.func.grad(lambda x: decode(queries, x).square().sum())(encoded)
+    x = encoded.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(decode(queries, x).square().sum(), x)[0], of_encoded)
+    half = decode(queries.bfloat16(), encoded.bfloat16()) if kind == "dot" else None
+    assert half is None or half.dtype is torch.bfloat16
+
+
+def test_copies(kind):
+    module, (queries, encoded) = KINDS[kind](), inputs()
+    with torch.no_grad():
+        module(queries, encoded, encoded)
+        kv = module.project(encoded, encoded, LENS)
+        for other in (copy.deepcopy(kv), pickle.loads(pickle.dumps(kv))):
+            assert torch.equal(module(queries, other), module(queries, kv))
+
+
+def test_ill_formed_calls():
+    module, (queries, encoded) = KINDS["additive"](), inputs()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            kv, keys = module.project(encoded, encoded), module.project_keys(encoded, [2, 3])
+            with pytest.raises(TypeError, match="together with the keys"):
+                module(queries, kv, encoded)
+            with pytest.raises(TypeError, match="values"):
+                module(queries, keys)
+            with pytest.raises(TypeError, match="queries"):
+                module(None, keys, encoded)
+            with pytest.raises(mha_c.ShapeError, match="queries must have shape"):
+                module(queries[0], kv)
+            with pytest.raises(mha_c.ShapeError, match="values"):
+                module(queries, keys, encoded[:, :2])
+            with pytest.raises(mha_c.ShapeError, match="keys must have shape"):
+                module.project_keys(encoded[0])
+            with pytest.raises(mha_c.ShapeError, match="values must have shape"):
+                module.project(encoded, encoded[:, :2])
+            with pytest.raises(TypeError, match=r"torch\.float64"):
+                module.project(encoded, encoded.double())
+    with torch.no_grad(), pytest.raises(ValueError, match="beyond the 3 keys"):
+        module(queries, keys, encoded, [4, 1])
