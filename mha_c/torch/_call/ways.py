@@ -2,7 +2,8 @@
 
     way         when                                                        who
     core        CPU tensors of float32 or float64 (16-bit floats as such)   `run_layer`, autograd.py
-    cache       the call has a cache, projected keys, or repeats its keys   decoding.py, repeated_keys.py
+    cache       the call has a cache, keys projected under no_grad, or      decoding.py, projected.py,
+                repeats its keys                                            repeated_keys.py
     operator    a compiler looks (torch.compile), or tensors of a class     `call_operator`, ops.py
                 that is not torch's own, fake ones among them
     torch       another device; a program is exported or traced;            by_torch.py, mathematics.py
