@@ -28,10 +28,10 @@ except ImportError as error:
 
 from . import config, functional
 from ._arguments import refusals as _refusals  # for the core, which asks for it by name
-from ._decoder.caches import KeyValueCache, ProjectedKeyValues
+from ._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
-from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
+from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .positions import PositionalEncoding
 from .similarity import KernelAttention

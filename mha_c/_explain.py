@@ -15,10 +15,8 @@ import numpy as np
 from . import _arguments, _core, _facts, functional
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import NAMES, core_options, projected
-from ._decoder.caches import ProjectedKeyValues
-from ._decoder.steps import DecodingLayer, without_key_values
-from ._layer.call import AttentionLayer, Plan, without_key_projection
-from .layers import ProjectedKeys
+from ._decoder.steps import DecodingLayer
+from ._layer.call import AttentionLayer, Plan
 
 if TYPE_CHECKING:
     from ._types import Array
@@ -123,18 +121,15 @@ def _explain_layer(
 ) -> Explanation:
     if queries is None or keys is None:
         raise TypeError("explain needs what the call would be given too: explain(layer, queries, keys, values)")
-    changed: Callable[[Plan], Plan] = lambda plan: plan  # noqa: E731
-    if isinstance(layer, DecodingLayer) and isinstance(keys, ProjectedKeyValues):
+    projected: tuple[str, ...] = ()
+    if isinstance(layer, DecodingLayer) and type(keys) in layer._takes_projected:
+        projected = keys._projections
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
-        changed = without_key_values
-    elif isinstance(keys, ProjectedKeys):
-        valid_lens = keys._valid_lens if valid_lens is None else valid_lens
-        keys, changed = keys._array, without_key_projection
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-    plan = changed(layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values))
+    plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
     in_training = layer.training if training is None else _arguments.flag(training, "training")
     facts = _facts.layer(
-        layer._roles, queries, keys, values, to_lengths(valid_lens), *plan[3:7],
+        layer._roles, queries, keys, values, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
     return _explanation(type(layer).__name__, queries, facts, layer._roles[3])

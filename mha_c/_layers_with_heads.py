@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
-from ._layer.call import NO_PLAN, AttentionLayer
+from ._layer.call import AttentionLayer
 from ._layer.module import Layer
 from .linear import State
 from .viz.sources import collect, to_numpy
@@ -164,7 +164,7 @@ class NumpyLayer:
             parameters.states = tuple(states)
             parameters.grads.clear()
             layer._num_heads = self.num_heads = len(heads)
-            layer._plan, layer._record = NO_PLAN, None
+            layer._plan = layer._record = None
 
 
 class TorchLayer:

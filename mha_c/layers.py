@@ -8,18 +8,16 @@ weights are computed when they are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Optional, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from . import _arguments, masking
-from ._arguments.arrays import floats, like_input, to_arrays, to_lengths
-from ._decoder.caches import longest, project_rows
+from ._arguments.arrays import like_input
+from ._decoder.caches import ProjectedKeys, ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
-from ._layer.call import without_key_projection
 from ._layer.module import Dropout, with_own_names
-from .errors import ShapeError
-from .linear import Projection, State, packing_type
+from .linear import Projection, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -265,31 +263,6 @@ class MultiHeadAttention(DecodingLayer):
         return [("attention", self._attention), *self._linears.items()]
 
 
-class ProjectedKeys:
-    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
-
-    Not made by hand.
-    """
-
-    __slots__ = ("_array", "_as_tensor", "_n_projected", "_valid_lens", "_weight")
-
-    def __init__(self, array: Array, n_projected: int, valid_lens: Any, weight: Array, as_tensor: bool) -> None:
-        self._array, self._n_projected, self._valid_lens = array, n_projected, valid_lens
-        self._weight, self._as_tensor = weight, as_tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sizes (B, K, num_hiddens)."""
-        shape: tuple[int, ...] = self._array.shape
-        return shape
-
-    def __array__(self, *options: Any, **named: Any) -> Array:
-        raise TypeError("ProjectedKeys are no array: give them to their AdditiveAttention in the place of keys")
-
-    def __repr__(self) -> str:
-        return f"ProjectedKeys(shape={self.shape}, dtype={self._array.dtype})"
-
-
 @with_own_names
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
@@ -331,6 +304,7 @@ class AdditiveAttention(DecodingLayer):
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
+    _takes_projected = ProjectedKeyValues, ProjectedKeys
     _with_masks = "mha_c.functional.additive_attention"
     FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
@@ -396,37 +370,7 @@ class AdditiveAttention(DecodingLayer):
         >>> attention(np.ones((2, 1, 20), dtype=np.float32), keys, encoder_outputs).shape
         (2, 1, 16)
         """
-        (array,), as_tensor = to_arrays((keys, "keys"))
-        if floats(array, "keys").ndim != 3:
-            raise ShapeError(f"keys must have shape (B, K, key_size), got {array.shape}")
-        lens = np.array(to_lengths(valid_lens)) if valid_lens is not None else None
-        n_projected = array.shape[1] if lens is None else longest(lens, array.shape[1])
-        (state,) = self._sized({"W_k": array})
-        assert state is not None and state.weight is not None
-        out = project_rows(array, state, n_projected, packing_type(array, self.dtype))
-        return ProjectedKeys(out, n_projected, lens, state.weight, as_tensor)
-
-    def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
-    ) -> Any:
-        if type(keys) is not ProjectedKeys:
-            return super()._call(queries, keys, values, valid_lens, training, cache)
-        (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
-        as_tensor = as_tensor or keys._as_tensor
-        weight = self._parameters.states[0].weight
-        if weight is not keys._weight and (weight is None or not np.array_equal(weight, keys._weight)):
-            raise ValueError("keys were projected by another W_k: call project_keys again")
-        if valid_lens is None:
-            valid_lens = keys._valid_lens
-        else:
-            valid_lens = to_lengths(valid_lens)
-        if keys._n_projected < keys.shape[1] and longest(valid_lens, keys.shape[1]) > keys._n_projected:
-            raise ValueError(f"valid_lens reaches beyond the {keys._n_projected} keys that project_keys was told of")
-        plan = self._current_plan(queries)
-        if plan is None:
-            inputs = queries, keys._array, values
-            return self._first_call(*inputs, valid_lens, training, as_tensor, without_key_projection)
-        return self._run(without_key_projection(plan), queries, keys._array, values, valid_lens, training, as_tensor)
+        return ProjectedKeys(*self._projected(valid_lens, (keys, "keys")))
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return [*self._linears.items(), ("dropout", self._dropout)]

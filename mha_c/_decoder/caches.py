@@ -1,12 +1,13 @@
 """What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
 
 `KeyValueCache` grows by what each call brings (`layer(x, x, x, cache=cache)`), `ProjectedKeyValues` stays as it is
-(`layer(queries, kv)`).  Used by `_layer/call.py`; the torch side has its own, of tensors, with the same rules.
+(`layer(queries, kv)`), and so does `ProjectedKeys`, which leaves the values to the call.  Used by `_layer/call.py`; the
+torch side has its own, of tensors, with the same rules.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 import numpy as np
 
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from .._types import Array
     from ..linear import State
 
+    Kept = TypeVar("Kept", bound="ProjectedKeyValues")
+
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
     Counts = Union[int, Array]  # new steps: so many for all items, or (B,)
-
-OTHER_WEIGHTS = "by another W_k or W_v than the layer has now"
 
 
 class KeyValueCache:
@@ -101,26 +102,9 @@ class KeyValueCache:
     def __repr__(self) -> str:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
 
-    def check(self, weights: Weights, counts: Counts) -> Counts:
-        """How many steps each item will have with `counts` more.
-
-        Parameters
-        ----------
-        weights : Weights
-            W_k and W_v of the layer that is called.
-        counts : int or Array (B,)
-            New steps of each item.
-
-        Returns
-        -------
-        int or Array (B,)
-            For `keep`, once they are there.
-
-        Raises
-        ------
-        ValueError
-            Where there is no room, or the weights are others.
-        """
+    def _check(self, weights: Weights, counts: Counts) -> Counts:
+        """How many steps each item will have with `counts` more; ValueError where there is no room, or the weights
+        (W_k and W_v of the layer that is called) are others."""
         after = self._steps + counts
         if most(after) > self._max_len:
             full, lengths = self._full(after), self._full(self._steps)
@@ -130,59 +114,27 @@ class KeyValueCache:
                 f"and {full[item] - lengths[item]} more came"
             )
         if not (self._weights is None or self._weights is weights or self._same_numbers(self._weights, weights)):
-            raise ValueError(f"the cache was filled {OTHER_WEIGHTS}: call cache.clear()")
+            raise ValueError("the cache was filled by another W_k or W_v than the layer has now: call cache.clear()")
         return after
 
-    def room(self, features: tuple[int, int], dtype: Any) -> tuple[Array, Array]:
-        """Where the core writes new rows, behind those that are there; they count once `keep` is called.
-
-        Parameters
-        ----------
-        features : tuple of int
-            Of projected keys and values.
-        dtype : dtype
-            Of their numbers.
-
-        Returns
-        -------
-        tuple of two Arrays
-            (B, max_len, .), of keys and of values.
-        """
+    def _room(self, features: tuple[int, int], dtype: Any) -> tuple[Array, Array]:
+        """(B, max_len, .), of projected keys and of values: where the core writes new rows, behind those that are
+        there.  They count once `_keep` is called."""
         if self._keys is None or self._values is None or self._weights is None:
             room = self._batch, self._max_len
-            self._keys = _room(self._keys, (*room, features[0]), dtype)
-            self._values = _room(self._values, (*room, features[1]), dtype)
+            self._keys = _kept_or_new(self._keys, (*room, features[0]), dtype)
+            self._values = _kept_or_new(self._values, (*room, features[1]), dtype)
         if self._keys.dtype != dtype:
             raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {dtype}")
         return self._keys, self._values
 
-    def keep(self, weights: Weights, after: Counts) -> None:
-        """Let the rows count that the core has written.
-
-        Parameters
-        ----------
-        weights : Weights
-            Whose projections they are.
-        after : int or Array (B,)
-            What `check` gave.
-        """
+    def _keep(self, weights: Weights, after: Counts) -> None:
+        """Let the rows count that the core has written: projections by these weights, as many as `_check` gave."""
         self._weights, self._steps = weights, after if isinstance(after, int) else one_count(after)
 
-    def visible_keys(self, after: Counts, n_steps: int) -> Optional[Array]:
-        """How many keys each of n_steps new queries sees: its own step's and all before it.
-
-        Parameters
-        ----------
-        after : int or Array (B,)
-            What `check` gave.
-        n_steps : int
-            How many new steps there are.
-
-        Returns
-        -------
-        Array (B,) or (B, n), optional
-            None where all see what there is.
-        """
+    def _visible_keys(self, after: Counts, n_steps: int) -> Optional[Array]:
+        """How many keys each of n_steps new queries sees, (B,) or (B, n): its own step's and all before it, of those
+        that `_check` gave.  None where all see what there is."""
         if n_steps == 1:
             return None if isinstance(after, int) or isinstance(one_count(after), int) else after
         seen = self._full(self._steps)[:, None] + np.arange(1, n_steps + 1)
@@ -209,9 +161,11 @@ class ProjectedKeyValues:
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
     _same_numbers = staticmethod(same_numbers)
+    _projections: tuple[str, ...] = ("W_k", "W_v")
+    _made_by = "project"
 
     def __init__(
-        self, keys: Array, values: Array, n_projected: tuple[int, int], valid_lens: Any, weights: Weights,
+        self, keys: Array, values: Optional[Array], n_projected: tuple[int, int], valid_lens: Any, weights: Weights,
         as_tensor: bool,
     ) -> None:  # fmt: skip
         self._keys, self._values, self._n_projected = keys, values, n_projected
@@ -222,7 +176,7 @@ class ProjectedKeyValues:
         """Sizes (B, K, features of the projected keys)."""
         return tuple(self._keys.shape)
 
-    def reorder(self, index: Any) -> ProjectedKeyValues:
+    def reorder(self: Kept, index: Any) -> Kept:
         """The same for the items index[0], index[1], ...: for beam search.
 
         Parameters
@@ -232,52 +186,50 @@ class ProjectedKeyValues:
 
         Returns
         -------
-        ProjectedKeyValues
-            Another one.
+        ProjectedKeyValues or ProjectedKeys
+            Another one of its kind.
         """
         order = checked_index(index, self._keys.shape[0])
         lens = None if self._valid_lens is None else self._valid_lens[order]
-        rows = self._keys[order], None if self._values is None else self._values[order]
-        return type(self)(*rows, self._n_projected, lens, self._weights, self._as_tensor)
+        keys, values = self._keys[order], None if self._values is None else self._values[order]
+        return type(self)(keys, values, self._n_projected, lens, self._weights, self._as_tensor)
 
     def __repr__(self) -> str:
-        return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self._keys.dtype})"
 
-    def check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
-        """The lengths of a call that is given `valid_lens`.
-
-        Parameters
-        ----------
-        weights : Weights
-            W_k and W_v of the layer that is called.
-        valid_lens : Any
-            Those of the call, or None.
-        empty_rows : str
-            The layer's.
-
-        Returns
-        -------
-        Any
-            The lengths.
-
-        Raises
-        ------
-        ValueError
-            Where the call cannot be served: other weights, or keys that were not projected.
-        """
+    def _check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
+        """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served: a layer with other
+        weights than these were projected with, or keys that were not projected."""
         if not (self._weights is weights or self._same_numbers(self._weights, weights)):
-            raise ValueError(f"keys and values were projected {OTHER_WEIGHTS}: call project again")
+            what, by = "keys" if self._values is None else "keys and values", " or ".join(self._projections)
+            raise ValueError(
+                f"{what} were projected by another {by} than the layer has now: call {self._made_by} again"
+            )
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
         if min(self._n_projected) < self.shape[1]:
             (n_keys, n_values), (keys, values) = self._n_projected, rows_read(lens, self.shape[1], empty_rows)
             if keys > n_keys:
-                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that project was told of")
+                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that {self._made_by} was told of")
             if values > n_values:
                 raise ValueError(
                     f"a length of 0 asks for the mean of all {values} values, and project was told of {n_values}: give "
                     f"it the lengths of 0, or none"
                 )
         return lens
+
+
+class ProjectedKeys(ProjectedKeyValues):
+    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
+
+    Not made by hand.
+    """
+
+    __slots__ = ()
+    _projections = ("W_k",)
+    _made_by = "project_keys"
+
+    def __array__(self, *options: Any, **named: Any) -> Array:
+        raise TypeError("ProjectedKeys are no array: give them to their AdditiveAttention in the place of keys")
 
 
 def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) -> Array:
@@ -358,7 +310,7 @@ def checked_index(index: Any, batch: int) -> Array:
     return found
 
 
-def _room(old: Optional[Array], shape: tuple[int, ...], dtype: Any) -> Array:
+def _kept_or_new(old: Optional[Array], shape: tuple[int, ...], dtype: Any) -> Array:
     return old if old is not None and old.shape == shape and old.dtype == dtype else np.zeros(shape, dtype)
 
 

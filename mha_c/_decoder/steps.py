@@ -12,7 +12,7 @@ import numpy as np
 from .. import _arguments
 from .._arguments.arrays import floats, to_arrays, to_lengths
 from .._core import layer_step
-from .._layer.call import AttentionLayer, Plan
+from .._layer.call import AttentionLayer
 from ..errors import ShapeError
 from ..linear import packing_type
 from .caches import (
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
 
+    _takes_projected: tuple[type[ProjectedKeyValues], ...] = (ProjectedKeyValues,)  # in the place of keys
+
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Room for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
 
@@ -44,10 +46,8 @@ class DecodingLayer(AttentionLayer):
 
         Parameters
         ----------
-        batch : int
-            How many items, at least 1.
-        max_len : int
-            How many steps there is room for.
+        batch, max_len : int
+            How many items, and how many steps there is room for.
 
         Returns
         -------
@@ -100,18 +100,26 @@ class DecodingLayer(AttentionLayer):
         >>> mha(np.ones((2, 1, 8)), kv).shape
         (2, 1, 8)
         """
-        (k, v), as_tensor = to_arrays((keys, "keys"), (values, "values"))
-        for array, name in ((k, "keys"), (v, "values")):
-            if floats(array, name).ndim != 3 or array.shape[:2] != k.shape[:2]:
-                raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {k.shape}")
-        if v.dtype != k.dtype:
-            raise TypeError(f"values must be {k.dtype} as keys, got {v.dtype}")
+        return ProjectedKeyValues(*self._projected(valid_lens, (keys, "keys"), (values, "values")))
+
+    def _projected(self, valid_lens: Any, *named: tuple[Any, str]) -> tuple[Any, ...]:
+        """What a ProjectedKeyValues is made of: of keys and values, or of keys alone."""
+        arrays, as_tensor = to_arrays(*named)
+        keys = arrays[0]
+        for array, (_, name) in zip(arrays, named):
+            if floats(array, name).ndim != 3 or array.shape[:2] != keys.shape[:2]:
+                raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {keys.shape}")
+            if array.dtype != keys.dtype:
+                raise TypeError(f"{name} must be {keys.dtype} as keys, got {array.dtype}")
         lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
-        n_projected = rows_read(lens, k.shape[1], self._empty_rows)
-        states = self._sized({"W_k": k, "W_v": v})
-        dtype = packing_type(k, self.dtype)
-        projected = [project_rows(x, state, n, dtype) for x, state, n in zip((k, v), states, n_projected)]
-        return ProjectedKeyValues(projected[0], projected[1], n_projected, lens, weights_of(*states), as_tensor)
+        n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
+        states = self._sized(dict(zip(("W_k", "W_v"), arrays)))
+        dtype = packing_type(keys, self.dtype)
+        rows = project_rows(keys, states[0], n_keys, dtype)
+        if len(arrays) == 1:
+            return rows, None, (n_keys, keys.shape[1]), lens, weights_of(*states), as_tensor
+        values = project_rows(arrays[1], states[1], n_values, dtype)
+        return rows, values, (n_keys, n_values), lens, weights_of(*states), as_tensor
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
         """The projections of these names (None where the layer has none), drawn if they were open."""
@@ -135,26 +143,19 @@ class DecodingLayer(AttentionLayer):
     ) -> Any:
         if cache is not None:
             return self._step(cache, queries, keys, values, valid_lens, training)
-        if type(keys) is ProjectedKeyValues:
-            return self._call_projected(queries, keys, values, valid_lens, training)
+        if type(keys) in self._takes_projected:
+            kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
+            (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
+            return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
         return super()._call(queries, keys, values, valid_lens, training)
 
-    def _call_projected(self, queries: Any, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Any) -> Any:
-        (queries,), as_tensor = to_arrays((queries, "queries"))
-        keys, values, lens = self._projected_arguments(kv, values, valid_lens)
-        as_tensor = as_tensor or kv._as_tensor
-        plan = self._current_plan(queries)
-        if plan is None:  # W_q, and what comes behind it
-            return self._first_call(queries, keys, values, lens, training, as_tensor, without_key_values)
-        return self._run(without_key_values(plan), queries, keys, values, lens, training, as_tensor)
-
-    def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Array, Any]:
+    def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Any]:
         """Keys, values and lengths of a call with `kv`; ValueError if it was made with other weights."""
-        if values is not None:
+        if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
-        by_name = {state.name: state for state in self._parameters.states}
-        lens = kv.check(weights_of(by_name.get("W_k"), by_name.get("W_v")), valid_lens, self._empty_rows)
-        return kv._keys, kv._values, lens
+        states = (state for name in kv._projections for state in self._parameters.states if state.name == name)
+        lens = kv._check(weights_of(*states), valid_lens, self._empty_rows)
+        return kv._keys, values if kv._values is None else kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
         if type(cache) is not KeyValueCache:
@@ -174,23 +175,18 @@ class DecodingLayer(AttentionLayer):
                 self._parameters.states = self._drawn(self._parameters.states, {})
         plan = self._current_plan(queries)
         assert plan is not None
-        by_name = {state.name: state for state in plan[1]}
+        by_name = {state.name: state for state in plan.states}
         states = by_name.get("W_k"), by_name.get("W_v")
         weights = weights_of(*states)
-        after = cache.check(weights, counts)
-        widths = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
-        room = cache.room(tuple(widths), queries.dtype.type)
-        lens, n_steps = cache.visible_keys(after, queries.shape[1]), most(after)
+        after = cache._check(weights, counts)
+        n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
+        room = cache._room((n_k, n_v), queries.dtype.type)
+        lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
+        projections, w_v, num_heads, _ = plan.in_core
         # An item without any step has no keys: zeros, not the mean of rows that do not count.
         out, saved = layer_step(
-            queries, keys, values, lens, plan[3], plan[4], self._num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
+            queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
             n_steps,
         )  # fmt: skip
-        cache.keep(weights, after)
+        cache._keep(weights, after)
         return self._finish(out, saved, as_tensor)
-
-
-def without_key_values(plan: Plan) -> Plan:
-    """The plan of a call whose keys and values have been through W_k and W_v already."""
-    W_q, _, _, W_o = plan[3]
-    return (*plan[:3], (W_q, None, None, W_o), *plan[4:])

@@ -6,7 +6,7 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 from numpy import ndarray
@@ -15,7 +15,7 @@ from .. import _arguments
 from .._arguments.arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
 from .._core import isa, layer_backward, layer_forward
 from ..errors import ShapeError
-from ..linear import State, packing_type
+from ..linear import Parameters, State, packing_type
 from .kept_weights import N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
 from .viewable import Viewable
@@ -23,15 +23,39 @@ from .viewable import Viewable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .._decoder.caches import KeyValueCache, ProjectedKeyValues
+    from .._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
     from .._types import Array, Real, RngLike
-    from ..layers import ProjectedKeys
 
-# What a call needs of the layer, gathered once and used until a parameter or the instruction set changes: dtype, states
-# and instruction set that it holds for; projections, w_v, number of heads and empty_rows for the core; where the states
-# of now are, and the layer that shows the weights too.  (Its own attributes are slow to read: it has __getattr__.)
-Plan = tuple[Any, Any, str, tuple[Any, Any, Any, Any], Any, int, Any, Any, Any]
-NO_PLAN: Plan = (None, None, "", (None, None, None, None), None, 1, "", None, None)
+BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
+
+
+class Plan:
+    """What a call needs of its layer, gathered once and used until a parameter or the instruction set changes.
+
+    (A layer's own attributes are slow to read: it has __getattr__.)
+    """
+
+    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # faster by name than a NamedTuple
+
+    def __init__(
+        self,
+        dtype: Any,
+        states: tuple[State, ...],
+        isa: str,
+        in_core: tuple[Any, Any, Any, Any],
+        parameters: Parameters,
+        child: Optional[AttentionLayer],
+    ) -> None:
+        self.dtype, self.states, self.isa = dtype, states, isa  # which it holds for
+        self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
+        self.parameters = parameters  # where the states of now are
+        self.child = child  # the layer that shows the weights too
+
+    def without(self, projections: Sequence[str]) -> Plan:
+        """The plan of a call whose keys or values have been through W_k or W_v already."""
+        packed = zip(BOOK_NAMES, self.in_core[0])
+        left = tuple(None if name in projections else projection for name, projection in packed)
+        return Plan(self.dtype, self.states, self.isa, (left, *self.in_core[1:]), self.parameters, self.child)
 
 
 class Record(NamedTuple):
@@ -46,27 +70,21 @@ class Record(NamedTuple):
     as_tensor: bool
 
 
-def without_key_projection(plan: Plan) -> Plan:
-    """The plan of a call whose keys have been through W_k already."""
-    W_q, _, W_v, W_o = plan[3]
-    return (*plan[:3], (W_q, None, W_v, W_o), *plan[4:])
-
-
 class AttentionLayer(Layer, Viewable):
     """The call that the three layers share, and what is read back after it."""
 
-    _roles = "W_q", "W_k", "W_v", "W_o"  # names of the four projections
+    _roles = BOOK_NAMES  # names of the four projections
     _with_masks = "mha_c.functional.dot_product_attention"  # what takes any mask
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _child: Optional[AttentionLayer] = None  # one that shows the weights of the last call too
+    _plan: Optional[Plan] = None
+    _record: Optional[Record] = None
 
     def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
         self._dropout = Dropout(dropout)
         self._empty_rows = _arguments.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        self._plan = NO_PLAN
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
-        self._record: Optional[Record] = None
         self._unused_seeds: list[int] = []
         if all(state.in_features is not None for state in states):
             self._parameters.states = self._drawn(states, {})
@@ -108,16 +126,20 @@ class AttentionLayer(Layer, Viewable):
             and training is None
             and cache is None
             and not misnamed
-            and plan[0] is queries.dtype
-            and plan[1] is plan[7].states
-            and plan[2] == isa()
+            and plan is not None
+            and plan.dtype is queries.dtype
+            and plan.states is plan.parameters.states
+            and plan.isa == isa()
         ):
             if self.training:
                 return self._run_training(plan, (queries, keys, values), valid_lens, False)
-            out, saved = layer_forward(queries, keys, values, valid_lens, plan[3], plan[4], plan[5], plan[6], 0.0, 0)
+            projections, w_v, num_heads, empty_rows = plan.in_core
+            out, saved = layer_forward(
+                queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
+            )
             self._last = last = saved, False
-            if plan[8] is not None:
-                plan[8]._last = last
+            if plan.child is not None:
+                plan.child._last = last
             return out
         if misnamed:
             raise _arguments.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
@@ -133,35 +155,41 @@ class AttentionLayer(Layer, Viewable):
             if values.ndim != 3:
                 _arguments.check_order(type(self).__name__, values, valid_lens)
             valid_lens = to_lengths(valid_lens)
-        plan = self._current_plan(queries)
-        if plan is None:
-            return self._first_call(queries, keys, values, valid_lens, training, as_tensor)
-        return self._run(plan, queries, keys, values, valid_lens, training, as_tensor)
+        return self._run(queries, keys, values, valid_lens, training, as_tensor)
 
     def _current_plan(self, queries: Array) -> Optional[Plan]:
         """The plan for inputs of this type; None while sizes are open."""
-        plan = self._plan
-        if plan[0] is not queries.dtype or plan[1] is not self._parameters.states or plan[2] != isa():
-            states = self._parameters.states
+        plan, states = self._plan, self._parameters.states
+        if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
             if any(state.weight is None for state in states):
                 return None
             plan = self._plan = self._make_plan(queries, states)
         return plan
 
     def _run(
-        self, plan: Plan, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool
+        self, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool,
+        projected: Sequence[str] = (),
+    ) -> Any:  # fmt: skip
+        """`projected`: W_k, or W_k and W_v, where keys or values have been through them already."""
+        plan = self._current_plan(queries)
+        if plan is None:
+            return self._first_run((queries, keys, values), valid_lens, training, as_tensor, projected)
+        plan = plan.without(projected) if projected else plan
+        return self._run_plan(plan, (queries, keys, values), valid_lens, training, as_tensor)
+
+    def _run_plan(
+        self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool
     ) -> Any:
         if self.training if training is None else _arguments.flag(training, "training"):
-            return self._run_training(plan, (queries, keys, values), valid_lens, as_tensor)
-        out, saved = layer_forward(queries, keys, values, valid_lens, *plan[3:7], 0.0, 0)
+            return self._run_training(plan, inputs, valid_lens, as_tensor)
+        out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
         return self._finish(out, saved, as_tensor)
 
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
         seed = self._next_seed() if p else 0
-        queries, keys, values = inputs
         try:
-            out, kept = layer_forward(queries, keys, values, valid_lens, *plan[3:7], p, seed, True)
+            out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed, True)
         except BaseException:
             if p:
                 self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
@@ -182,16 +210,10 @@ class AttentionLayer(Layer, Viewable):
         except IndexError:
             return _arguments.draw_seed(self._rng)
 
-    def _first_call(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: Any,
-        training: Any,
-        as_tensor: bool,
-        changed: Callable[[Plan], Plan] = lambda plan: plan,
-    ) -> Any:
+    def _first_run(
+        self, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool,
+        projected: Sequence[str],
+    ) -> Any:  # fmt: skip
         """A call that fixes the open sizes.  They stay open, and the random numbers unused, if it fails."""
         parameters, stream = self._parameters, self._drawing[0]
         with parameters.lock:
@@ -199,10 +221,10 @@ class AttentionLayer(Layer, Viewable):
             before = stream.bit_generator.state
             try:
                 if parameters.is_open():  # else another thread has just done it
-                    features = (array.shape[-1] if array.ndim else 0 for array in (queries, keys, values))
+                    features = (array.shape[-1] if array.ndim else 0 for array in inputs)
                     states = self._drawn(states, dict(zip(self._roles, features)))
-                plan = self._make_plan(queries, states)
-                out = self._run(changed(plan), queries, keys, values, valid_lens, training, as_tensor)
+                plan = self._make_plan(inputs[0], states)
+                out = self._run_plan(plan.without(projected), inputs, valid_lens, training, as_tensor)
             except BaseException:
                 stream.bit_generator.state = before
                 if stream is self._rng:  # then the seed of the dropout is undrawn as well
@@ -217,8 +239,8 @@ class AttentionLayer(Layer, Viewable):
         q, k, v, o = (packed.get(name) for name in self._roles)
         scorer = next((state.weight for state in states if state.name == "w_v"), None)
         w_v = None if scorer is None else scorer[0].astype(dtype)
-        core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
-        return (queries.dtype, states, isa(), *core, self._parameters, self._child)
+        in_core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
+        return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
 
     def _weights(self) -> tuple[Array, bool]:
         """(B, H, Q, K) of the last call, in memory of their own, and whether tensors went in."""
@@ -290,9 +312,9 @@ class AttentionLayer(Layer, Viewable):
                 f"{type(self).__name__}.backward needs a call in training mode before it (layer.train(), or "
                 f"training=True in the call), and each such call allows one backward"
             )
-        by_name = {state.name: (i, state) for i, state in enumerate(record.plan[1])}
+        by_name = {state.name: (i, state) for i, state in enumerate(record.plan.states)}
         roles = [by_name.get(name) for name in self._roles]
-        if any(role is not None and packed is None for role, packed in zip(roles, record.plan[3])):
+        if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
             raise RuntimeError(
                 "the last call in training mode was given projected keys, which lead no gradient back to W_k: give "
                 "it the keys themselves"
@@ -316,13 +338,13 @@ class AttentionLayer(Layer, Viewable):
         dtype = record.out.dtype
         weights = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
         with_bias = tuple(role is not None and role[1].has_bias for role in roles)
-        tensors = *record.inputs, *weights, None, None, None, None, record.plan[4]
+        tensors = *record.inputs, *weights, None, None, None, None, record.plan.in_core[1]
         options = self._num_heads, self._empty_rows, record.dropout, record.seed
         needs = *(True,) * 7, *with_bias, True
         return layer_backward(grad_output, record.kept, tensors, 3, options, needs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_plan": NO_PLAN, "_record": None}
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_plan", "_record")}
 
 
 def _weight_as(state: State, dtype: Any) -> Optional[Array]:

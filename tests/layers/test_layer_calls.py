@@ -235,6 +235,11 @@ def test_lengths_of_projected_keys(inputs):
     out = layer(q, keys, v)  # the lengths given then
     np.testing.assert_array_equal(out, layer(q, k, v, [2, 6]))
     np.testing.assert_array_equal(layer(q, keys, v, [1, 5]), layer(q, k, v, [1, 5]))
+    turned = keys.reorder([1, 0])
+    np.testing.assert_array_equal(layer(q, turned, v), layer(q, k[::-1], v, [6, 2]))
+    assert (
+        repr(turned) == repr(keys) == "ProjectedKeys(shape=(2, 9, 8), dtype=float32)".replace("float32", k.dtype.name)
+    )
     with pytest.raises(ValueError, match="valid_lens reaches beyond the 6 keys that project_keys was told of"):
         layer(q, keys, v, [7, 1])
     with pytest.raises(ValueError, match="valid_lens"):
@@ -256,7 +261,7 @@ def test_projected_keys_of_other_weights_are_refused(inputs):
 
 def test_project_keys_checks_its_argument(inputs):
     layer = AdditiveAttention(5, 6, 8, 0.0)
-    with pytest.raises(mha_c.ShapeError, match=r"keys must have shape \(B, K, key_size\), got \(9, 5\)"):
+    with pytest.raises(mha_c.ShapeError, match=r"keys must have shape \(B, K, features\), got \(9, 5\)"):
         layer.project_keys(inputs[1][0])
     with pytest.raises(mha_c.ShapeError, match="keys has 6 features, but W_k takes 5"):
         layer.project_keys(inputs[0])

@@ -158,17 +158,17 @@ def step(
     counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
     if not queries.is_cpu:
         return _step_elsewhere(module, cache, (queries, keys, values), parameters, shown, counts)
-    after = cache.check(known_weights(cache, packed, parameters), counts)
+    after = cache._check(known_weights(cache, packed, parameters), counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
         _, W_k, W_v, *_ = parameters
         widths = (keys if W_k is None else W_k.T).shape[-1], (values if W_v is None else W_v.T).shape[-1]
-    room = cache.room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
-    lens = cache.visible_keys(after, n_steps)
+    room = cache._room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
+    lens = cache._visible_keys(after, n_steps)
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", 0.0, 0, *room, cache._steps, counts, caches.most(after)
     out, saved = run(layer_step, (queries, keys, values), parameters, packed and packed.ready, options)
-    cache.keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
+    cache._keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
     return finish(module, shown, queries, out, saved)
 
@@ -188,11 +188,11 @@ def _step_elsewhere(
     check_devices(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=parameters)
     held: Any = Held.of(parameters)
     n_steps = inputs[0].shape[1]
-    after = cache.check(held, counts)
+    after = cache._check(held, counts)
     cache._write(rows_elsewhere(inputs[1], parameters, 1), rows_elsewhere(inputs[2], parameters, 2), counts)
-    seen, n_rows = cache.visible_keys(after, n_steps), caches.most(after)
+    seen, n_rows = cache._visible_keys(after, n_steps), caches.most(after)
     lens = None if seen is None else torch.from_numpy(seen)
-    cache.keep(held, after)
+    cache._keep(held, after)
     kept: Any = cache._keys, cache._values
     keys, values = (x[:, :n_rows] for x in kept)
     options = lens, module.num_heads, "zero", 0.0

@@ -197,12 +197,12 @@ def call_projected(
     if isinstance(kv._keys, Tensor):
         check_devices(queries=queries, keys=kv._keys, values=values, parameters=parameters)
         held: Any = Held.of(parameters)
-        kv.check(held, None, module.empty_rows)
+        kv._check(held, None, module.empty_rows)
         lens = kv._valid_lens if valid_lens is None else valid_lens
         lens = None if lens is None else checked_lengths(lens, queries)
         there = lens, module.num_heads, module.empty_rows, dropout
         return attend_elsewhere(module, (queries, kv._keys, values), parameters, shown, there)
-    lens = kv.check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
+    lens = kv._check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
     kv._packed = packed
     options = lens, module.num_heads, module.empty_rows, dropout, draw_seed() if dropout else 0
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
@@ -220,7 +220,7 @@ def _call_recorded(
     module._forget_assigned()
     held = _held(module)
     if held is not None and kv._weights is not None:
-        kv.check(held, None, module.empty_rows)
+        kv._check(held, None, module.empty_rows)
     parts = standard_parts(module, queries, keys, values)
     if parts is None:
         return module._by_children(module._through(0, queries), keys, values, valid_lens, training)

@@ -56,7 +56,7 @@ class RepeatedKeys(KeyValueCache):
             known, self._batch = 0, k.shape[0]
         self._make_room(known, n_rows, inputs)
         widths: Any = [W.shape[0] for W in parameters[1:3] if W is not None]
-        room = self.room(widths, k.dtype)
+        room = self._room(widths, k.dtype)
         new = slice(known, n_rows)
         out = call_core(layer_step, (
             queries, k[:, new], v[:, new], options[0], parameters if packed is None else packed.ready, None,
@@ -64,7 +64,7 @@ class RepeatedKeys(KeyValueCache):
         ))  # fmt: skip
         for kept, x in zip(self._inputs, inputs):
             kept[:, new] = x[:, new]
-        self.keep(copies(parameters, packed) if self._weights is None else self._weights, n_rows)
+        self._keep(copies(parameters, packed) if self._weights is None else self._weights, n_rows)
         self._packed = packed
         return out
 
