@@ -7,12 +7,13 @@ weights are computed when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from . import _arguments, masking
+from ._arguments import constructors
 from ._arguments.arrays import like_input
 from ._decoder.caches import ProjectedKeys, ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
@@ -142,10 +143,7 @@ class MultiHeadAttention(DecodingLayer):
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
-    FORMS = (
-        "num_hiddens, num_heads, dropout, bias=False",
-        "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
-    )
+    FORMS = constructors.MULTI_HEAD
 
     @overload
     def __init__(
@@ -165,16 +163,13 @@ class MultiHeadAttention(DecodingLayer):
         empty_rows: EmptyRows = "uniform",
         **named: Any,
     ) -> None:
-        given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
-        self._num_hiddens = hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
-        self._num_heads = _arguments.whole(given["num_heads"], "num_heads")
-        if self._num_hiddens % self._num_heads:
-            raise ValueError(f"num_hiddens ({self._num_hiddens}) must be divisible by num_heads ({self._num_heads})")
+        given = constructors.multi_head(sizes, named)
+        hiddens = given["num_hiddens"]
+        self._num_hiddens: int = hiddens
+        self._num_heads = given["num_heads"]
         bias = _arguments.flag(given["bias"], "bias")
-        states = tuple(
-            State(name, hiddens, _arguments.whole(given[size], size) if size in given else None, bias)
-            for name, size in (("W_q", "query_size"), ("W_k", "key_size"), ("W_v", "value_size"))
-        )
+        inputs = ("W_q", "query_size"), ("W_k", "key_size"), ("W_v", "value_size")
+        states = [State(name, hiddens, given.get(size), bias) for name, size in inputs]
         super().__init__((*states, State("W_o", hiddens, hiddens, bias)), given["dropout"], dtype, rng, empty_rows)
         self._child = self._attention = DotProductAttention(0, dtype=dtype, rng=self._rng, empty_rows=empty_rows)
         self._attention._dropout = self._dropout
@@ -306,7 +301,7 @@ class AdditiveAttention(DecodingLayer):
     W_k, W_q, w_v = Projection(), Projection(), Projection()
     _takes_projected = ProjectedKeyValues, ProjectedKeys
     _with_masks = "mha_c.functional.additive_attention"
-    FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
+    FORMS = constructors.ADDITIVE
 
     @overload
     def __init__(
@@ -320,12 +315,9 @@ class AdditiveAttention(DecodingLayer):
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
-        given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
-        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
-        states = tuple(
-            State(name, hiddens, _arguments.whole(given[size], size) if size in given else None)
-            for name, size in (("W_k", "key_size"), ("W_q", "query_size"))
-        )
+        given = constructors.additive(sizes, named)
+        hiddens = given["num_hiddens"]
+        states = [State(name, hiddens, given.get(size)) for name, size in (("W_k", "key_size"), ("W_q", "query_size"))]
         super().__init__((*states, State("w_v", 1, hiddens)), given["dropout"], dtype, rng, empty_rows)
 
     @property
@@ -374,12 +366,3 @@ class AdditiveAttention(DecodingLayer):
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return [*self._linears.items(), ("dropout", self._dropout)]
-
-
-def _one_bias(named: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`use_bias`, mxnet's word, as `bias`."""
-    if "use_bias" not in named:
-        return named
-    if "bias" in named:
-        raise TypeError("bias and use_bias mean the same: give one of them")
-    return {("bias" if name == "use_bias" else name): value for name, value in named.items()}

@@ -1,4 +1,4 @@
-"""Checks of the arguments that are no arrays: sizes, probabilities, switches, random numbers, constructor forms.
+"""Checks of the arguments that are no arrays: sizes, probabilities, switches, random numbers; constructors.py: forms.
 
 The compiled core checks what it is given at each call; here stands what has to be refused earlier, when a
 layer is built, or what the core never sees.
@@ -6,9 +6,8 @@ layer is built, or what the core never sees.
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
@@ -133,54 +132,6 @@ def draw_seed(rng: np.random.Generator) -> int:
     return int(rng.integers(0, 2**64, dtype=np.uint64))
 
 
-def bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Fits a call to the first of several constructor signatures that takes it.
-
-    A form is written as in a `def`: "num_hiddens, num_heads, dropout, bias=False".  The book's generations
-    never share a fitting call, since one form needs more arguments than the other takes.
-    """
-    for form in forms:
-        names, defaults = _parse(form)
-        if len(args) > len(names):
-            continue
-        given = dict(zip(names, args))
-        if given.keys() & named.keys() or not named.keys() <= set(names):
-            continue
-        if isinstance(given.get("bias"), float):  # 100, 100, 5, 0.5: one size is missing
-            called = _called_as(owner, forms)
-            raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
-        given.update(named)
-        if all(name in given or name in defaults for name in names):
-            return {**defaults, **given}
-    called = _called_as(owner, forms)
-    unknown = [name for name in named if all(name not in _parse(form)[0] for form in forms)]
-    if unknown:
-        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {called}")
-    positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
-    keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
-    raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
-
-
-def _called_as(owner: str, forms: Sequence[str]) -> str:
-    """The forms of a constructor, for the end of a message."""
-    shown = "\n".join(f"  {owner}({form})" for form in forms)
-    return f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
-
-
-def shows(form: str) -> Callable[[Any], Any]:
-    """For a constructor (self, *sizes, keywords, **named): help() and editors show it with the names of this form."""
-
-    def with_signature(init: Any) -> Any:
-        names, defaults = _parse(form)
-        (own, *others), kind = inspect.signature(init).parameters.values(), inspect.Parameter.POSITIONAL_OR_KEYWORD
-        sizes = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
-        keywords = [one for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        init.__signature__ = inspect.Signature([own, *sizes, *keywords])
-        return init
-
-    return with_signature
-
-
 # What other libraries call a mask, and the lengths that it stands for where it hides the last keys of each row.
 _MASKS = {
     **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
@@ -214,9 +165,3 @@ def missing(owner: str, **inputs: Any) -> TypeError:
     """What a call answers that left out an input, or gave None for it."""
     none = ", ".join(name for name, value in inputs.items() if value is None)
     return TypeError(f"{owner} is called with queries, keys and values; missing or None: {none}")
-
-
-def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:
-    """The names of a form, and the defaults of those that have one (False is the only default there is)."""
-    parts = [part.strip().partition("=") for part in form.split(",")]
-    return [name for name, _, _ in parts], {name: False for name, equals, _ in parts if equals}

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
-from .._arguments import shows
-from ..layers import _one_bias
+from .._arguments import constructors
 from . import masking
 from ._call import mathematics
 from ._call.children import Layout
@@ -134,10 +133,7 @@ class MultiHeadAttention(AttentionModule):
     """
 
     _remembers = True
-    FORMS = (
-        "num_hiddens, num_heads, dropout, bias=False",
-        "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
-    )
+    FORMS = constructors.MULTI_HEAD
 
     @overload
     def __init__(
@@ -150,25 +146,22 @@ class MultiHeadAttention(AttentionModule):
         bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., device: Any = ...,
         dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @shows("key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False")
+    @constructors.shows(FORMS[1])
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,
     ) -> None:  # fmt: skip
-        given = _arguments.bind("MultiHeadAttention", self.FORMS, sizes, _one_bias(named))
-        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
-        heads = _arguments.whole(given["num_heads"], "num_heads")
-        if hiddens % heads:
-            raise ValueError(f"num_hiddens ({hiddens}) must be divisible by num_heads ({heads})")
+        given = constructors.multi_head(sizes, named)
+        hiddens = given["num_hiddens"]
         bias = _arguments.switch(given["bias"], "bias")
         super().__init__(empty_rows)
-        self.num_heads = heads
+        self.num_heads = given["num_heads"]
         self.attention: DotProductAttention = self._new_attention(given["dropout"], empty_rows)
         place = {"device": device, "dtype": dtype}
-        self.W_q = linear(given.get("query_size"), "query_size", hiddens, bias, place)
-        self.W_k = linear(given.get("key_size"), "key_size", hiddens, bias, place)
-        self.W_v = linear(given.get("value_size"), "value_size", hiddens, bias, place)
-        self.W_o = linear(hiddens if "key_size" in given else None, "num_hiddens", hiddens, bias, place)
+        self.W_q = linear(given.get("query_size"), hiddens, bias, place)
+        self.W_k = linear(given.get("key_size"), hiddens, bias, place)
+        self.W_v = linear(given.get("value_size"), hiddens, bias, place)
+        self.W_o = linear(hiddens if "key_size" in given else None, hiddens, bias, place)
 
     def transpose_qkv(self, X: Tensor) -> Tensor:
         """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
@@ -276,7 +269,7 @@ class AdditiveAttention(AttentionModule):
     """
 
     _with_masks = "mha_c.torch.functional.additive_attention"
-    FORMS = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
+    FORMS = constructors.ADDITIVE
 
     @overload
     def __init__(
@@ -288,18 +281,18 @@ class AdditiveAttention(AttentionModule):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...,
         device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @shows("key_size, query_size, num_hiddens, dropout")
+    @constructors.shows(FORMS[1])
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,
     ) -> None:  # fmt: skip
-        given = _arguments.bind("AdditiveAttention", self.FORMS, sizes, named)
-        hiddens = _arguments.whole(given["num_hiddens"], "num_hiddens")
+        given = constructors.additive(sizes, named)
+        hiddens = given["num_hiddens"]
         super().__init__(empty_rows)
         place = {"device": device, "dtype": dtype}
-        self.W_k = linear(given.get("key_size"), "key_size", hiddens, False, place)
-        self.W_q = linear(given.get("query_size"), "query_size", hiddens, False, place)
-        self.w_v = linear(hiddens if "key_size" in given else None, "num_hiddens", 1, False, place)
+        self.W_k = linear(given.get("key_size"), hiddens, False, place)
+        self.W_q = linear(given.get("query_size"), hiddens, False, place)
+        self.w_v = linear(hiddens if "key_size" in given else None, 1, False, place)
         self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
@@ -333,11 +326,11 @@ AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
 # --- What the layers share ----------------------------------------------------------------------------
 
 
-def linear(size: Any, name: str, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
+def linear(size: Any, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
     """A projection; lazy where no size is given."""
     if size is None:
         return nn.LazyLinear(out_features, bias, **place)
-    return nn.Linear(_arguments.whole(size, name), out_features, bias, **place)
+    return nn.Linear(size, out_features, bias, **place)
 
 
 def textbook(

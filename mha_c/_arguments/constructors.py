@@ -1,0 +1,91 @@
+"""The constructors of the book's layers: both generations of their arguments, for NumPy's layers and torch's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from . import whole
+
+MULTI_HEAD = (
+    "num_hiddens, num_heads, dropout, bias=False",
+    "key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False",
+)
+ADDITIVE = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
+
+
+def multi_head(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of MultiHeadAttention by name, the sizes as whole numbers; `use_bias`, mxnet's word, is `bias`."""
+    if "use_bias" in named:
+        if "bias" in named:
+            raise TypeError("bias and use_bias mean the same: give one of them")
+        named = {("bias" if name == "use_bias" else name): value for name, value in named.items()}
+    given = _whole_sizes(_bind("MultiHeadAttention", MULTI_HEAD, sizes, named))
+    if given["num_hiddens"] % given["num_heads"]:
+        hiddens, heads = given["num_hiddens"], given["num_heads"]
+        raise ValueError(f"num_hiddens ({hiddens}) must be divisible by num_heads ({heads})")
+    return given
+
+
+def additive(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of AdditiveAttention by name, the sizes as whole numbers."""
+    return _whole_sizes(_bind("AdditiveAttention", ADDITIVE, sizes, named))
+
+
+def _whole_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if name in ("dropout", "bias") else whole(value, name) for name, value in given.items()}
+
+
+def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Fits a call to the first of several constructor signatures that takes it.
+
+    A form is written as in a `def`: "num_hiddens, num_heads, dropout, bias=False".  The book's generations
+    never share a fitting call, since one form needs more arguments than the other takes.
+    """
+    for form in forms:
+        names, defaults = _parse(form)
+        if len(args) > len(names):
+            continue
+        given = dict(zip(names, args))
+        if given.keys() & named.keys() or not named.keys() <= set(names):
+            continue
+        if isinstance(given.get("bias"), float):  # 100, 100, 5, 0.5: one size is missing
+            called = _called_as(owner, forms)
+            raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
+        given.update(named)
+        if all(name in given or name in defaults for name in names):
+            return {**defaults, **given}
+    called = _called_as(owner, forms)
+    unknown = [name for name in named if all(name not in _parse(form)[0] for form in forms)]
+    if unknown:
+        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {called}")
+    positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
+    keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
+    raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
+
+
+def _called_as(owner: str, forms: Sequence[str]) -> str:
+    """The forms of a constructor, for the end of a message."""
+    shown = "\n".join(f"  {owner}({form})" for form in forms)
+    return f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
+
+
+def shows(form: str) -> Callable[[Any], Any]:
+    """For a constructor (self, *sizes, keywords, **named): help() and editors show it with the names of this form."""
+
+    def with_signature(init: Any) -> Any:
+        names, defaults = _parse(form)
+        (own, *others), kind = inspect.signature(init).parameters.values(), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        sizes = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+        keywords = [one for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        init.__signature__ = inspect.Signature([own, *sizes, *keywords])
+        return init
+
+    return with_signature
+
+
+def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:
+    """The names of a form, and the defaults of those that have one (False is the only default there is)."""
+    parts = [part.strip().partition("=") for part in form.split(",")]
+    return [name for name, _, _ in parts], {name: False for name, equals, _ in parts if equals}
