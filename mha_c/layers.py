@@ -17,7 +17,7 @@ from ._arguments import constructors
 from ._arguments.arrays import like_input
 from ._decoder.caches import ProjectedKeys, ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
-from ._layer.module import Dropout, with_own_names
+from ._layer.module import Dropout
 from .linear import Projection, State
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "Pr
 __dir__ = __all__.copy  # what dir() and completion show
 
 
-@with_own_names
 class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
@@ -75,7 +74,6 @@ class DotProductAttention(DecodingLayer):
         return [("dropout", self._dropout)]
 
 
-@with_own_names
 class MultiHeadAttention(DecodingLayer):
     """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
 
@@ -258,7 +256,6 @@ class MultiHeadAttention(DecodingLayer):
         return [("attention", self._attention), *self._linears.items()]
 
 
-@with_own_names
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 

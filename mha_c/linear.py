@@ -4,19 +4,19 @@ A layer's weights live in one `Parameters` object as a tuple of immutable `State
 replaces the tuple in one statement, so that a call running in another thread sees the old weights or the new
 ones, never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per
 element type and instruction set.  `Linear` is the user's handle on one State, `Parameter` on one of its arrays
-and the gradient that belongs to it.
+and the gradient that belongs to it; a `Reading` is what such an array reads as.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import numpy as np
 
 from . import _core
 from ._arguments.arrays import like_input, parameter_array, to_arrays
-from ._layer.reading import Reading
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -177,56 +177,44 @@ class Linear:
 
     @property
     def weight(self) -> Array:
-        return self._read("weight")
+        return Parameter(self, "weight").data
 
     @weight.setter
     def weight(self, value: Any) -> None:
-        self._assign("weight", value)
+        Parameter(self, "weight").data = value
 
     @property
     def bias(self) -> Optional[Array]:
-        return self._read("bias") if self._state.has_bias else None
+        return Parameter(self, "bias").data if self._state.has_bias else None
 
     @bias.setter
     def bias(self, value: Any) -> None:
-        if not self._state.has_bias:
-            if value is not None:
-                raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
-            return
-        self._assign("bias", value)
-
-    def _read(self, suffix: str) -> Reading:
-        state = self._state
-        array: Optional[Array] = getattr(state, suffix)
-        if array is None:
-            raise AttributeError(
-                f"{state.name} has no numbers yet: its size is fixed by the first call or by load_state_dict"
-            )
-        reading = array.view(Reading)
-        reading._parameter = Parameter(self, suffix)
-        return reading
-
-    def _assign(self, suffix: str, value: Any) -> None:
-        if type(value) is not Reading or value.base is not getattr(self._state, suffix):  # else it is there already
-            self._parameters.assign(self._index, suffix, value)
+        if self._takes_bias(value):
+            Parameter(self, "bias").data = value
 
     @property
     def weight_grad(self) -> Optional[Array]:
-        return self._parameters.grads.get((self._index, "weight"))
+        return Parameter(self, "weight").grad
 
     @weight_grad.setter
     def weight_grad(self, value: Any) -> None:
-        self._parameters.set_grad(self._index, "weight", value)
+        Parameter(self, "weight").grad = value
 
     @property
     def bias_grad(self) -> Optional[Array]:
-        return self._parameters.grads.get((self._index, "bias"))
+        return Parameter(self, "bias").grad
 
     @bias_grad.setter
     def bias_grad(self, value: Any) -> None:
-        if value is not None and not self._state.has_bias:
+        if self._takes_bias(value):
+            Parameter(self, "bias").grad = value
+
+    def _takes_bias(self, value: Any) -> bool:
+        """False for None where there is no bias; ValueError for anything else there."""
+        has_bias = self._state.has_bias
+        if not has_bias and value is not None:
             raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
-        self._parameters.set_grad(self._index, "bias", value)
+        return has_bias
 
     @property
     def in_features(self) -> int:
@@ -285,21 +273,32 @@ class Parameter:
 
     @property
     def data(self) -> Array:
-        data: Array = getattr(self._linear, self._suffix)
-        return data
+        array = self._array()
+        if array is None:
+            raise AttributeError(
+                f"{self._linear._state.name} has no numbers yet: its size is fixed by the first call or by "
+                f"load_state_dict"
+            )
+        reading = array.view(Reading)
+        reading._parameter = self
+        return reading
 
     @data.setter
     def data(self, value: Any) -> None:
-        setattr(self._linear, self._suffix, value)
+        if type(value) is not Reading or value.base is not self._array():  # else it is there already
+            self._linear._parameters.assign(self._linear._index, self._suffix, value)
 
     @property
     def grad(self) -> Optional[Array]:
-        grad: Optional[Array] = getattr(self._linear, f"{self._suffix}_grad")
-        return grad
+        return self._linear._parameters.grads.get((self._linear._index, self._suffix))
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        setattr(self._linear, f"{self._suffix}_grad", value)
+        self._linear._parameters.set_grad(self._linear._index, self._suffix, value)
+
+    def _array(self) -> Optional[Array]:
+        array: Optional[Array] = getattr(self._linear._state, self._suffix)
+        return array
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -307,11 +306,11 @@ class Parameter:
         return shape
 
     def __iadd__(self, step: Any) -> Parameter:
-        self.data = self.data + step
+        self.data += step
         return self
 
     def __isub__(self, step: Any) -> Parameter:
-        self.data = self.data - step
+        self.data -= step
         return self
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
@@ -320,8 +319,65 @@ class Parameter:
         return array.copy() if copy else array
 
     def __repr__(self) -> str:
-        is_open = self._linear._state.weight is None
-        return f"Parameter({self.name!r}, {'still open' if is_open else f'shape={self.shape}'})"
+        return f"Parameter({self.name!r}, {'still open' if self._array() is None else f'shape={self.shape}'})"
+
+
+def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
+    """The operator that gives a parameter what `operation` makes of its numbers and an operand."""
+
+    def change(self: Any, operand: Any) -> Any:
+        parameter = self._parameter
+        if parameter is None:
+            operation(self, operand, out=self)
+            return self
+        if parameter.data.base is not self.base:
+            raise ValueError(f"{parameter.name} has been replaced since it was read: read it again, then change it")
+        changed = np.array(self)
+        parameter.data = operation(changed, operand, out=changed)
+        return parameter.data
+
+    return change
+
+
+class Reading(np.ndarray):
+    """A weight or bias as it is read: a read-only array of what the parameter held then.
+
+    `reading -= step`, `+=`, `*=` and `/=` assign the result to the layer.  What is computed from it is a plain array.
+    """
+
+    _parameter: Optional[Parameter]  # None: a part or a copy
+
+    __iadd__, __isub__ = _in_place(np.add), _in_place(np.subtract)
+    __imul__, __itruediv__ = _in_place(np.multiply), _in_place(np.true_divide)
+
+    def __array_finalize__(self, source: Any) -> None:
+        self._parameter = None
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        for x in out:
+            if isinstance(x, Reading):
+                x._need_writeable()
+        if out:
+            options["out"] = _as_arrays(out)
+        return getattr(ufunc, method)(*_as_arrays(inputs), **options)
+
+    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
+        return np.asarray(array)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._need_writeable()
+        super().__setitem__(key, value)
+
+    def _need_writeable(self) -> None:
+        if not self.flags.writeable:
+            name = self._parameter.name if self._parameter is not None else "W_q.weight"
+            raise ValueError(
+                f"parameters are read-only, as the layer keeps them packed: change a copy and assign the whole, as in "
+                f"`new = layer.{name}.copy(); new[0] = 0; layer.{name} = new`"
+            )
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
 
 
 class Projection:
@@ -356,3 +412,7 @@ def _frozen(array: Optional[Array]) -> Optional[Array]:
     if array is not None:
         array.flags.writeable = False
     return array
+
+
+def _as_arrays(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(np.asarray(x) if isinstance(x, Reading) else x for x in arrays)

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _arguments
 from ._arguments.arrays import floats, like_input, to_array, to_arrays
-from ._layer.module import Dropout, Trained, with_own_names
+from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ __all__ = ["PositionalEncoding", "alibi_slopes", "rotary", "rotary_backward", "t
 __dir__ = __all__.copy  # what dir() and completion show
 
 
-@with_own_names
 class PositionalEncoding(Trained):
     """X plus sines and cosines of each step's position, then dropout: the book's way to tell steps apart.
 

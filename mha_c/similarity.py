@@ -15,7 +15,7 @@ import numpy as np
 from . import _arguments
 from ._arguments.arrays import floats, like_input, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward
-from ._layer.module import Trained, with_own_names
+from ._layer.module import Trained
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class _Record(NamedTuple):
     as_tensor: bool
 
 
-@with_own_names
 class KernelAttention(Trained):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 

@@ -15,7 +15,7 @@ from . import _arguments
 from ._arguments.arrays import floats, like_input, to_array, to_arrays
 from ._core import attention_forward, linear
 from ._layer.call import AttentionLayer
-from ._layer.module import Layer, with_own_names
+from ._layer.module import Layer
 from .errors import ShapeError
 from .linear import Projection, State, packing_type
 
@@ -98,7 +98,6 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     return context, weights
 
 
-@with_own_names
 class MultiHeadedSelfAttention(AttentionLayer):
     """Multi-head self-attention of one argument, four projections without biases.
 
@@ -181,7 +180,6 @@ class MultiHeadedSelfAttention(AttentionLayer):
         return weights
 
 
-@with_own_names
 class SelfAttentionAISummer(Layer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
@@ -235,7 +233,6 @@ class SelfAttentionAISummer(Layer):
         return like_input(out[:, 0], as_tensor)
 
 
-@with_own_names
 class MultiHeadSelfAttentionAISummer(Layer):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .._types import Array, RngLike
 
     Self = TypeVar("Self", bound="Trained")
-    Kind = TypeVar("Kind")
 
 INITIALIZERS = ("xavier_uniform", "torch")
 
@@ -65,10 +64,30 @@ OF_TORCH_MODULES = frozenset(
 )
 
 
+def own_method(owner: type, method: FunctionType) -> FunctionType:
+    """The same function under the name of this class."""
+    name = method.__name__
+    own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
+    update_wrapper(own, method)
+    own.__kwdefaults__ = method.__kwdefaults__
+    own.__qualname__ = f"{owner.__name__}.{name}"
+    return own
+
+
 class Trained:
     """A layer's `training`, which `train()` and `eval()` switch."""
 
     training = False
+
+    def __init_subclass__(cls) -> None:
+        """Of our classes each has its own methods: Python says "MultiHeadAttention.__call__() missing 1 required
+        positional argument", not "AttentionLayer.__call__()"."""
+        super().__init_subclass__()
+        for base in cls.__mro__[1:] if cls.__module__.startswith("mha_c.") else ():
+            for name, method in vars(base).items():
+                public = name == "__call__" or not name.startswith("_")
+                if public and name not in vars(cls) and isinstance(method, FunctionType):
+                    setattr(cls, name, own_method(cls, method))
 
     def train(self: Self, mode: bool = True) -> Self:
         """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
@@ -342,29 +361,6 @@ class Layer(Trained):
             return f"{type(self).__name__}()"
         body = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
-
-
-def with_own_names(layer: type[Kind]) -> type[Kind]:
-    """Class decorator: the public methods inherited from private bases carry this class's name.
-
-    Python then says "MultiHeadAttention.__call__() missing 1 required positional argument", not "Layer.__call__()".
-    """
-    for base in layer.__mro__[1:]:
-        for name, method in vars(base).items():
-            public = name == "__call__" or not name.startswith("_")
-            if public and name not in vars(layer) and isinstance(method, FunctionType):
-                setattr(layer, name, own_method(layer, method))
-    return layer
-
-
-def own_method(owner: type, method: FunctionType) -> FunctionType:
-    """The same function under the name of this class."""
-    name = method.__name__
-    own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
-    update_wrapper(own, method)
-    own.__kwdefaults__ = method.__kwdefaults__
-    own.__qualname__ = f"{owner.__name__}.{name}"
-    return own
 
 
 def _arrays_of(state: State) -> list[tuple[str, Optional[Array]]]:

@@ -100,7 +100,7 @@ ORDER = [
     ("_core", "_no_core", "_types"),
     ("errors", "_facts"),
     ("_arguments.refusals",),
-    ("_arguments", "_arguments.arrays", "_layer.reading", "_layer.viewable", "_layer.kept_weights"),
+    ("_arguments", "_arguments.arrays", "_layer.viewable", "_layer.kept_weights"),
     ("config",),
     ("masking", "linear"),
     ("_layer.module",),
