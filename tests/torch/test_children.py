@@ -237,6 +237,8 @@ def test_a_layout_that_is_none():
         assert _core.layer_parts(other, other._layout._replace(**bad)) is None
     for name in layout._fields:
         for bad in (3, None, (), (3,), ((3, 4, 5),), "abcdefghi"):
+            nn.Module.changed = True  # the interpreter then looks names up anew, which a pending exception would break
+            del nn.Module.changed
             try:
                 _core.layer_parts(layer, layout._replace(**{name: bad}))
             except (SystemError, TypeError):

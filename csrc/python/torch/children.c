@@ -198,8 +198,9 @@ py_layer_parts(mha_py_call *call, PyObject *const *values)
     reading r = {.call = call};
     int complete = PyTuple_Check(values[1]) && PyTuple_Size(values[1]) == N_PARTS;
 
-    for (int i = 0; i < N_PARTS && complete; i++) {
+    for (int i = 0; i < N_PARTS && complete; i++) { /* what is read as a tuple must be one */
         r.part[i] = PyTuple_GetItem(values[1], i);
+        complete = i == INNER || i == LINEAR || i == DROPOUT || PyTuple_Check(r.part[i]);
     }
     for (int i = 0; i < N_WORDS && complete; i++) {
         r.word[i] = PyTuple_GetItem(r.part[WORDS], i);
