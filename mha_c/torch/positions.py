@@ -75,7 +75,8 @@ class PositionalEncoding(nn.Module):
         return self
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-        __call__ = forward
+
+        def __call__(self, X: Tensor, *, start: Any = 0) -> Tensor: ...
 
 
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:

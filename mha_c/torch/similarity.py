@@ -74,7 +74,8 @@ class KernelAttention(nn.Module):
         return {**self.__dict__, "_weights": None if self._weights is None else self._weights.detach()}
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-        __call__ = forward
+
+        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
 
     def _log_kernel(self, away: Tensor) -> Tensor:
         u = away / self.width.to(away.dtype)

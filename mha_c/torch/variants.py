@@ -114,7 +114,8 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         return out
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-        __call__ = forward
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     @property
     def attention_weights(self) -> Tensor:
@@ -152,7 +153,8 @@ class _AISummer(TakesArrays):
         return out if self.W_0 is None else self.W_0(out)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
-        __call__ = forward
+
+        def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
 
 
 class SelfAttentionAISummer(_AISummer):
