@@ -21,7 +21,7 @@ from mha_c import torch as ours  # noqa: E402
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
-OWN = own_device.load()  # before any test: autograd counts the devices at its first backward call
+OWN = own_device.load()
 
 
 @pytest.fixture

@@ -47,6 +47,10 @@ def load():
         torch.utils.rename_privateuse1_backend("own")
         torch._register_device_module("own", module())
         torch.ops.load_library(str(library))
+        try:
+            torch.ones((), device="own", requires_grad=True).backward()
+        except RuntimeError:  # autograd counted the devices at its first backward call, before this one was there
+            torch.autograd.set_multithreading_enabled(False)  # the caller's thread serves them all
         loaded = True
     return torch.device("own", 0)
 
