@@ -19,14 +19,14 @@ from .._core import layer_parts
 from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from ._call.children import Layout, plain_inputs, standard_parts
+from ._call.children import Layout, checked_inputs, standard_parts
 from ._call.overrides import in_mode
 from ._call.ways import attend, run_layer
 from ._decoder import decoding, projected, repeated_keys
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
 from ._lazy_sizes import materialize
-from ._private import beyond_core, n_dispatch_modes, n_function_modes, tracing_state
+from ._private import in_transform, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
 from ._weights.kept import Assigned, Kept, detached, restored
 from .masking import masked_softmax
@@ -34,7 +34,7 @@ from .masking import masked_softmax
 if TYPE_CHECKING:
     from .frozen import Packed
 
-_PLAIN = frozenset((Tensor, nn.Parameter))
+OWN_TYPES = frozenset((Tensor, nn.Parameter))
 _INT64 = torch.int64
 _NOT_SAVED = "_frozen", "_memory"
 
@@ -199,15 +199,15 @@ class AttentionModule(TakesArrays, Viewable):
             training = _arguments.flag(training, "training")
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
-        if is_compiling() or not (type(queries) in _PLAIN and type(keys) in _PLAIN and type(values) in _PLAIN):
+        if is_compiling() or not (type(queries) in OWN_TYPES and type(keys) in OWN_TYPES and type(values) in OWN_TYPES):
             return self._unusual(queries, keys, values, valid_lens, training)
         not_by_core = (
-            tracing_state() is not None or beyond_core() or ((n_function_modes() or n_dispatch_modes()) and in_mode())
+            tracing_state() is not None or in_transform() or ((n_function_modes() or n_dispatch_modes()) and in_mode())
         )
         parts = None if not_by_core else layer_parts(self, self._layout)
         if parts is None:
             return self._slowly(queries, keys, values, valid_lens, training)
-        parameters, shown, dropout, packed = parts
+        parameters, holder, dropout, packed = parts
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
             if elsewhere(valid_lens):
                 return self._slowly(queries, keys, values, valid_lens, training)
@@ -229,7 +229,7 @@ class AttentionModule(TakesArrays, Viewable):
             dtype = result_type(dtype)
             out = out.to(dtype)
         self.__dict__["_last"] = None  # what was assigned, where another module shows the weights of the call
-        shown["_last"] = saved, dtype, source
+        holder["_last"] = saved, dtype, source
         return out
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
@@ -247,15 +247,15 @@ class AttentionModule(TakesArrays, Viewable):
     ) -> Tensor:  # fmt: skip
         """Any call but the usual one; seed of its dropout, where it has drawn one already."""
         _arguments.check_order(type(self).__name__, values, valid_lens)
-        queries, keys, values = plain_inputs(queries, keys, values)
+        queries, keys, values = checked_inputs(queries, keys, values)
         materialize(self, queries, keys, values)
         self._forget_assigned()
         parts = standard_parts(self, queries, keys, values)
         if parts is None:
             rows = [self._through(slot, x) for slot, x in enumerate((queries, keys, values))]
             return self._by_children(rows[0], rows[1], rows[2], valid_lens, training)
-        parameters, shown, _, _ = parts
-        out, shown["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
+        parameters, holder, _, _ = parts
+        out, holder["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
                                      self._dropout_now(training), seed)  # fmt: skip
         return out
 

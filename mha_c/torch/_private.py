@@ -48,8 +48,8 @@ dispatch_modes = _needed("torch.utils._python_dispatch._get_current_dispatch_mod
 _disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parameter's, which leaves all as it is
 
 
-def beyond_core() -> bool:
-    """Whether torch wants more of an operation than numbers and a gradient: torch.func, forward-mode AD."""
+def in_transform() -> bool:
+    """Inside torch.func or forward-mode AD, where torch wants more of an operation than numbers and a gradient."""
     found: bool = in_functorch() or forward_ad._current_level >= 0
     return found
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._layer import kept_weights
-from ._private import FakeTensor, beyond_core, in_functorch, is_of_a_transform, tensor_exchange, tracing_state
+from ._private import FakeTensor, in_functorch, in_transform, is_of_a_transform, tensor_exchange, tracing_state
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
@@ -36,14 +36,14 @@ def exporting() -> bool:
 
 def traced(*tensors: Any) -> bool:
     """Whether the operators of `ops.py` must do the work: a compiler or tracer is looking, or no plain tensors."""
-    return is_compiling() or tracing_state() is not None or any(type(x) not in _PLAIN for x in tensors)
+    return is_compiling() or tracing_state() is not None or any(type(x) not in OWN_TYPES for x in tensors)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
 
 
 def refuse_transforms(name: str) -> None:
-    if beyond_core():
+    if in_transform():
         raise RuntimeError(f"{name} has neither torch.func transforms nor forward-mode AD; use .backward()")
     if exporting():
         raise RuntimeError(f"{name} cannot be exported or traced: mha_c has no form of it that runs without mha_c")
@@ -73,7 +73,7 @@ def float32_if_half(tensor: Any) -> Any:
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether they can be looked at, now and for good: no fake or meta tensor, none of a transform, no exporter."""
-    if type(tensor) not in _PLAIN or tensor.is_meta or is_compiling() or exporting():
+    if type(tensor) not in OWN_TYPES or tensor.is_meta or is_compiling() or exporting():
         return False
     return not (in_functorch() and is_of_a_transform(tensor))
 
@@ -93,9 +93,9 @@ def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
     return None if tensor is None else array(tensor)
 
 
-def plain(tensor: Any) -> Any:
+def without_subclass(tensor: Any) -> Any:
     """A subclass's tensor (fastai's, torchvision's) as the core knows it."""
-    return tensor if type(tensor) in _PLAIN else tensor.as_subclass(Tensor)
+    return tensor if type(tensor) in OWN_TYPES else tensor.as_subclass(Tensor)
 
 
 def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:
@@ -146,8 +146,8 @@ same_numbers: Any = _core.same_numbers
 def check_inputs(**named: Any) -> None:
     """The errors that the caller should read instead of torch's own: what is no tensor of floats."""
     for name, value in named.items():
-        plain = type(value) is Tensor and value.is_cpu and not value.is_nested
-        if plain and value.dtype in FLOATS and value.layout is torch.strided:
+        usual = type(value) is Tensor and value.is_cpu and not value.is_nested
+        if usual and value.dtype in FLOATS and value.layout is torch.strided:
             continue
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
-from .. import positions as plain
+from .. import positions as of_numpy
 from ..errors import ShapeError
 from ._tensors import HALVES, check_inputs
 
@@ -48,7 +48,7 @@ class PositionalEncoding(nn.Module):
 
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
         super().__init__()
-        encoding = plain.PositionalEncoding(num_hiddens, 0, max_len)
+        encoding = of_numpy.PositionalEncoding(num_hiddens, 0, max_len)
         self.dropout = nn.Dropout(_arguments.probability(dropout))
         self.num_hiddens = encoding.num_hiddens
         self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
@@ -64,7 +64,7 @@ class PositionalEncoding(nn.Module):
         if isinstance(start, int) and 0 <= start <= table.shape[1] - X.shape[1]:
             rows = table[:, start : start + X.shape[1]]
         else:
-            rows = table[0, torch.from_numpy(plain.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
+            rows = table[0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
         found: Tensor = self.dropout(X + rows.to(X.device, X.dtype))
         return found
 
@@ -108,7 +108,7 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
         return rotary(x.float(), positions, base, interleaved).to(x.dtype)
     if isinstance(positions, Tensor) and not positions.is_cpu and positions.device == x.device:
         positions = positions.cpu()  # angles are float64, which not every device has
-    angles = torch.from_numpy(plain.rotary_angles(tuple(x.shape), "x", positions, base))
+    angles = torch.from_numpy(of_numpy.rotary_angles(tuple(x.shape), "x", positions, base))
     cos, sin = (y.to(x.dtype).to(x.device, non_blocking=True) for y in (angles.cos(), angles.sin()))
     if _arguments.flag(interleaved, "interleaved"):
         first, second = x[..., 0::2], x[..., 1::2]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
-from .. import similarity as plain
+from .. import similarity as of_numpy
 from ..errors import ShapeError
 from ._call import mathematics
 from ._call.checks import checked_lengths
@@ -52,7 +52,7 @@ class KernelAttention(nn.Module):
 
     def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__()
-        self.kernel = plain.checked_kernel(kernel)
+        self.kernel = of_numpy.checked_kernel(kernel)
         self.empty_rows = _arguments.empty_rows(empty_rows)
         self.width = nn.Parameter(torch.tensor(_arguments.positive(width, "width")))
         self._weights: Optional[Tensor] = None
@@ -60,7 +60,7 @@ class KernelAttention(nn.Module):
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
         """The mean of the values for each query: see the class."""
         check_inputs(queries=queries, keys=keys, values=values)
-        plain.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
+        of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
         q, k, v = (x.reshape(1, -1, 1) for x in (queries, keys, values)) if numbers else (queries, keys, values)
         bias = self._log_kernel(distances(q, k if valid_lens is None else seen_keys(q, k, valid_lens)))

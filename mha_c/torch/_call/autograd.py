@@ -35,7 +35,7 @@ LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 
 # Of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where there is none.
-Nine = tuple[Optional[Tensor], ...]
+LayerParameters = tuple[Optional[Tensor], ...]
 
 
 def differentiable_layer(call: Any, tensors: Any, n_inputs: int) -> tuple[Tensor, Any, Any]:
@@ -92,7 +92,7 @@ class LayerFunction(Function):
 apply_layer = quick_apply(LayerFunction)
 
 
-def _nine(given: Any) -> Nine:
+def _in_places(given: Any) -> LayerParameters:
     """The places of the parameters that `autograd_parts` gave."""
     if len(given) == 4:
         return (*given, None, None, None, None, None)
@@ -101,9 +101,9 @@ def _nine(given: Any) -> Nine:
     return given or (None,) * 9
 
 
-def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, Nine]:
+def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, LayerParameters]:
     """Queries, keys, values and parameters of what `autograd_parts` gave, one behind the other."""
-    return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _nine(tensors[n_inputs:])
+    return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _in_places(tensors[n_inputs:])
 
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
@@ -129,7 +129,7 @@ class WeightsSource(NamedTuple):
     empty_rows: str
     queries: Tensor
     keys: Tensor
-    parameters: Nine
+    parameters: LayerParameters
     versions: Optional[tuple[Optional[int], ...]]  # of `autograd_parts`; a compiler cannot tell
 
     def needs_grad(self) -> bool:

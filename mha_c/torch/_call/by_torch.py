@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import scaled_dot_product_attention
 
-from .._private import beyond_core, tracing_state
+from .._private import in_transform, tracing_state
 from .._tensors import HALVES, autocast_on, exporting, float32_if_half
 from . import mathematics
 from .mathematics import Drop
@@ -50,7 +50,7 @@ def says(q: Tensor, k: Tensor) -> bool:
     """Whether scaled_dot_product_attention has an answer for these here, and what is asked for beside it."""
     if exporting():  # ONNX from TorchScript does not know it in float64
         return not (tracing_state() is not None and q.dtype is torch.float64)
-    return not (q.is_cpu or beyond_core()) and k.shape[-2] > 0 and q.shape[-1] > 0
+    return not (q.is_cpu or in_transform()) and k.shape[-2] > 0 and q.shape[-1] > 0
 
 
 def fused(

@@ -13,7 +13,7 @@ from ...errors import ShapeError
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import check_inputs, exporting, is_compiling
 from .._weights.lazy import LazyWeights, computed
-from .autograd import Nine
+from .autograd import LayerParameters
 from .overrides import any_overridden, in_mode
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
         return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, (Tensor, nn.Parameter))
 
 
-Parts = tuple[Nine, dict[str, Any], Any, Optional["Packed"]]
+Parts = tuple[LayerParameters, dict[str, Any], Any, Optional["Packed"]]
 
 
 def standard_parts(module: Any, *inputs: Any) -> Optional[Parts]:
@@ -80,15 +80,15 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     dropout = inner._modules.get("dropout")
     if type(dropout) is not nn.Dropout or is_changed(dropout) or dropout.inplace or any(GLOBAL_HOOKS):
         return None
-    nine: list[Any] = [None] * 9
+    found: list[Any] = [None] * 9
     for (slot, _), linear in zip(slots, linears):
         own = linear._parameters
         if own.get("weight") is None or "bias" not in own:
             return None
-        nine[slot] = own["weight"]
+        found[slot] = own["weight"]
         if slot < 4:
-            nine[slot + 4] = own["bias"]
-    return tuple(nine), inner.__dict__, dropout, None
+            found[slot + 4] = own["bias"]
+    return tuple(found), inner.__dict__, dropout, None
 
 
 @constant_to_compilers
@@ -128,7 +128,7 @@ def is_changed(module: nn.Module) -> bool:
     )
 
 
-def plain_inputs(*tensors: Any) -> Any:
+def checked_inputs(*tensors: Any) -> Any:
     """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
     names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
     check_inputs(**dict(zip(names, tensors)))

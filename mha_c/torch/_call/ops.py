@@ -25,8 +25,8 @@ from .._tensors import (
     layer_forward,
     lengths,
     optional_array,
-    plain,
     saved_weights,
+    without_subclass,
 )  # fmt: skip
 from . import mathematics
 
@@ -77,7 +77,7 @@ def _lens(lens: Tensor) -> Any:
 
 def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
     *parameters, num_heads, empty_rows, dropout, seed = rest
-    queries, keys, values, *parameters = map(plain, (queries, keys, values, *parameters))
+    queries, keys, values, *parameters = map(without_subclass, (queries, keys, values, *parameters))
     out, kept = layer_forward(
         queries, keys, values, lengths(valid_lens), tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
         _seed(seed), True,
@@ -138,7 +138,7 @@ def _layer_inference(
     """A call that records no gradient: [out, weights] where `keeps_weights`, else [out, q, k, w_v, row_max, row_sum,
     lengths]."""
     if not (type(queries) is type(keys) is type(values) is Tensor):
-        queries, keys, values = map(plain, (queries, keys, values))
+        queries, keys, values = map(without_subclass, (queries, keys, values))
     valid_lens, *biases, w_v, seed = others or _NO_OTHERS
     lens, drawn = None if valid_lens is None else lengths(valid_lens), _seed(seed)
     parameters = W_q, W_k, W_v, W_o, *biases, w_v
@@ -177,7 +177,7 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
     q, k, v, context, row_max, row_sum, lens = parts
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
-    grad_out, *tensors = map(plain, (grad_out, queries, keys, values, *parameters, w_v))
+    grad_out, *tensors = map(without_subclass, (grad_out, queries, keys, values, *parameters, w_v))
     options = num_heads, empty_rows, dropout, _seed(seed)
     grads = layer_backward(grad_out, kept, tuple(tensors), 3, options, tuple(needs[:12]))
     return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..._core import autograd_parts
-from .._private import beyond_core, profiler
+from .._private import in_transform, profiler
 from .._tensors import (
     FLOATS,
     HALVES,
@@ -42,15 +42,15 @@ from .._tensors import (
     traced,
 )  # fmt: skip
 from . import by_torch, ops
-from .autograd import Nine, differentiable_layer
+from .autograd import LayerParameters, differentiable_layer
 from .checks import check_layer, check_options, checked_lengths
 
-NO_PARAMETERS: Nine = (None,) * 9
+NO_PARAMETERS: LayerParameters = (None,) * 9
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
 
 
 def run_layer(
-    inputs: Any, parameters: Nine, options: Options, seed: int, packed: Any = None
+    inputs: Any, parameters: LayerParameters, options: Options, seed: int, packed: Any = None
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
 
@@ -93,13 +93,13 @@ def any_needs_grad(*groups: Any) -> bool:
 
 def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
     """ "torch", "operator" or "core": the first that may compute a call with these tensors."""
-    if not queries.is_cpu or exporting() or beyond_core():
+    if not queries.is_cpu or exporting() or in_transform():
         return "torch"
     return "operator" if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None) else "core"
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: Nine = NO_PARAMETERS,
+    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: LayerParameters = NO_PARAMETERS,
     num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0, seed: Optional[int] = None,
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """(out, what `Kept` takes).
@@ -162,7 +162,7 @@ def common_type(
 
 
 def call_operator(
-    inputs: Any, parameters: Nine, options: Options, drawn: Optional[int] = None
+    inputs: Any, parameters: LayerParameters, options: Options, drawn: Optional[int] = None
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
     valid_lens, num_heads, empty_rows, dropout = options
@@ -186,7 +186,7 @@ def call_operator(
 
 
 def _inference(
-    inputs: Any, parameters: Nine, options: Options, seed: Optional[Tensor], keeps: bool
+    inputs: Any, parameters: LayerParameters, options: Options, seed: Optional[Tensor], keeps: bool
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     valid_lens, num_heads, empty_rows, dropout = options
     others = [valid_lens, *parameters[4:], seed]

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._core import layer_parts
 from ..._decoder import caches
 from .._call import by_torch
-from .._call.autograd import Nine
+from .._call.autograd import LayerParameters
 from .._call.children import Parts
 from .._call.ways import any_needs_grad, call_core, common_type
 from .._lazy_sizes import materialize
@@ -27,10 +27,10 @@ from .._tensors import (
     check_inputs,
     elsewhere,
     layer_step,
-    plain,
     refuse_transforms,
     result_type,
     same_numbers,
+    without_subclass,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Held(NamedTuple):
     versions: tuple[int, ...]
 
     @classmethod
-    def of(cls, parameters: Nine) -> Held:
+    def of(cls, parameters: LayerParameters) -> Held:
         return cls.these(tuple(parameters[i] for i in (1, 5, 2, 6)))
 
     @classmethod
@@ -149,15 +149,15 @@ def step(
     shape: Any = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
     if len(shape) != 3 or shape[0] != cache._batch:
         shape = _checked_steps(cache.batch, queries, keys, values)
-        queries, keys, values = plain(queries), plain(keys), plain(values)
+        queries, keys, values = without_subclass(queries), without_subclass(keys), without_subclass(values)
     if module.training if training is None else training:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
-    parameters, shown, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
+    parameters, holder, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
     valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
     counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
     if not queries.is_cpu:
-        return _step_elsewhere(module, cache, (queries, keys, values), parameters, shown, counts)
+        return _step_elsewhere(module, cache, (queries, keys, values), parameters, holder, counts)
     after = cache._check(known_weights(cache, packed, parameters), counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
@@ -170,19 +170,19 @@ def step(
     out, saved = run(layer_step, (queries, keys, values), parameters, packed and packed.ready, options)
     cache._keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
-    return finish(module, shown, queries, out, saved)
+    return finish(module, holder, queries, out, saved)
 
 
-def finish(module: Any, shown: Any, queries: Tensor, out: Tensor, saved: Any) -> Tensor:
+def finish(module: Any, holder: Any, queries: Tensor, out: Tensor, saved: Any) -> Tensor:
     """The result of a call in its type, when what the call has kept is in its place."""
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     module._forget_assigned()
-    shown["_last"] = saved, dtype, None
+    holder["_last"] = saved, dtype, None
     return out if out.dtype is dtype else out.to(dtype)
 
 
 def _step_elsewhere(
-    module: Any, cache: KeyValueCache, inputs: Any, parameters: Nine, shown: Any, counts: Any
+    module: Any, cache: KeyValueCache, inputs: Any, parameters: LayerParameters, holder: Any, counts: Any
 ) -> Tensor:
     """The same on another device than the CPU."""
     check_devices(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=parameters)
@@ -196,19 +196,19 @@ def _step_elsewhere(
     kept: Any = cache._keys, cache._values
     keys, values = (x[:, :n_rows] for x in kept)
     options = lens, module.num_heads, "zero", 0.0
-    return attend_elsewhere(module, (inputs[0], keys, values), parameters, shown, options)
+    return attend_elsewhere(module, (inputs[0], keys, values), parameters, holder, options)
 
 
-def rows_elsewhere(x: Tensor, parameters: Nine, slot: int) -> Tensor:
+def rows_elsewhere(x: Tensor, parameters: LayerParameters, slot: int) -> Tensor:
     """x through W_k or W_v, by torch."""
     weight = parameters[slot]
     return x if weight is None else torch.nn.functional.linear(x, weight, parameters[slot + 4])
 
 
-def attend_elsewhere(module: Any, inputs: Any, parameters: Nine, shown: Any, options: Any) -> Tensor:
+def attend_elsewhere(module: Any, inputs: Any, parameters: LayerParameters, holder: Any, options: Any) -> Tensor:
     out, saved, _ = by_torch.layer(inputs, outer_weights(parameters, None), options, stays=True)
     module._forget_assigned()
-    shown["_last"] = saved, out.dtype, None
+    holder["_last"] = saved, out.dtype, None
     return out
 
 
@@ -223,7 +223,7 @@ def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> An
     return queries.shape
 
 
-def run(function: Any, inputs: Any, parameters: Nine, packed: Any, options: Any) -> tuple[Tensor, Any]:
+def run(function: Any, inputs: Any, parameters: LayerParameters, packed: Any, options: Any) -> tuple[Tensor, Any]:
     """(out as it was computed, what `saved_weights` needs) of layer_step or layer_forward.
 
     packed   for the parameters, where they are known
@@ -265,7 +265,7 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
     return found
 
 
-def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
+def known_weights(kept: Any, packed: Optional[Packed], parameters: LayerParameters) -> Any:
     """The weights to hold what is kept against, if anything is: its own where they are frozen since it met them last;
     never a bias."""
     if kept._weights is None:
@@ -278,7 +278,7 @@ def known_weights(kept: Any, packed: Optional[Packed], parameters: Nine) -> Any:
     return W_k, parameters[5], W_v, parameters[6]
 
 
-def key_value_weights(parameters: Nine) -> Any:
+def key_value_weights(parameters: LayerParameters) -> Any:
     """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can."""
     _, W_k, W_v, _, _, b_k, b_v, *_ = parameters
     one = W_k if W_v is None else W_v
@@ -287,7 +287,7 @@ def key_value_weights(parameters: Nine) -> Any:
     return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact, of 16-bit floats
 
 
-def copies(parameters: Nine, packed: Optional[Packed]) -> Any:
+def copies(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
     """W_k, W_v and their biases as they are now; inside `frozen` all that is kept shares the matrices."""
     if packed is not None and packed.copies:
         W_k, W_v = packed.copies
@@ -302,7 +302,7 @@ def _copy(x: Optional[Tensor]) -> Optional[Array]:
     return None if x is None else np.array(array(x))
 
 
-def outer_weights(parameters: Nine, packed: Optional[Packed]) -> Any:
+def outer_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
     """What the core takes where W_k and W_v have done their work."""
     if packed is not None:
         return packed.ready[0], None, None, packed.ready[3]

@@ -17,12 +17,12 @@ from ... import _arguments
 from ..._arguments.arrays import to_lengths
 from ..._decoder import caches
 from ...errors import ShapeError
-from .._call.autograd import Nine
+from .._call.autograd import LayerParameters
 from .._call.checks import checked_lengths
-from .._call.children import plain_inputs, standard_parts
+from .._call.children import checked_inputs, standard_parts
 from .._call.ways import attend
 from .._lazy_sizes import materialize
-from .._private import beyond_core
+from .._private import in_transform
 from .._tensors import (
     FLOATS,
     array,
@@ -33,7 +33,7 @@ from .._tensors import (
     is_compiling,
     layer_forward,
     linear,
-    plain,
+    without_subclass,
 )  # fmt: skip
 from .decoding import (
     Held,
@@ -92,14 +92,14 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
         rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
         return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens), _held(module), True)
     parameters, _, _, packed = parts
-    inputs = tuple(None if x is None else plain(x) for x in (keys, values))
+    inputs = tuple(None if x is None else without_subclass(x) for x in (keys, values))
     compute = _numbers if keys.is_cpu else _numbers_elsewhere
     return compute(inputs, parameters, packed, valid_lens, module.empty_rows)
 
 
 def _watched() -> bool:
     """Whether a call is not made of numbers: compilers, exporters and transforms look on."""
-    return is_compiling() or exporting() or beyond_core()
+    return is_compiling() or exporting() or in_transform()
 
 
 def _held(module: Any) -> Any:
@@ -120,7 +120,7 @@ def _copied(valid_lens: Any) -> Optional[Tensor]:
 
 
 def _numbers(
-    inputs: Any, parameters: Nine, packed: Optional[Packed], valid_lens: Any, empty_rows: str
+    inputs: Any, parameters: LayerParameters, packed: Optional[Packed], valid_lens: Any, empty_rows: str
 ) -> ProjectedKeyValues:
     """In the core's type; rows that no call will read are zeros."""
     n_keys = inputs[0].shape[1]
@@ -140,7 +140,7 @@ def _numbers(
     return kv
 
 
-def _through(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
+def _through(parameters: LayerParameters, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
     """x through a projection, in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
@@ -155,7 +155,7 @@ def _through(parameters: Nine, slot: int, x: Tensor, packed: Optional[Packed]) -
 
 
 def _numbers_elsewhere(
-    inputs: Any, parameters: Nine, packed: Any, valid_lens: Any, empty_rows: str
+    inputs: Any, parameters: LayerParameters, packed: Any, valid_lens: Any, empty_rows: str
 ) -> ProjectedKeyValues:
     """On another device than the CPU."""
     check_devices(keys=inputs[0], values=inputs[1], parameters=parameters)
@@ -185,14 +185,14 @@ def call_projected(
         return _call_recorded(module, queries, kv, values, valid_lens, training)
     if type(queries) is not Tensor:
         check_inputs(queries=queries)
-        queries = plain(queries)
+        queries = without_subclass(queries)
     if queries.dim() != 3:
         raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
     given = None if values is kv._values else values
     if given is not None:
         check_inputs(values=given)
-        values = given = plain(given)
-    parameters, shown, _, packed = check_module(module, WHAT, queries, None, given)
+        values = given = without_subclass(given)
+    parameters, holder, _, packed = check_module(module, WHAT, queries, None, given)
     dropout = module._dropout_now(training)
     if isinstance(kv._keys, Tensor):
         check_devices(queries=queries, keys=kv._keys, values=values, parameters=parameters)
@@ -201,13 +201,13 @@ def call_projected(
         lens = kv._valid_lens if valid_lens is None else valid_lens
         lens = None if lens is None else checked_lengths(lens, queries)
         there = lens, module.num_heads, module.empty_rows, dropout
-        return attend_elsewhere(module, (queries, kv._keys, values), parameters, shown, there)
+        return attend_elsewhere(module, (queries, kv._keys, values), parameters, holder, there)
     lens = kv._check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
     kv._packed = packed
     options = lens, module.num_heads, module.empty_rows, dropout, draw_seed() if dropout else 0
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = run(layer_forward, (queries, kv._keys, values), outer, ready, options)
-    return finish(module, shown, queries, out, saved)
+    return finish(module, holder, queries, out, saved)
 
 
 def _call_recorded(
@@ -215,7 +215,7 @@ def _call_recorded(
 ) -> Tensor:
     keys: Any = kv._keys
     valid_lens = kv._valid_lens if valid_lens is None else valid_lens
-    queries, keys, values = plain_inputs(queries, keys, values)
+    queries, keys, values = checked_inputs(queries, keys, values)
     materialize(module, queries, None, None)
     module._forget_assigned()
     held = _held(module)
@@ -224,7 +224,7 @@ def _call_recorded(
     parts = standard_parts(module, queries, keys, values)
     if parts is None:
         return module._by_children(module._through(0, queries), keys, values, valid_lens, training)
-    parameters, shown, _, _ = parts
-    out, shown["_last"] = attend(queries, keys, values, valid_lens, outer_weights(parameters, None), module.num_heads,
+    parameters, holder, _, _ = parts
+    out, holder["_last"] = attend(queries, keys, values, valid_lens, outer_weights(parameters, None), module.num_heads,
                                  module.empty_rows, module._dropout_now(training))  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from ..._core import autograd_parts
 from ..._decoder.caches import most
 from ...errors import ShapeError
-from .._call.autograd import Nine, all_of, differentiable_layer
+from .._call.autograd import LayerParameters, all_of, differentiable_layer
 from .._call.ways import call_core
 from .._tensors import array, layer_step, lengths
 from .decoding import KeyValueCache, copies, known_weights
@@ -46,7 +46,7 @@ class RepeatedKeys(KeyValueCache):
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, max_len, features)
 
     def attend(
-        self, queries: Tensor, k: Array, v: Array, options: Any, parameters: Nine, packed: Optional[Packed]
+        self, queries: Tensor, k: Array, v: Array, options: Any, parameters: LayerParameters, packed: Optional[Packed]
     ) -> tuple[Tensor, Any]:
         """What `call_core` gives: rows that are known are not projected again, the others are known from now on."""
         inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
@@ -95,7 +95,7 @@ class RepeatedKeys(KeyValueCache):
 
 
 def remembered(
-    state: dict[str, Any], inputs: Any, parameters: Nine, options: Any, packed: Optional[Packed]
+    state: dict[str, Any], inputs: Any, parameters: LayerParameters, options: Any, packed: Optional[Packed]
 ) -> Optional[tuple[Tensor, Any, Any]]:
     """What `run_layer` gives for a call with one query and LEAST numbers of keys or more, without dropout.
 

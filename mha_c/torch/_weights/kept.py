@@ -22,7 +22,7 @@ from torch import Tensor
 from .._call import ops
 from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
-from .._private import beyond_core, of_all_examples
+from .._private import in_transform, of_all_examples
 from .._tensors import (
     FLOATS,
     HALVES,
@@ -48,7 +48,7 @@ class Kept:
 
     def passes(self) -> bool:
         """Whether no tensor can stay: in compilers, exporters and transforms, and among fake tensors."""
-        if beyond_core() or is_compiling() or exporting():
+        if in_transform() or is_compiling() or exporting():
             return True
         return self._by_operator() and traced(*self._saved[1:3])
 

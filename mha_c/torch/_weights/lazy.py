@@ -120,11 +120,11 @@ class LazyWeights(Tensor):
                 "for them; a hook on the layer's dropout module is called with weights that the output depends on"
             )
         taken = numbers if func in _NUMBERS_ALONE else computed
-        return func(*_plain(args, taken), **_plain(kwargs or {}, taken))
+        return func(*_each(args, taken), **_each(kwargs or {}, taken))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_plain(args, numbers), **_plain(kwargs or {}, numbers))
+        return func(*_each(args, numbers), **_each(kwargs or {}, numbers))
 
 
 class NumbersOf(Function):
@@ -174,11 +174,11 @@ def numbers(weights: Tensor) -> Tensor:
     return result
 
 
-def _plain(value: Any, taken: Callable[[Tensor], Tensor]) -> Any:
+def _each(value: Any, taken: Callable[[Tensor], Tensor]) -> Any:
     if type(value) is LazyWeights:
         return taken(value)
     if type(value) in (tuple, list):
-        return type(value)(_plain(item, taken) for item in value)
+        return type(value)(_each(item, taken) for item in value)
     if type(value) is dict:
-        return {key: _plain(item, taken) for key, item in value.items()}
+        return {key: _each(item, taken) for key, item in value.items()}
     return value
