@@ -42,15 +42,13 @@ enum {
     MHA_PY_PARAMETER,
     MHA_PY_IS_NEG, /* its method */
     MHA_PY_N_FROM_TORCH,
-    MHA_PY_WORD_ISA = MHA_PY_N_FROM_TORCH, /* words that calls need, made once; this one: the active one's name */
-    MHA_PY_WORD_REQUIRES_GRAD,
+    MHA_PY_WORD_REQUIRES_GRAD = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
     MHA_PY_WORD_VERSION,
     MHA_PY_N_OBJECTS
 };
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
     const void *exchange; /* what is in the first of them */
-    size_t panel_width[2]; /* of packed weights, by mha_dtype, for the active instruction set */
 } mha_py_state;
 
 /*
@@ -83,7 +81,6 @@ PyObject *mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *cons
 
 /* Takes the reference; what was given.  Of NULL, whose exception is set, or of too many: NULL, and the call failed. */
 PyObject *mha_py_own(mha_py_call *call, void *object);
-void mha_py_release(mha_py_call *call, int n_left);     /* what came after the first n_left, before the call's end */
 
 /*
  * Let other threads run during a core call of `work` multiply-adds, and come back with its status.  Below the threshold
@@ -95,7 +92,6 @@ PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *res
 
 /* The only place that turns a status into an exception. */
 void mha_py_check(mha_py_call *call, mha_status status, const char *what);
-void mha_py_select_isa(mha_py_call *call, mha_isa isa); /* py_system.c */
 
 /*
  * What _arguments/refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
@@ -254,6 +250,9 @@ void mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name
 void mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, mha_py_layout layout,
                          const mha_py_array *like, mha_py_projection *projection); /* the first kind */
 
+/* The shape of what pack_linear makes of such a weight for the active instruction set: (., width of a panel). */
+void mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, const mha_linear *linear, npy_intp shape[2]);
+
 #define MHA_PY_MAX_AXES 64 /* NumPy's own limit is 32 or 64 */
 
 /* x (..., features) of any rank from 1 as rows (n, features): merged without copying where it can be. */
@@ -284,13 +283,11 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \
     X(linear_backward, 4, 4) \
-    X(same_numbers, 2, 2) \
+    X(same_array, 2, 2) \
     X(explain_attention, 3, MHA_PY_N_ATTENTION + 3) \
     X(explain_layer, 10, 11) \
     X(explain_linear, 2, 2) \
     X(explain_kernels, 0, 0) \
-    X(exp, 1, 1) \
-    X(tanh, 1, 1) \
     X(isas, 0, 0) \
     X(isa, 0, 0) \
     X(set_isa, 1, 1) \

@@ -17,6 +17,20 @@ take_size(mha_py_call *call, PyObject *sizes, Py_ssize_t i, const char *name)
     return (size_t)size;
 }
 
+void
+mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, const mha_linear *linear, npy_intp shape[2])
+{
+    size_t width = 1, size = 0;
+
+    if (!call->failed) { /* the smallest weight is one panel of one step */
+        mha_py_check(call, mha_linear_packed_size(dtype, 1, 1, &width), call->function);
+        mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size),
+                     call->function);
+    }
+    shape[0] = (npy_intp)(size / width);
+    shape[1] = (npy_intp)width;
+}
+
 /*
  * packed, and (out_features, in_features): must be what this binary would have made for these sizes and this ISA, as
  * pack_linear shapes it: the width tells layouts apart that take as many numbers.
@@ -27,7 +41,7 @@ take_packed(mha_py_call *call, PyObject *value, PyObject *sizes, const char *nam
 {
     mha_linear *linear = &projection->linear;
     mha_py_array *packed = &projection->weight;
-    size_t size = 0;
+    npy_intp shape[2];
 
     if (!PyTuple_CheckExact(sizes) || PyTuple_Size(sizes) != 2) {
         mha_py_refuse(call, "projection", "(s)", name);
@@ -39,12 +53,9 @@ take_packed(mha_py_call *call, PyObject *value, PyObject *sizes, const char *nam
     if (call->failed) {
         return;
     }
-    const mha_dtype dtype = mha_py_dtype(packed->type);
-    const size_t width = call->state->panel_width[dtype];
-    mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size), name);
-    if (!call->failed && (packed->rank != 2 || (size_t)packed->shape[1] != width ||
-                          (size_t)packed->shape[0] * width != size)) {
-        mha_py_refuse(call, "packed", "(sO(nn))", name, sizes, (Py_ssize_t)(size / width), (Py_ssize_t)width);
+    mha_py_packed_shape(call, mha_py_dtype(packed->type), linear, shape);
+    if (!call->failed && (packed->rank != 2 || packed->shape[0] != shape[0] || packed->shape[1] != shape[1])) {
+        mha_py_refuse(call, "packed", "(sON)", name, sizes, mha_py_shape(2, shape));
     }
     linear->weight = packed->data;
 }

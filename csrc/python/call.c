@@ -26,7 +26,9 @@ mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, P
     call.detached = NULL;
     call.failed = call.has_tensors = call.n_owned = 0;
     result = entry->run(&call, values);
-    mha_py_release(&call, 0);
+    while (call.n_owned > 0) {
+        Py_DECREF(call.owned[--call.n_owned]);
+    }
     if (call.failed) {
         Py_CLEAR(result);
     }
@@ -46,14 +48,6 @@ mha_py_own(mha_py_call *call, void *object)
     }
     call->failed = 1;
     return NULL;
-}
-
-void
-mha_py_release(mha_py_call *call, int n_left)
-{
-    while (call->n_owned > n_left) {
-        Py_DECREF(call->owned[--call->n_owned]);
-    }
 }
 
 /* --- Refusals ---------------------------------------------------------------------------------- */

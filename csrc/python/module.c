@@ -32,7 +32,6 @@ core_exec(PyObject *module)
         [MHA_PY_WORD_VERSION] = "_version",
     };
     mha_py_state *state = PyModule_GetState(module);
-    mha_py_call call = {.function = "import", .state = state};
     mha_isa widest = MHA_ISA_SCALAR; /* that this CPU offers; Python may ask for another one later */
 
     if (PyArray_ImportNumPyAPI() < 0) {
@@ -49,9 +48,7 @@ core_exec(PyObject *module)
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }
     mha_caches_select((mha_cache_sizes){0, 0}); /* as this machine says; Python may ask for others later */
-    mha_py_select_isa(&call, widest);
-    mha_py_release(&call, 0);
-    return call.failed ? -1 : 0;
+    return mha_isa_select(widest) == MHA_OK ? 0 : -1;
 }
 
 static int

@@ -121,10 +121,12 @@ run(mha_py_call *call, mha_py_layer *layer, PyArrayObject *out, PyArrayObject *c
 
 /* Read back by kept_weights.py and py_layer_backward.c. */
 static PyObject *
-tuple_of_kept(const mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
+tuple_of_kept(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
               int training)
 {
-    return PyTuple_Pack(training ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS, call->state->objects[MHA_PY_WORD_ISA],
+    PyObject *const isa = mha_py_own(call, PyUnicode_InternFromString(mha_isa_name(mha_isa_active())));
+
+    return isa == NULL ? NULL : PyTuple_Pack(training ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS, isa,
                         mha_py_or_none(kept[MHA_PY_KEPT_WEIGHTS]), mha_py_or_none(kept[MHA_PY_KEPT_Q]),
                         mha_py_or_none(kept[MHA_PY_KEPT_K]), mha_py_or_none(kept[MHA_PY_KEPT_W_V]),
                         mha_py_or_none(kept[MHA_PY_KEPT_ROW_MAX]), mha_py_or_none(kept[MHA_PY_KEPT_ROW_SUM]),

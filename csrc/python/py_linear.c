@@ -41,17 +41,12 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     const mha_linear *linear = &projection.linear;
     PyArrayObject *packed;
     PyObject *result;
-    size_t size = 0;
+    npy_intp shape[2];
 
     mha_py_take_in_rows(call, values[0], Py_None, "weight", MHA_PY_ROWS, NULL, &projection);
     const int type = projection.weight.type;
     const mha_dtype dtype = mha_py_dtype(type);
-    if (!call->failed) {
-        mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size),
-                     call->function);
-    }
-    const size_t width = call->state->panel_width[dtype];
-    npy_intp shape[] = {(npy_intp)(size / width), (npy_intp)width};
+    mha_py_packed_shape(call, dtype, linear, shape);
     packed = new_aligned(call, shape, type);
     if (call->failed) {
         return NULL;

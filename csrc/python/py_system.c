@@ -1,48 +1,10 @@
 /*
- * py_system.c: instruction sets, caches, threads, and exp and tanh as the active kernels compute them
- * (hooks for tests).
+ * py_system.c: instruction sets, caches, threads.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
 
 #include <limits.h>
-
-/* --- exp, tanh -------------------------------------------------------------------------- */
-
-/* fn over all numbers of an array of any shape. */
-static PyObject *
-each_number(mha_py_call *call, PyObject *value, void (*fn)(mha_dtype, size_t, const void *, void *))
-{
-    npy_intp all[] = {-1};
-    PyArray_Dims flat = {all, 1};
-    PyArrayObject *x = mha_py_floats(call, value, "x", NULL), *y, *row;
-    mha_py_array numbers = {0};
-
-    if (x == NULL) {
-        return NULL;
-    }
-    row = (PyArrayObject *)mha_py_own(call, PyArray_Newshape(x, &flat, NPY_CORDER));
-    mha_py_lay_out(call, row, "x", MHA_PY_DENSE, &numbers);
-    y = mha_py_new(call, "the output", PyArray_NDIM(x), PyArray_DIMS(x), numbers.type);
-    if (y == NULL) {
-        return NULL;
-    }
-    mha_py_detach(call, 8 * (double)numbers.shape[0]);
-    fn(mha_py_dtype(numbers.type), (size_t)numbers.shape[0], numbers.data, PyArray_DATA(y));
-    return mha_py_finish(call, MHA_OK, y);
-}
-
-PyObject *
-py_exp(mha_py_call *call, PyObject *const *values)
-{
-    return each_number(call, values[0], mha_exp);
-}
-
-PyObject *
-py_tanh(mha_py_call *call, PyObject *const *values)
-{
-    return each_number(call, values[0], mha_tanh);
-}
 
 /* --- Instruction sets ------------------------------------------------------------------------ */
 
@@ -65,29 +27,9 @@ py_isas(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 }
 
 PyObject *
-py_isa(mha_py_call *call, PyObject *const *Py_UNUSED(values))
+py_isa(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
-    Py_INCREF(call->state->objects[MHA_PY_WORD_ISA]);
-    return call->state->objects[MHA_PY_WORD_ISA];
-}
-
-void
-mha_py_select_isa(mha_py_call *call, mha_isa isa)
-{
-    mha_py_state *const state = call->state;
-    PyObject *name = mha_py_own(call, PyUnicode_InternFromString(mha_isa_name(isa)));
-    PyObject *const before = state->objects[MHA_PY_WORD_ISA];
-
-    if (name != NULL) {
-        mha_py_check(call, mha_isa_select(isa), "set_isa");
-        mha_py_check(call, mha_linear_packed_size(MHA_F32, 1, 1, &state->panel_width[MHA_F32]), "set_isa");
-        mha_py_check(call, mha_linear_packed_size(MHA_F64, 1, 1, &state->panel_width[MHA_F64]), "set_isa");
-    }
-    if (!call->failed) {
-        Py_INCREF(name);
-        state->objects[MHA_PY_WORD_ISA] = name;
-        Py_XDECREF(before);
-    }
+    return PyUnicode_InternFromString(mha_isa_name(mha_isa_active()));
 }
 
 PyObject *
@@ -97,7 +39,7 @@ py_set_isa(mha_py_call *call, PyObject *const *values)
 
     for (int i = 0; i < MHA_N_ISAS && PyUnicode_Check(name); i++) {
         if (PyUnicode_CompareWithASCIIString(name, mha_isa_name((mha_isa)i)) == 0 && mha_isa_available((mha_isa)i)) {
-            mha_py_select_isa(call, (mha_isa)i);
+            mha_py_check(call, mha_isa_select((mha_isa)i), call->function);
             Py_RETURN_NONE;
         }
     }

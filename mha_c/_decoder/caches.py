@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _arguments
 from .._arguments.arrays import to_array, to_lengths
-from .._core import linear, same_numbers
+from .._core import linear, same_array
 from ..errors import ShapeError
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
     Counts = Union[int, Array]  # new steps: so many for all items, or (B,)
+
+
+def same_numbers(kept: Any, now: Any) -> bool:
+    """Whether two tuples hold the same arrays, bit by bit."""
+    return len(kept) == len(now) and all(map(same_array, kept, now))
 
 
 class KeyValueCache:
@@ -195,7 +200,8 @@ class ProjectedKeyValues:
         return type(self)(keys, values, self._n_projected, lens, self._weights, self._as_tensor)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(shape={self.shape}, dtype={self._keys.dtype})"
+        name = "ProjectedKeys" if self._values is None else "ProjectedKeyValues"
+        return f"{name}(shape={self.shape}, dtype={self._keys.dtype})"
 
     def _check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
         """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served: a layer with other

@@ -140,7 +140,6 @@ attention_backward = _on_torchs_threads(_core.attention_backward)
 linear = _on_torchs_threads(_core.linear)
 dropout_factors = _on_torchs_threads(_core.dropout_factors)
 saved_weights = _on_torchs_threads(kept_weights.saved_weights)
-same_numbers: Any = _core.same_numbers
 
 
 def check_inputs(**named: Any) -> None:

@@ -56,7 +56,6 @@ CALLS = {
     "linear": lambda: b.linear(b.numbers(3, 2, 5).transpose(1, 0, 2)),
     "linear backward": lambda: _core.linear_backward(b.numbers(7, 40), b.numbers(7, 50), b.numbers(40, 50), True),
     "softmax": lambda: b.softmax(valid_lens=[3, 2]),
-    "exp": lambda: _core.exp(b.numbers(400)[::2]),
     "MultiHeadAttention": lambda: seen(p.mha),
     "DotProductAttention": lambda: seen(p.dot),
     "AdditiveAttention": lambda: seen(p.additive),

@@ -100,8 +100,6 @@ ARRAYS = {  # every argument that is an array of numbers: how to call with it, a
     "weight": (lambda x: _core.pack_linear(x), numbers(8, 5)),
     "X": (lambda x: softmax(x), numbers(B, Q, K)),
     "linear's x": (lambda x: linear(x), numbers(2, 3, 5)),
-    "exp's x": (lambda x: _core.exp(x), numbers(7)),
-    "tanh's x": (lambda x: _core.tanh(x), numbers(7)),
 }
 
 SWAPPED = numbers(B, K, D).astype(numbers(B, K, D).dtype.newbyteorder())

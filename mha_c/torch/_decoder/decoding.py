@@ -29,7 +29,6 @@ from .._tensors import (
     layer_step,
     refuse_transforms,
     result_type,
-    same_numbers,
     without_subclass,
 )  # fmt: skip
 
@@ -66,7 +65,7 @@ def same_weights(kept: Any, now: Any) -> bool:
         return False
     if isinstance(kept, Held):
         return kept.versions == now.versions and all(a is b for a, b in zip(kept.weights, now.weights))
-    return bool(same_numbers(kept, now))
+    return caches.same_numbers(kept, now)
 
 
 class KeyValueCache(caches.KeyValueCache):
