@@ -241,10 +241,10 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
 
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
-_Facts = Tuple[Any, ...]  # in the order of the mha_*_facts of csrc/mha_explain.h; _facts.py names them
+_Facts = Dict[str, Any]
 
 def explain_kernels() -> _Facts:
-    """What the active kernels look like, for float32 and for float64; when work is shared."""
+    """What the active kernels look like, "float32" and "float64"; "share": when work is shared."""
 
 def explain_attention(
     q: _Array,
@@ -282,8 +282,8 @@ def explain_layer(
     training: bool = False,
     /,
 ) -> _Facts:
-    """What layer_forward would do; at the end what stays until the next call: "weights" or
-    "queries and keys", and how many bytes."""
+    """What layer_forward would do; "projections" has those of W_q, W_k, W_v, W_o that there are; "kept" is what stays
+    until the next call, "weights" or "queries and keys", and "kept_bytes" how many bytes."""
 
 def explain_linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Facts:
     """What linear would do with these arguments."""

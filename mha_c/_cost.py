@@ -14,8 +14,7 @@ import numpy as np
 
 from . import _arguments
 from ._explain import explain
-from ._facts import OPERATIONS, SECONDS, in_words
-from .config import get_num_threads
+from .config import OPERATIONS, SECONDS, get_num_threads, in_words
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
 __all__ = ["Cost", "Step", "cost"]

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 
-from . import _arguments, _core, _facts, functional
+from . import _arguments, _core, functional
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import NAMES, core_options, projected
 from ._decoder.steps import DecodingLayer
 from ._layer.call import AttentionLayer, Plan
+from .config import SECONDS, in_words
 
 if TYPE_CHECKING:
     from ._types import Array
@@ -36,7 +37,7 @@ class Explanation:
         self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
 
     def as_dict(self) -> Facts:
-        """The facts, named as in csrc/mha_explain.h, times in seconds, sizes in bytes; yours to change."""
+        """The facts, named as in csrc/layer/explain.c, times in seconds, sizes in bytes; yours to change."""
         return copy.deepcopy(self._facts)
 
     def __repr__(self) -> str:
@@ -128,10 +129,13 @@ def _explain_layer(
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
     in_training = layer.training if training is None else _arguments.flag(training, "training")
-    facts = _facts.layer(
-        layer._roles, queries, keys, values, to_lengths(valid_lens), *plan.without(projected).in_core,
+    facts = _core.explain_layer(
+        queries, keys, values, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
+    projections = facts["projections"]
+    roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # our name of each: theirs
+    facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
     return _explanation(type(layer).__name__, queries, facts, layer._roles[3])
 
 
@@ -162,7 +166,8 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
         k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
     given["rng"] = 0 if given["dropout"] else None  # a Generator would be asked for a number
     *in_order, terms = core_options(q, k, tuple(given[name] for name in NAMES))
-    attention = _facts.attention(q, k, v, w_v, *in_order, given["return_weights"], given["return_lse"], terms)
+    outputs = given["return_weights"], given["return_lse"]
+    attention = _core.explain_attention(*(q, k, v, w_v, *in_order, *outputs, terms))
     if terms is not None:
         reach = None if terms[0] is None else terms[0].shape[1] // 2
         attention["score_terms"] = {"softcap": terms[1], "reach": reach, "sinks": terms[2] is not None}
@@ -176,7 +181,7 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
         return x
     checked: Array = projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
     packed = _core.pack_linear(to_array(weight, weight_name)), None, (w_v.shape[0], x.shape[-1])
-    projections[weight_name] = _facts.linear(floats(x, name), packed)
+    projections[weight_name] = _core.explain_linear(floats(x, name), packed)
     return np.broadcast_to(checked.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
 
 
@@ -290,7 +295,7 @@ def _score_terms(terms: Facts) -> list[str]:
 def _threads(share: Facts) -> str:
     n, most, reason = share["n_threads"], share["most_threads"], share["reason"]
     seconds = (share[name] for name in ("seconds", "least_seconds", "least_each"))
-    work, least, each = (_facts.in_words(number, _facts.SECONDS) for number in seconds)
+    work, least, each = (in_words(number, SECONDS) for number in seconds)
     tasks = _count(share["n_tasks"], "task")
     if reason == "one task":
         return f"one: there is {'one task, so ' if share['n_tasks'] else ''}nothing to share"
@@ -306,11 +311,11 @@ def _threads(share: Facts) -> str:
 
 
 def _memory(facts: Facts) -> str:
-    text = f"{_facts.in_words(facts['scratch_bytes'])} during the call"
+    text = f"{in_words(facts['scratch_bytes'])} during the call"
     if "kept" not in facts:
         return text
     what = {
         "weights": "the weights, which are fewer than queries and keys",
         "queries and keys": "queries and keys as they were scored, from which the weights are computed when read",
     }
-    return f"{text}; {_facts.in_words(facts['kept_bytes'])} kept: {what[facts['kept']]}"
+    return f"{text}; {in_words(facts['kept_bytes'])} kept: {what[facts['kept']]}"

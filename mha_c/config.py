@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from . import _core, _facts
+from . import _core
 
 __all__ = ["get_num_threads", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -104,6 +104,18 @@ def limit_threads(n: int, who: str) -> None:
     _limited_by = who
 
 
+BYTES = (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")
+OPERATIONS = (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")
+SECONDS = (1, "s"), (1e-3, "ms"), (1e-6, "us")
+
+
+def in_words(number: float, units: tuple[tuple[float, str], ...] = BYTES) -> str:
+    """The number in the largest of these units that it reaches: 17 MiB, 2.15 G, 45.3 us."""
+    factor, unit = next((pair for pair in units if number >= pair[0]), units[-1])
+    scaled = number / factor
+    return f"{scaled:{'.0f' if scaled >= 1000 else '.3g'}} {unit}".rstrip()
+
+
 KERNEL_FACTS = "lanes", "tile_rows", "tile_columns"
 
 
@@ -134,7 +146,7 @@ def show_config() -> dict[str, Any]:
     True
     """
     offered = [name for name, available in _core.isas() if available]
-    kernels = _facts.kernels()
+    kernels = _core.explain_kernels()
     share = kernels.pop("share")
     config: dict[str, Any] = {
         "version": version(),
@@ -157,7 +169,7 @@ def show_config() -> dict[str, Any]:
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()
     )
-    first, second = map(_facts.in_words, config["caches"])
+    first, second = map(in_words, config["caches"])
     print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")

@@ -13,121 +13,157 @@
 #include "linear.h"
 #include "runtime/threads.h"
 
-mha_status
-mha_kernels_explain(mha_dtype dtype, mha_kernel_facts *facts)
-{
-    const mha_kernels *k = mha_kernels_for(dtype);
+#define COUNT(n) ((mha_fact){.kind = MHA_FACT_COUNT, .count = (n)})
+#define FLAG(is_set) ((mha_fact){.kind = MHA_FACT_FLAG, .count = (is_set) != 0})
+#define TIME_OF(work) ((mha_fact){.kind = MHA_FACT_SECONDS, .seconds = (work) / MHA_WORK_PER_SECOND})
+#define WORD(text) ((mha_fact){.kind = MHA_FACT_WORD, .word = (text)})
+#define GROUP ((mha_fact){.kind = MHA_FACT_GROUP})
 
-    if (k == NULL) {
-        return MHA_ERR_ARG;
-    }
-    *facts = (mha_kernel_facts){
-        .isa = mha_isa_active(),
-        .itemsize = k->itemsize,
-        .lanes = k->lanes,
-        .tile_rows = k->tile_sums / (k->panel_width / k->lanes),
-        .tile_columns = k->panel_width,
-    };
-    return MHA_OK;
+/* What threads share: tasks, of so many multiply-adds. */
+typedef struct {
+    size_t n_tasks;
+    double work;
+} sharing;
+
+/* Times are those of one thread, by the rule that decides how many share the work. */
+static void
+explain_share(sharing shared, mha_emit_fn *emit, void *to)
+{
+    void *share = emit(to, "share", GROUP);
+    const char *reason;
+    const unsigned n_threads = mha_threads_decide(shared.n_tasks, shared.work, &reason);
+
+    emit(share, "n_tasks", COUNT(shared.n_tasks));
+    emit(share, "n_threads", COUNT(n_threads));
+    emit(share, "most_threads", COUNT(mha_threads_get()));
+    emit(share, "reason", WORD(reason)); /* see mha_threads_decide */
+    emit(share, "seconds", TIME_OF(shared.work));
+    emit(share, "least_seconds", TIME_OF(MHA_WORTH_SHARING)); /* work is shared from so much on, */
+    emit(share, "least_each", TIME_OF(MHA_WORK_PER_THREAD));  /* so that each thread gets at least so much */
 }
 
-mha_share_facts
-mha_threads_explain(void)
+/* Vectors of `lanes` numbers; products in register tiles of rows x columns. */
+static void
+explain_kernels(const mha_kernels *k, const char *name, mha_emit_fn *emit, void *to)
 {
-    return mha_threads_share(0, 0);
+    void *kernels = emit(to, name, GROUP);
+
+    emit(kernels, "isa", WORD(k->isa));
+    emit(kernels, "itemsize", COUNT(k->itemsize));
+    emit(kernels, "lanes", COUNT(k->lanes));
+    emit(kernels, "tile_rows", COUNT(k->tile_sums / (k->panel_width / k->lanes)));
+    emit(kernels, "tile_columns", COUNT(k->panel_width));
+}
+
+void
+mha_kernels_explain(mha_emit_fn *emit, void *to)
+{
+    explain_kernels(mha_kernels_for(MHA_F32), "float32", emit, to);
+    explain_kernels(mha_kernels_for(MHA_F64), "float64", emit, to);
+    explain_share((sharing){0, 0}, emit, to);
 }
 
 /* --- Attention ------------------------------------------------------------------------------- */
 
-/* Tiles of queries that meet a key block, for one head of the task; and the most blocks that one of them meets. */
-static void
-count_task(const mha_plan *plan, size_t task_number, const mha_room *room, mha_attention_facts *facts)
-{
-    mha_rows task;
-    mha_describe_task(plan, task_number, room, &task);
-
-    for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-        mha_rows tile;
-        mha_describe_tile(plan, &task, 0, row, &tile);
-        const size_t n_blocks = mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
-        facts->n_tiles += n_blocks;
-        facts->most_blocks = mha_max(facts->most_blocks, n_blocks);
-        facts->n_tiles_all += mha_ceil_div(plan->args->keys, plan->key_block);
-    }
-}
-
-/* All heads of an item see the same keys: one of them is counted. */
+/* Tiles of queries that meet a key block.  All heads of an item see the same keys: one of them is counted. */
 static mha_status
-count_tiles(const mha_plan *plan, mha_attention_facts *facts)
+count_tiles(const mha_plan *plan, mha_emit_fn *emit, void *to)
 {
     const mha_attention_args *args = plan->args;
+    size_t n_tiles = 0, n_tiles_all = 0, most_blocks = 0;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     const size_t rows_at = mha_scratch_add(&scratch, plan->task_queries, sizeof(mha_interval));
+    const size_t n_tasks = plan->n_tasks > 0 ? args->batch * plan->tasks_per_head : 0;
     const mha_status status = mha_scratch_open(&scratch);
 
     if (status != MHA_OK) {
         return status;
     }
     const mha_room room = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
-    for (size_t item = 0; item < args->batch && plan->n_tasks > 0; item++) {
-        for (size_t task = 0; task < plan->tasks_per_head; task++) {
-            count_task(plan, item * args->kv_heads * plan->tasks_per_head + task, &room, facts);
+    for (size_t i = 0; i < n_tasks; i++) {
+        const size_t item = i / plan->tasks_per_head;
+        mha_rows task, tile;
+        mha_describe_task(plan, i + item * (args->kv_heads - 1) * plan->tasks_per_head, &room, &task);
+        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
+            mha_describe_tile(plan, &task, 0, row, &tile);
+            const size_t n_blocks = mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
+            n_tiles += n_blocks;
+            n_tiles_all += mha_ceil_div(args->keys, plan->key_block);
+            most_blocks = mha_max(most_blocks, n_blocks);
         }
     }
-    facts->n_tiles *= args->heads;
-    facts->n_tiles_all *= args->heads;
     mha_scratch_close(&scratch);
+    /* Pairs (queries, key block) that are computed, and if every query saw every key; the most blocks of a query. */
+    emit(to, "n_tiles", COUNT(n_tiles * args->heads));
+    emit(to, "n_tiles_all", COUNT(n_tiles_all * args->heads));
+    emit(to, "most_blocks", COUNT(most_blocks)); /* > 1: their softmaxes are joined */
     return MHA_OK;
 }
 
+/* args: as the caller gave them; at_a_time: the plan of what runs at a time, which is the call or a slice of it. */
 static mha_status
-explain_plan(const mha_plan *plan, const mha_attention_args *args, mha_attention_facts *facts)
+explain_plan(const mha_plan *plan, const mha_attention_args *args, const mha_plan *at_a_time, mha_emit_fn *emit,
+             void *to)
 {
-    mha_status status;
+    const size_t queries = mha_max(args->queries, 1);
 
-    *facts = (mha_attention_facts){
-        .share = mha_threads_share(plan->n_tasks * plan->blocks_abreast, plan->work),
-        .batch = args->batch,
-        .heads = args->heads,
-        .kv_heads = args->kv_heads,
-        .queries = args->queries,
-        .keys = args->keys,
-        .head_dim = args->head_dim,
-        .value_dim = args->value_dim,
-        .key_block = plan->key_block,
-        .tile_queries = mha_min(plan->tile_rows, mha_max(args->queries, 1)),
-        .task_queries = mha_min(plan->task_queries, mha_max(args->queries, 1)),
-        .task_heads = plan->task_heads / plan->group * (args->heads / args->kv_heads),
-        .n_splits = plan->blocks_abreast,
-        .by_columns = mha_by_columns(plan),
-        .weights_again = plan->weights_later,
-    };
-    MHA_ASSERT(facts->share.n_threads == plan->n_workers);
-    status = mha_kernels_explain(args->dtype, &facts->kernels);
-    return status != MHA_OK ? status : count_tiles(plan, facts);
+    explain_kernels(plan->kernels, "kernels", emit, to);
+    emit(to, "batch", COUNT(args->batch));
+    emit(to, "heads", COUNT(args->heads));
+    emit(to, "kv_heads", COUNT(args->kv_heads));
+    emit(to, "queries", COUNT(args->queries));
+    emit(to, "keys", COUNT(args->keys));
+    emit(to, "head_dim", COUNT(args->head_dim));
+    emit(to, "value_dim", COUNT(args->value_dim));
+    emit(to, "key_block", COUNT(plan->key_block)); /* keys that are packed, scored and summed together */
+    emit(to, "tile_queries", COUNT(mha_min(plan->tile_rows, queries))); /* that meet a block together */
+    /* Queries of a task, for each of the heads that share a key head; and those heads, or, where items with one query
+     * each go side by side, so many times as many. */
+    emit(to, "task_queries", COUNT(mha_min(at_a_time->task_queries, queries)));
+    emit(to, "task_heads", COUNT(plan->task_heads / plan->group * (args->heads / args->kv_heads)));
+    emit(to, "n_splits", COUNT(at_a_time->blocks_abreast)); /* > 1: a task's blocks that are tasks of their own */
+    emit(to, "by_columns", FLAG(mha_by_columns(plan)));     /* scores stand transposed: see columns.c */
+    emit(to, "weights_again", FLAG(plan->weights_later));   /* those asked for are computed by a second pass */
+    return count_tiles(plan, emit, to);
+}
+
+static sharing
+sharing_of(const mha_plan *plan)
+{
+    return (sharing){plan->n_tasks * plan->blocks_abreast, plan->work};
 }
 
 mha_status
-mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts)
+mha_attention_explain(const mha_attention_args *args, mha_emit_fn *emit, void *to)
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_attention_args folded;
     mha_plan plan;
 
     mha_fold_heads(args, &folded);
-    mha_status status = mha_plan_init(&plan, &folded, MHA_PASS_FORWARD, &scratch);
-
-    if (status == MHA_OK) {
-        status = explain_plan(&plan, args, facts);
-        facts->scratch_bytes = scratch.total_bytes;
+    const mha_status status = mha_plan_init(&plan, &folded, MHA_PASS_FORWARD, &scratch);
+    if (status != MHA_OK) {
+        return status;
     }
-    return status;
+    explain_share(sharing_of(&plan), emit, to);
+    emit(to, "scratch_bytes", COUNT(scratch.total_bytes)); /* of the whole call */
+    return explain_plan(&plan, args, &plan, emit, to);
 }
 
 /* --- Projections and layers ---------------------------------------------------------------------- */
 
+static void
+explain_linear(const mha_linear *linear, size_t rows, size_t rows_needed, size_t task_rows, mha_emit_fn *emit, void *to)
+{
+    emit(to, "rows", COUNT(rows));
+    emit(to, "rows_needed", COUNT(rows_needed)); /* those that somebody sees; the others are left out */
+    emit(to, "in_features", COUNT(linear->in_features));
+    emit(to, "out_features", COUNT(linear->out_features));
+    emit(to, "task_rows", COUNT(task_rows));
+}
+
 mha_status
-mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_linear_facts *facts)
+mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_emit_fn *emit, void *to)
 {
     const mha_kernels *k = mha_kernels_for(dtype);
 
@@ -135,112 +171,64 @@ mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_l
         return MHA_ERR_ARG;
     }
     const mha_linear_plan plan = mha_linear_plan_for(k, linear, rows);
-    *facts = (mha_linear_facts){
-        .rows = rows,
-        .rows_needed = rows,
-        .in_features = linear->in_features,
-        .out_features = linear->out_features,
-        .task_rows = plan.block,
-        .share = mha_threads_share(plan.n_tasks, plan.work),
-    };
+    explain_linear(linear, rows, rows, plan.block, emit, to);
+    explain_share((sharing){plan.n_tasks, plan.work}, emit, to);
     return MHA_OK;
 }
 
-/* W_q, W_k, W_v are one pass over the inputs: each has its own tasks, and all share the threads. */
+/* W_q, W_k and W_v are one pass over the inputs: each has its own tasks, and all share the threads. */
 static void
-explain_input(const mha_layer_job *job, const mha_layer_input *in, mha_linear_facts *facts)
+explain_projections(const mha_layer_job *job, const sharing *slices, mha_emit_fn *emit, void *to)
 {
-    const size_t batch = job->args->batch;
+    static const char *const names[MHA_N_INPUTS] = {"W_q", "W_k", "W_v"};
+    const mha_layer_args *a = job->args;
+    const size_t rows = a->batch * a->queries;
 
-    if (in->linear->weight == NULL) {
-        return;
-    }
-    *facts = (mha_linear_facts){
-        .rows = batch * in->rows,
-        .rows_needed = in->needed == NULL ? batch * in->rows : 0,
-        .in_features = in->linear->in_features,
-        .out_features = in->features,
-        .task_rows = in->task_rows,
-        .share = mha_threads_share(job->n_tasks, job->work),
-    };
-    for (size_t b = 0; b < batch && in->needed != NULL; b++) {
-        facts->rows_needed += in->needed[b].last - in->needed[b].first;
-    }
-}
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_input *in = &job->inputs[i];
+        size_t needed = 0;
 
-static mha_status
-explain_inputs(mha_layer_job *job, mha_layer_facts *facts)
-{
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    const size_t needed_at = mha_scratch_add(&scratch, job->args->batch, 2 * sizeof(mha_interval));
-    const mha_status status = mha_scratch_open(&scratch);
-
-    if (status == MHA_OK) {
-        mha_layer_place_inputs(job, scratch.base + needed_at);
-        for (int i = 0; i < MHA_N_INPUTS; i++) {
-            explain_input(job, &job->inputs[i], &facts->projections[i]);
+        for (size_t b = 0; b < a->batch; b++) {
+            const mha_interval rows_of_item = mha_layer_needed(job, i, b);
+            needed += rows_of_item.last - rows_of_item.first;
         }
-        mha_scratch_close(&scratch);
-    }
-    return status;
-}
-
-/* What is different where the batch goes through the layer in slices. */
-static mha_status
-explain_slices(const mha_layer_job *whole, mha_layer_slices slices, mha_layer_facts *facts)
-{
-    const mha_share_facts share = mha_threads_share(slices.n, slices.work);
-    const mha_layer_args first = mha_layer_items(whole, 0, slices.items);
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_layer_job job;
-    const mha_status status = mha_layer_plan(&job, &first, MHA_PASS_IN_TASK);
-
-    MHA_ASSERT(share.n_threads == slices.n_workers);
-    if (status == MHA_OK) {
-        (void)mha_scratch_add(&scratch, slices.n_workers, mha_layer_slice_bytes(whole, &slices));
-        facts->scratch_bytes = scratch.total_bytes;
-        facts->attention.task_queries = job.plan.task_queries;
-        facts->attention.n_splits = job.plan.blocks_abreast;
-        facts->attention.share = share;
-        for (int i = 0; i <= MHA_N_INPUTS; i++) {
-            facts->projections[i].share = share;
+        if (in->linear->weight != NULL) {
+            void *projection = emit(to, names[i], GROUP);
+            explain_linear(in->linear, a->batch * in->rows, needed, in->task_rows, emit, projection);
+            explain_share(slices != NULL ? *slices : (sharing){job->n_tasks, job->work}, emit, projection);
         }
     }
-    return status;
+    if (a->W_o.weight != NULL) {
+        const mha_linear_plan plan = mha_linear_plan_for(job->kernels, &a->W_o, rows);
+        void *projection = emit(to, "W_o", GROUP);
+        explain_linear(&a->W_o, rows, rows, plan.block, emit, projection);
+        explain_share(slices != NULL ? *slices : (sharing){plan.n_tasks, plan.work}, emit, projection);
+    }
 }
 
 mha_status
-mha_layer_explain(const mha_layer_args *args, mha_layer_facts *facts)
+mha_layer_explain(const mha_layer_args *args, mha_emit_fn *emit, void *to)
 {
-    mha_scratch scratch = MHA_SCRATCH_EMPTY; /* of packed weights */
-    mha_linear_packing packing = {.n = 0};
-    mha_layer_args packed;
-    mha_layer_job job;
-    const int packs = mha_layer_packs(args, &packed, &packing);
-    mha_status status = mha_layer_plan(&job, packs ? &packed : args, MHA_PASS_FORWARD);
+    mha_layer_call call;
+    mha_layer_job slice;
+    mha_layer_args items;
+    mha_status status = mha_layer_call_plan(&call, args);
 
-    *facts = (mha_layer_facts){.scratch_bytes = 0};
-    if (status == MHA_OK) {
-        status = explain_plan(&job.plan, job.plan.args, &facts->attention);
+    if (status == MHA_OK && call.n_slices > 1) {
+        status = mha_layer_slice_plan(&call, 0, &items, &slice);
     }
-    if (status == MHA_OK) {
-        status = explain_inputs(&job, facts);
+    if (status != MHA_OK) {
+        return status;
     }
-    if (status == MHA_OK && args->W_o.weight != NULL) {
-        status = mha_linear_explain(args->dtype, &args->W_o, args->batch * args->queries,
-                                    &facts->projections[MHA_N_INPUTS]);
-    }
-    if (status == MHA_OK) {
-        const mha_layer_slices slices = mha_layer_slices_for(&job);
-        facts->slice_items = slices.items;
-        facts->n_slices = slices.n;
-        facts->scratch_bytes = job.scratch.total_bytes;
-        status = slices.n > 1 ? explain_slices(&job, slices, facts) : status;
-    }
-    if (status == MHA_OK && packs) {
-        mha_linear_packing_plan(&packing, job.kernels, &scratch);
-        facts->scratch_bytes += scratch.total_bytes;
-    }
-    facts->attention.scratch_bytes = facts->scratch_bytes;
-    return status;
+    const mha_plan *plan = &call.whole.plan;
+    const sharing slices = {call.n_slices, call.work}; /* which every step of them shares */
+    const int cut = call.n_slices > 1;
+    emit(to, "slice_items", COUNT(call.slice_items)); /* so many items at a time take all steps */
+    emit(to, "n_slices", COUNT(call.n_slices));
+    emit(to, "scratch_bytes", COUNT(call.scratch.total_bytes));
+    explain_projections(&call.whole, cut ? &slices : NULL, emit, emit(to, "projections", GROUP));
+    void *attention = emit(to, "attention", GROUP);
+    explain_share(cut ? slices : sharing_of(plan), emit, attention);
+    emit(attention, "scratch_bytes", COUNT(call.scratch.total_bytes));
+    return explain_plan(plan, plan->args, cut ? &slice.plan : plan, emit, attention);
 }

@@ -113,26 +113,19 @@ plan_memory(mha_layer_job *job)
     job->panel_at = mha_scratch_add(&job->scratch, mha_max(job->n_workers, MHA_LINEAR_READS), job->panel_bytes);
 }
 
-/* Which rows of keys and values each item needs; room for 2 * B intervals is at `room`. */
-static void
-find_needed(mha_layer_job *job, mha_interval *room)
+mha_interval
+mha_layer_needed(const mha_layer_job *job, int input, size_t item)
 {
     const mha_layer_args *a = job->args;
-    mha_interval *keys = room, *values = room + a->batch;
+    const mha_interval all = {0, job->inputs[input].rows};
+    size_t n_empty;
 
-    if (mha_sees_all_keys(&a->visible)) {
-        return;
+    if (input == MHA_QUERIES || mha_sees_all_keys(&a->visible)) {
+        return all;
     }
-    for (size_t b = 0; b < a->batch; b++) {
-        size_t n_empty;
-        keys[b] = mha_visible_item(&a->visible, a->queries, a->keys, b, &n_empty);
-        values[b] = keys[b];
-        if (n_empty > 0 && a->empty_rows == MHA_EMPTY_UNIFORM) {
-            values[b] = (mha_interval){0, a->keys}; /* an empty row is the mean of all of them */
-        }
-    }
-    job->inputs[MHA_KEYS].needed = keys;
-    job->inputs[MHA_VALUES].needed = values;
+    const mha_interval seen = mha_visible_item(&a->visible, a->queries, a->keys, item, &n_empty);
+    /* An empty row is the mean of all values. */
+    return input == MHA_VALUES && n_empty > 0 && a->empty_rows == MHA_EMPTY_UNIFORM ? all : seen;
 }
 
 /* The projected rows of an input (or the input itself), with heads as column slices. */
@@ -152,7 +145,14 @@ by_heads(const mha_layer_job *job, const mha_layer_input *in)
 void
 mha_layer_place_inputs(mha_layer_job *job, void *room)
 {
-    find_needed(job, room);
+    mha_interval *needed = room;
+
+    for (int i = MHA_KEYS; i < MHA_N_INPUTS && !mha_sees_all_keys(&job->args->visible); i++) {
+        job->inputs[i].needed = needed;
+        for (size_t b = 0; b < job->args->batch; b++) {
+            *needed++ = mha_layer_needed(job, i, b);
+        }
+    }
     job->attention.q = by_heads(job, &job->inputs[MHA_QUERIES]);
     job->attention.k = by_heads(job, &job->inputs[MHA_KEYS]);
     job->attention.v = by_heads(job, &job->inputs[MHA_VALUES]);

@@ -56,25 +56,28 @@ MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_arg
 void mha_layer_run(mha_layer_job *job);
 
 /*
- * Whether a call packs its weights in rows: one of them would be read by too many tasks.  Then *packed is the
- * arguments of the call from there on, and *packing (zeroed by the caller) has all of them.
+ * A call, planned: the batch as a whole, or cut into slices of it, each of which takes all steps in one task; and the
+ * weights in rows that it packs, all if one of them would be read by too many tasks.
  */
-int mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing);
-
-/* How a call cuts its batch: `items` at a time take all steps, in n tasks that share the threads; not cut: n is 1. */
 typedef struct {
-    size_t items, n;
-    double work; /* multiply-adds of the whole call, roughly */
-    unsigned n_workers;
-} mha_layer_slices;
+    mha_layer_job whole;
+    mha_layer_args packed; /* its arguments where it packs */
+    mha_linear_packing packing;
+    size_t slice_items, n_slices; /* not cut: 1 */
+    size_t slice_bytes;           /* of scratch memory: enough for any one slice */
+    double work;                  /* multiply-adds of the whole call, roughly */
+    unsigned n_workers;           /* for slices */
+    mha_scratch scratch;
+} mha_layer_call;
 
-mha_layer_slices mha_layer_slices_for(const mha_layer_job *whole);
+MHA_MUST_CHECK mha_status mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args);
 
-/* At most so many items of a batch from item `first` on, as arguments of their own. */
-mha_layer_args mha_layer_items(const mha_layer_job *whole, size_t first, size_t most);
+/* Slice number `slice` as a job of its own, with these arguments. */
+MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *args,
+                                               mha_layer_job *job);
 
-/* Scratch memory that is enough for any one slice; SIZE_MAX where that overflows. */
-size_t mha_layer_slice_bytes(const mha_layer_job *whole, const mha_layer_slices *slices);
+/* Which rows of an input an item needs. */
+mha_interval mha_layer_needed(const mha_layer_job *job, int input, size_t item);
 
 /*
  * Where attention finds its inputs, once it is known where their projected rows are, and which rows of keys and values

@@ -35,31 +35,32 @@ numbers_per_item(const mha_layer_job *job)
     return n;
 }
 
-mha_layer_slices
-mha_layer_slices_for(const mha_layer_job *whole)
+static void
+cut(mha_layer_call *call)
 {
+    const mha_layer_job *whole = &call->whole;
     const mha_layer_args *a = whole->args;
-    mha_layer_slices slices = {.items = a->batch, .n = 1, .n_workers = 1};
     const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
 
+    call->slice_items = a->batch;
+    call->n_slices = call->n_workers = 1;
     /* What mha_layer_work says, from what is known here. */
-    slices.work = whole->work + whole->plan.work + mha_linear_work(&a->W_o, a->batch, a->queries);
+    call->work = whole->work + whole->plan.work + mha_linear_work(&a->W_o, a->batch, a->queries);
     if (whole->plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
-        return slices; /* the second: sizes that overflow, which opening that memory will say */
+        return; /* the second: sizes that overflow, which opening that memory will say */
     }
-    const size_t workers = mha_threads_for(a->batch, slices.work);
+    const size_t workers = mha_threads_for(a->batch, call->work);
     const size_t least = mha_ceil_div(SLICE_ROWS, a->queries);
     size_t items = mha_max(SLICE_BYTES / bytes, least);
     if (workers > 1) {
         items = mha_min(items, a->batch / (workers * SLICES_PER_WORKER));
     }
     if (items >= least && 2 * items <= a->batch) {
-        slices.items = items;
-        slices.n = mha_ceil_div(a->batch, items);
-        slices.n_workers = mha_threads_for(slices.n, slices.work);
+        call->slice_items = items;
+        call->n_slices = mha_ceil_div(a->batch, items);
+        call->n_workers = mha_threads_for(call->n_slices, call->work);
     }
-    return slices;
 }
 
 /* `numbers` numbers further; NULL stays NULL. */
@@ -69,8 +70,9 @@ advanced(const mha_layer_job *job, const void *data, ptrdiff_t numbers)
     return data == NULL ? NULL : (char *)(uintptr_t)data + numbers * (ptrdiff_t)job->kernels->itemsize;
 }
 
-mha_layer_args
-mha_layer_items(const mha_layer_job *whole, size_t first, size_t most)
+/* At most so many items of the batch from item `first` on, as arguments of their own. */
+static mha_layer_args
+items_of(const mha_layer_job *whole, size_t first, size_t most)
 {
     const mha_layer_args *a = whole->args;
     const mha_layer_input *in = whole->inputs;
@@ -101,54 +103,46 @@ mha_layer_items(const mha_layer_job *whole, size_t first, size_t most)
     return part;
 }
 
-size_t
-mha_layer_slice_bytes(const mha_layer_job *whole, const mha_layer_slices *slices)
+mha_status
+mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *args, mha_layer_job *job)
 {
-    size_t most = slices->n == 1 ? whole->scratch.total_bytes : 0;
+    const size_t first = slice * call->slice_items;
+
+    *args = items_of(&call->whole, first, call->slice_items);
+    const mha_status status = mha_layer_plan(job, args, MHA_PASS_IN_TASK);
+    job->attention.first_item = first;
+    return status;
+}
+
+/* SIZE_MAX where that overflows. */
+static size_t
+slice_bytes(const mha_layer_call *call)
+{
+    size_t most = call->n_slices == 1 ? call->whole.scratch.total_bytes : 0;
 
     /* All slices are alike but for the last: a smaller one, which may go another way and need more of something. */
-    for (size_t slice = 0; slices->n > 1 && slice < slices->n; slice += slices->n - 1) {
-        const mha_layer_args args = mha_layer_items(whole, slice * slices->items, slices->items);
+    for (size_t slice = 0; call->n_slices > 1 && slice < call->n_slices; slice += call->n_slices - 1) {
+        mha_layer_args args;
         mha_layer_job job;
-        const mha_status status = mha_layer_plan(&job, &args, MHA_PASS_IN_TASK);
+        const mha_status status = mha_layer_slice_plan(call, slice, &args, &job);
 
         most = mha_max(most, status == MHA_OK ? job.scratch.total_bytes : SIZE_MAX);
     }
     return most;
 }
 
-typedef struct {
-    mha_layer_job *whole;
-    mha_layer_slices slices;
-    size_t bytes; /* of scratch memory for one slice */
-    char *memory;
-} sliced_call;
-
 static void
 run_slice(void *context, size_t slice, unsigned worker)
 {
-    const sliced_call *call = context;
-    const mha_layer_args args = mha_layer_items(call->whole, slice * call->slices.items, call->slices.items);
+    const mha_layer_call *call = context;
+    mha_layer_args args;
     mha_layer_job job;
-    const mha_status status = mha_layer_plan(&job, &args, MHA_PASS_IN_TASK);
+    const mha_status status = mha_layer_slice_plan(call, slice, &args, &job);
 
-    (void)status; /* sizes that were planned before: see mha_layer_slice_bytes */
-    MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->bytes);
-    job.attention.first_item = slice * call->slices.items;
-    job.scratch.base = call->memory + worker * call->bytes;
+    (void)status; /* sizes that were planned before: see slice_bytes */
+    MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->slice_bytes);
+    job.scratch.base = call->scratch.base + worker * call->slice_bytes;
     mha_layer_run(&job);
-}
-
-/* A call that is not cut is one slice, planned already, whose steps share the threads. */
-static void
-run_slices(sliced_call *call)
-{
-    if (call->slices.n > 1) {
-        mha_parallel_for(call->slices.n, call->slices.n_workers, run_slice, call);
-    } else {
-        call->whole->scratch.base = call->memory;
-        mha_layer_run(call->whole);
-    }
 }
 
 /* Whether a * b > most, whatever a * b wraps to. */
@@ -158,57 +152,63 @@ exceeds(size_t a, size_t b, size_t most)
     return mha_mul_size(&a, b) < 0 || a > most;
 }
 
-int
-mha_layer_packs(const mha_layer_args *args, mha_layer_args *packed, mha_linear_packing *packing)
+/* The weights in rows that the call packs: all, if one of them would be read by too many tasks; its arguments then. */
+static const mha_layer_args *
+pack_later(mha_layer_call *call, const mha_layer_args *args)
 {
-    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
+    mha_layer_args *packed = &call->packed;
+    mha_linear *const linears[] = {&packed->W_q, &packed->W_k, &packed->W_v, &packed->W_o};
     const size_t rows[] = {args->queries, args->keys, args->keys, args->queries};
     const mha_kernels *k = mha_kernels_for(args->dtype);
     int packs = 0;
 
+    *packed = *args;
+    call->packing = (mha_linear_packing){.n = 0};
     for (int i = 0; i < 4 && k != NULL; i++) {
         packs = packs || exceeds(args->batch, rows[i], mha_linear_most_rows(k, linears[i]));
     }
-    if (packs) {
-        mha_linear *const of_packed[] = {&packed->W_q, &packed->W_k, &packed->W_v, &packed->W_o};
-
-        *packed = *args;
-        for (int i = 0; i < 4; i++) {
-            if (mha_linear_in_rows(linears[i])) {
-                mha_linear_pack_later(packing, of_packed[i]);
-            }
+    for (int i = 0; i < 4 && packs; i++) {
+        if (mha_linear_in_rows(linears[i])) {
+            mha_linear_pack_later(&call->packing, linears[i]);
         }
     }
-    return packs;
+    return packed;
+}
+
+mha_status
+mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
+{
+    const mha_status status = mha_layer_plan(&call->whole, pack_later(call, args), MHA_PASS_FORWARD);
+
+    if (status == MHA_OK) {
+        call->scratch = (mha_scratch)MHA_SCRATCH_EMPTY;
+        cut(call);
+        call->slice_bytes = slice_bytes(call);
+        (void)mha_scratch_add(&call->scratch, call->n_workers, call->slice_bytes);
+        mha_linear_packing_plan(&call->packing, call->whole.kernels, &call->scratch);
+    }
+    return status;
 }
 
 mha_status
 mha_layer_forward(const mha_layer_args *args)
 {
-    mha_linear_packing packing = {.n = 0};
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_layer_args packed;
-    mha_layer_job job;
-    mha_status status;
+    mha_layer_call call;
+    mha_status status = mha_layer_call_plan(&call, args);
 
-    if (mha_layer_packs(args, &packed, &packing)) {
-        args = &packed;
+    if (status == MHA_OK) {
+        status = mha_scratch_open(&call.scratch);
     }
-    status = mha_layer_plan(&job, args, MHA_PASS_FORWARD);
     if (status != MHA_OK) {
         return status;
     }
-    sliced_call call = {.whole = &job, .slices = mha_layer_slices_for(&job)};
-    call.bytes = mha_layer_slice_bytes(&job, &call.slices);
-    (void)mha_scratch_add(&scratch, call.slices.n_workers, call.bytes);
-    mha_linear_packing_plan(&packing, job.kernels, &scratch);
-    status = mha_scratch_open(&scratch);
-    if (status == MHA_OK) {
-        call.memory = scratch.base;
-        mha_linear_packing_run(&packing, job.kernels, &scratch);
-        run_slices(&call);
-        mha_scratch_close(&scratch);
-        status = mha_interrupt_status();
+    mha_linear_packing_run(&call.packing, call.whole.kernels, &call.scratch);
+    if (call.n_slices > 1) {
+        mha_parallel_for(call.n_slices, call.n_workers, run_slice, &call);
+    } else { /* one slice, planned already, whose steps share the threads */
+        call.whole.scratch.base = call.scratch.base;
+        mha_layer_run(&call.whole);
     }
-    return status;
+    mha_scratch_close(&call.scratch);
+    return mha_interrupt_status();
 }

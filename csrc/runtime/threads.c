@@ -288,41 +288,31 @@ mha_threads_limit_own(unsigned n_threads)
 
 /* --- How many threads, and all of it ------------------------------------------------------------ */
 
-/*
- * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
- * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
- * and every further thread should bring 15 us of work as well.
- */
-#define MADDS_PER_SECOND 25e9
-#define WORTH_SHARING (30e-6 * MADDS_PER_SECOND)
-#define WORK_PER_THREAD (15e-6 * MADDS_PER_SECOND)
-
-/* How many threads, and why. */
-static unsigned
-decide(size_t n_tasks, double work, mha_share_reason *reason)
+unsigned
+mha_threads_decide(size_t n_tasks, double work, const char **reason)
 {
-    *reason = MHA_SHARE_ALL;
+    *reason = "all";
     if (MOST_THREADS == 1) {
         return 1;
     }
     if (n_tasks <= 1) {
-        *reason = MHA_SHARE_ONE_TASK;
+        *reason = "one task";
         return 1;
     }
-    if (!(work >= WORTH_SHARING)) {
-        *reason = MHA_SHARE_LITTLE;
+    if (!(work >= MHA_WORTH_SHARING)) {
+        *reason = "little work";
         return 1;
     }
     const unsigned allowed = mha_threads_get();
     const size_t most = mha_min(allowed, n_tasks);
-    const double worth = work / WORK_PER_THREAD;
+    const double worth = work / MHA_WORK_PER_THREAD;
 
     if (worth < (double)most) {
-        *reason = MHA_SHARE_WORK;
+        *reason = "work";
         return (unsigned)worth;
     }
     if (n_tasks < allowed) {
-        *reason = MHA_SHARE_TASKS;
+        *reason = "tasks";
     }
     return (unsigned)most;
 }
@@ -330,23 +320,9 @@ decide(size_t n_tasks, double work, mha_share_reason *reason)
 unsigned
 mha_threads_for(size_t n_tasks, double work)
 {
-    mha_share_reason unused;
+    const char *unused;
 
-    return decide(n_tasks, work, &unused);
-}
-
-mha_share_facts
-mha_threads_share(size_t n_tasks, double work)
-{
-    mha_share_facts facts = {
-        .n_tasks = n_tasks,
-        .most_threads = mha_threads_get(),
-        .seconds = work / MADDS_PER_SECOND,
-        .least_seconds = WORTH_SHARING / MADDS_PER_SECOND,
-        .least_each = WORK_PER_THREAD / MADDS_PER_SECOND,
-    };
-    facts.n_threads = decide(n_tasks, work, &facts.reason);
-    return facts;
+    return mha_threads_decide(n_tasks, work, &unused);
 }
 
 void

@@ -9,8 +9,6 @@
 #ifndef MHA_THREADS_H
 #define MHA_THREADS_H
 
-#include "mha_explain.h"
-
 #include <stddef.h>
 
 #if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(MHA_NO_THREADS)
@@ -34,8 +32,20 @@ typedef void (*mha_task_fn)(void *context, size_t task, unsigned worker);
  */
 unsigned mha_threads_for(size_t n_tasks, double work);
 
-/* The same decision, with its reason. */
-mha_share_facts mha_threads_share(size_t n_tasks, double work);
+/*
+ * The same decision, and why: "one task", so nothing to share; "little work", less than waking another thread is worth;
+ * "work", of which one more would get too little; "tasks", there are no more; "all" that mha_threads_get allows.
+ */
+unsigned mha_threads_decide(size_t n_tasks, double work, const char **reason);
+
+/*
+ * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
+ * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
+ * and every further thread should bring 15 us of work as well.
+ */
+#define MHA_WORK_PER_SECOND 25e9
+#define MHA_WORTH_SHARING (30e-6 * MHA_WORK_PER_SECOND)
+#define MHA_WORK_PER_THREAD (15e-6 * MHA_WORK_PER_SECOND)
 
 /*
  * Run tasks 0 .. n_tasks-1, each exactly once, on up to n_workers threads; returns when all are done.

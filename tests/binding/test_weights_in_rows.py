@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from binding_calls import F32, F64, B, K, Q, attempt, layer, linear, numbers
-from mha_c import ShapeError, _core, _facts, get_num_threads, set_num_threads
+from mha_c import ShapeError, _core, get_num_threads, set_num_threads
 from mha_c._layer.kept_weights import saved_weights
 
 # (rows, out, in): register tiles and panels, one chunk of depth (256) and several, one task (192 rows) and several,
@@ -122,7 +122,7 @@ def test_references_come_back():
 def test_explained(rng):
     def facts(projections, n):
         x = np.ones((B, n, 40), F32)
-        return _facts.layer(("W_q", "W_k", "W_v", "W_o"), x, x, x, None, projections, None, 2, "zero", 0.0, 0)
+        return _core.explain_layer(x, x, x, None, projections, None, 2, "zero", 0.0, 0)
 
     Ws = weights(rng, [(40, 40)] * 4, F32)
     in_rows, before = tuple((W, None) for W in Ws), tuple(packed(W, None) for W in Ws)

@@ -7,7 +7,7 @@
 #define CASES_H
 
 #include "first_isa.h"
-#include "mha_explain.h"
+#include "mha.h"
 
 #include "guarded.h"
 

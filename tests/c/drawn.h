@@ -16,7 +16,7 @@
 #include <string.h>
 
 #include "first_isa.h"
-#include "mha_explain.h"
+#include "mha.h"
 
 static int failures;
 

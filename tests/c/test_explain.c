@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
+#include "facts.h"
 #include "runtime/common.h"
 
 /* --- The memory of a call -------------------------------------------------------------------------- */
@@ -39,54 +40,61 @@ check_attention(size_t D, size_t K, int additive, int wishes)
 {
     attention_case c = attention_of(D, K, additive);
     mha_attention_args *args = &c.args;
-    mha_attention_facts facts;
 
     args->weights = wishes & 1 ? args->weights : NULL;
     args->row_max = wishes & 2 ? args->row_max : NULL;
     args->row_sum = wishes & 2 ? args->row_sum : NULL;
     args->lse = wishes & 4 ? args->lse : NULL;
-    CHECK(mha_attention_explain(args, &facts) == MHA_OK, "explain, %s", guard.doing);
+    CHECK(mha_attention_explain(args, NOTING_FACTS) == MHA_OK, "explain, %s", guard.doing);
     asked.n_calls = asked.n_bytes = 0;
-    const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward");
-    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
-    CHECK(facts.kernels.isa == mha_isa_active() && facts.kernels.itemsize == size_of(dtype), "%s", guard.doing);
-    CHECK(facts.n_tiles <= facts.n_tiles_all && facts.most_blocks * facts.key_block < K + facts.key_block, "%s: tiles",
+    const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward"), block = count_of("key_block");
+    CHECK(n_bytes == count_of("scratch_bytes"), "%s: %zu bytes, %zu explained", guard.doing, n_bytes,
+          count_of("scratch_bytes"));
+    CHECK(strcmp(fact("kernels.isa").word, mha_isa_name(mha_isa_active())) == 0, "%s: isa", guard.doing);
+    CHECK(count_of("kernels.itemsize") == size_of(dtype), "%s: type", guard.doing);
+    CHECK(count_of("n_tiles") <= count_of("n_tiles_all") && count_of("most_blocks") * block < K + block, "%s: tiles",
           guard.doing);
-    CHECK(facts.weights_again == (args->weights != NULL && K > facts.key_block), "%s: weights", guard.doing);
+    CHECK(count_of("weights_again") == (args->weights != NULL && K > block), "%s: weights", guard.doing);
 }
 
 static void
 check_layer(size_t D, size_t K, int additive)
 {
     layer_case c = layer_of(D, K, additive, 0);
-    mha_layer_facts facts;
 
     c.args.context = D % 3 == 0 ? NULL : c.args.context;
     c.args.q_projected = K % 3 == 0 ? NULL : c.args.q_projected;
-    CHECK(mha_layer_explain(&c.args, &facts) == MHA_OK, "explain, %s", guard.doing);
+    CHECK(mha_layer_explain(&c.args, NOTING_FACTS) == MHA_OK, "explain, %s", guard.doing);
     asked.n_calls = asked.n_bytes = 0;
     const size_t n_bytes = bytes_of_call(mha_layer_forward(&c.args), "layer");
-    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
-    CHECK(facts.projections[0].rows == c.n_queries && facts.projections[1].rows == c.n_keys, "%s: rows", guard.doing);
-    CHECK(facts.projections[1].rows_needed <= c.n_keys, "%s: rows needed", guard.doing);
-    CHECK((facts.projections[3].rows > 0) == !additive, "%s: W_o", guard.doing);
+    CHECK(n_bytes == count_of("scratch_bytes"), "%s: %zu bytes, %zu explained", guard.doing, n_bytes,
+          count_of("scratch_bytes"));
+    CHECK(count_of("attention.scratch_bytes") == n_bytes, "%s: bytes of attention", guard.doing);
+    CHECK(count_of("projections.W_q.rows") == c.n_queries, "%s: query rows", guard.doing);
+    CHECK(count_of("projections.W_k.rows") == c.n_keys, "%s: key rows", guard.doing);
+    CHECK(count_of("projections.W_k.rows_needed") <= c.n_keys, "%s: rows needed", guard.doing);
+    CHECK((find_fact("projections.W_o") != NULL) == !additive, "%s: W_o", guard.doing);
 }
 
 /* --- Sharing ------------------------------------------------------------------------------------------ */
 
 /* Sizes alone: explaining looks at no operand. */
-static mha_attention_facts
-explain_sizes(size_t heads, size_t queries, size_t keys, int status)
+static void
+explain_sizes(size_t heads, size_t queries, size_t keys, mha_status status)
 {
     const mha_attention_args args = {
         .dtype = MHA_F32, .batch = 1, .heads = heads, .kv_heads = heads, .queries = queries, .keys = keys,
         .head_dim = 64, .value_dim = 64, .scale = 1,
         .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
     };
-    mha_attention_facts facts = {.scratch_bytes = 0};
 
-    CHECK(mha_attention_explain(&args, &facts) == status, "explain %zu, %zu, %zu", heads, queries, keys);
-    return facts;
+    CHECK(mha_attention_explain(&args, NOTING_FACTS) == status, "explain %zu, %zu, %zu", heads, queries, keys);
+}
+
+static int
+reason_is(const char *reason)
+{
+    return strcmp(fact("share.reason").word, reason) == 0;
 }
 
 #if defined(MHA_NO_THREADS)
@@ -95,43 +103,44 @@ check_threads(void)
 {
     mha_threads_set(8);
     for (size_t n = 0; n < 600; n += 13) {
-        const mha_share_facts share = explain_sizes(2, n, 200, MHA_OK).share;
-        CHECK(share.most_threads == 1 && share.n_threads == 1 && share.reason == MHA_SHARE_ALL, "%zu: no threads", n);
+        explain_sizes(2, n, 200, MHA_OK);
+        CHECK(count_of("share.most_threads") == 1 && count_of("share.n_threads") == 1 && reason_is("all"),
+              "%zu: no threads", n);
     }
-    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits <= 1, "few queries on many keys: nobody to share them with");
+    explain_sizes(1, 1, 20000, MHA_OK);
+    CHECK(count_of("n_splits") <= 1, "few queries on many keys: nobody to share them with");
 }
 #else
 static void
 check_threads(void)
 {
     mha_threads_set(8);
-    const mha_share_facts none = mha_threads_explain();
-    CHECK(none.most_threads == 8 && none.n_threads == 1 && none.reason == MHA_SHARE_ONE_TASK, "no work");
+    mha_kernels_explain(NOTING_FACTS);
+    CHECK(count_of("share.most_threads") == 8 && count_of("share.n_threads") == 1 && reason_is("one task"), "no work");
     for (size_t n = 1; n < 600; n += 13) {
-        const mha_share_facts share = explain_sizes(2, n, 200, MHA_OK).share;
-        CHECK(share.n_threads >= 1 && share.n_threads <= 8 && share.n_threads <= mha_max(share.n_tasks, 1), "%zu", n);
-        switch (share.reason) {
-        case MHA_SHARE_ONE_TASK:
-            CHECK(share.n_tasks <= 1 && share.n_threads == 1, "%zu: one task", n);
-            break;
-        case MHA_SHARE_LITTLE:
-            CHECK(share.seconds < share.least_seconds && share.n_threads == 1, "%zu: little work", n);
-            break;
-        case MHA_SHARE_WORK:
-            CHECK(share.seconds < (share.n_threads + 1) * share.least_each, "%zu: work", n);
-            break;
-        case MHA_SHARE_TASKS:
-            CHECK(share.n_threads == share.n_tasks, "%zu: tasks", n);
-            break;
-        case MHA_SHARE_ALL:
-            CHECK(share.n_threads == 8, "%zu: all", n);
-            break;
+        explain_sizes(2, n, 200, MHA_OK);
+        const size_t n_threads = count_of("share.n_threads"), n_tasks = count_of("share.n_tasks");
+        const double work = fact("share.seconds").seconds;
+        CHECK(n_threads >= 1 && n_threads <= 8 && n_threads <= mha_max(n_tasks, 1), "%zu", n);
+        if (reason_is("one task")) {
+            CHECK(n_tasks <= 1 && n_threads == 1, "%zu: one task", n);
+        } else if (reason_is("little work")) {
+            CHECK(work < fact("share.least_seconds").seconds && n_threads == 1, "%zu: little work", n);
+        } else if (reason_is("work")) {
+            CHECK(work < (double)(n_threads + 1) * fact("share.least_each").seconds, "%zu: work", n);
+        } else if (reason_is("tasks")) {
+            CHECK(n_threads == n_tasks, "%zu: tasks", n);
+        } else {
+            CHECK(reason_is("all") && n_threads == 8, "%zu: all", n);
         }
     }
-    CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.reason == MHA_SHARE_ALL, "much work");
-    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits > 1, "few queries on many keys");
+    explain_sizes(4, 2000, 2000, MHA_OK);
+    CHECK(reason_is("all"), "much work");
+    explain_sizes(1, 1, 20000, MHA_OK);
+    CHECK(count_of("n_splits") > 1, "few queries on many keys");
     mha_threads_set(1);
-    CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.n_threads == 1, "one thread allowed");
+    explain_sizes(4, 2000, 2000, MHA_OK);
+    CHECK(count_of("share.n_threads") == 1, "one thread allowed");
 }
 #endif
 
@@ -139,8 +148,8 @@ static void
 check_sharing(void)
 {
     check_threads();
-    (void)explain_sizes(0, 5, 5, MHA_ERR_ARG);
-    (void)explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
+    explain_sizes(0, 5, 5, MHA_ERR_ARG);
+    explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
 }
 
 int

@@ -5,6 +5,7 @@
  *     test_slices [quick]
  */
 #include "drawn.h"
+#include "facts.h"
 
 enum { BATCH = 23, ROWS = 97, SIZE = 40, FEATURES = 48, HEADS = 3 };
 
@@ -101,10 +102,10 @@ check_call(const mha_layer_args *all, unsigned wanted, const char *what)
 {
     outputs sliced = make_outputs(), alone = make_outputs();
     mha_layer_args a = *all;
-    mha_layer_facts facts;
 
     point_outputs(&a, &sliced, 0, wanted);
-    CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1 && facts.slice_items < BATCH, "%s: not sliced", what);
+    CHECK(mha_layer_explain(&a, NOTING_FACTS) == MHA_OK && count_of("n_slices") > 1 && count_of("slice_items") < BATCH,
+          "%s: not sliced", what);
     mha_set_allocator(no_memory, free);
     CHECK(mha_layer_forward(&a) == MHA_ERR_NOMEM, "%s: no memory", what);
     mha_set_allocator(NULL, NULL);
@@ -159,7 +160,6 @@ check_last_item(size_t keys)
     enum { MOST = 6000, WIDE = 40 };
     void *x = numbers(dtype, MOST * keys * WIDE, 1.0), *w = numbers(dtype, WIDE, 1.0);
     char *out = allocate(MOST * WIDE * size_of(dtype)), *last = allocate(WIDE * size_of(dtype));
-    mha_layer_facts facts = {.slice_items = 0};
     mha_layer_args a = {
         .dtype = dtype, .batch = MOST, .queries = 1, .keys = keys, .num_heads = 1,
         .query_size = WIDE, .key_size = WIDE, .value_size = WIDE,
@@ -170,8 +170,8 @@ check_last_item(size_t keys)
     };
     const mha_linear made[] = {a.W_q, a.W_k};
 
-    while (a.batch > 1 && (mha_layer_explain(&a, &facts) != MHA_OK || facts.n_slices < 2 ||
-                           a.batch % facts.slice_items != 1)) {
+    while (a.batch > 1 && (mha_layer_explain(&a, NOTING_FACTS) != MHA_OK || count_of("n_slices") < 2 ||
+                           a.batch % count_of("slice_items") != 1)) {
         a.batch--;
     }
     CHECK(a.batch > 1, "no last slice of one item");

@@ -98,7 +98,7 @@ def test_an_isa_uses_one_vocabulary(path):
 
 ORDER = [
     ("_core", "_no_core", "_types"),
-    ("errors", "_facts"),
+    ("errors",),
     ("_arguments.refusals",),
     ("_arguments", "_arguments.arrays", "_layer.viewable", "_layer.kept_weights"),
     ("config",),
