@@ -14,7 +14,7 @@ import numpy as np
 
 from . import _arguments, _core, functional
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
-from ._arguments.options import NAMES, core_options, projected
+from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.steps import DecodingLayer
 from ._layer.call import AttentionLayer, Plan
 from .config import SECONDS, in_words
@@ -165,7 +165,7 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
         q = _projected(q, "q", given["W_q"], "W_q", w_v, projections)
         k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
     given["rng"] = 0 if given["dropout"] else None  # a Generator would be asked for a number
-    *in_order, terms = core_options(q, k, tuple(given[name] for name in NAMES))
+    *in_order, terms = core_options(q, k, given["valid_lens"], **{name: given[name] for name in OPTIONS})
     outputs = given["return_weights"], given["return_lse"]
     attention = _core.explain_attention(*(q, k, v, w_v, *in_order, *outputs, terms))
     if terms is not None:
