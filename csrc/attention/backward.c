@@ -18,87 +18,90 @@
 
 #include <string.h>
 
-/* Where the gradient of q of this head goes: the caller's array, or the span's own (of the worker, or in a round). */
+/* Where the gradient of q of the task's head goes: the caller's array, or one of this span, by worker or by round. */
 static mha_operand
-grad_q_rows(const mha_plan *plan, const mha_room *room, size_t span, size_t item, size_t head)
+grad_q_rows(const mha_walk *walk, size_t span)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const mha_result *q = &plan->grads->grad_q;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_kernels *k = walk->problem->kernels;
+    const mha_result *q = &walk->job->grads->grad_q;
+    const size_t head = walk->task.head, n_abreast = walk->plan->spans_abreast;
 
-    if (plan->n_spans == 1) {
-        return (mha_operand){mha_result_at(k, q, item, head, 0), 0, 0, q->row_stride};
+    if (walk->plan->n_spans == 1) {
+        return (mha_operand){mha_result_at(k, q, walk->task.item, head, 0), 0, 0, q->row_stride};
     }
-    const size_t row = (item * args->heads + head) * args->queries, abreast = span % plan->spans_abreast;
-    const char *own = plan->partials + abreast * plan->partial_bytes + row * args->head_dim * k->itemsize;
-    return (mha_operand){plan->spans_abreast == 1 ? room->span_grad_q : own, 0, 0, (ptrdiff_t)args->head_dim};
+    const size_t row = (walk->task.item * args->heads + head) * args->queries;
+    const char *own = walk->job->partials + span % n_abreast * walk->job->partial_bytes;
+    return (mha_operand){n_abreast == 1 ? walk->room->span_grad_q : own + row * args->head_dim * k->itemsize, 0, 0,
+                         (ptrdiff_t)args->head_dim};
 }
 
 /* dV += (P F)^T G, or dK += dS^T Q (= if nothing is there yet), described: rows are keys, depth is queries. */
 static mha_product
-product_of_queries(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block,
-                   int of_values, int overwrite)
+product_of_queries(const mha_walk *walk, int of_values, int overwrite)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const mha_operand *rows = of_values ? &plan->grads->grad_out : &args->q;
-    const mha_result *result = of_values ? &plan->grads->grad_v : &plan->grads->grad_k;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_attention_grads *grads = walk->job->grads;
+    const mha_kernels *k = walk->problem->kernels;
+    const mha_rows *tile = &walk->tile;
+    const mha_interval keys = walk->block.keys;
+    const mha_operand *rows = of_values ? &grads->grad_out : &args->q;
+    const mha_result *result = of_values ? &grads->grad_v : &grads->grad_k;
 
     return (mha_product){
-        .rows = block->keys.last - block->keys.first,
+        .rows = keys.last - keys.first,
         .cols = of_values ? args->value_dim : args->head_dim,
         .depth = tile->rows,
-        .a = mha_score_at(plan, block, of_values ? room->scores : room->grads, 0, block->keys.first),
+        .a = mha_score_at(walk, of_values ? walk->room->scores : walk->room->grads, 0, keys.first),
         .a_row = 1,
-        .a_step = (ptrdiff_t)plan->score_stride,
+        .a_step = (ptrdiff_t)walk->plan->score_stride,
         .b = {.data = mha_operand_at(k, rows, tile->item, tile->head, tile->query),
               .layout = MHA_ROWS,
               .stride = rows->row_stride},
-        .c = mha_result_at(k, result, tile->item, tile->key_head, block->keys.first),
+        .c = mha_result_at(k, result, tile->item, tile->key_head, keys.first),
         .c_row = result->row_stride,
         .accumulate = !overwrite,
-        .scale = &plan->one,
+        .scale = &walk->problem->one,
     };
 }
 
 static void
-add_query_grads(const mha_plan *plan, const mha_walk *walk, const mha_operand *grad_q, int overwrite)
+add_query_grads(const mha_walk *walk, const mha_operand *grad_q, int overwrite)
 {
-    const mha_rows *tile = &walk->tile;
-    const mha_room *room = walk->room;
-    const mha_key_block *block = &walk->block;
     mha_product product;
 
-    mha_describe_product(plan, tile, block, room->grads, walk->dense_rows, 0, &product);
-    product.c = (void *)(uintptr_t)mha_operand_at(plan->kernels, grad_q, 0, 0, tile->query);
+    mha_describe_product(walk, walk->room->grads, 0, &product);
+    product.c = (void *)(uintptr_t)mha_operand_at(walk->problem->kernels, grad_q, 0, 0, walk->tile.query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;
-    mha_guarded_product(plan, tile, room, block, &product, 0);
+    mha_guarded_product(walk, &product, 0);
 }
 
 static void
-add_additive_grads(const mha_plan *plan, const mha_rows *tile, const mha_room *room,
-                   const mha_key_block *block, const mha_operand *grad_q, void *grad_w)
+add_additive_grads(const mha_walk *walk, const mha_operand *grad_q, void *grad_w)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
+    const mha_rows *tile = &walk->tile;
+    const mha_interval keys = walk->block.keys;
+    const mha_result *grad_k = &walk->job->grads->grad_k;
+    const mha_additive scores = mha_describe_additive(walk->problem, tile, keys);
     const mha_additive_grads grads = {
-        .rows = tile->rows,
-        .keys = block->keys.last - block->keys.first,
-        .phase = block->keys.first - block->first_key,
-        .depth = args->head_dim,
-        .q = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
-        .k = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first),
-        .w = args->additive_weights,
-        .q_row = args->q.row_stride,
-        .k_row = args->k.row_stride,
-        .grads = mha_score_at(plan, block, room->grads, 0, block->keys.first),
-        .grads_row = (ptrdiff_t)plan->score_stride,
+        .rows = scores.rows,
+        .keys = scores.keys,
+        .phase = keys.first - walk->block.first_key,
+        .depth = scores.depth,
+        .q = scores.q,
+        .k = scores.k,
+        .w = scores.w,
+        .q_row = scores.q_row,
+        .k_row = scores.k_row,
+        .grads = mha_score_at(walk, walk->room->grads, 0, keys.first),
+        .grads_row = (ptrdiff_t)walk->plan->score_stride,
         .grad_q = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
-        .grad_k = mha_result_at(k, &plan->grads->grad_k, tile->item, tile->key_head, block->keys.first),
+        .grad_k = mha_result_at(k, grad_k, tile->item, tile->key_head, keys.first),
         .grad_w = grad_w,
         .grad_q_row = grad_q->row_stride,
-        .grad_k_row = plan->grads->grad_k.row_stride,
+        .grad_k_row = grad_k->row_stride,
     };
     k->additive_grads(&grads);
 }
@@ -111,30 +114,27 @@ clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows,
     }
 }
 
-/* Queries without keys that got the mean of all values: each value j gets F[j]/K of their gradient. */
+/* Queries without keys that got the mean of all values: each value j of `keys` gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(const mha_plan *plan, const mha_rows *head, const mha_room *room, mha_interval keys)
+add_uniform_rows(mha_walk *walk, mha_interval keys)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
+    const size_t n = walk->problem->args->empty_rows == MHA_EMPTY_UNIFORM ? walk->task.rows : 0;
 
-    for (size_t i = 0; i < args->queries && !mha_interrupted(); i++) {
-        if (args->empty_rows != MHA_EMPTY_UNIFORM || mha_read(k, room->sum, i) != 0) {
+    mha_walk_describe_head(walk, 0);
+    for (size_t i = 0; i < n && !mha_interrupted(); i++) {
+        const mha_interval mean = mha_mean_keys(walk, i);
+        mha_walk one;
+
+        if (mha_read(k, walk->room->sum, i) != 0) {
             continue;
         }
-        const mha_interval mean = mha_mean_keys(plan, head, i), mine = mha_interval_meet(mean, keys);
-        for (size_t first = mha_block_start(plan, mine.first); first < mine.last; first += plan->key_block) {
-            const mha_key_block block = {.first_key = first, .keys = mha_block_keys(plan, mine, first)};
-            mha_rows row = *head;
-            row.query = i;
-            row.rows = 1;
-            row.row_keys = NULL;
-            row.keys = block.keys;
-            k->fill(block.keys.last - first, 1.0 / (double)(mean.last - mean.first), room->scores);
-            if (args->dropout > 0) {
-                mha_drop_weights(plan, &row, room, &block);
-            }
-            const mha_product product = product_of_queries(plan, &row, room, &block, 1, 0);
+        mha_walk_start_row(&one, walk, i, mha_interval_meet(mean, keys));
+        while (mha_walk_next(&one)) {
+            k->fill(one.block.keys.last - one.block.first_key, 1.0 / (double)(mean.last - mean.first),
+                    walk->room->scores);
+            mha_drop_weights(&one);
+            const mha_product product = product_of_queries(&one, 1, 0);
             k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
         }
     }
@@ -147,40 +147,38 @@ typedef struct {
 
 /* The tile of queries against the block of keys where the walk stands. */
 static void
-backward_block(const mha_plan *plan, mha_walk *walk, const mha_operand *grad_q, void *grad_w, overwriting overwrite)
+backward_block(mha_walk *walk, const mha_operand *grad_q, void *grad_w, overwriting overwrite)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_room *room = walk->room;
-    const mha_rows *tile = &walk->tile;
-    const mha_key_block *block = &walk->block;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_kernels *k = walk->problem->kernels;
 
-    mha_backward_tile(plan, tile, room, &walk->block, args->scale);
-    if (plan->keeps_slopes) { /* not before: what is added to a capped score has no slope */
-        const size_t at = block->from * plan->kernels->itemsize;
-        plan->kernels->apply_slopes(tile->rows, block->width, room->grads + at, room->slopes + at,
-                                    (ptrdiff_t)plan->score_stride);
+    mha_backward_tile(walk, args->scale);
+    if (args->softcap > 0) { /* not before: what is added to a capped score has no slope */
+        const size_t at = walk->block.from * k->itemsize;
+        k->apply_slopes(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
+                        (ptrdiff_t)walk->plan->score_stride);
     }
-    const mha_product values = product_of_queries(plan, tile, room, block, 1, overwrite.keys);
-    mha_guarded_product(plan, tile, room, block, &values, 1);
+    const mha_product values = product_of_queries(walk, 1, overwrite.keys);
+    mha_guarded_product(walk, &values, 1);
     if (args->additive_weights != NULL) {
-        add_additive_grads(plan, tile, room, block, grad_q, grad_w);
+        add_additive_grads(walk, grad_q, grad_w);
         return;
     }
-    const mha_product keys = product_of_queries(plan, tile, room, block, 0, overwrite.keys);
-    mha_guarded_product(plan, tile, room, block, &keys, 1);
-    add_query_grads(plan, walk, grad_q, overwrite.queries);
+    const mha_product keys = product_of_queries(walk, 0, overwrite.keys);
+    mha_guarded_product(walk, &keys, 1);
+    add_query_grads(walk, grad_q, overwrite.queries);
 }
 
-/* Adds a span's gradient of q of one head to the caller's. */
+/* Adds a span's gradient of q of the task's head to the caller's. */
 static void
-add_span(const mha_plan *plan, const mha_room *room, size_t span, size_t item, size_t head)
+add_span(const mha_walk *walk, size_t span)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const mha_operand q = grad_q_rows(plan, room, span, item, head);
+    const mha_attention_args *args = walk->problem->args;
+    const mha_kernels *k = walk->problem->kernels;
+    const mha_operand q = grad_q_rows(walk, span);
 
-    for (size_t i = 0; i < args->queries && plan->n_spans > 1; i++) {
-        char *out = mha_result_at(k, &plan->grads->grad_q, item, head, i);
+    for (size_t i = 0; i < args->queries && walk->plan->n_spans > 1; i++) {
+        char *out = mha_result_at(k, &walk->job->grads->grad_q, walk->task.item, walk->task.head, i);
         if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
         }
@@ -188,90 +186,89 @@ add_span(const mha_plan *plan, const mha_room *room, size_t span, size_t item, s
     }
 }
 
-/* All queries of one head against the keys of one span; is_first: no other head has been there. */
+/* All queries of the task's head against the keys of one span; is_first: no other head has been there. */
 static void
-backward_head(const mha_plan *plan, const mha_rows *head, const mha_room *room, mha_interval span_keys,
-              size_t span, int is_first, void *grad_w)
+backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first, void *grad_w)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_operand grad_q = grad_q_rows(plan, room, span, head->item, head->head);
-    const mha_interval seen = mha_interval_meet(head->keys, span_keys);
-    const int stores = plan->same_visibility && seen.first < seen.last;
-    mha_walk walk;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_plan *plan = walk->plan;
+    const mha_operand grad_q = grad_q_rows(walk, span);
+    const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
+    const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
-    if (span == 0 || plan->group > 1 || plan->spans_abreast > 1) { /* else they stand there since the span before */
-        mha_backward_rows(plan, head, room);
+    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else there since the span before */
+        mha_backward_rows(walk);
     }
     if (!stores || args->additive_weights != NULL) {
-        clear_rows(plan->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
+        clear_rows(walk->problem->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries,
+                   args->head_dim);
     }
-    mha_walk_start(&walk, plan, head, room, 1, span_keys);
-    while (mha_walk_next(&walk)) {
-        const overwriting overwrite = {stores && is_first && walk.tile.query == 0,
-                                       stores && walk.block.first_key == span_keys.first};
-        backward_block(plan, &walk, &grad_q, grad_w, overwrite);
+    mha_walk_start(walk, 1, span_keys);
+    while (mha_walk_next(walk)) {
+        const overwriting overwrite = {stores && is_first && walk->tile.query == 0,
+                                       stores && walk->block.first_key == span_keys.first};
+        backward_block(walk, &grad_q, grad_w, overwrite);
     }
-    add_uniform_rows(plan, head, room, span_keys);
+    add_uniform_rows(walk, span_keys);
     if (plan->spans_abreast == 1) {
-        add_span(plan, room, span, head->item, head->head);
+        add_span(walk, span);
     }
 }
 
 /* Zero gradients of keys first .. last - 1 of the task's key head. */
 static void
-clear_keys(const mha_plan *plan, const mha_rows *task, const mha_result *grad, size_t cols, size_t first,
-           size_t last)
+clear_keys(const mha_walk *walk, const mha_result *grad, size_t cols, size_t first, size_t last)
 {
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
 
     if (first < last) {
-        clear_rows(k, mha_result_at(k, grad, task->item, task->key_head, first), grad->row_stride, last - first, cols);
+        clear_rows(k, mha_result_at(k, grad, walk->task.item, walk->task.key_head, first), grad->row_stride,
+                   last - first, cols);
     }
 }
 
 /* All heads that share a key head against one span of its keys. */
 static void
-run_span(const mha_plan *plan, const mha_rows *task, const mha_room *room, size_t span, void *grad_w)
+run_span(mha_walk *walk, size_t span, void *grad_w)
 {
-    const mha_attention_args *args = plan->args;
-    const size_t span_keys = MHA_SPAN_BLOCKS * plan->key_block;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_attention_grads *grads = walk->job->grads;
+    const size_t span_keys = MHA_SPAN_BLOCKS * walk->plan->key_block, first_head = walk->task.head;
     const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
-    const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(task->keys, keys);
+    const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(walk->task.keys, keys);
     /* Where all queries see the same keys, the first tile of queries writes all of these, and the others add. */
-    const int written = plan->same_visibility && args->queries > 0 && seen.first < seen.last;
+    const int written = walk->problem->same_visibility && args->queries > 0 && seen.first < seen.last;
     const size_t unseen = written ? seen.last : keys.first;
 
-    clear_keys(plan, task, &plan->grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen,
-               keys.last);
-    clear_keys(plan, task, &plan->grads->grad_v, args->value_dim, unseen, keys.last);
-    for (size_t g = 0; g < plan->group; g++) {
-        mha_rows head;
-        mha_describe_head(task, g, &head);
-        backward_head(plan, &head, room, keys, span, g == 0, grad_w);
+    clear_keys(walk, &grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen, keys.last);
+    clear_keys(walk, &grads->grad_v, args->value_dim, unseen, keys.last);
+    for (size_t g = 0; g < walk->problem->group; g++) {
+        walk->task.head = first_head + g;
+        backward_head(walk, keys, span, g == 0, grad_w);
     }
+    walk->task.head = first_head;
 }
 
 /* One span of this round, or all spans in turn. */
 static void
-run_task(void *context, size_t task_number, unsigned worker)
+run_task(void *context, size_t number, unsigned worker)
 {
-    const mha_plan *plan = context;
-    const mha_attention_args *args = plan->args;
+    const mha_attention_job *job = context;
+    const mha_plan *plan = &job->plan;
+    const mha_attention_args *args = job->problem.args;
     const int in_turn = plan->spans_abreast == 1;
-    const size_t head = task_number / plan->spans_abreast;
-    const size_t first = in_turn ? 0 : plan->first_span + task_number % plan->spans_abreast;
+    const size_t task = number / plan->spans_abreast;
+    const size_t first = in_turn ? 0 : job->first_span + number % plan->spans_abreast;
     const size_t last = in_turn ? plan->n_spans : mha_min(first + 1, plan->n_spans);
-    const mha_room *room = &plan->rooms[worker];
-    mha_rows task;
+    char *grad_w = job->grad_w + (in_turn ? task : task * plan->n_spans + first) * job->grad_w_bytes;
+    mha_walk walk;
 
-    mha_describe_task(plan, head, room, &task);
-    char *grad_w = plan->grad_w + (in_turn ? head : head * plan->n_spans + first) * plan->grad_w_bytes;
-
+    mha_walk_task(&walk, job, task, worker);
     if (first < last) {
-        plan->kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
+        job->problem.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
     }
     for (size_t span = first; span < last; span++) {
-        run_span(plan, &task, room, span, grad_w);
+        run_span(&walk, span, grad_w);
     }
 }
 
@@ -279,57 +276,40 @@ run_task(void *context, size_t task_number, unsigned worker)
 static void
 join_spans(void *context, size_t task, unsigned worker)
 {
-    const mha_plan *plan = context;
-    const size_t heads = plan->args->heads, last = mha_min(plan->first_span + plan->spans_abreast, plan->n_spans);
+    const mha_attention_job *job = context;
+    const size_t heads = job->problem.args->heads;
+    const size_t last = mha_min(job->first_span + job->plan.spans_abreast, job->plan.n_spans);
+    mha_walk walk;
 
-    (void)worker;
-    for (size_t span = plan->first_span; span < last; span++) {
-        add_span(plan, NULL, span, task / heads, task % heads);
+    mha_walk_init(&walk, job, &job->rooms[worker]);
+    walk.task.item = task / heads;
+    walk.task.head = task % heads;
+    for (size_t span = job->first_span; span < last; span++) {
+        add_span(&walk, span);
     }
 }
 
-/* --- The call ---------------------------------------------------------------------------------- */
-
 void
-mha_backward_run(mha_plan *plan, const mha_attention_grads *grads, const mha_scratch *scratch)
+mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
+    const mha_attention_args *args = job->problem.args;
+    const mha_plan *plan = &job->plan;
+    const mha_kernels *k = job->problem.kernels;
     void *grad_w = grads->grad_additive_weights;
 
-    plan->grads = grads;
-    mha_plan_place(plan, scratch);
-    for (plan->first_span = 0; plan->first_span < plan->n_spans; plan->first_span += plan->spans_abreast) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, plan);
+    job->grads = grads;
+    for (job->first_span = 0; job->first_span < plan->n_spans; job->first_span += plan->spans_abreast) {
+        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, job);
         if (plan->spans_abreast == 1) {
             break; /* the tasks went through all spans */
         }
-        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, plan);
+        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, job);
     }
     if (grad_w != NULL && args->additive_weights != NULL) {
         k->fill(args->head_dim, 0, grad_w);
-        for (size_t i = 0; i < plan->n_grad_w; i++) {
-            k->add_row(args->head_dim, plan->grad_w + i * plan->grad_w_bytes, grad_w, 1);
+        for (size_t i = 0; i < job->n_grad_w; i++) {
+            k->add_row(args->head_dim, job->grad_w + i * job->grad_w_bytes, grad_w, 1);
         }
     }
-    mha_score_grads_run(plan);
-}
-
-mha_status
-mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads)
-{
-    mha_plan plan;
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_status status =
-        args->row_max != NULL && args->row_sum != NULL ? mha_backward_plan_init(&plan, args, &scratch) : MHA_ERR_ARG;
-
-    if (status == MHA_OK) {
-        status = mha_scratch_open(&scratch);
-    }
-    if (status != MHA_OK) {
-        return status;
-    }
-    mha_backward_run(&plan, grads, &scratch);
-    mha_scratch_close(&scratch);
-    return mha_interrupt_status();
+    mha_score_grads_run(job);
 }

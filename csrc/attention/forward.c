@@ -21,19 +21,16 @@
 static void
 write_weights(const mha_walk *walk, const char *inverse)
 {
-    const mha_plan *plan = walk->plan;
-    const mha_rows *tile = &walk->tile;
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
 
-    for (size_t i = 0; i < tile->rows; i++) {
-        char *row = mha_weights_at(plan, tile, i);
-        const mha_interval seen = mha_row_keys(tile, i);
+    for (size_t i = 0; i < walk->tile.rows; i++) {
+        char *row = mha_weights_at(walk, i);
+        const mha_interval seen = mha_row_keys(walk, i);
         /* An empty row has {0, 0}; it is filled later. */
-        const size_t first = seen.first < seen.last ? seen.first - walk->block.first_key : 0;
+        const size_t first = seen.first < seen.last ? seen.first : walk->block.first_key;
         memset(row, 0, seen.first * k->itemsize);
-        k->scale_row(seen.last - seen.first, walk->room->scores + (i * plan->score_stride + first) * k->itemsize,
-                     inverse + i * k->itemsize, args->keys - seen.first, row + seen.first * k->itemsize);
+        k->scale_row(seen.last - seen.first, mha_score_at(walk, walk->room->scores, i, first),
+                     inverse + i * k->itemsize, walk->problem->args->keys - seen.first, row + seen.first * k->itemsize);
     }
 }
 
@@ -41,10 +38,10 @@ write_weights(const mha_walk *walk, const char *inverse)
 static void
 softmax_block(mha_walk *walk, char *max, char *sum)
 {
-    const mha_kernels *k = walk->plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
     const mha_key_block *block = &walk->block;
 
-    mha_score_tile(walk->plan, &walk->tile, walk->room, &walk->block);
+    mha_score_tile(walk);
     const mha_softmax softmax = {
         .rows = walk->tile.rows,
         .visible = block->visible,
@@ -61,41 +58,44 @@ softmax_block(mha_walk *walk, char *max, char *sum)
 static void
 average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *inverse)
 {
-    const mha_plan *plan = walk->plan;
-
-    if (plan->args->dropout > 0) {
-        mha_drop_weights(plan, &walk->tile, walk->room, &walk->block);
-    }
     mha_product product;
-    mha_describe_product(plan, &walk->tile, &walk->block, walk->room->scores, walk->dense_rows, 1, &product);
+
+    mha_drop_weights(walk);
+    mha_describe_product(walk, walk->room->scores, 1, &product);
     product.c = out;
     product.c_row = out_row;
     if (inverse != NULL) {
         product.scale = inverse;
         product.scale_step = 1;
     }
-    mha_guarded_product(plan, &walk->tile, walk->room, &walk->block, &product, 0);
+    mha_guarded_product(walk, &product, 0);
+}
+
+/* Where the output of the tile's rows goes. */
+static char *
+output_at(const mha_walk *walk)
+{
+    const mha_rows *tile = &walk->tile;
+
+    return mha_result_at(walk->problem->kernels, &walk->problem->args->out, tile->item, tile->head, tile->query);
 }
 
 /* A tile all of whose keys lie in this block: a plain softmax, straight to the output.  Returns 1 if a row is empty. */
 static int
 attend_whole(mha_walk *walk)
 {
-    const mha_plan *plan = walk->plan;
-    const mha_rows *task = walk->task, *tile = &walk->tile;
+    const mha_attention_args *args = walk->problem->args;
     const mha_room *room = walk->room;
-    const mha_result *out = &plan->args->out;
-    char *max = mha_statistics_at(plan, task, tile, room->max), *sum = mha_statistics_at(plan, task, tile, room->sum);
-    char *inverse = mha_statistics_at(plan, task, tile, room->inverse);
+    char *max = mha_statistics_at(walk, room->max), *sum = mha_statistics_at(walk, room->sum);
+    char *inverse = mha_statistics_at(walk, room->inverse);
 
     softmax_block(walk, max, sum);
-    mha_add_sinks(plan, tile, max, sum);
-    const int has_empty = plan->kernels->invert_sums(tile->rows, max, sum, inverse);
-    if (plan->args->weights != NULL && !plan->weights_later) {
+    mha_add_sinks(walk, max, sum);
+    const int has_empty = walk->problem->kernels->invert_sums(walk->tile.rows, max, sum, inverse);
+    if (args->weights != NULL && !walk->plan->weights_later) {
         write_weights(walk, inverse);
     }
-    average_values(walk, mha_result_at(plan->kernels, out, tile->item, tile->head, tile->query), out->row_stride,
-                   inverse);
+    average_values(walk, output_at(walk), args->out.row_stride, inverse);
     return has_empty;
 }
 
@@ -104,17 +104,17 @@ typedef struct {
     char *max, *sum, *out; /* rows of out are padded to whole vectors */
 } block_result;
 
-static ptrdiff_t
-block_row(const mha_plan *plan)
+static size_t
+block_row(const mha_walk *walk)
 {
-    return (ptrdiff_t)mha_round_up(plan->args->value_dim, plan->kernels->lanes);
+    return mha_round_up(walk->problem->args->value_dim, walk->problem->kernels->lanes);
 }
 
 static void
 attend_block(mha_walk *walk, const block_result *result)
 {
     softmax_block(walk, result->max, result->sum);
-    average_values(walk, result->out, block_row(walk->plan), NULL);
+    average_values(walk, result->out, (ptrdiff_t)block_row(walk), NULL);
 }
 
 /*
@@ -124,39 +124,39 @@ attend_block(mha_walk *walk, const block_result *result)
 static int
 join_block(const mha_walk *walk, const block_result *result)
 {
-    const mha_plan *plan = walk->plan;
     const mha_rows *tile = &walk->tile;
     const mha_room *room = walk->room;
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
-    const size_t row = mha_row_in_task(plan, walk->task, tile), first_key = walk->block.first_key;
-    char *max = room->max + row * k->itemsize, *sum = room->sum + row * k->itemsize;
-    char *compensation = room->sum_compensation + row * k->itemsize, *inverse = room->inverse + row * k->itemsize;
-    const int is_last = tile->keys.last <= first_key + plan->key_block;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_kernels *k = walk->problem->kernels;
+    const size_t first_key = walk->block.first_key, n_bytes = tile->rows * k->itemsize;
+    char *max = mha_statistics_at(walk, room->max), *sum = mha_statistics_at(walk, room->sum);
+    char *compensation = mha_statistics_at(walk, room->sum_compensation);
+    char *inverse = mha_statistics_at(walk, room->inverse);
+    const int is_last = tile->keys.last <= first_key + walk->plan->key_block;
     int has_empty = 0;
     const mha_merge merge = {
         .rows = tile->rows,
         .cols = args->value_dim,
         .first = tile->keys.first >= first_key,
-        .out = mha_result_at(k, &args->out, tile->item, tile->head, tile->query),
+        .out = output_at(walk),
         .out_row = args->out.row_stride,
         .block = result->out,
-        .block_row = block_row(plan),
-        .compensation = room->out_compensation + row * (size_t)block_row(plan) * k->itemsize,
+        .block_row = (ptrdiff_t)block_row(walk),
+        .compensation = room->out_compensation + mha_row_in_task(walk) * block_row(walk) * k->itemsize,
         .rescale = room->rescale,
         .factor = room->factor,
         .inverse = is_last ? inverse : NULL,
     };
 
     if (merge.first) {
-        memcpy(max, result->max, tile->rows * k->itemsize);
-        memcpy(sum, result->sum, tile->rows * k->itemsize);
-        memset(compensation, 0, tile->rows * k->itemsize);
+        memcpy(max, result->max, n_bytes);
+        memcpy(sum, result->sum, n_bytes);
+        memset(compensation, 0, n_bytes);
     } else {
         k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, room->rescale, room->factor);
     }
     if (is_last) {
-        mha_add_sinks(plan, tile, max, sum);
+        mha_add_sinks(walk, max, sum);
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
     k->merge_rows(&merge);
@@ -165,37 +165,35 @@ join_block(const mha_walk *walk, const block_result *result)
 
 /*
  * Few queries on many keys: the blocks of a task are tasks of their own (block_task), and are joined when all of them
- * are there.  Where block `number` leaves the results of the tile's rows:
+ * are there.  Where this block leaves the results of the tile's rows:
  */
 static block_result
-partial_result(const mha_walk *walk, size_t task_number)
+partial_result(const mha_walk *walk, size_t task)
 {
     const mha_plan *plan = walk->plan;
-    const size_t rows = plan->task_heads * plan->task_queries, itemsize = plan->kernels->itemsize;
-    const size_t row = mha_row_in_task(plan, walk->task, &walk->tile), number = walk->block.first_key / plan->key_block;
-    char *base = plan->partials + (task_number * plan->blocks_abreast + number) * plan->partial_bytes;
-    const block_result result = {
+    const size_t rows = plan->task_heads * plan->task_queries, itemsize = walk->problem->kernels->itemsize;
+    const size_t row = mha_row_in_task(walk), number = walk->block.first_key / plan->key_block;
+    char *base = walk->job->partials + (task * plan->blocks_abreast + number) * walk->job->partial_bytes;
+
+    return (block_result){
         .max = base + row * itemsize,
         .sum = base + (rows + row) * itemsize,
-        .out = base + (2 * rows + row * (size_t)block_row(plan)) * itemsize,
+        .out = base + (2 * rows + row * block_row(walk)) * itemsize,
     };
-    return result;
 }
 
 static void
 block_task(void *context, size_t number, unsigned worker)
 {
-    const mha_plan *plan = context;
-    const mha_room *room = &plan->rooms[worker];
-    const size_t task_number = number / plan->blocks_abreast;
-    const size_t first = number % plan->blocks_abreast * plan->key_block;
-    mha_rows task;
+    const mha_attention_job *job = context;
+    const size_t task = number / job->plan.blocks_abreast;
+    const size_t first = number % job->plan.blocks_abreast * job->plan.key_block;
     mha_walk walk;
 
-    mha_describe_task(plan, task_number, room, &task);
-    mha_walk_start(&walk, plan, &task, room, plan->group, (mha_interval){first, first + plan->key_block});
+    mha_walk_task(&walk, job, task, worker);
+    mha_walk_start(&walk, job->problem.group, (mha_interval){first, first + job->plan.key_block});
     while (mha_walk_next(&walk)) {
-        const block_result result = partial_result(&walk, task_number);
+        const block_result result = partial_result(&walk, task);
         attend_block(&walk, &result);
     }
 }
@@ -212,29 +210,28 @@ some_see_nothing(const mha_rows *rows)
 }
 
 static void
-forward_task(void *context, size_t task_number, unsigned worker)
+forward_task(void *context, size_t task, unsigned worker)
 {
-    const mha_plan *plan = context;
-    const mha_room *room = &plan->rooms[worker];
+    const mha_attention_job *job = context;
+    const mha_room *room = &job->rooms[worker];
     const block_result own = {room->block_max, room->block_sum, room->block_out};
-    const int joins = plan->blocks_abreast > 1;
-    mha_rows task;
+    const int joins = job->plan.blocks_abreast > 1;
     mha_walk walk;
 
-    mha_describe_task(plan, task_number, room, &task);
-    int has_empty = some_see_nothing(&task); /* else every row meets a block */
+    mha_walk_task(&walk, job, task, worker);
+    int has_empty = some_see_nothing(&walk.task); /* else every row meets a block */
     if (has_empty) {
-        mha_clear_statistics(plan, room);
+        mha_clear_statistics(&walk);
     }
-    mha_walk_start(&walk, plan, &task, room, plan->group, task.keys);
+    mha_walk_start(&walk, job->problem.group, walk.task.keys);
     walk.prepares = !joins;
     while (mha_walk_next(&walk)) {
         const mha_interval here = walk.block.keys, all = walk.tile.keys;
         if (joins) {
-            const block_result result = partial_result(&walk, task_number);
+            const block_result result = partial_result(&walk, task);
             has_empty |= join_block(&walk, &result);
-        } else if (plan->way == MHA_WAY_COLUMNS) {
-            has_empty |= mha_attend_columns(plan, &task, &walk.tile, room);
+        } else if (job->plan.way == MHA_WAY_COLUMNS) {
+            has_empty |= mha_attend_columns(&walk);
         } else if (here.first == all.first && here.last == all.last) {
             has_empty |= attend_whole(&walk);
         } else {
@@ -242,15 +239,16 @@ forward_task(void *context, size_t task_number, unsigned worker)
             has_empty |= join_block(&walk, &own);
         }
     }
-    mha_finish_task(plan, &task, room, has_empty);
+    mha_finish_task(&walk, has_empty);
 }
 
 void
-mha_attention_run(const mha_plan *plan)
+mha_attention_run(const mha_attention_job *job)
 {
+    const mha_plan *plan = &job->plan;
     const mha_task_fn run = plan->way == MHA_WAY_ITEMS ? mha_items_task : forward_task;
-    const int weights_alone = plan->pass == MHA_PASS_WEIGHTS;
-    void *context = (void *)(uintptr_t)plan;
+    const int weights_alone = job->problem.pass == MHA_PASS_WEIGHTS;
+    void *context = (void *)(uintptr_t)job;
 
     if (plan->blocks_abreast > 1 && !weights_alone) {
         mha_parallel_for(plan->n_tasks * plan->blocks_abreast, plan->n_workers, block_task, context);
@@ -261,40 +259,4 @@ mha_attention_run(const mha_plan *plan)
     if (plan->weights_later || weights_alone) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
     }
-}
-
-static mha_status
-call(const mha_attention_args *args, mha_pass pass)
-{
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_attention_args folded;
-    mha_plan plan;
-
-    mha_fold_heads(args, &folded);
-    mha_status status = mha_plan_init(&plan, &folded, pass, &scratch);
-
-    if (status == MHA_OK) {
-        status = mha_scratch_open(&scratch);
-    }
-    if (status != MHA_OK) {
-        return status;
-    }
-    mha_plan_place(&plan, &scratch);
-    mha_attention_run(&plan);
-    mha_scratch_close(&scratch);
-    return mha_interrupt_status();
-}
-
-mha_status
-mha_attention_forward(const mha_attention_args *args)
-{
-    return call(args, MHA_PASS_FORWARD);
-}
-
-mha_status
-mha_attention_weights(const mha_attention_args *args)
-{
-    const int is_complete = args->weights != NULL && args->row_max != NULL && args->row_sum != NULL;
-
-    return is_complete ? call(args, MHA_PASS_WEIGHTS) : MHA_ERR_ARG;
 }

@@ -4,15 +4,15 @@
 #ifndef MHA_FORWARD_H
 #define MHA_FORWARD_H
 
-#include "walk.h"
+#include "values.h"
 
 /* MHA_WAY_COLUMNS: a tile from queries to output; returns 1 if one of its rows is empty. */
-int mha_attend_columns(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, const mha_room *room);
+int mha_attend_columns(const mha_walk *walk);
 
 /* MHA_WAY_ITEMS: a task. */
-void mha_items_task(void *plan, size_t task, unsigned worker);
+void mha_items_task(void *job, size_t task, unsigned worker);
 
 /* A task of the weights pass (weights.c): fills the task's rows of args->weights. */
-void mha_weights_task(void *plan, size_t task, unsigned worker);
+void mha_weights_task(void *job, size_t task, unsigned worker);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * plan.c: how a forward call of attention is gone about: its way, tiles, blocks and tasks, and its scratch memory.
+ * plan.c: how a call of attention is gone about: its way, tiles, blocks and tasks.
  */
 #include "plan.h"
 
@@ -29,6 +29,16 @@ _Static_assert(BLOCK_STEP % MHA_VALUE_PART == 0 && BLOCK_MOST % BLOCK_STEP == 0,
 #define SPLIT_ROWS ((size_t)64)
 /* Tasks for each thread, which even out their different lengths. */
 #define TASKS_PER_WORKER ((size_t)4)
+/* Fewest queries for which rows of a key block may be worth a copy (walk.c). */
+#define COPY_QUERIES ((size_t)48)
+
+/* Backward: two sets of packed panels and two tiles of scores share the cache. */
+#define BACKWARD_BLOCK ((size_t)256)
+_Static_assert(BACKWARD_BLOCK % MHA_GRAD_PART == 0, "a key block cuts a part");
+/* Register tiles in a tile of queries: the depth of the dK and dV products. */
+#define BACKWARD_TILES_HIGH ((size_t)8)
+/* Fewer heads than this, and their keys are cut into tasks as well. */
+#define ENOUGH_TASKS ((size_t)8)
 
 static size_t
 choose_key_block(const mha_attention_args *args, size_t itemsize)
@@ -37,16 +47,6 @@ choose_key_block(const mha_attention_args *args, size_t itemsize)
     const size_t fit = BLOCK_BYTES / row_bytes / BLOCK_STEP * BLOCK_STEP;
 
     return mha_min(mha_max(fit, BLOCK_STEP), BLOCK_MOST);
-}
-
-double
-mha_attention_work(const mha_attention_args *args)
-{
-    const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
-    /* A tanh costs about eight multiply-adds, an exponential with its passes twenty. */
-    const double per_score = (args->additive_weights != NULL ? 8.0 : 1.0) * (double)args->head_dim;
-
-    return scores * (per_score + (double)args->value_dim + 20.0);
 }
 
 /* 1 if no result has any number: there may be any count of rows then, and no memory behind it. */
@@ -77,43 +77,40 @@ can_go_by_columns(const mha_attention_args *args)
  * several items go side by side.
  */
 static mha_way
-choose_way(const mha_plan *plan)
+choose_way(const mha_problem *problem)
 {
-    const mha_attention_args *args = plan->args;
-    const size_t lanes = plan->kernels->lanes;
+    const mha_attention_args *args = problem->args;
+    const size_t lanes = problem->kernels->lanes;
     const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
     const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
-    const int may = plan->pass != MHA_PASS_WEIGHTS && can_go_by_columns(args);
+    const int may = problem->pass != MHA_PASS_WEIGHTS && can_go_by_columns(args);
 
     if (args->additive_weights != NULL) {
-        return may && args->queries == 1 && args->keys > 0 && args->batch * args->heads > 1 &&
-                       plan->group <= MHA_SHORT_ITEMS
+        return may && args->queries == 1 && args->keys > 0 && args->batch * args->heads > 1 && problem->group == 1
                    ? MHA_WAY_ITEMS
                    : MHA_WAY_ADDITIVE;
     }
     if (may && by_columns <= by_rows) {
         return MHA_WAY_COLUMNS;
     }
-    return plan->group == 1 && args->queries <= plan->kernels->tile_rows ? MHA_WAY_IN_PLACE : MHA_WAY_PACKED;
+    return problem->group == 1 && args->queries <= problem->kernels->tile_rows ? MHA_WAY_IN_PLACE : MHA_WAY_PACKED;
 }
 
 /* Rows whose ends differ go in low tiles: a tile reaches as far as its furthest row. */
 static size_t
-choose_tile_rows(const mha_plan *plan)
+choose_tile_rows(const mha_problem *problem, const mha_plan *plan)
 {
-    const size_t tile = plan->kernels->tile_rows, low = mha_by_columns(plan) ? LOW_COLUMNS : tile;
+    const size_t tile = problem->kernels->tile_rows, low = mha_by_columns(plan) ? LOW_COLUMNS : tile;
 
-    return mha_min(plan->same_visibility ? TILES_HIGH * tile : low, mha_max(plan->args->queries, 1));
+    return mha_min(problem->same_visibility ? TILES_HIGH * tile : low, mha_max(problem->args->queries, 1));
 }
 
-/* Queries per task: all of them, unless there are too few heads to go round. */
 static void
-choose_tasks(mha_plan *plan)
+choose_tasks(mha_plan *plan, const mha_problem *problem)
 {
-    const mha_attention_args *args = plan->args;
+    const mha_attention_args *args = problem->args;
     const size_t heads = args->batch * args->kv_heads;
-    plan->work = mha_attention_work(args);
-    const size_t most = plan->pass == MHA_PASS_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, plan->work);
+    const size_t most = problem->pass == MHA_PASS_IN_TASK ? 1 : mha_threads_for(SIZE_MAX, problem->work);
     const size_t wanted = most > 1 ? mha_ceil_div(most * TASKS_PER_WORKER, heads) : 1;
     size_t queries = mha_ceil_div(args->queries, wanted);
 
@@ -121,115 +118,86 @@ choose_tasks(mha_plan *plan)
     queries = mha_min(queries, mha_round_up(TASK_QUERIES_MOST, plan->tile_rows));
     plan->task_queries = mha_min(queries, mha_max(args->queries, 1));
     plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
-    plan->task_heads = plan->group;
+    plan->task_heads = problem->group;
     if (plan->way == MHA_WAY_ITEMS) {
         const size_t n_tasks = most > 1 ? most * TASKS_PER_WORKER : 1;
-        plan->task_heads *= mha_min(MHA_SHORT_ITEMS / plan->group, mha_max(heads / n_tasks, 1));
+        plan->task_heads = mha_min(MHA_SHORT_ITEMS, mha_max(heads / n_tasks, 1));
     }
     const size_t n_tasks = mha_ceil_div(args->batch * args->heads, plan->task_heads) * plan->tasks_per_head;
     plan->n_tasks = writes_nothing(args) ? 0 : n_tasks;
     plan->blocks_abreast = 1;
-    if (plan->n_tasks < most && args->queries * plan->group <= SPLIT_ROWS) {
+    if (plan->n_tasks < most && args->queries * problem->group <= SPLIT_ROWS) {
         plan->blocks_abreast = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
     }
-    plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, plan->work);
-}
-
-size_t
-mha_factor_rows(const mha_plan *plan)
-{
-    const size_t fit = mha_caches_active().first / 3 / (plan->score_stride * plan->kernels->itemsize);
-
-    return mha_min(mha_max(fit, 1), plan->tile_rows);
+    plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, problem->work);
 }
 
 /* Whole vectors of queries by columns; else of keys, and one more: rows a power of two apart would share cache sets. */
 static size_t
-choose_score_stride(const mha_plan *plan)
+choose_score_stride(const mha_problem *problem, const mha_plan *plan)
 {
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = problem->kernels;
 
     if (mha_by_columns(plan)) {
-        return mha_round_up(plan->way == MHA_WAY_ITEMS ? plan->task_heads : plan->tile_rows, k->lanes);
+        return mha_round_up(mha_max(plan->task_heads, plan->tile_rows), k->lanes);
     }
-    return mha_round_up(mha_min(plan->key_block, plan->args->keys), k->panel_width) + k->lanes;
+    return mha_round_up(mha_min(plan->key_block, problem->args->keys), k->panel_width) + k->lanes;
 }
 
-/* Do queries see different keys, but those of all items the same? */
+size_t
+mha_factor_rows(const mha_plan *plan, size_t itemsize)
+{
+    const size_t fit = mha_caches_active().first / 3 / (plan->score_stride * itemsize);
+
+    return mha_min(mha_max(fit, 1), plan->tile_rows);
+}
+
 static int
-shares_row_keys(const mha_plan *plan)
+may_copy_rows(const mha_problem *problem, const mha_plan *plan)
 {
-    return !plan->same_visibility && plan->args->visible.valid_lens == NULL;
+    return problem->args->queries >= COPY_QUERIES &&
+           (plan->way == MHA_WAY_PACKED ||
+            (plan->way == MHA_WAY_ADDITIVE && problem->pass != MHA_PASS_BACKWARD)); /* which reads its keys once */
 }
 
 void
-mha_plan_rooms(mha_plan *plan, mha_scratch *scratch)
+mha_plan_forward(mha_plan *plan, const mha_problem *problem)
 {
-    plan->room_bytes = mha_room_measure(plan, &plan->room);
-    plan->rooms_at = mha_scratch_add(scratch, plan->n_workers, sizeof(mha_room));
-    plan->first_room = mha_scratch_add(scratch, plan->n_workers, plan->room_bytes);
-    plan->row_keys_at = mha_scratch_add(scratch, shares_row_keys(plan) ? plan->args->queries : 0, sizeof(mha_interval));
-}
+    const mha_attention_args *args = problem->args;
 
-/* What blocks abreast leave behind, each for all rows of its task: two statistics and an output. */
-static void
-plan_partials(mha_plan *plan, mha_scratch *scratch)
-{
-    const mha_kernels *k = plan->kernels;
-    const size_t row = mha_round_up(plan->args->value_dim, k->lanes) + 2;
-    const size_t n = plan->blocks_abreast > 1 ? plan->n_tasks * plan->blocks_abreast : 0;
-
-    plan->partial_bytes = mha_round_up(plan->task_queries * plan->task_heads * row * k->itemsize, MHA_ALIGN);
-    plan->partial_at = mha_scratch_add(scratch, n, plan->partial_bytes);
-}
-
-mha_status
-mha_plan_init(mha_plan *plan, const mha_attention_args *args, mha_pass pass, mha_scratch *scratch)
-{
-    const mha_status status = mha_plan_describe(plan, args, pass);
-
-    if (status != MHA_OK) {
-        return status;
-    }
-    const mha_kernels *k = plan->kernels;
-    plan->key_block = choose_key_block(args, k->itemsize);
-    plan->way = choose_way(plan);
-    plan->tile_rows = choose_tile_rows(plan);
-    plan->copies_rows = pass != MHA_PASS_WEIGHTS && args->queries >= MHA_COPY_QUERIES &&
-                        (plan->way == MHA_WAY_PACKED || plan->way == MHA_WAY_ADDITIVE);
+    *plan = (mha_plan){.way = choose_way(problem), .key_block = choose_key_block(args, problem->kernels->itemsize)};
+    plan->tile_rows = choose_tile_rows(problem, plan);
+    plan->copies_rows = problem->pass != MHA_PASS_WEIGHTS && may_copy_rows(problem, plan);
     plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
-    choose_tasks(plan);
-    plan->score_stride = choose_score_stride(plan);
-    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan) : 0;
-
-    /* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
-    const int own_stats = plan->weights_later && args->row_max == NULL;
-    const size_t n_rows = own_stats ? args->batch * args->heads * args->queries : 0;
-    plan->stats_at[0] = mha_scratch_add(scratch, n_rows, k->itemsize);
-    plan->stats_at[1] = mha_scratch_add(scratch, n_rows, k->itemsize);
-    plan_partials(plan, scratch);
-    mha_plan_rooms(plan, scratch);
-    return MHA_OK;
+    choose_tasks(plan, problem);
+    plan->score_stride = choose_score_stride(problem, plan);
+    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan, problem->kernels->itemsize) : 0;
 }
 
 void
-mha_plan_place(mha_plan *plan, const mha_scratch *scratch)
+mha_plan_backward(mha_plan *plan, const mha_problem *problem)
 {
-    const mha_attention_args *args = plan->args;
+    const mha_attention_args *args = problem->args;
+    const size_t heads = args->batch * args->kv_heads;
+    const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
 
-    plan->rooms = (mha_room *)(void *)(scratch->base + plan->rooms_at);
-    for (unsigned i = 0; i < plan->n_workers; i++) {
-        mha_room_place(&plan->room, scratch->base + plan->first_room + i * plan->room_bytes, &plan->rooms[i]);
+    *plan = (mha_plan){
+        .way = args->additive_weights == NULL ? MHA_WAY_PACKED : MHA_WAY_ADDITIVE,
+        .key_block = BACKWARD_BLOCK,
+        .tile_rows = BACKWARD_TILES_HIGH * problem->kernels->tile_rows,
+        .task_queries = mha_max(args->queries, 1),
+        .task_heads = 1,
+        .tasks_per_head = 1,
+        .n_spans = mha_max(mha_ceil_div(args->keys, BACKWARD_BLOCK * MHA_SPAN_BLOCKS), 1),
+        .spans_abreast = 1,
+        .blocks_abreast = 1,
+    };
+    plan->copies_rows = may_copy_rows(problem, plan);
+    plan->score_stride = choose_score_stride(problem, plan);
+    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan, problem->kernels->itemsize) : 0;
+    if (heads > 0 && heads < ENOUGH_TASKS) {
+        plan->spans_abreast = mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans);
     }
-    if (shares_row_keys(plan)) {
-        mha_interval *row_keys = (mha_interval *)(void *)(scratch->base + plan->row_keys_at);
-        (void)mha_visible_rows(&args->visible, args->queries, args->keys, 0, 0, args->queries, row_keys);
-        plan->row_keys = row_keys;
-    }
-    if (plan->weights_later && plan->row_max == NULL) {
-        plan->row_max = scratch->base + plan->stats_at[0];
-        plan->row_sum = scratch->base + plan->stats_at[1];
-    }
-    plan->partials = scratch->base + plan->partial_at;
-    plan->grad_w = scratch->base + plan->grad_w_at;
+    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * plan->spans_abreast : 0;
+    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), problem->work);
 }

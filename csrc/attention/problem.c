@@ -1,7 +1,7 @@
 /*
  * problem.c: a call of attention before anything is chosen: its sizes checked, its heads folded, its facts noted.
  */
-#include "plan.h"
+#include "problem.h"
 
 #include "runtime/common.h"
 #include "runtime/threads_interrupt.h"
@@ -81,8 +81,18 @@ mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded)
     fold_mask(&folded->bias, group);
 }
 
+double
+mha_attention_work(const mha_attention_args *args)
+{
+    const double scores = (double)args->batch * (double)args->heads * (double)args->queries * (double)args->keys;
+    /* A tanh costs about eight multiply-adds, an exponential with its passes twenty. */
+    const double per_score = (args->additive_weights != NULL ? 8.0 : 1.0) * (double)args->head_dim;
+
+    return scores * (per_score + (double)args->value_dim + 20.0);
+}
+
 mha_status
-mha_plan_describe(mha_plan *plan, const mha_attention_args *args, mha_pass pass)
+mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_pass pass)
 {
     const mha_kernels *k = mha_kernels_for(args->dtype);
 
@@ -92,11 +102,16 @@ mha_plan_describe(mha_plan *plan, const mha_attention_args *args, mha_pass pass)
     if (sizes_overflow(args, k->itemsize)) {
         return MHA_ERR_SIZE;
     }
-    *plan = (mha_plan){.pass = pass, .args = args, .kernels = k, .row_max = args->row_max, .row_sum = args->row_sum};
-    plan->scale = mha_scalar_from(k, args->scale);
-    plan->one = mha_scalar_from(k, 1);
-    plan->same_visibility = mha_same_for_all_queries(&args->visible);
-    plan->group = args->heads / args->kv_heads;
-    plan->watched = mha_interrupt_watched();
+    *problem = (mha_problem){
+        .pass = pass,
+        .args = args,
+        .kernels = k,
+        .scale = mha_scalar_from(k, args->scale),
+        .one = mha_scalar_from(k, 1),
+        .group = args->heads / args->kv_heads,
+        .same_visibility = mha_same_for_all_queries(&args->visible),
+        .watched = mha_interrupt_watched(),
+        .work = (pass == MHA_PASS_BACKWARD ? 2.5 : 1.0) * mha_attention_work(args), /* five products for two */
+    };
     return MHA_OK;
 }

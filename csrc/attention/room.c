@@ -1,7 +1,7 @@
 /*
  * room.c: how large the buffers of a worker are, and where they lie: both in the one list of mha_room_measure.
  */
-#include "plan.h"
+#include "room.h"
 
 #include "runtime/common.h"
 
@@ -24,10 +24,8 @@ take(size_t *used, size_t count, size_t size)
 
 /* Rows of the packed panels, of head_dim numbers each. */
 static size_t
-panel_rows(const mha_plan *plan, size_t keys)
+panel_rows(const mha_plan *plan, size_t width, size_t keys)
 {
-    const size_t width = plan->kernels->panel_width;
-
     switch (plan->way) {
     case MHA_WAY_PACKED:
         return keys;
@@ -41,30 +39,31 @@ panel_rows(const mha_plan *plan, size_t keys)
 }
 
 size_t
-mha_room_measure(const mha_plan *plan, mha_room *room)
+mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *room)
 {
-    const mha_attention_args *args = plan->args;
-    const mha_kernels *k = plan->kernels;
+    const mha_attention_args *args = problem->args;
+    const mha_kernels *k = problem->kernels;
     const size_t number = k->itemsize;
-    const int backward = plan->pass == MHA_PASS_BACKWARD, by_columns = mha_by_columns(plan);
+    const int backward = problem->pass == MHA_PASS_BACKWARD, by_columns = mha_by_columns(plan);
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t features = mha_round_up(args->head_dim, k->lanes), values = mha_round_up(args->value_dim, k->lanes);
     const size_t tile = plan->tile_rows, in_tile = backward ? 0 : tile, stride = plan->score_stride;
     const size_t task = plan->task_queries * plan->task_heads, in_task = backward ? 0 : task;
     const size_t joined = args->keys > plan->key_block ? values : 0;
+    const size_t masked_rows = mha_hides_single_keys(problem) ? mha_max(keys, tile) : 0;
+    const size_t ends = plan->way == MHA_WAY_ITEMS || (by_columns && !problem->same_visibility) ? stride : 0;
     size_t at = 0;
 
-    room->panels = take(&at, panel_rows(plan, keys) * args->head_dim, number);
+    room->panels = take(&at, panel_rows(plan, k->panel_width, keys) * args->head_dim, number);
     room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
     room->dense_rows = take(&at, plan->copies_rows ? keys * (backward ? features : values) : 0, number);
-    room->visible_rows = take(&at, mha_hides_single_keys(plan) ? mha_max(keys, tile) * mha_max(features, values) : 0,
-                              number);
+    room->visible_rows = take(&at, masked_rows * mha_max(features, values), number);
     room->scores = take(&at, (by_columns ? args->keys : tile) * stride, number);
     room->factors = take(&at, plan->factor_rows * stride, number);
     room->grads = take(&at, backward ? tile * stride : 0, number);
-    room->slopes = take(&at, plan->keeps_slopes ? tile * stride : 0, number);
+    room->slopes = take(&at, backward && args->softcap > 0 ? tile * stride : 0, number);
     room->block_out = take(&at, in_tile * values, number);
-    room->ends = take(&at, by_columns && (plan->way == MHA_WAY_ITEMS || !plan->same_visibility) ? stride : 0, number);
+    room->ends = take(&at, ends, number);
     room->max = take(&at, task, number);
     room->sum = take(&at, task, number);
     room->sum_compensation = take(&at, in_task, number);

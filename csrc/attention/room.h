@@ -4,9 +4,7 @@
 #ifndef MHA_ROOM_H
 #define MHA_ROOM_H
 
-#include "visible.h"
-
-struct mha_plan;
+#include "plan.h"
 
 /* Addresses of numbers, where not said otherwise; room.c says how many there are, and which calls have no use for. */
 typedef struct {
@@ -31,7 +29,7 @@ typedef struct {
 } mha_room;
 
 /* A room that begins at address 0; returns its bytes, too many for any memory where they overflow. */
-size_t mha_room_measure(const struct mha_plan *plan, mha_room *room);
+size_t mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *room);
 
 /* The same room at `base`. */
 void mha_room_place(const mha_room *measured, char *base, mha_room *room);

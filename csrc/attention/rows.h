@@ -4,69 +4,78 @@
 #ifndef MHA_ROWS_H
 #define MHA_ROWS_H
 
-#include "plan.h"
-
-/* Rows of queries: those of a task (of each of its heads, `head` is the first), of one of its heads, or of a tile. */
-typedef struct {
-    size_t item, head, key_head;
-    size_t query, rows;    /* the first query and their number */
-    const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
-    mha_interval keys;     /* what any of them sees */
-} mha_rows;
+#include "walk.h"
 
 /* Address of element (item, head, row, 0) of an operand, and of a result. */
 const char *mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row);
 char *mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row);
 
-/* Position of the tile's first row in the dense (B,H,Q) arrays. */
+/* The tile's rows in dense (B,H,Q) arrays begin with this one. */
 MHA_INLINE size_t
-mha_row_index(const mha_plan *plan, const mha_rows *tile)
+mha_row_index(const mha_walk *walk)
 {
-    return (tile->item * plan->args->heads + tile->head) * plan->args->queries + tile->query;
+    const mha_attention_args *args = walk->problem->args;
+
+    return (walk->tile.item * args->heads + walk->tile.head) * args->queries + walk->tile.query;
 }
 
-/* Row `row` of these in args->weights. */
+/* Row `row` of the tile in args->weights. */
 MHA_INLINE char *
-mha_weights_at(const mha_plan *plan, const mha_rows *rows, size_t row)
+mha_weights_at(const mha_walk *walk, size_t row)
 {
-    const size_t at = (mha_row_index(plan, rows) + row) * plan->args->keys;
+    const mha_attention_args *args = walk->problem->args;
 
-    return (char *)plan->args->weights + at * plan->kernels->itemsize;
+    return (char *)args->weights + (mha_row_index(walk) + row) * args->keys * walk->problem->kernels->itemsize;
 }
 
-/* The keys that row `row` of the tile sees. */
-mha_interval mha_row_keys(const mha_rows *tile, size_t row);
+/* The keys that row `row` of the tile sees; and those of them that lie in its block. */
+MHA_INLINE mha_interval
+mha_row_keys(const mha_walk *walk, size_t row)
+{
+    return walk->tile.row_keys != NULL ? walk->tile.row_keys[row] : walk->tile.keys;
+}
+
+MHA_INLINE mha_interval
+mha_row_keys_here(const mha_walk *walk, size_t row)
+{
+    return mha_interval_meet(mha_row_keys(walk, row), walk->block.keys);
+}
 
 /*
  * The keys whose mean a row without weights gets under MHA_EMPTY_UNIFORM: all K; but if the row does see keys,
  * and no mask or bias hid them, their scores overflowed to -inf: then those, for nobody promised to have the rest.
  */
-mha_interval mha_mean_keys(const mha_plan *plan, const mha_rows *tile, size_t row);
+mha_interval mha_mean_keys(const mha_walk *walk, size_t row);
 
 /* Writes the weights of such a row: 1/n for each of those n keys, or zeros. */
-void mha_fill_empty_weights(const mha_plan *plan, const mha_rows *tile, size_t row);
+void mha_fill_empty_weights(const mha_walk *walk, size_t row);
 
 /* The tile's first row among those of its task: row r of head g is number g * task_queries + r. */
 MHA_INLINE size_t
-mha_row_in_task(const mha_plan *plan, const mha_rows *task, const mha_rows *tile)
+mha_row_in_task(const mha_walk *walk)
 {
-    return (tile->head - task->head) * plan->task_queries + tile->query - task->query;
+    const mha_rows *task = &walk->task, *tile = &walk->tile;
+
+    return (tile->head - task->head) * walk->plan->task_queries + tile->query - task->query;
 }
 
 /* Where the tile's rows stand in the task's statistics. */
 MHA_INLINE char *
-mha_statistics_at(const mha_plan *plan, const mha_rows *task, const mha_rows *tile, char *numbers)
+mha_statistics_at(const mha_walk *walk, char *numbers)
 {
-    return numbers + mha_row_in_task(plan, task, tile) * plan->kernels->itemsize;
+    return numbers + mha_row_in_task(walk) * walk->problem->kernels->itemsize;
 }
 
-/* After the last block: the sinks of these rows, which begin with the tile's, join their sums. */
-void mha_add_sinks(const mha_plan *plan, const mha_rows *tile, const char *max, char *sum);
+/* Statistics of an earlier call for the tile's rows, into the room: max, sum, 1/sum. */
+void mha_load_statistics(const mha_walk *walk);
+
+/* After the last block: the sinks of the tile's rows join their sums. */
+void mha_add_sinks(const mha_walk *walk, const char *max, char *sum);
 
 /* Before the first block: rows that no block will touch are empty rows. */
-void mha_clear_statistics(const mha_plan *plan, const mha_room *room);
+void mha_clear_statistics(const mha_walk *walk);
 
 /* After the last block: rows that are empty, if there may be any, and the statistics that were asked for. */
-void mha_finish_task(const mha_plan *plan, const mha_rows *task, const mha_room *room, int has_empty);
+void mha_finish_task(mha_walk *walk, int has_empty);
 
 #endif

@@ -6,23 +6,13 @@
 
 #include "rows.h"
 
-/*
- * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
- * key; the first `visible` of them reach to the last visible key, the rest only fill a vector.
- */
-typedef struct {
-    size_t first_key;  /* of the block */
-    mha_interval keys; /* of the block, as far as the tile sees them */
-    size_t from, width, visible;
-} mha_key_block;
-
 /* Where the number for a row of the tile and a key of the block is, among numbers that lie like scores. */
 MHA_INLINE char *
-mha_score_at(const mha_plan *plan, const mha_key_block *block, const char *scores, size_t row, size_t key)
+mha_score_at(const mha_walk *walk, char *scores, size_t row, size_t key)
 {
-    const size_t at = row * plan->score_stride + key - block->first_key;
+    const size_t at = row * walk->plan->score_stride + key - walk->block.first_key;
 
-    return (char *)(uintptr_t)scores + at * plan->kernels->itemsize;
+    return scores + at * walk->problem->kernels->itemsize;
 }
 
 /* Address of the mask's element for (row of the tile, key). */
@@ -42,12 +32,12 @@ typedef struct {
     size_t near, far, at;
 } mha_relative;
 
-mha_relative mha_relative_keys(const mha_plan *plan, size_t query, mha_interval keys);
+mha_relative mha_relative_keys(const mha_attention_args *args, size_t query, mha_interval keys);
 
-/* Describes additive scores of the tile and these keys; the caller adds where to. */
-mha_additive mha_describe_additive(const mha_plan *plan, const mha_rows *tile, mha_interval keys);
+/* Describes additive scores of these rows and keys; the caller adds where to. */
+mha_additive mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_interval keys);
 
-/* Scores of the tile against one block, masks applied, into room->scores; *block says where. */
-void mha_score_tile(const mha_plan *plan, const mha_rows *tile, const mha_room *room, mha_key_block *block);
+/* Scores of the tile against its block, masks applied, into room->scores; walk->block says where. */
+void mha_score_tile(mha_walk *walk);
 
 #endif

@@ -12,22 +12,20 @@
  * NaN or infinity, no row is touched by what it may not see.  Rows of the product are the tile's rows
  * and its depth the block's keys, or the other way round if rows_are_keys.
  */
-void mha_guarded_product(const mha_plan *plan, const mha_rows *tile, const mha_room *room,
-                         const mha_key_block *block, const mha_product *product, int rows_are_keys);
+void mha_guarded_product(const mha_walk *walk, const mha_product *product, int rows_are_keys);
 
-/* Dropout factors of the tile's rows and these keys, rows score_stride apart. */
-void mha_dropout_tile(const mha_plan *plan, const mha_rows *tile, mha_interval keys, char *factors);
+/* Dropout factors for `n` of the tile's rows from `row` on, and these keys, into room->factors. */
+void mha_dropout_rows(const mha_walk *walk, size_t row, size_t n, mha_interval keys);
 
 /*
  * Describes: numbers for the block's keys, laid out like scores, times rows of its values or keys: for the tile's
- * rows.  They are read where they lie, or from dense_rows, if they were copied there.  The caller adds where to (c,
- * c_row) and, if the sums are to be scaled row by row, scale and scale_step.  (Returned as a struct, whose copy in
- * vectors waits for words just stored, it took 1.13 of the time of 10 queries on 10 keys of 8 numbers.)
+ * rows.  They are read where they lie, or from the walk's dense_rows, if they were copied there.  The caller adds where
+ * to (c, c_row) and, if the sums are to be scaled row by row, scale and scale_step.  (Returned as a struct, whose copy
+ * in vectors waits for words just stored, it took 1.13 of the time of 10 queries on 10 keys of 8 numbers.)
  */
-void mha_describe_product(const mha_plan *plan, const mha_rows *tile, const mha_key_block *block, const char *numbers,
-                          const char *dense_rows, int of_values, mha_product *product);
+void mha_describe_product(const mha_walk *walk, char *numbers, int of_values, mha_product *product);
 
-/* Once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
-void mha_drop_weights(const mha_plan *plan, const mha_rows *tile, const mha_room *room, const mha_key_block *block);
+/* Where there is dropout, once the sums are taken: dropped weights become 0, the others grow by 1 / (1 - p). */
+void mha_drop_weights(const mha_walk *walk);
 
 #endif

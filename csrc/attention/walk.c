@@ -1,40 +1,56 @@
 /*
  * walk.c: where a walk (walk.h) begins, and how it enters a key block.
  */
-#include "walk.h"
+#include "rows.h"
 
 #include "runtime/common.h"
 
 void
-mha_describe_task(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows)
+mha_walk_describe_task(mha_walk *walk, size_t task)
 {
-    const mha_attention_args *args = plan->args;
+    const mha_plan *plan = walk->plan;
+    const mha_attention_args *args = walk->problem->args;
     const size_t head = task / plan->tasks_per_head;
+    mha_rows *rows = &walk->task;
 
     rows->item = head / args->kv_heads;
     rows->key_head = head % args->kv_heads;
-    rows->head = rows->key_head * plan->group;
+    rows->head = rows->key_head * walk->problem->group;
     rows->query = task % plan->tasks_per_head * plan->task_queries;
     rows->rows = mha_min(plan->task_queries, args->queries - rows->query);
     rows->row_keys = NULL;
-    if (plan->same_visibility) {
+    if (walk->problem->same_visibility) {
         rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
         return;
     }
-    if (plan->row_keys != NULL) {
-        rows->row_keys = plan->row_keys + rows->query;
+    if (walk->job->row_keys != NULL) {
+        rows->row_keys = walk->job->row_keys + rows->query;
         rows->keys = mha_intervals_join(rows->row_keys, rows->rows);
         return;
     }
-    rows->row_keys = room->row_keys;
+    rows->row_keys = walk->room->row_keys;
     rows->keys = mha_visible_rows(&args->visible, args->queries, args->keys, rows->item, rows->query, rows->rows,
-                                  room->row_keys);
+                                  walk->room->row_keys);
+}
+
+void
+mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interval keys)
+{
+    mha_walk_init(walk, other->job, other->room);
+    walk->task = other->tile;
+    walk->task.query += row;
+    walk->task.rows = 1;
+    walk->task.row_keys = NULL;
+    walk->task.keys = keys;
+    mha_walk_start(walk, 1, keys);
+    walk->prepares = 0;
 }
 
 /*
  * Rows FAR_ROWS bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles
- * of MHA_COPY_QUERIES read them more than once, and from a copy.  For more queries a copy costs 1 %, and vectors that
- * cross a line, as most do of NumPy's large arrays, 4 to 7 % (Xeon with AVX-512, 1,12,512,64 and 1,4,512,128).
+ * of a call whose plan copies rows read them more than once, and from a copy.  For more queries a copy costs 1 %, and
+ * vectors that cross a line, as most do of NumPy's large arrays, 4 to 7 % (Xeon with AVX-512, 1,12,512,64 and
+ * 1,4,512,128).
  */
 #define FAR_ROWS ((size_t)1024)
 #define ALIGN_QUERIES ((size_t)256)
@@ -42,7 +58,7 @@ mha_describe_task(const mha_plan *plan, size_t task, const mha_room *room, mha_r
 static const char *
 first_row(const mha_walk *walk, const mha_operand *rows, size_t key)
 {
-    return mha_operand_at(walk->plan->kernels, rows, walk->task->item, walk->task->key_head, key);
+    return mha_operand_at(walk->problem->kernels, rows, walk->task.item, walk->task.key_head, key);
 }
 
 static void
@@ -50,16 +66,15 @@ pack_rows(const mha_walk *walk, const mha_operand *rows, size_t depth, char *pan
 {
     const size_t first = walk->block.first_key;
 
-    walk->plan->kernels->pack_panels(first_row(walk, rows, first), rows->row_stride, walk->keys_here.first - first,
-                                     walk->keys_here.last - first, depth, panels);
+    walk->problem->kernels->pack_panels(first_row(walk, rows, first), rows->row_stride, walk->keys_here.first - first,
+                                        walk->keys_here.last - first, depth, panels);
 }
 
 /* Rows of keys or values, where tiles shall not read them as they lie. */
 static void
 copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
 {
-    const mha_plan *plan = walk->plan;
-    const mha_kernels *k = plan->kernels;
+    const mha_kernels *k = walk->problem->kernels;
     const size_t row = mha_round_up(cols, k->lanes), at = (walk->keys_here.first - walk->block.first_key) * row;
     const size_t stride = (size_t)(rows->row_stride < 0 ? -rows->row_stride : rows->row_stride);
     const char *first = first_row(walk, rows, walk->keys_here.first);
@@ -67,7 +82,7 @@ copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
     const int aligned = ((uintptr_t)first | (stride * k->itemsize)) % (k->lanes * k->itemsize) == 0;
 
     walk->dense_rows = NULL; /* not those of the block before */
-    if (far || (!aligned && plan->args->queries >= ALIGN_QUERIES)) {
+    if (far || (!aligned && walk->problem->args->queries >= ALIGN_QUERIES)) {
         walk->dense_rows = walk->room->dense_rows;
         k->copy_rows(walk->keys_here.last - walk->keys_here.first, cols, first, rows->row_stride,
                      walk->room->dense_rows + at * k->itemsize, (ptrdiff_t)row);
@@ -78,17 +93,16 @@ copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
 static void
 prepare_block(mha_walk *walk)
 {
-    const mha_plan *plan = walk->plan;
-    const mha_attention_args *args = plan->args;
-    const int backward = plan->pass == MHA_PASS_BACKWARD;
+    const mha_attention_args *args = walk->problem->args;
+    const int backward = walk->problem->pass == MHA_PASS_BACKWARD;
 
-    if (plan->way == MHA_WAY_PACKED) {
+    if (walk->plan->way == MHA_WAY_PACKED) {
         pack_rows(walk, &args->k, args->head_dim, walk->room->panels);
     }
     if (backward) {
         pack_rows(walk, &args->v, args->value_dim, walk->room->value_panels);
     }
-    if (plan->copies_rows) {
+    if (walk->plan->copies_rows) {
         copy_rows(walk, backward ? &args->k : &args->v, backward ? args->head_dim : args->value_dim);
     }
 }
@@ -96,14 +110,14 @@ prepare_block(mha_walk *walk)
 int
 mha_walk_enter_block(mha_walk *walk)
 {
-    const mha_plan *plan = walk->plan;
+    const size_t first = walk->next_key;
 
-    if (walk->next_key >= walk->keys.last) {
+    if (first >= walk->keys.last) {
         return 0;
     }
-    walk->block.first_key = walk->next_key;
-    walk->next_key += plan->key_block;
-    walk->keys_here = mha_block_keys(plan, walk->keys, walk->block.first_key);
+    walk->block.first_key = first;
+    walk->next_key = first + walk->plan->key_block;
+    walk->keys_here = mha_interval_meet(walk->keys, (mha_interval){first, walk->next_key});
     if (walk->prepares) {
         prepare_block(walk);
     }

@@ -5,15 +5,35 @@
 #ifndef MHA_WALK_H
 #define MHA_WALK_H
 
-#include "values.h"
+#include "job.h"
 #include "runtime/threads_interrupt.h"
 
-/* Where a walk stands: `tile` meets `block`. */
+/* Rows of queries: those of a task (of each of its heads, `head` is the first), of one of its heads, or of a tile. */
 typedef struct {
+    size_t item, head, key_head;
+    size_t query, rows;    /* the first query and their number */
+    const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
+    mha_interval keys;     /* what any of them sees */
+} mha_rows;
+
+/*
+ * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
+ * key; the first `visible` of them reach to the last visible key, the rest only fill a vector.
+ */
+typedef struct {
+    size_t first_key;  /* of the block */
+    mha_interval keys; /* of the block, as far as the tile sees them */
+    size_t from, width, visible;
+} mha_key_block;
+
+/* Where a worker stands in its task: `tile` meets `block`. */
+typedef struct {
+    const mha_attention_job *job;
+    const mha_problem *problem;
     const mha_plan *plan;
-    const mha_rows *task;
     const mha_room *room;
-    size_t n_heads;      /* 1, or those of the group */
+    mha_rows task;       /* what the walk goes over: this one of its heads, */
+    size_t n_heads;      /* or all of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
     int prepares;        /* keys and values of a block are packed or copied when it is entered; starters may say 0 */
     size_t next_key;     /* where the next block begins */
@@ -24,57 +44,79 @@ typedef struct {
     mha_key_block block;
 } mha_walk;
 
-/* Split task number into (item, key head, first query, number of queries), and fill room->row_keys. */
-void mha_describe_task(const mha_plan *plan, size_t task, const mha_room *room, mha_rows *rows);
+MHA_INLINE void
+mha_walk_init(mha_walk *walk, const mha_attention_job *job, const mha_room *room)
+{
+    walk->job = job;
+    walk->problem = &job->problem;
+    walk->plan = &job->plan;
+    walk->room = room;
+}
+
+/* Task number `task` as the one that the walk goes over; fills room->row_keys. */
+void mha_walk_describe_task(mha_walk *walk, size_t task);
+
+/* What every task begins with. */
+MHA_INLINE void
+mha_walk_task(mha_walk *walk, const mha_attention_job *job, size_t task, unsigned worker)
+{
+    mha_walk_init(walk, job, &job->rooms[worker]);
+    mha_walk_describe_task(walk, task);
+}
 
 /*
  * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
  * stored in words just before waits for tens of cycles, in every task.
  */
 
-/* The rows of head `group_head` of the task. */
+/* All of the task's rows of head `group_head`, as the tile. */
 MHA_INLINE void
-mha_describe_head(const mha_rows *task, size_t group_head, mha_rows *rows)
+mha_walk_describe_head(mha_walk *walk, size_t group_head)
 {
-    rows->item = task->item;
-    rows->head = task->head + group_head;
-    rows->key_head = task->key_head;
-    rows->query = task->query;
-    rows->rows = task->rows;
-    rows->row_keys = task->row_keys;
-    rows->keys.first = task->keys.first;
-    rows->keys.last = task->keys.last;
+    const mha_rows *task = &walk->task;
+    mha_rows *tile = &walk->tile;
+
+    tile->item = task->item;
+    tile->head = task->head + group_head;
+    tile->key_head = task->key_head;
+    tile->query = task->query;
+    tile->rows = task->rows;
+    tile->row_keys = task->row_keys;
+    tile->keys.first = task->keys.first;
+    tile->keys.last = task->keys.last;
 }
 
-/* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end. */
+/* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end, as the tile. */
 MHA_INLINE void
-mha_describe_tile(const mha_plan *plan, const mha_rows *task, size_t group_head, size_t row, mha_rows *tile)
+mha_walk_describe_tile(mha_walk *walk, size_t group_head, size_t row)
 {
-    mha_describe_head(task, group_head, tile);
+    const mha_rows *task = &walk->task;
+    mha_rows *tile = &walk->tile;
+
+    mha_walk_describe_head(walk, group_head);
     tile->query += row;
-    tile->rows = mha_min(plan->tile_rows, task->rows - row);
-    if (!plan->same_visibility && tile->rows < task->rows) {
+    tile->rows = mha_min(walk->plan->tile_rows, task->rows - row);
+    if (!walk->problem->same_visibility && tile->rows < task->rows) {
         tile->row_keys = task->row_keys + row;
         tile->keys = mha_intervals_join(tile->row_keys, tile->rows);
     }
 }
 
-/* Over those of the task's keys that are among `keys`, for n_heads of its heads from the first on. */
+/* Begins: over those of the task's keys that are among `keys`, for n_heads of its heads from the first on. */
 MHA_INLINE void
-mha_walk_start(mha_walk *walk, const mha_plan *plan, const mha_rows *task, const mha_room *room, size_t n_heads,
-               mha_interval keys)
+mha_walk_start(mha_walk *walk, size_t n_heads, mha_interval keys)
 {
-    walk->plan = plan;
-    walk->task = task;
-    walk->room = room;
-    walk->keys = mha_interval_meet(task->keys, keys);
+    walk->keys = mha_interval_meet(walk->task.keys, keys);
     walk->prepares = 1;
-    walk->next_key = task->rows > 0 ? mha_block_start(plan, walk->keys.first) : walk->keys.last;
+    walk->next_key = walk->task.rows > 0 ? mha_block_start(walk->plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
     walk->head = n_heads;
     walk->row = 0;
     walk->dense_rows = NULL;
 }
+
+/* Begins: one query of the tile of another walk against `keys`, which are read where they lie. */
+void mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interval keys);
 
 /* On to the next block, before its first tile; 0 when there is none. */
 int mha_walk_enter_block(mha_walk *walk);
@@ -85,13 +127,13 @@ mha_walk_next(mha_walk *walk)
 {
     do {
         if ((walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) ||
-            (walk->plan->watched && mha_interrupted())) { /* before every tile: a task may be many walks of one */
+            (walk->problem->watched && mha_interrupted())) { /* before every tile: a task may be many walks of one */
             return 0;
         }
-        mha_describe_tile(walk->plan, walk->task, walk->head, walk->row, &walk->tile);
+        mha_walk_describe_tile(walk, walk->head, walk->row);
         walk->block.keys = mha_interval_meet(walk->tile.keys, walk->keys_here);
         walk->row += walk->plan->tile_rows;
-        if (walk->row >= walk->task->rows) {
+        if (walk->row >= walk->task.rows) {
             walk->row = 0;
             walk->head++;
         }

@@ -67,26 +67,29 @@ mha_kernels_explain(mha_emit_fn *emit, void *to)
 
 /* Tiles of queries that meet a key block.  All heads of an item see the same keys: one of them is counted. */
 static mha_status
-count_tiles(const mha_plan *plan, mha_emit_fn *emit, void *to)
+count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
 {
-    const mha_attention_args *args = plan->args;
+    const mha_plan *plan = &job->plan;
+    const mha_attention_args *args = job->problem.args;
     size_t n_tiles = 0, n_tiles_all = 0, most_blocks = 0;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     const size_t rows_at = mha_scratch_add(&scratch, plan->task_queries, sizeof(mha_interval));
     const size_t n_tasks = plan->n_tasks > 0 ? args->batch * plan->tasks_per_head : 0;
     const mha_status status = mha_scratch_open(&scratch);
+    mha_walk walk;
 
     if (status != MHA_OK) {
         return status;
     }
     const mha_room room = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
+    mha_walk_init(&walk, job, &room);
     for (size_t i = 0; i < n_tasks; i++) {
         const size_t item = i / plan->tasks_per_head;
-        mha_rows task, tile;
-        mha_describe_task(plan, i + item * (args->kv_heads - 1) * plan->tasks_per_head, &room, &task);
-        for (size_t row = 0; row < task.rows; row += plan->tile_rows) {
-            mha_describe_tile(plan, &task, 0, row, &tile);
-            const size_t n_blocks = mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
+        mha_walk_describe_task(&walk, i + item * (args->kv_heads - 1) * plan->tasks_per_head);
+        for (size_t row = 0; row < walk.task.rows; row += plan->tile_rows) {
+            mha_walk_describe_tile(&walk, 0, row);
+            const mha_interval keys = walk.tile.keys;
+            const size_t n_blocks = mha_ceil_div(keys.last, plan->key_block) - keys.first / plan->key_block;
             n_tiles += n_blocks;
             n_tiles_all += mha_ceil_div(args->keys, plan->key_block);
             most_blocks = mha_max(most_blocks, n_blocks);
@@ -102,12 +105,13 @@ count_tiles(const mha_plan *plan, mha_emit_fn *emit, void *to)
 
 /* args: as the caller gave them; at_a_time: the plan of what runs at a time, which is the call or a slice of it. */
 static mha_status
-explain_plan(const mha_plan *plan, const mha_attention_args *args, const mha_plan *at_a_time, mha_emit_fn *emit,
-             void *to)
+explain_job(const mha_attention_job *job, const mha_attention_args *args, const mha_plan *at_a_time, mha_emit_fn *emit,
+            void *to)
 {
+    const mha_plan *plan = &job->plan;
     const size_t queries = mha_max(args->queries, 1);
 
-    explain_kernels(plan->kernels, "kernels", emit, to);
+    explain_kernels(job->problem.kernels, "kernels", emit, to);
     emit(to, "batch", COUNT(args->batch));
     emit(to, "heads", COUNT(args->heads));
     emit(to, "kv_heads", COUNT(args->kv_heads));
@@ -120,17 +124,17 @@ explain_plan(const mha_plan *plan, const mha_attention_args *args, const mha_pla
     /* Queries of a task, for each of the heads that share a key head; and those heads, or, where items with one query
      * each go side by side, so many times as many. */
     emit(to, "task_queries", COUNT(mha_min(at_a_time->task_queries, queries)));
-    emit(to, "task_heads", COUNT(plan->task_heads / plan->group * (args->heads / args->kv_heads)));
+    emit(to, "task_heads", COUNT(plan->task_heads / job->problem.group * (args->heads / args->kv_heads)));
     emit(to, "n_splits", COUNT(at_a_time->blocks_abreast)); /* > 1: a task's blocks that are tasks of their own */
     emit(to, "by_columns", FLAG(mha_by_columns(plan)));     /* scores stand transposed: see columns.c */
     emit(to, "weights_again", FLAG(plan->weights_later));   /* those asked for are computed by a second pass */
-    return count_tiles(plan, emit, to);
+    return count_tiles(job, emit, to);
 }
 
 static sharing
-sharing_of(const mha_plan *plan)
+sharing_of(const mha_attention_job *job)
 {
-    return (sharing){plan->n_tasks * plan->blocks_abreast, plan->work};
+    return (sharing){job->plan.n_tasks * job->plan.blocks_abreast, job->problem.work};
 }
 
 mha_status
@@ -138,16 +142,16 @@ mha_attention_explain(const mha_attention_args *args, mha_emit_fn *emit, void *t
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_attention_args folded;
-    mha_plan plan;
+    mha_attention_job job;
 
     mha_fold_heads(args, &folded);
-    const mha_status status = mha_plan_init(&plan, &folded, MHA_PASS_FORWARD, &scratch);
+    const mha_status status = mha_attention_init(&job, &folded, MHA_PASS_FORWARD, &scratch);
     if (status != MHA_OK) {
         return status;
     }
-    explain_share(sharing_of(&plan), emit, to);
+    explain_share(sharing_of(&job), emit, to);
     emit(to, "scratch_bytes", COUNT(scratch.total_bytes)); /* of the whole call */
-    return explain_plan(&plan, args, &plan, emit, to);
+    return explain_job(&job, args, &job.plan, emit, to);
 }
 
 /* --- Projections and layers ---------------------------------------------------------------------- */
@@ -220,7 +224,7 @@ mha_layer_explain(const mha_layer_args *args, mha_emit_fn *emit, void *to)
     if (status != MHA_OK) {
         return status;
     }
-    const mha_plan *plan = &call.whole.plan;
+    const mha_attention_job *job = &call.whole.attention_job;
     const sharing slices = {call.n_slices, call.work}; /* which every step of them shares */
     const int cut = call.n_slices > 1;
     emit(to, "slice_items", COUNT(call.slice_items)); /* so many items at a time take all steps */
@@ -228,7 +232,7 @@ mha_layer_explain(const mha_layer_args *args, mha_emit_fn *emit, void *to)
     emit(to, "scratch_bytes", COUNT(call.scratch.total_bytes));
     explain_projections(&call.whole, cut ? &slices : NULL, emit, emit(to, "projections", GROUP));
     void *attention = emit(to, "attention", GROUP);
-    explain_share(cut ? slices : sharing_of(plan), emit, attention);
+    explain_share(cut ? slices : sharing_of(job), emit, attention);
     emit(attention, "scratch_bytes", COUNT(call.scratch.total_bytes));
-    return explain_plan(plan, plan->args, cut ? &slice.plan : plan, emit, attention);
+    return explain_job(job, job->problem.args, cut ? &slice.attention_job.plan : &job->plan, emit, attention);
 }

@@ -180,7 +180,7 @@ place_memory(mha_layer_job *job)
         .head_stride = features / (ptrdiff_t)a->num_heads,
         .row_stride = features,
     };
-    mha_plan_place(&job->plan, &job->scratch);
+    mha_attention_place(&job->attention_job, &job->scratch);
 }
 
 static void *
@@ -281,7 +281,7 @@ mha_layer_run(mha_layer_job *job)
         most_tasks = mha_max(most_tasks, job->inputs[i].n_tasks);
     }
     mha_parallel_for(most_tasks * MHA_N_INPUTS, job->n_workers, project_task, job);
-    mha_attention_run(&job->plan);
+    mha_attention_run(&job->attention_job);
     if (a->W_o.weight != NULL) {
         const mha_linear_rows rows = {
             .rows = a->batch * a->queries,
@@ -334,7 +334,7 @@ mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass)
 
     job->pass = pass;
     if (status == MHA_OK) {
-        status = mha_plan_init(&job->plan, &job->attention, pass, &job->scratch);
+        status = mha_attention_init(&job->attention_job, &job->attention, pass, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_memory(job);

@@ -26,7 +26,7 @@ typedef struct {
     const mha_layer_args *args;
     const mha_kernels *kernels;
     mha_attention_args attention;
-    mha_plan plan;
+    mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
     mha_scratch scratch;
     mha_pass pass;

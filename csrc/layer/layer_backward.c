@@ -285,12 +285,12 @@ mha_layer_backward(const mha_layer_grads *grads)
 {
     backward_job job = {.grads = grads};
     mha_layer_job *layer = &job.layer;
-    mha_plan plan;
+    mha_attention_job attention_job;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_status status = is_complete(grads) ? mha_layer_describe(layer, grads->forward) : MHA_ERR_ARG;
 
     if (status == MHA_OK) {
-        status = mha_backward_plan_init(&plan, &layer->attention, &scratch);
+        status = mha_attention_init(&attention_job, &layer->attention, MHA_PASS_BACKWARD, &scratch);
     }
     if (status != MHA_OK) {
         return status;
@@ -304,7 +304,8 @@ mha_layer_backward(const mha_layer_grads *grads)
     job.room.memory = scratch.base + job.room_at;
     mha_layer_place_inputs(layer, scratch.base + layer->needed_at);
     const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
-    mha_backward_run(&plan, &attention, &scratch);
+    mha_attention_place(&attention_job, &scratch);
+    mha_backward_run(&attention_job, &attention);
     add_shared(&job);
     input_projections(&job);
     mha_scratch_close(&scratch);

@@ -45,8 +45,8 @@ cut(mha_layer_call *call)
     call->slice_items = a->batch;
     call->n_slices = call->n_workers = 1;
     /* What mha_layer_work says, from what is known here. */
-    call->work = whole->work + whole->plan.work + mha_linear_work(&a->W_o, a->batch, a->queries);
-    if (whole->plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
+    call->work = whole->work + whole->attention_job.problem.work + mha_linear_work(&a->W_o, a->batch, a->queries);
+    if (whole->attention_job.plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
         return; /* the second: sizes that overflow, which opening that memory will say */
     }

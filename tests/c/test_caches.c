@@ -79,9 +79,9 @@ task_rows(mha_dtype dtype)
 static size_t
 factor_rows(size_t score_stride)
 {
-    const mha_plan plan = {.kernels = mha_kernels_for(MHA_F32), .score_stride = score_stride, .tile_rows = 48};
+    const mha_plan plan = {.score_stride = score_stride, .tile_rows = 48};
 
-    return mha_factor_rows(&plan);
+    return mha_factor_rows(&plan, sizeof(float));
 }
 
 static void

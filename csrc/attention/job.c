@@ -1,0 +1,151 @@
+/*
+ * job.c: a call of attention from its arguments to its status: described, planned, given memory, and run.
+ */
+#include "job.h"
+
+#include "runtime/common.h"
+#include "runtime/threads_interrupt.h"
+
+/* Room in the call's memory, as an address counted from 0 on. */
+static char *
+reserve(mha_scratch *scratch, size_t count, size_t size)
+{
+    return (char *)(uintptr_t)mha_scratch_add(scratch, count, size);
+}
+
+/* Do queries see different keys, but those of all items the same? */
+static int
+shares_row_keys(const mha_problem *problem)
+{
+    return !problem->same_visibility && problem->args->visible.valid_lens == NULL;
+}
+
+/* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
+static int
+has_own_statistics(const mha_attention_job *job)
+{
+    return job->plan.weights_later && job->problem.args->row_max == NULL;
+}
+
+/* What tasks leave behind for those that join it. */
+static void
+reserve_partials(mha_attention_job *job, mha_scratch *scratch)
+{
+    const mha_plan *plan = &job->plan;
+    const mha_attention_args *args = job->problem.args;
+    const mha_kernels *k = job->problem.kernels;
+    size_t numbers = args->batch * args->heads * args->queries * args->head_dim, n = plan->spans_abreast;
+
+    if (job->problem.pass != MHA_PASS_BACKWARD) { /* for each row of the task: two statistics and an output */
+        numbers = plan->task_queries * plan->task_heads * (mha_round_up(args->value_dim, k->lanes) + 2);
+        n = plan->blocks_abreast > 1 ? plan->n_tasks * plan->blocks_abreast : 1;
+    }
+    job->partial_bytes = mha_round_up(numbers * k->itemsize, MHA_ALIGN);
+    job->partials = reserve(scratch, n > 1 ? n : 0, job->partial_bytes);
+    if (job->problem.pass == MHA_PASS_BACKWARD && args->additive_weights != NULL && plan->n_tasks > 0) {
+        job->n_grad_w = args->batch * args->kv_heads * (plan->spans_abreast > 1 ? plan->n_spans : 1);
+        job->grad_w_bytes = mha_round_up(args->head_dim * k->itemsize, MHA_ALIGN);
+        job->grad_w = reserve(scratch, job->n_grad_w, job->grad_w_bytes);
+    }
+}
+
+mha_status
+mha_attention_init(mha_attention_job *job, const mha_attention_args *args, mha_pass pass, mha_scratch *scratch)
+{
+    *job = (mha_attention_job){.row_max = args->row_max, .row_sum = args->row_sum};
+    const mha_status status = mha_problem_describe(&job->problem, args, pass);
+
+    if (status != MHA_OK) {
+        return status;
+    }
+    (pass == MHA_PASS_BACKWARD ? mha_plan_backward : mha_plan_forward)(&job->plan, &job->problem);
+    if (has_own_statistics(job)) {
+        const size_t n_rows = args->batch * args->heads * args->queries;
+        job->row_max = reserve(scratch, n_rows, job->problem.kernels->itemsize);
+        job->row_sum = reserve(scratch, n_rows, job->problem.kernels->itemsize);
+    }
+    reserve_partials(job, scratch);
+    job->room_bytes = mha_room_measure(&job->problem, &job->plan, &job->measured);
+    job->rooms = (mha_room *)(void *)reserve(scratch, job->plan.n_workers, sizeof(mha_room));
+    job->first_room = reserve(scratch, job->plan.n_workers, job->room_bytes);
+    const size_t n_shared = shares_row_keys(&job->problem) ? args->queries : 0;
+    job->row_keys_at = mha_scratch_add(scratch, n_shared, sizeof(mha_interval));
+    return MHA_OK;
+}
+
+/* *address was counted from 0 on. */
+#define MOVE(address, base) ((address) = (void *)((base) + (uintptr_t)(address)))
+
+void
+mha_attention_place(mha_attention_job *job, const mha_scratch *scratch)
+{
+    const mha_attention_args *args = job->problem.args;
+    char *base = scratch->base;
+
+    MOVE(job->rooms, base);
+    MOVE(job->first_room, base);
+    for (unsigned i = 0; i < job->plan.n_workers; i++) {
+        mha_room_place(&job->measured, job->first_room + i * job->room_bytes, &job->rooms[i]);
+    }
+    if (shares_row_keys(&job->problem)) {
+        mha_interval *row_keys = (mha_interval *)(void *)(base + job->row_keys_at);
+        (void)mha_visible_rows(&args->visible, args->queries, args->keys, 0, 0, args->queries, row_keys);
+        job->row_keys = row_keys;
+    }
+    if (has_own_statistics(job)) {
+        MOVE(job->row_max, base);
+        MOVE(job->row_sum, base);
+    }
+    MOVE(job->partials, base);
+    MOVE(job->grad_w, base);
+}
+
+static mha_status
+call(const mha_attention_args *args, mha_pass pass, const mha_attention_grads *grads)
+{
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_attention_job job;
+    mha_status status = mha_attention_init(&job, args, pass, &scratch);
+
+    if (status == MHA_OK) {
+        status = mha_scratch_open(&scratch);
+    }
+    if (status != MHA_OK) {
+        return status;
+    }
+    mha_attention_place(&job, &scratch);
+    if (pass == MHA_PASS_BACKWARD) {
+        mha_backward_run(&job, grads);
+    } else {
+        mha_attention_run(&job);
+    }
+    mha_scratch_close(&scratch);
+    return mha_interrupt_status();
+}
+
+mha_status
+mha_attention_forward(const mha_attention_args *args)
+{
+    mha_attention_args folded;
+
+    mha_fold_heads(args, &folded);
+    return call(&folded, MHA_PASS_FORWARD, NULL);
+}
+
+mha_status
+mha_attention_weights(const mha_attention_args *args)
+{
+    const int is_complete = args->weights != NULL && args->row_max != NULL && args->row_sum != NULL;
+    mha_attention_args folded;
+
+    mha_fold_heads(args, &folded);
+    return is_complete ? call(&folded, MHA_PASS_WEIGHTS, NULL) : MHA_ERR_ARG;
+}
+
+mha_status
+mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads)
+{
+    const int is_complete = args->row_max != NULL && args->row_sum != NULL;
+
+    return is_complete ? call(args, MHA_PASS_BACKWARD, grads) : MHA_ERR_ARG;
+}
