@@ -213,22 +213,29 @@ def linear_backward(
 def layer_backward(
     grad_out: _Array,  # as out; copied unless dense
     kept: _Kept,  # by layer_forward in training
-    tensors: Tuple[Optional[_Array], ...],  # n_inputs inputs, the last one also in the place of those that are missing;
-    n_inputs: int,  # no parameters, W_q, W_k and w_v, four weights, or nine parameters
-    options: Tuple[int, _EmptyRows, float, int],  # num_heads, empty_rows, and the call's dropout and seed
-    needs: Tuple[bool, ...],  # one for each tensor
+    queries: _Array,  # from here on as for layer_forward
+    keys: _Array,
+    values: _Array,
+    valid_lens: Optional[_Array],  # those that were kept
+    projections: _Projections,  # in rows; biases are only checked
+    w_v: Optional[_Array],
+    num_heads: int,
+    empty_rows: _EmptyRows,
+    dropout: float,
+    seed: int,
+    needs: Tuple[Any, ...],  # a truth for each of three inputs, four weights, four biases and w_v
     join: bool = False,  # gradients of inputs that are one object are added up in the first one's place
     /,
 ) -> Tuple[Optional[_Array], ...]:
-    """A gradient for each tensor, of its shape; None where not needed or where there is no such projection.  Inputs
+    """Twelve gradients, each of its operand's shape; None where not needed or where there is no such projection.  Inputs
     and parameters as in the forward call, unchanged since; what was kept, and does not fit, is refused."""
 
 def autograd_parts(
     queries: Any, keys: Any, values: Any, parameters: Tuple[Any, ...], /
-) -> Tuple[bool, Tuple[Any, ...], int, Tuple[Optional[int], ...]]:
-    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient; those that autograd is
-    given, as `layer_backward` has them; how many of them are inputs; and how often those that the attention weights
-    are a function of (queries, keys, W_q, W_k, their biases, w_v) have been changed in place."""
+) -> Tuple[bool, Tuple[Any, ...], Tuple[int, ...], Tuple[Optional[int], ...]]:
+    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient; those that there are; which
+    of the twelve each is; and how often those that the attention weights are a function of (queries, keys, W_q, W_k,
+    their biases, w_v) have been changed in place."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;

@@ -247,7 +247,7 @@ typedef struct {
  */
 void mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
                             mha_py_projection *projection);
-void mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, mha_py_layout layout,
+void mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name,
                          const mha_py_array *like, mha_py_projection *projection); /* the first kind */
 
 /* The shape of what pack_linear makes of such a weight for the active instruction set: (., width of a panel). */
@@ -276,7 +276,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(dropout_factors, 3, 3) \
     X(layer_forward, 10, 11) \
     X(layer_step, 15, 15) \
-    X(layer_backward, 6, 7) \
+    X(layer_backward, 13, 14) \
     X(layer_parts, 2, 2) \
     X(autograd_parts, 4, 4) \
     X(serve_tensors, 4, 4) \

@@ -52,54 +52,25 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 
 static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
 
-/* Of nine parameters, a bias stands four places behind its weight. */
-static void
-take_parameters(mha_py_call *call, PyObject *const *nine, mha_py_layout layout, mha_py_layer *layer)
-{
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
-        if (nine[i] != Py_None) { /* else the caller zeroed the struct */
-            mha_py_take_in_rows(call, nine[i], nine[i + MHA_PY_N_PROJECTIONS], projection_names[i], layout,
-                                &layer->queries, &layer->W[i]);
-        }
-    }
-}
-
-/* Of four projections, or of nine parameters. */
+/* Of four projections, or of nine parameters: a bias stands four places behind its weight. */
 static void
 take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
     const Py_ssize_t n = PyTuple_CheckExact(tuple) ? PyTuple_Size(tuple) : 0;
-    PyObject *part[MHA_PY_N_PARAMETERS];
 
     if (!call->failed && n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
         mha_py_type_error(call, tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");
     }
-    if (call->failed) {
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        part[i] = PyTuple_GetItem(tuple, i);
-    }
-    if (n == MHA_PY_N_PARAMETERS) {
-        take_parameters(call, part, MHA_PY_ROWS, layer);
-        return;
-    }
-    for (int i = 0; i < n; i++) {
-        if (part[i] != Py_None) {
-            mha_py_take_projection(call, part[i], projection_names[i], &layer->queries, &layer->W[i]);
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS && !call->failed; i++) {
+        PyObject *const one = PyTuple_GetItem(tuple, i);
+
+        if (one != Py_None && n == MHA_PY_N_PARAMETERS) { /* None: the caller zeroed the struct */
+            mha_py_take_in_rows(call, one, PyTuple_GetItem(tuple, i + MHA_PY_N_PROJECTIONS), projection_names[i],
+                                &layer->queries, &layer->W[i]);
+        } else if (one != Py_None) {
+            mha_py_take_projection(call, one, projection_names[i], &layer->queries, &layer->W[i]);
         }
     }
-}
-
-int
-mha_py_place(int n_inputs, int n_parameters, int i)
-{
-    const int parameter = i - n_inputs;
-
-    if (parameter < 0) {
-        return i;
-    }
-    return MHA_PY_N_INPUTS + (n_parameters == 3 && parameter == 2 ? MHA_PY_PARAMETER_W_V : parameter);
 }
 
 /* --- Feature sizes ------------------------------------------------------------------------------ */
@@ -189,15 +160,11 @@ note_sizes(mha_py_layer *layer)
 /* --- The whole ------------------------------------------------------------------------------------- */
 
 void
-mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *const *parameters, mha_py_layer *layer)
+mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
     take_inputs(call, values, layer);
     take_options(call, values, layer);
-    if (parameters == NULL) {
-        take_projections(call, values[MHA_PY_FOUR], layer);
-    } else {
-        take_parameters(call, parameters, MHA_PY_DENSE, layer);
-    }
+    take_projections(call, values[MHA_PY_FOUR], layer);
     if (!call->failed) {
         check_features(call, layer);
         note_sizes(layer);

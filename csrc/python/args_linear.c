@@ -76,12 +76,12 @@ take_bias(mha_py_call *call, PyObject *value, const char *name, const mha_py_arr
 }
 
 void
-mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, mha_py_layout layout,
-                    const mha_py_array *like, mha_py_projection *projection)
+mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, const char *name, const mha_py_array *like,
+                    mha_py_projection *projection)
 {
     mha_py_array *rows = &projection->weight;
 
-    mha_py_take(call, weight, name, layout, like, rows);
+    mha_py_take(call, weight, name, MHA_PY_DENSE, like, rows);
     mha_py_need_rank(call, rows, 2, "(out_features, in_features)");
     projection->linear = (mha_linear){.weight = rows->data,
                                       .out_features = (size_t)rows->shape[0],
@@ -108,7 +108,7 @@ mha_py_take_projection(mha_py_call *call, PyObject *value, const char *name, con
         parts[i] = PyTuple_GetItem(value, i);
     }
     if (n_parts == 2) {
-        mha_py_take_in_rows(call, parts[0], parts[1], name, MHA_PY_ROWS, like, projection);
+        mha_py_take_in_rows(call, parts[0], parts[1], name, like, projection);
     } else {
         take_packed(call, parts[0], parts[2], name, like, projection);
         take_bias(call, parts[1], name, like, &projection->linear);

@@ -11,19 +11,13 @@
 /* The arguments: the projections are a tuple of four, or of nine (weights, their biases, w_v); the scorer is w_v. */
 enum { MHA_PY_QUERIES, MHA_PY_KEYS, MHA_PY_VALUES, MHA_PY_LENS, MHA_PY_FOUR, MHA_PY_SCORER, MHA_PY_HEADS };
 enum { MHA_PY_EMPTY = MHA_PY_HEADS + 1, MHA_PY_DROPOUT, MHA_PY_SEED, MHA_PY_N_LAYER };
-enum { MHA_PY_N_INPUTS = 3, MHA_PY_N_OPTIONS = MHA_PY_N_LAYER - MHA_PY_HEADS };
+enum { MHA_PY_N_INPUTS = 3 };
 
 /* W[0..3] are W_q, W_k, W_v, W_o, as in mha_layer_grads; of nine parameters the next four are biases, the last w_v. */
 enum { MHA_PY_W_Q, MHA_PY_W_K, MHA_PY_W_V, MHA_PY_W_O, MHA_PY_N_PROJECTIONS };
 enum { MHA_PY_PARAMETER_W_V = 2 * MHA_PY_N_PROJECTIONS, MHA_PY_N_PARAMETERS };
 
-/*
- * Those of a call with gradients: three inputs, of which those at the end that are the one before them are left out,
- * and parameters: none, three of additive attention (W_q, W_k, w_v), four without biases, or all nine.  The place among
- * three inputs and nine parameters of the i-th tensor of such a call.
- */
-enum { MHA_PY_N_TENSORS = MHA_PY_N_INPUTS + MHA_PY_N_PARAMETERS };
-int mha_py_place(int n_inputs, int n_parameters, int i);
+enum { MHA_PY_N_TENSORS = MHA_PY_N_INPUTS + MHA_PY_N_PARAMETERS }; /* what may have gradients */
 
 typedef struct {
     mha_py_array queries, keys, values, w_v;
@@ -35,11 +29,8 @@ typedef struct {
     double work;         /* multiply-adds of a forward call, roughly */
 } mha_py_layer;
 
-/*
- * values: one for each of the names.  parameters: NULL, or nine, whose weights are taken, dense, in the place of the
- * projections.  *layer is zeroed by the caller.
- */
-void mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *const *parameters, mha_py_layer *layer);
+/* values: one for each of the names.  *layer is zeroed by the caller. */
+void mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer);
 
 /* From now on keys and values, `n_keys` rows of each, have been through their projections. */
 void mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys);

@@ -107,7 +107,7 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     mha_py_layer layer = {0};
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    mha_py_take_layer(call, values, NULL, &layer);
+    mha_py_take_layer(call, values, &layer);
     if (call->failed) {
         return NULL;
     }

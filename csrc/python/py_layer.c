@@ -159,6 +159,6 @@ py_layer_forward(mha_py_call *call, PyObject *const *values)
     mha_py_layer layer = {0};
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    mha_py_take_layer(call, values, NULL, &layer);
+    mha_py_take_layer(call, values, &layer);
     return mha_py_run_layer(call, &layer, values, training);
 }

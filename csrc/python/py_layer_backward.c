@@ -7,89 +7,30 @@
  */
 #include "layer_call.h"
 
-enum { GRAD_OUT, KEPT, TENSORS, N_INPUTS, OPTIONS, NEEDS, JOIN };
+/* Between them, the arguments of layer_forward. */
+enum { GRAD_OUT, KEPT, FORWARD, NEEDS = FORWARD + MHA_PY_N_LAYER, JOIN };
+
+/* Places of the tensors that have gradients: three inputs, four weights, their biases, w_v. */
 enum { WEIGHTS = MHA_PY_N_INPUTS, BIASES = WEIGHTS + MHA_PY_N_PROJECTIONS, W_V = WEIGHTS + MHA_PY_PARAMETER_W_V };
 
-/* Tensors by their places (mha_py_place): missing inputs are the last one given, missing parameters None. */
 typedef struct {
-    int n_inputs, n_tensors;
-    int place[MHA_PY_N_TENSORS]; /* of each tensor given */
-    PyObject *tensors[MHA_PY_N_TENSORS];
     int needs[MHA_PY_N_TENSORS];
     int join; /* gradients of inputs that are one object are added up in the first one's place */
     PyArrayObject *made[MHA_PY_N_TENSORS];
 } gradients;
 
-/* --- Tensors ------------------------------------------------------------------------------------ */
-
-static void
-take_tensors(mha_py_call *call, PyObject *const *values, gradients *of)
-{
-    PyObject *const tuple = values[TENSORS], *const needs = values[NEEDS];
-    const int64_t n_inputs = mha_py_whole(call, values[N_INPUTS], "n_inputs", 1);
-    const int64_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0, n_parameters = n - n_inputs;
-
-    if (call->failed) {
-        return;
-    }
-    if (n_inputs > MHA_PY_N_INPUTS || n_parameters < 0) {
-        mha_py_type_error(call, tuple, "tensors", "a tuple of n_inputs inputs and of parameters");
-    } else if (n_parameters != 0 && n_parameters != 3 && n_parameters != MHA_PY_N_PROJECTIONS &&
-               n_parameters != MHA_PY_N_PARAMETERS) {
-        mha_py_type_error(call, tuple, "parameters", "none, three, four or nine tensors");
-    } else if (!PyTuple_Check(needs) || PyTuple_Size(needs) != n) {
-        mha_py_type_error(call, needs, "needs", "a tuple of bools, one for each tensor");
-    }
-    if (call->failed) {
-        return;
-    }
-    of->n_inputs = (int)n_inputs;
-    for (int i = 0; i < MHA_PY_N_TENSORS; i++) {
-        of->tensors[i] = Py_None;
-    }
-    for (; of->n_tensors < n && !call->failed; of->n_tensors++) {
-        const int place = mha_py_place((int)n_inputs, (int)n_parameters, of->n_tensors);
-
-        of->place[of->n_tensors] = place;
-        of->tensors[place] = PyTuple_GetItem(tuple, of->n_tensors);
-        of->needs[place] = mha_py_flag(call, PyTuple_GetItem(needs, of->n_tensors));
-    }
-    for (int i = of->n_inputs; i < MHA_PY_N_INPUTS; i++) {
-        of->tensors[i] = of->tensors[i - 1];
-    }
-    of->join = mha_py_flag(call, values[JOIN]);
-}
-
 /* --- The forward call ------------------------------------------------------------------------------- */
 
-/* The lengths are those that were kept; biases are not looked at. */
+/* Gradients are computed with the weights as they are, not packed. */
 static void
-take_layer(mha_py_call *call, PyObject *const *values, const gradients *of, mha_py_layer *layer)
+take_forward(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
-    PyObject *const kept = values[KEPT], *const options = values[OPTIONS];
-    PyObject *forward[MHA_PY_N_LAYER] = {of->tensors[0], of->tensors[1], of->tensors[2]};
-    PyObject *parameters[MHA_PY_N_PARAMETERS];
-
-    if (call->failed) {
-        return;
+    mha_py_take_layer(call, values, layer);
+    for (int i = 0; i < MHA_PY_N_PROJECTIONS; i++) {
+        if (!call->failed && layer->W[i].linear.weight != NULL && layer->W[i].linear.layout != MHA_WEIGHT_ROWS) {
+            mha_py_type_error(call, values[MHA_PY_FOUR], "projections", "weights in rows");
+        }
     }
-    if (!PyTuple_Check(kept) || PyTuple_Size(kept) != MHA_PY_N_KEPT) {
-        mha_py_type_error(call, kept, "kept", "the tuple that layer_forward returned in training");
-    } else if (!PyTuple_Check(options) || PyTuple_Size(options) != MHA_PY_N_OPTIONS) {
-        mha_py_type_error(call, options, "options", "a tuple (num_heads, empty_rows, dropout, seed)");
-    }
-    if (call->failed) {
-        return;
-    }
-    forward[MHA_PY_LENS] = PyTuple_GetItem(kept, MHA_PY_KEPT_LENS);
-    forward[MHA_PY_SCORER] = of->tensors[W_V];
-    for (int i = 0; i < MHA_PY_N_OPTIONS; i++) {
-        forward[MHA_PY_HEADS + i] = PyTuple_GetItem(options, i);
-    }
-    for (int i = 0; i < MHA_PY_N_PARAMETERS; i++) {
-        parameters[i] = i < MHA_PY_N_PROJECTIONS ? of->tensors[WEIGHTS + i] : Py_None;
-    }
-    mha_py_take_layer(call, forward, parameters, layer);
 }
 
 static void
@@ -97,6 +38,9 @@ take_kept(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
     mha_py_kept_array kept[MHA_PY_N_KEPT];
 
+    if (!call->failed && (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != MHA_PY_N_KEPT)) {
+        mha_py_type_error(call, tuple, "kept", "the tuple that layer_forward returned in training");
+    }
     mha_py_list_kept(layer, 1, kept);
     if (kept[MHA_PY_KEPT_CONTEXT].place == NULL) {
         kept[MHA_PY_KEPT_CONTEXT].place = &layer->args.out;
@@ -110,6 +54,20 @@ take_kept(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 }
 
 /* --- Outputs -------------------------------------------------------------------------------------- */
+
+static void
+take_needs(mha_py_call *call, PyObject *const *values, gradients *of)
+{
+    PyObject *const needs = values[NEEDS];
+
+    if (!call->failed && (!PyTuple_Check(needs) || PyTuple_Size(needs) != MHA_PY_N_TENSORS)) {
+        mha_py_type_error(call, needs, "needs", "a tuple of twelve bools");
+    }
+    for (int i = 0; i < MHA_PY_N_TENSORS && !call->failed; i++) {
+        of->needs[i] = mha_py_flag(call, PyTuple_GetItem(needs, i));
+    }
+    of->join = mha_py_flag(call, values[JOIN]);
+}
 
 /*
  * An array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU, permuted)
@@ -130,32 +88,22 @@ new_like(mha_py_call *call, const mha_py_array *input, const char *name)
     return array == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_SwapAxes(array, 0, 1));
 }
 
-/* Which of the given inputs gets the gradient of input i: itself, the last one where it is missing, or an equal one. */
-static int
-receiver_of(const gradients *of, int i)
-{
-    const int own = i < of->n_inputs ? i : of->n_inputs - 1;
-
-    for (int j = 0; j < own && of->join; j++) {
-        if (of->tensors[j] == of->tensors[own]) {
-            return j;
-        }
-    }
-    return own;
-}
-
 static void
-make_input_gradients(mha_py_call *call, const mha_py_layer *layer, gradients *of, mha_layer_grads *grads)
+make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *const *inputs, gradients *of,
+                     mha_layer_grads *grads)
 {
     static const char *const names[] = {"grad_queries", "grad_keys", "grad_values"};
-    const mha_py_array *inputs[] = {&layer->queries, &layer->keys, &layer->values};
+    const mha_py_array *arrays[] = {&layer->queries, &layer->keys, &layer->values};
 
     for (int i = 0; i < MHA_PY_N_INPUTS; i++) {
-        const int receiver = receiver_of(of, i);
-        PyArrayObject **const made = &of->made[receiver];
+        int receiver = i;
 
+        for (int j = i - 1; j >= 0 && of->join; j--) {
+            receiver = inputs[j] == inputs[i] ? j : receiver;
+        }
+        PyArrayObject **const made = &of->made[receiver];
         if (of->needs[receiver] && *made == NULL) {
-            *made = new_like(call, inputs[i], names[i]);
+            *made = new_like(call, arrays[i], names[i]);
         }
         if (*made != NULL) {
             grads->grad_inputs[i].data = PyArray_DATA(*made);
@@ -197,28 +145,24 @@ make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, gradients
 PyObject *
 py_layer_backward(mha_py_call *call, PyObject *const *values)
 {
-    PyArrayObject *answers[MHA_PY_N_TENSORS];
-    gradients of = {.n_tensors = 0};
+    gradients of = {.join = 0};
     mha_py_layer layer = {0};
     mha_layer_grads grads = {.forward = &layer.args};
 
-    take_tensors(call, values, &of);
-    take_layer(call, values, &of, &layer);
+    take_forward(call, values + FORWARD, &layer);
     take_kept(call, values[KEPT], &layer);
+    take_needs(call, values, &of);
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
     grads.grad_out = mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries);
     if (call->failed) {
         return NULL; /* gradients are made by what was taken */
     }
-    make_input_gradients(call, &layer, &of, &grads);
+    make_input_gradients(call, &layer, values + FORWARD, &of, &grads);
     make_parameter_gradients(call, &layer, &of, &grads);
     if (call->failed) {
         return NULL;
     }
     mha_py_detach(call, 2.5 * layer.work);
     mha_py_attach(call, mha_layer_backward(&grads));
-    for (int i = 0; i < of.n_tensors; i++) {
-        answers[i] = of.made[of.place[i]];
-    }
-    return mha_py_answers(call, answers, of.n_tensors);
+    return mha_py_answers(call, of.made, MHA_PY_N_TENSORS);
 }

@@ -43,7 +43,7 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     PyObject *result;
     npy_intp shape[2];
 
-    mha_py_take_in_rows(call, values[0], Py_None, "weight", MHA_PY_ROWS, NULL, &projection);
+    mha_py_take_in_rows(call, values[0], Py_None, "weight", NULL, &projection);
     const int type = projection.weight.type;
     const mha_dtype dtype = mha_py_dtype(type);
     mha_py_packed_shape(call, dtype, linear, shape);
@@ -119,7 +119,7 @@ py_linear_backward(mha_py_call *call, PyObject *const *values)
 
     mha_py_take_rows(call, values[1], "x", NULL, &x);
     mha_py_take_rows(call, values[0], "grad_y", &x.rows, &grad_y);
-    mha_py_take_in_rows(call, values[2], Py_None, "weight", MHA_PY_DENSE, &x.rows, &projection);
+    mha_py_take_in_rows(call, values[2], Py_None, "weight", &x.rows, &projection);
     check_shapes(call, &x, &grad_y, weight, values);
     const int with_bias = mha_py_flag(call, values[3]), type = x.rows.type;
     PyArrayObject *const made[] = {

@@ -16,7 +16,7 @@ from .._arguments.arrays import INT64, floats, like_input, to_array, to_arrays, 
 from .._core import isa, layer_backward, layer_forward
 from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
-from .kept_weights import N_FOR_WEIGHTS, saved_weights
+from .kept_weights import LENGTHS, N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
 from .viewable import Viewable
 
@@ -338,10 +338,11 @@ class AttentionLayer(Layer, Viewable):
         dtype = record.out.dtype
         weights = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
         with_bias = tuple(role is not None and role[1].has_bias for role in roles)
-        tensors = *record.inputs, *weights, None, None, None, None, record.plan.in_core[1]
-        options = self._num_heads, self._empty_rows, record.dropout, record.seed
-        needs = *(True,) * 7, *with_bias, True
-        return layer_backward(grad_output, record.kept, tensors, 3, options, needs)
+        w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
+        return layer_backward(
+            grad_output, record.kept, *record.inputs, record.kept[LENGTHS], (*weights, None, None, None, None, w_v),
+            w_v, self._num_heads, self._empty_rows, record.dropout, record.seed, needs,
+        )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("_plan", "_record")}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .._types import Array
 
 N_FOR_WEIGHTS = 10
+LENGTHS = 7  # place of the lengths
 
 
 def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ GOOD = {
     "dropout_factors": (numbers(B, 2, Q, K), 0.5, 3),
     "layer_forward": (*LAYER, True),
     "layer_step": (*LAYER, *room(), np.array([1, 3]), 6, 9),
-    "layer_backward": (LAYER_OUT, RECORD, (*X, *WEIGHTS), 3, (2, "zero", 0.1, 3), (True,) * 7, True),
+    "layer_backward": (LAYER_OUT, RECORD, *LAYER[:4], (*WEIGHTS, *[None] * 5), *LAYER[5:], (True,) * 12, True),
     "explain_layer": (*LAYER, True),
     "pack_linear": (numbers(8, 5),),
     "linear": (numbers(B, 5), PROJECTIONS[0]),
@@ -52,7 +52,7 @@ ORDER = {
     "explain_attention": (*ATTENTION_ORDER, 16, 14, 15),
     "layer_forward": (10, *LAYER_ORDER),
     "layer_step": (*LAYER_ORDER, 12, 13, 14, 10, 11),
-    "layer_backward": (3, 2, 5, 6, 1, 4, 0),
+    "layer_backward": (*(2 + i for i in LAYER_ORDER), 1, 12, 13, 0),
     "explain_layer": (10, *LAYER_ORDER),
     "linear_backward": (1, 0, 2, 3),
 }

@@ -29,8 +29,8 @@ WEIGHTS = tuple(b.numbers(*shape[2]) for shape in PLAN)
 
 def trained():
     out, kept = _core.layer_forward(*TRAINING, PLAN, None, 2, "uniform", 0.2, 5, True)
-    tensors = p.Q, p.K, p.V, *WEIGHTS, *(None,) * 5
-    return _core.layer_backward(np.ones_like(out), kept, tensors, 3, (2, "uniform", 0.2, 5), (True,) * 12)
+    call = *TRAINING, (*WEIGHTS, *(None,) * 5), None, 2, "uniform", 0.2, 5
+    return _core.layer_backward(np.ones_like(out), kept, *call, (True,) * 12)
 
 
 def backward():

@@ -38,28 +38,28 @@ N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 LayerParameters = tuple[Optional[Tensor], ...]
 
 
-def differentiable_layer(call: Any, tensors: Any, n_inputs: int) -> tuple[Tensor, Any, Any]:
+def differentiable_layer(call: Any, tensors: Any, places: Any) -> tuple[Tensor, Any, Any]:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients; no transform is active.
 
-    call      arguments of layer_forward
-    tensors   of `autograd_parts`: those of its inputs and parameters that differ, n_inputs of them inputs
+    call             arguments of layer_forward
+    tensors, places  of `autograd_parts`: the inputs and parameters that there are, and which of the twelve each is
     """
-    work = [call, n_inputs]
+    work = [call, places]
     out = apply_layer(work, *tensors)
     saved, lens = work
     return out, saved, lens
 
 
 class LayerFunction(Function):
-    """apply([arguments of layer_forward, n_inputs], *inputs, *parameters) -> out.
+    """apply([arguments of layer_forward, places], *tensors) -> out.
 
-    The list then holds what `saved_weights` needs, and the lengths.  inputs and parameters are those that
-    `autograd_parts` gives: every place costs a quarter of a microsecond.
+    The list then holds what `saved_weights` needs, and the lengths.  tensors and places are those that
+    `autograd_parts` gives, and not all twelve: every one costs a quarter of a microsecond.
     """
 
     @staticmethod
     def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
-        call, n_inputs = work
+        call, places = work
         out: Tensor
         out, kept = layer_forward(*call, True)
         _, _, q, k, _, row_max, row_sum, lens, _, _, values, attended = kept
@@ -71,20 +71,25 @@ class LayerFunction(Function):
             large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, values, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             kept = None
-        ctx.kept = kept, lens, n_inputs, call[6:]
+        ctx.kept = kept, lens, places, call[6:]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        kept, lens, n_inputs, options = ctx.kept
+        kept, lens, places, options = ctx.kept
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         if torch.is_grad_enabled() or in_functorch() or in_mode():  # create_graph; somebody looks on
             return _layer_gradients(ctx, tensors, grad_out)
         try:
-            return (None, *layer_backward(grad_out, kept, tensors, n_inputs, options, ctx.needs_input_grad[1:], True))
+            queries, keys, values, *nine = all_of(tensors, places)
+            needs = tuple(all_of(ctx.needs_input_grad[1:], places))
+            grads = layer_backward(
+                grad_out, kept, queries, keys, values, lens, tuple(nine), nine[8], *options, needs, True
+            )
+            return (None, *[grads[place] for place in places])
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
             return _layer_gradients(ctx, tensors, grad_out)
 
@@ -92,29 +97,23 @@ class LayerFunction(Function):
 apply_layer = quick_apply(LayerFunction)
 
 
-def _in_places(given: Any) -> LayerParameters:
-    """The places of the parameters that `autograd_parts` gave."""
-    if len(given) == 4:
-        return (*given, None, None, None, None, None)
-    if len(given) == 3:
-        return (*given[:2], None, None, None, None, None, None, given[2])
-    return given or (None,) * 9
-
-
-def all_of(tensors: Any, n_inputs: int) -> tuple[Tensor, Tensor, Tensor, LayerParameters]:
-    """Queries, keys, values and parameters of what `autograd_parts` gave, one behind the other."""
-    return tensors[0], tensors[min(n_inputs, 2) - 1], tensors[n_inputs - 1], _in_places(tensors[n_inputs:])
+def all_of(found: Any, places: Any) -> list[Any]:
+    """Twelve: three inputs and nine parameters, each of `found` in its place; None where there is none."""
+    twelve = [None] * 12
+    for place, one in zip(places, found):
+        twelve[place] = one
+    return twelve
 
 
 def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
     """The gradients as a function that has gradients, for the weights that the call dropped."""
-    _, lens, n_inputs, (num_heads, empty_rows, dropout, seed) = ctx.kept
+    _, lens, places, (num_heads, empty_rows, dropout, seed) = ctx.kept
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
-        queries, keys, values, parameters = all_of(tensors, n_inputs)
+        queries, keys, values, *nine = all_of(tensors, places)
         out, _ = mathematics.layer(
-            queries, keys, values, parameters[:4], parameters[4:8], parameters[8], num_heads, lens, empty_rows, drop
+            queries, keys, values, tuple(nine[:4]), tuple(nine[4:8]), nine[8], num_heads, lens, empty_rows, drop
         )
         return (out,)
 

@@ -178,8 +178,10 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     q, k, v, context, row_max, row_sum, lens = parts
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
     grad_out, *tensors = map(without_subclass, (grad_out, queries, keys, values, *parameters, w_v))
-    options = num_heads, empty_rows, dropout, _seed(seed)
-    grads = layer_backward(grad_out, kept, tuple(tensors), 3, options, tuple(needs[:12]))
+    grads = layer_backward(
+        grad_out, kept, *tensors[:3], lens, tuple(tensors[3:]), tensors[11], num_heads, empty_rows, dropout,
+        _seed(seed), tuple(needs[:12]),
+    )  # fmt: skip
     return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)
 
 

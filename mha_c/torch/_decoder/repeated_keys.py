@@ -128,15 +128,15 @@ def remembered(
         memory.lock.release()
     if not recorded or not recorded[0]:
         return out, saved, None
-    _, tensors, n_inputs, versions = recorded
+    _, tensors, places, versions = recorded
     lens = None if options[0] is None else np.array(lengths(options[0]))
-    work = out, (lens, *options[1:], 0), n_inputs
+    work = out, (lens, *options[1:], 0), places
     source = lens, options[1], options[2], queries, keys, parameters, versions
     return RememberedFunction.apply(work, *tensors), saved, source
 
 
 class RememberedFunction(Function):
-    """apply((out, call, n_inputs), *inputs, *parameters) -> out, computed already; the tensors are `LayerFunction`'s.
+    """apply((out, call, places), *tensors) -> out, computed already; the tensors are `LayerFunction`'s.
 
     The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
     """
@@ -150,14 +150,14 @@ class RememberedFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors, ((valid_lens, *options), n_inputs) = ctx.saved_tensors, ctx.kept
+        tensors, ((valid_lens, *options), places) = ctx.saved_tensors, ctx.kept
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
-            own = tuple(None if x is None else x.view_as(x) for x in tensors)
-            *inputs, parameters = all_of(own, n_inputs)
-            call = (*inputs, valid_lens, parameters, parameters[8], *options)
-            out, *_ = differentiable_layer(call, own, n_inputs)
+            own = tuple(x.view_as(x) for x in tensors)
+            queries, keys, values, *nine = all_of(own, places)
+            call = queries, keys, values, valid_lens, tuple(nine), nine[8], *options
+            out, *_ = differentiable_layer(call, own, places)
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):
