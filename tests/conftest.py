@@ -10,6 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+import mha_c.d2l
 import needs
 from mha_c import _core
 
@@ -53,6 +54,15 @@ def isa(request):
     assert _core.isa() == name
     yield name
     _core.set_isa(before)
+
+
+@pytest.fixture(params=needs.real_d2l.VERSIONS)
+def d2l(request):
+    """The real package, both generations, with its own classes in it when the test is over."""
+    module = needs.d2l(request.param)
+    yield module
+    mha_c.d2l.unpatch()
+    assert all(getattr(module, f"{name}Attention").__module__ == module.__name__ for name in ("MultiHead", "Additive"))
 
 
 @pytest.fixture(params=["float32", "float64"])

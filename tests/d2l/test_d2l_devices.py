@@ -15,6 +15,7 @@ import book_models  # noqa: E402  torch must be there
 import device_features  # noqa: E402
 import mha_c.d2l  # noqa: E402
 import own_device  # noqa: E402
+from features import weights_of  # noqa: E402
 from mha_c import torch as ours  # noqa: E402
 
 # Sums of some tens of terms around 1, thrice behind one another, in another order.
@@ -27,11 +28,6 @@ OWN = own_device.load()
 @pytest.fixture
 def own():
     return OWN
-
-
-@pytest.fixture(params=needs.real_d2l.VERSIONS)
-def d2l(request):
-    return needs.d2l(request.param)
 
 
 def pair(d2l, own, kind, dtype=torch.float32, dropout=0.0, **sizes):
@@ -50,10 +46,6 @@ def pair(d2l, own, kind, dtype=torch.float32, dropout=0.0, **sizes):
     mine(x, x, x)
     mine.load_state_dict(theirs.state_dict())
     return theirs.to(own, dtype), mine.to(own, dtype)
-
-
-def weights_of(layer):
-    return getattr(layer, "attention", layer).attention_weights
 
 
 LENS = {"none": None, "item": [3, 6], "query": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty": [3, 0]}
@@ -120,4 +112,4 @@ def test_chapters_train_as_without_us(own, d2l, kind, dropout, monkeypatch, caps
 def test_the_table_of_the_docs():
     text = (Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md").read_text(encoding="utf-8")
     begin, end = text.index(device_features.BEGIN), text.index(device_features.END)
-    assert text[begin:end].split("\n", 1)[1].strip() == device_features.table()
+    assert text[begin:end].split("\n", 1)[1].strip() == device_features.ON_DEVICES.table(device_features.outcome)

@@ -22,12 +22,12 @@ def shown():
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day
-@pytest.mark.parametrize("name", torch_features.FEATURES)
+@pytest.mark.parametrize("name", torch_features.OF_TORCH)
 def test_a_feature(name, shown):
     assert torch_features.outcome(name) == shown[name]
 
 
 def test_the_table_has_these_lines(shown):
-    assert list(shown) == list(torch_features.FEATURES)
+    assert list(shown) == list(torch_features.OF_TORCH)
     allowed = ("equal", "works; d2l's does not", "neither works", "refused: ", "differs: ")
     assert all(value.startswith(allowed) for value in shown.values())

@@ -15,12 +15,6 @@ import mha_c.d2l  # noqa: E402
 from notebook import LENS, additive, equal_under_patch, multi_head, numbers  # noqa: E402
 
 
-@pytest.fixture(params=needs.real_d2l.VERSIONS)
-def d2l(request):
-    yield needs.d2l(request.param)
-    mha_c.d2l.unpatch()
-
-
 class Names(TorchFunctionMode):
     """The functions of torch that are called, but for looks at attributes."""
 

@@ -25,14 +25,6 @@ NAMES = ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"]
 OURS = tuple(getattr(mt, name) for name in NAMES)
 
 
-@pytest.fixture(params=needs.real_d2l.VERSIONS)
-def d2l(request):
-    module = needs.d2l(request.param)
-    yield module
-    mha_c.d2l.unpatch()
-    assert all(getattr(module, name).__module__ == module.__name__ for name in NAMES)
-
-
 @pytest.fixture
 def float64():
     torch.set_default_dtype(torch.float64)

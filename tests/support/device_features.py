@@ -9,13 +9,13 @@ d2l's give, forward and backward, in float32 (1e-5) and in float64 (1e-11).
 import copy
 import io
 import sys
-import warnings
 from pathlib import Path
 
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import needs
+from features import ON_DEVICES, weights_of
 
 torch = needs.module("torch")
 
@@ -25,19 +25,7 @@ from book_models import is_eager  # noqa: E402
 OWN = own_device.load()
 BEGIN, END = "<!-- made by `python tests/support/device_features.py` -->", "<!-- end of the table of devices -->"
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}  # sums of some tens of terms around 1, in another order
-FEATURES = {}
-
-
-def feature(name):
-    def add(function):
-        FEATURES[name] = function
-        return function
-
-    return add
-
-
-def weights_of(layer):
-    return getattr(layer, "attention", layer).attention_weights
+feature = ON_DEVICES.feature
 
 
 def with_gradients(layer, x, out, *others):
@@ -144,7 +132,7 @@ def outcome(name):
             for layer in (theirs, ours):
                 x = torch.linspace(-1, 1, 24, dtype=dtype).reshape(2, 3, 4).to(OWN).requires_grad_()
                 try:
-                    results.append(FEATURES[name](layer, x, torch.tensor([3, 1], device=OWN)))
+                    results.append(ON_DEVICES[name](layer, x, torch.tensor([3, 1], device=OWN)))
                 except Exception:
                     if layer is ours:
                         raise
@@ -159,14 +147,5 @@ def outcome(name):
     return "works; d2l's does not" if len(words) > 1 else words.pop()
 
 
-def table():
-    """The lines between BEGIN and END."""
-    rows = ["| on another device | `mha_c.torch` beside d2l's own, both generations |", "|---|---|"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rows += [f"| {name} | {outcome(name)} |" for name in FEATURES]
-    return "\n".join(rows)
-
-
 if __name__ == "__main__":
-    print(table())
+    print(ON_DEVICES.table(outcome))

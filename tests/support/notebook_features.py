@@ -4,10 +4,12 @@ import contextlib
 import io
 
 import needs
-from features import feature, weights_of
+from features import OF_TORCH, weights_of
 
 torch = needs.module("torch")
 from torch import nn  # noqa: E402
+
+feature = OF_TORCH.feature
 
 
 @contextlib.contextmanager

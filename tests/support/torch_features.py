@@ -11,7 +11,6 @@ import copy
 import io
 import pickle
 import sys
-import warnings
 from pathlib import Path
 
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
@@ -20,7 +19,7 @@ if __name__ == "__main__":  # behind what is installed: the working tree, built 
 import numpy as np
 
 import needs
-from features import DIFFERENCES, FEATURES, feature, weights_of
+from features import OF_TORCH, weights_of
 
 torch = needs.module("torch")
 
@@ -29,6 +28,7 @@ import torch.nn.utils.prune as prune  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.autograd import functional as AF  # noqa: E402
 
+feature = OF_TORCH.feature
 BEGIN, END = "<!-- made by `python tests/support/torch_features.py` -->", "<!-- end -->"
 
 
@@ -377,11 +377,11 @@ def outcome(name):
     for ours, theirs in pairs():
         expected = error = None
         try:
-            expected = run(FEATURES[name], theirs)
+            expected = run(OF_TORCH[name], theirs)
         except Exception as problem:
             error = problem
         try:
-            found = run(FEATURES[name], ours)
+            found = run(OF_TORCH[name], ours)
         except Exception as problem:
             words.add(refusal(name, problem, error))
             continue
@@ -390,9 +390,9 @@ def outcome(name):
             continue
         if expected is found is None:  # has no such parts
             continue
-        if name in DIFFERENCES:
+        if name in OF_TORCH.differences:
             assert any((a - b).abs().max() > 1e-3 for a, b in zip(found, expected)), name
-            words.add(f"differs: {DIFFERENCES[name]}")
+            words.add(f"differs: {OF_TORCH.differences[name]}")
             continue
         assert len(found) == len(expected), name
         for a, b in zip(found, expected):
@@ -414,14 +414,5 @@ def refusal(name, problem, theirs):
     return f"refused: {text}"
 
 
-def table():
-    """The lines between BEGIN and END."""
-    rows = ["| of torch | `mha_c.torch` beside d2l's own |", "|---|---|"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        rows += [f"| {name} | {outcome(name)} |" for name in FEATURES]
-    return "\n".join(rows)
-
-
 if __name__ == "__main__":
-    print(table())
+    print(OF_TORCH.table(outcome))
