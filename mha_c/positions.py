@@ -255,7 +255,7 @@ def rotary_angles(shape: tuple[int, ...], name: str, positions: Any, base: Any) 
         raise ShapeError(
             f"positions must have shape (T,) = ({n_steps},) or (B, T) = ({batch}, {n_steps}), got {at.shape}"
         )
-    if isinstance(base, (bool, np.bool_)) or not isinstance(base, (int, float, np.integer, np.floating)):
+    if not _arguments.is_real(base):
         raise TypeError(f"base must be a number, got {base!r}")
     if not (0 < base < np.inf) or not np.isfinite(at).all():
         raise ValueError(f"base must be above 0 and positions finite, got base={base}")

@@ -30,6 +30,11 @@ def whole(value: Any, name: str, least: int = 1) -> int:
     return int(value)
 
 
+def is_real(value: Any) -> bool:
+    """Whether it is a number; True is none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def seed(value: Any) -> int:
     """`rng` as a given seed: 64 bits without sign."""
     number = whole(value, "rng", least=0)
@@ -40,7 +45,7 @@ def seed(value: Any) -> int:
 
 def probability(value: Any, name: str = "dropout") -> float:
     """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_real(value):
         raise TypeError(f"{name} must be a real number in 0..1, got {value!r} ({type(value).__name__})")
     if not 0 <= value <= 1:  # also refuses NaN
         raise ValueError(f"{name} must lie in 0..1, got {value}")
@@ -51,7 +56,7 @@ def scale(value: Any, single: bool) -> Optional[float]:
     """A factor for scores, finite in the type they are computed in: float32 if `single`, else float64; or None."""
     if value is None:
         return None
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_real(value):
         raise TypeError(f"scale must be None or a real number, got {value!r} ({type(value).__name__})")
     if not abs(value) <= (LARGEST_FLOAT32 if single else sys.float_info.max):  # also refuses NaN
         raise ValueError(f"scale must be finite in {'float32' if single else 'float64'}, not NaN or inf, got {value}")
@@ -75,7 +80,7 @@ def element(value: Any, dtype: Any, limits: Any) -> Any:
 
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_real(value):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
     if not 0 < value < np.inf:
         raise ValueError(f"{name} must be above 0 and finite, got {value}")

@@ -161,7 +161,7 @@ class AttentionModule(TakesArrays, Viewable):
         ) -> Tensor: ...  # fmt: skip
 
     def forward(
-        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *defaults: Any,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.

@@ -86,12 +86,6 @@ class Recipe:
         weights._recipe = self
         return weights
 
-    def __getstate__(self) -> Any:
-        return self._saved, self._dtype, self._tensor
-
-    def __setstate__(self, state: Any) -> None:
-        self._saved, self._dtype, self._tensor = state
-
 
 class LazyWeights(Tensor):
     """A tensor without memory until an operation needs its numbers; every result is a plain tensor.
