@@ -194,10 +194,13 @@ class ProjectedKeyValues:
         ProjectedKeyValues or ProjectedKeys
             Another one of its kind.
         """
-        order = checked_index(index, self._keys.shape[0])
+        order = self._order(index)
         lens = None if self._valid_lens is None else self._valid_lens[order]
         keys, values = self._keys[order], None if self._values is None else self._values[order]
         return type(self)(keys, values, self._n_projected, lens, self._weights, self._as_tensor)
+
+    def _order(self, index: Any) -> Any:
+        return checked_index(index, self._keys.shape[0])
 
     def __repr__(self) -> str:
         name = "ProjectedKeys" if self._values is None else "ProjectedKeyValues"

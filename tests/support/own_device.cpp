@@ -27,7 +27,7 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 constexpr auto OWN = c10::DeviceType::PrivateUse1;
-std::atomic<int64_t> reads{0};    // how often the CPU has waited for numbers of this device: what a GPU's users avoid
+std::atomic<int64_t> reads{0};    // how often the CPU has waited for this device: what a GPU's users avoid
 std::atomic<int64_t> held{0};     // bytes in use
 std::atomic<int64_t> highest{0};  // the most bytes in use since `forget`
 
@@ -101,8 +101,8 @@ Tensor on_cpu(const Tensor &x) {  // the same memory
     return x.is_cpu() ? x : at::from_blob(x.data_ptr(), x.sizes(), x.strides(), x.options().device(at::kCPU));
 }
 
-Tensor copy_from(const Tensor &from, const Tensor &to, bool) {
-    reads += to.is_cpu();
+Tensor copy_from(const Tensor &from, const Tensor &to, bool non_blocking) {
+    reads += to.is_cpu() || (from.is_cpu() && !non_blocking);
     on_cpu(to).copy_(on_cpu(from));
     return to;
 }
@@ -128,6 +128,7 @@ void by_the_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     const bool takes_cpu_indices = name.rfind("aten::index", 0) == 0 || name.rfind("aten::_index", 0) == 0;
     int64_t before = reads;
     auto check = [&](const Tensor &x) {
+        before += x.defined() && x.is_cpu() && x.dim() > 0;  // indices, for which a GPU waits
         TORCH_CHECK(!x.defined() || x.device().type() == OWN || x.dim() == 0 || takes_cpu_indices,
                     "Expected all tensors to be on the same device, but found at least two devices, own:0 and ",
                     x.device(), "! (", name, ")");

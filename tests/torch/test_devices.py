@@ -301,13 +301,19 @@ def test_decoding_with_a_cache(own, name, counts):
                 outs += [module(x, x, x, lens, cache=cache), weights_of(module)]
             cache.reorder([1, 1])
             outs.append(module(x, x, x, cache=cache))
+            cache.reorder(torch.tensor([1, 0, 1]).to(device))
+            assert cache.batch == 3
+            cache.reorder([2, 1])
             found.append([outs, cache.lengths])
         for i, (a, b) in enumerate(zip(found[1][0], found[0][0])):
             n = 3 if counts is None or i else 2  # steps that do not count give anything
             close([a[:, :n] if i < 2 else a], [b[:, :n] if i < 2 else b])
         assert torch.equal(found[0][1], found[1][1])
-        before = own_device.reads()
-        there(x, x, x, cache=cache)
+        index, before = torch.tensor([1, 0]).to(own), own_device.reads()
+        with ours.frozen(there):
+            for lens in (None, counts):
+                there(x, x, x, lens, cache=cache)
+            cache.reorder([0, 1] if counts else index)
         assert own_device.reads() == before  # nobody has waited for the device
         if name == "multi-head":
             there.W_k.weight.mul_(2)
@@ -327,6 +333,7 @@ def test_decoding_on_projected_keys(own, name, lens):
             layer.to(device)
             kv = layer.project(k.to(device), k.to(device), lens)
             found.append([layer(q.to(device), kv), weights_of(layer), layer(q.to(device), kv.reorder([1, 0]))])
+            assert torch.equal(found[-1][2], layer(q.to(device), kv.reorder(torch.tensor([1, 0]).to(device))))
         close(found[1], found[0])
         with ours.frozen(layer):
             close([layer(q.to(own), kv)], found[0][:1])
@@ -337,17 +344,29 @@ def test_decoding_on_projected_keys(own, name, lens):
             layer(q.to(own), kv)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_does_not_copy_its_cache(own, dtype):
+    """Additive decoding: as much memory as the features of the scores, and their tanh."""
+    layer, n = ours.AdditiveAttention(12, 12, 8, 0.0).eval().to(own, dtype), 500
+    with torch.no_grad():
+        cache, x = layer.new_cache(2, n + 8), torch.randn(2, n, 12).to(own, dtype)
+        layer(x, x, x, cache=cache)
+        peak = own_device.peak_bytes(lambda: layer(x[:, :1], x[:, :1], x[:, :1], cache=cache))
+    assert peak < 2 * (2 * n * 8 * 4) * 1.05  # keys of float16 in float32, or values, would be half as much again
+
+
 def test_nobody_waits_for_the_device(own):
     """Ordinary calls, forward and backward, with lengths on either side."""
+    lengths = None, torch.tensor([3, 0]), torch.tensor([3, 0], device=own), torch.tensor([2.5, 1], device=own)
     for name, layer in layers().items():
         layer.to(own)
         x = torch.randn(2, 5, 12, device=own, requires_grad=True)
         before = own_device.reads()
-        for lens in (None, torch.tensor([3, 0]), torch.tensor([3, 0], device=own), torch.tensor([2.5, 1], device=own)):
+        for lens in lengths:
             layer(x, x, x, lens).sum().backward()
             weights_of(layer)
         q = x[:, None]
-        functional.dot_product_attention(q, q, q, torch.tensor([3, 0], device=own), causal=True).sum().backward()
+        functional.dot_product_attention(q, q, q, lengths[2], causal=True).sum().backward()
         assert own_device.reads() == before, name
 
 

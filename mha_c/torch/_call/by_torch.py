@@ -106,8 +106,10 @@ def without_autocast(q: Tensor) -> Any:
 def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options: Any) -> tuple[Tensor, ...]:
     """What `mathematics.attend` gives, of 16-bit floats computed in float32, whatever autocast says."""
     dtype = q.dtype
+    if w_v is None:
+        k, v = float32_if_half(k), float32_if_half(v)  # else they are left: sums with q are of the wider type
     with without_autocast(q):
-        found = mathematics.attend(*map(float32_if_half, (q, k, v, w_v)), **options)
+        found = mathematics.attend(float32_if_half(q), k, v, float32_if_half(w_v), **options)
     return tuple(x.to(dtype) for x in found) if dtype in HALVES else found
 
 

@@ -29,6 +29,8 @@ def visible_keys(
     left: int = -1, right: int = -1,
 ) -> Optional[Tensor]:  # fmt: skip
     """Which keys each query may see, bool, broadcasts to (B, H, Q, K); None: all of them.  q (..., Q, .), k."""
+    if valid_lens is keep_mask is None and causal is None and left < 0 and right < 0:
+        return None
     n_queries, n_keys, device = q.shape[-2], k.shape[-2], q.device
     key = torch.arange(n_keys, device=device)
     place = torch.arange(n_queries, device=device)[:, None] + (n_keys - n_queries if causal == "bottom_right" else 0)
@@ -147,7 +149,7 @@ def attend(
     scores = scores_of(q, k, w_v, scale)
     scores = with_score_terms(scores, softcap, relative_bias, causal, q.shape[-2], k.shape[-2])
     weights, lse = softmax(scores if bias is None else scores + bias, visible, empty_rows, sinks)
-    return (weights if drop is None else drop(weights)) @ v, weights, lse
+    return (weights if drop is None else drop(weights)).to(v.dtype) @ v, weights, lse
 
 
 def attention(

@@ -113,12 +113,14 @@ class KeyValueCache(caches.KeyValueCache):
             May be shorter or longer than the batch, whose size it gives.
         """
         rooms: Any = self._keys, self._values
-        if isinstance(rooms[0], Tensor):
-            index = caches.checked_index(index.cpu() if elsewhere(index) else index, self.batch)
-            self._keys = self._values = None
-        super().reorder(index)
-        if isinstance(rooms[0], Tensor):
-            self._keys, self._values = (x[torch.from_numpy(index)] for x in rooms)
+        if not isinstance(rooms[0], Tensor):
+            super().reorder(index.cpu() if elsewhere(index) else index)
+            return
+        order = order_of_tensors(index, self.batch, isinstance(self._steps, int))
+        if not isinstance(self._steps, int):
+            self._steps = caches.one_count(self._steps[order.cpu().numpy()])
+        self._batch, order = len(order), order.to(rooms[0].device, non_blocking=True)
+        self._keys, self._values = (x.index_select(0, order) for x in rooms)
 
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """The new steps of a call on another device than the CPU, behind those that are there."""
@@ -135,8 +137,20 @@ class KeyValueCache(caches.KeyValueCache):
                 room[:, self._steps : self._steps + counts] = rows
             else:  # places that the CPU knows: nobody waits for the device
                 item, row = np.nonzero(np.arange(rows.shape[1]) < self._full(counts)[:, None])
-                at = self._full(self._steps)[item] + row
-                room[torch.from_numpy(item), torch.from_numpy(at)] = rows[torch.from_numpy(item), torch.from_numpy(row)]
+                places = np.stack((item, row, self._full(self._steps)[item] + row))
+                items, new, at = torch.from_numpy(places).to(room.device, non_blocking=True)
+                room[items, at] = rows[items, new]
+
+
+def order_of_tensors(index: Any, batch: int, unseen: bool) -> Tensor:
+    """`index` of a reorder.
+
+    unseen  only the device needs its numbers: where they are there already, nobody waits for them
+    """
+    if unseen and elsewhere(index):
+        return index
+    order = caches.checked_index(index.cpu() if elsewhere(index) else index, batch)
+    return torch.from_numpy(order)
 
 
 def step(

@@ -29,6 +29,7 @@ from .._tensors import (
     check_devices,
     check_inputs,
     draw_seed,
+    elsewhere,
     exporting,
     is_compiling,
     layer_forward,
@@ -42,6 +43,7 @@ from .decoding import (
     copies,
     finish,
     known_weights,
+    order_of_tensors,
     outer_weights,
     rows_elsewhere,
     run,
@@ -65,6 +67,12 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     __slots__ = ("_packed",)
     _same_numbers = staticmethod(same_weights)
     _packed: Optional[Packed]  # the frozen weights that it met last, whose numbers need no look
+
+    def _order(self, index: Any) -> Any:
+        keys: Any = self._keys
+        if isinstance(keys, Tensor):
+            return order_of_tensors(index, keys.shape[0], True).to(keys.device, non_blocking=True)
+        return super()._order(index.cpu() if elsewhere(index) else index)
 
     def __getstate__(self) -> Any:
         return None, {name: getattr(self, name) for name in caches.ProjectedKeyValues.__slots__}
@@ -90,7 +98,7 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
     if torch.is_grad_enabled() or _watched() or parts is None:
         inputs: Any = keys, values
         rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
-        return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens), _held(module), True)
+        return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), _held(module), True)
     parameters, _, _, packed = parts
     inputs = tuple(None if x is None else without_subclass(x) for x in (keys, values))
     compute = _numbers if keys.is_cpu else _numbers_elsewhere
@@ -115,8 +123,9 @@ def _own(given: Tensor, rows: Tensor) -> Tensor:
     return rows.clone() if rows is given else rows
 
 
-def _copied(valid_lens: Any) -> Optional[Tensor]:
-    return None if valid_lens is None else torch.as_tensor(valid_lens).clone()
+def _copied(valid_lens: Any, keys: Tensor) -> Optional[Tensor]:
+    """Beside the keys."""
+    return None if valid_lens is None else torch.as_tensor(valid_lens).to(keys.device, non_blocking=True, copy=True)
 
 
 def _numbers(
@@ -163,7 +172,7 @@ def _numbers_elsewhere(
         None if x is None else _own(x, rows_elsewhere(x, parameters, slot)) for slot, x in enumerate(inputs, 1)
     ]
     held: Any = Held.of(parameters)
-    return ProjectedKeyValues(rows[0], rows[1], (inputs[0].shape[1],) * 2, _copied(valid_lens), held, True)
+    return ProjectedKeyValues(rows[0], rows[1], (inputs[0].shape[1],) * 2, _copied(valid_lens, inputs[0]), held, True)
 
 
 # --- Calls ---------------------------------------------------------------------------------------------
