@@ -335,11 +335,12 @@ def test_errors_of_a_call():
 
 def test_what_is_missing_is_said():
     layer, (q, k, v) = sized_layers()["multi-head"], inputs()
-    for arguments, missing in (((), "queries, keys, values"), ((q,), "keys, values"), ((q, k), "values"),
-                               ((None, k, v), "queries"), ((q, None, v), "keys")):  # fmt: skip
+    for arguments, missing in (((q, k), "values"), ((None, k, v), "queries"), ((q, None, v), "keys")):
         with pytest.raises(TypeError, match=rf"^MultiHeadAttention is called .*: {missing}$"):
             layer(*arguments)
-    with pytest.raises(TypeError, match=r"^DotProductAttention is called"):
+    with pytest.raises(TypeError, match=r"^MultiHeadAttention.forward\(\) missing 2 .*'queries' and 'keys'"):
+        layer()
+    with pytest.raises(TypeError, match=r"^DotProductAttention.forward\(\) missing 1 .*'keys'"):
         layer.attention(q)
     with pytest.raises(TypeError, match=r"^k must be a torch tensor, got NoneType"):
         mt.functional.dot_product_attention(q, None, q)
