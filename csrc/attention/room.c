@@ -79,7 +79,6 @@ mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *roo
     room->span_grad_q = take(&at, plan->n_spans > 1 && plan->spans_abreast == 1 ? task * args->head_dim : 0, number);
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
     room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
-    room->n_visible = take(&at, backward ? tile : 0, sizeof(size_t));
     return at;
 }
 

@@ -25,7 +25,6 @@ typedef struct {
     char *span_grad_q;              /* backward: one span's gradient of the queries of one head */
     double *table;                  /* backward: sums of the gradients of a head's relative biases */
     mha_interval *row_keys;         /* what each query of the task sees */
-    size_t *n_visible;              /* backward: how many keys of a block each row of the tile sees */
 } mha_room;
 
 /* A room that begins at address 0; returns its bytes, too many for any memory where they overflow. */

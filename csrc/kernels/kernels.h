@@ -135,15 +135,13 @@ typedef struct {
 } mha_cap;
 
 /*
- * A tile of weights and of their gradients on the way back through the softmax; cols is a multiple of the lanes.
- * Given max and inverse, `weights` still holds scores, of which the first visible[i * visible_step] in row i count.
+ * A tile of weights, still scores, and of their gradients on the way back through the softmax; cols is a multiple of
+ * the lanes.  The first `visible` columns count, and of these those whose score is above -inf.
  */
 typedef struct {
-    size_t rows, cols;
-    const size_t *visible;
-    size_t visible_step; /* 0 or 1 */
-    const void *max, *inverse; /* one per row, or both NULL */
-    void *weights, *grads; /* in: P, dP; out: P * factors, dS * scale */
+    size_t rows, cols, visible;
+    const void *max, *inverse; /* one per row */
+    void *weights, *grads; /* in: scores, dP; out: P * factors, dS * scale */
     const void *factors;   /* of dropout, or NULL */
     ptrdiff_t row_stride;  /* of all three */
     const void *delta;     /* one per row */
