@@ -85,18 +85,22 @@ class MultiHeadAttention(DecodingLayer):
 
     Parameters
     ----------
-    *sizes : int, int, float
-        Those of one of the forms: key_size, query_size, value_size, features of the inputs (open until the first call
-        in the first form); num_hiddens, features of the result; num_heads, which divides them; dropout, the probability
-        in 0..1 with which a weight is dropped, in training mode only; bias, whether the four projections add one.
+    key_size, query_size, value_size : int
+        Features of the inputs; in the first form, without them, open until the first call.
+    num_hiddens : int
+        Features of the result.
+    num_heads : int
+        Divides num_hiddens.
+    dropout : float
+        Probability in 0..1 with which a weight is dropped, in training mode only.
+    bias : bool
+        Whether the four projections add one; by name also `use_bias`.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
         For the first weights, and for dropout.
     empty_rows : {"uniform", "zero"}
         What a query whose length is <= 0 gets: "uniform", the mean over all keys, as in d2l; or "zero".
-    **named : Any
-        The same sizes by name; `use_bias` means `bias`.
 
     Raises
     ------
@@ -153,13 +157,9 @@ class MultiHeadAttention(DecodingLayer):
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
         bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
+    @constructors.shows(FORMS[1])
     def __init__(
-        self,
-        *sizes: Any,
-        dtype: Any = np.float32,
-        rng: RngLike = None,
-        empty_rows: EmptyRows = "uniform",
-        **named: Any,
+        self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
         given = constructors.multi_head(sizes, named)
         hiddens = given["num_hiddens"]
@@ -270,13 +270,12 @@ class AdditiveAttention(DecodingLayer):
 
     Parameters
     ----------
-    *sizes : int, float
-        Those of one of the forms: key_size, query_size, features of keys and queries (open until the first call in the
-        first form); num_hiddens, features of their sum; dropout.
-    dtype, rng, empty_rows : as in `MultiHeadAttention`
-        Keyword-only.
-    **named : Any
-        The same sizes by name.
+    key_size, query_size : int
+        Features of keys and queries; in the first form, without them, open until the first call.
+    num_hiddens : int
+        Features of their sum.
+    dropout, dtype, rng, empty_rows : as in `MultiHeadAttention`
+        The last three keyword-only.
 
     Notes
     -----
@@ -309,6 +308,7 @@ class AdditiveAttention(DecodingLayer):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
         dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
+    @constructors.shows(FORMS[1])
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:

@@ -3,6 +3,8 @@
 That their numbers are d2l's is proved in test_d2l_parity.py.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,12 @@ def test_neither_form(args, named):
         MultiHeadAttention(*args, **named)
     for form in MultiHeadAttention.FORMS:  # the message shows both signatures
         assert f"MultiHeadAttention({form})" in str(error.value)
+
+
+def test_constructors_show_their_arguments():
+    shown = [str(inspect.signature(kind)) for kind in (MultiHeadAttention, AdditiveAttention)]
+    assert shown[0].startswith("(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False, *, ")
+    assert shown[1].startswith("(key_size, query_size, num_hiddens, dropout, *, ") and "**" not in "".join(shown)
 
 
 def test_what_is_wrong_with_a_constructors_call():
