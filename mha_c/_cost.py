@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import timeit
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -42,6 +43,7 @@ class Cost(NamedTuple):
     tiled_memory    the same for a call of this package
     seconds         of the fastest call measured; None where measure=False
     threads         how many threads a call may use
+    way             of a torch module: what computes the call, and where (see `explain`)
     """
 
     title: str
@@ -50,6 +52,7 @@ class Cost(NamedTuple):
     tiled_memory: int
     seconds: Optional[float]
     threads: int
+    way: str = ""
 
     @property
     def flops(self) -> int:
@@ -76,6 +79,8 @@ class Cost(NamedTuple):
             threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
             rate = in_words(self.flops / self.seconds, OPERATIONS)
             lines.append(f"measured: {in_words(self.seconds, SECONDS)} with {threads}, {rate} operations/s")
+        if self.way:
+            lines.append(f"way: {self.way}")
         return "\n".join(lines)
 
 
@@ -102,12 +107,12 @@ def cost(
     features: Optional[int] = None,
     measure: bool = True,
 ) -> Cost:
-    """The cost of one call of a NumPy layer in evaluation, without a mask, and the time such a call takes here.
+    """The cost of one call of a layer in evaluation, without a mask, and the time such a call takes here.
 
     Parameters
     ----------
     layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
-        Of this package.
+        Of this package, or of mha_c.torch.
     queries, keys : int
         How many; keys = queries unless given.
     batch : int
@@ -158,46 +163,47 @@ def cost(
     n_batch = _arguments.whole(batch, "batch")
     if features is not None:
         features = _arguments.whole(features, "features")
-    if isinstance(layer, MultiHeadAttention):
-        sizes = _multi_head(layer, n_batch, n_queries, n_keys, features)
-        name = f"MultiHeadAttention, {sizes.heads} heads"
-    elif isinstance(layer, (DotProductAttention, AdditiveAttention)):
-        sizes = _one_head(layer, n_batch, n_queries, n_keys, features)
-        name = type(layer).__name__
-    else:
-        raise TypeError(f"layer must be an attention layer of mha_c for NumPy, got {type(layer).__name__}")
-    itemsize, threads = layer.dtype.itemsize, get_num_threads()
-    seconds = _measured(layer, sizes) if measure else None
-    title = f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {layer.dtype}"
-    naive, tiled = _naive_memory(sizes, itemsize), _tiled_memory(layer, sizes)
-    return Cost(title, _steps(sizes, itemsize), naive, tiled, seconds, threads)
+    is_module = hasattr(type(layer), "_to_measure")
+    if not is_module and not isinstance(layer, (MultiHeadAttention, DotProductAttention, AdditiveAttention)):
+        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}")
+    of_heads = hasattr(layer, "W_o")
+    sizes = (_multi_head if of_heads else _one_head)(layer, n_batch, n_queries, n_keys, features)
+    name = type(layer).__name__ + (f", {sizes.heads} heads" if of_heads else "")
+    call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(
+        [(n_batch, n, size) for n, size in zip((n_queries, n_keys, n_keys), sizes.inputs)], measure
+    )
+    itemsize = inputs[0].itemsize
+    title = f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {facts['dtype']}"
+    seconds = _measured(call) if measure else None
+    naive, tiled = _naive_memory(sizes, itemsize), int(facts["scratch_bytes"] + facts["kept_bytes"])
+    way = f"{facts['why']}, on {facts['device']}" if is_module else ""
+    return Cost(title, _steps(sizes, itemsize), naive, tiled, seconds, get_num_threads(), way)
 
 
 # --- Sizes ----------------------------------------------------------------------------------------
 
 
 def _multi_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    W_q, W_k, W_v, W_o = layer._parameters.states
-    given = features if features is not None else layer.num_hiddens
-    inputs = tuple(given if W.in_features is None else W.in_features for W in (W_q, W_k, W_v))
+    W_q, W_k, W_v, W_o = layer.W_q, layer.W_k, layer.W_v, layer.W_o
+    given = features if features is not None else W_o.out_features
+    inputs = tuple(W.in_features or given for W in (W_q, W_k, W_v))  # 0 where it is open
     projections = [
         ("W_q queries", batch * queries, inputs[0], W_q.out_features),
         ("W_k keys", batch * keys, inputs[1], W_k.out_features),
         ("W_v values", batch * keys, inputs[2], W_v.out_features),
-        ("W_o heads", batch * queries, W_o.in_features, W_o.out_features),
+        ("W_o heads", batch * queries, W_v.out_features, W_o.out_features),
     ]
     head_dim, value_dim = W_q.out_features // layer.num_heads, W_v.out_features // layer.num_heads
     return _Sizes(batch, layer.num_heads, queries, keys, head_dim, value_dim, False, inputs, projections)  # type: ignore
 
 
 def _one_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    if isinstance(layer, DotProductAttention):
+    if not hasattr(layer, "w_v"):
         size = features if features is not None else 64
         return _Sizes(batch, 1, queries, keys, size, size, False, (size, size, size), [])
-    W_k, W_q, w_v = layer._parameters.states
-    hiddens = w_v.in_features
+    hiddens = layer.W_q.out_features
     given = features if features is not None else hiddens
-    inputs = [given if W.in_features is None else W.in_features for W in (W_q, W_k)]
+    inputs = [W.in_features or given for W in (layer.W_q, layer.W_k)]
     projections = [
         ("W_q queries", batch * queries, inputs[0], hiddens),
         ("W_k keys", batch * keys, inputs[1], hiddens),
@@ -232,21 +238,16 @@ def _naive_memory(s: _Sizes, itemsize: int) -> int:
     return (projected + context + held) * itemsize
 
 
-def _tiled_memory(layer: Any, s: _Sizes) -> int:
-    """The same of a call of this package, as the core plans it: what it works in, and what it keeps to look at."""
-    arrays = (np.empty((s.batch, n, size), layer.dtype) for n, size in zip((s.queries, s.keys, s.keys), s.inputs))
-    facts = explain(layer, *arrays).as_dict()
-    return int(facts["scratch_bytes"] + facts["kept_bytes"])
+def _to_measure(layer: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """(a function that calls a copy of the layer, the inputs of the call, its facts)."""
+    rng, layer = np.random.default_rng(0), copy.deepcopy(layer)  # the user's keeps its open sizes and its last weights
+    inputs = [np.empty(size, layer.dtype) for size in sizes]
+    for x in inputs if drawn else ():
+        x[...] = rng.standard_normal(x.shape, dtype=np.float32)
+    return partial(layer, *inputs, training=False), inputs, explain(layer, *inputs).as_dict()
 
 
-def _measured(layer: Any, s: _Sizes) -> float:
-    layer = copy.deepcopy(layer)  # the user's keeps its open sizes and its last weights
-    rng = np.random.default_rng(0)
-    lengths = (s.queries, s.keys, s.keys)
-    arrays = [
-        rng.standard_normal((s.batch, n, size), dtype=np.float32).astype(layer.dtype, copy=False)
-        for n, size in zip(lengths, s.inputs)
-    ]
-    call = timeit.Timer(lambda: layer(*arrays, training=False))
-    first = call.timeit(1)  # packs the weights
-    return min([first, *call.repeat(min(1000, int(MEASURING / first)), 1)])
+def _measured(call: Any) -> float:
+    timer = timeit.Timer(call)
+    first = timer.timeit(1)  # packs the weights
+    return min([first, *timer.repeat(min(1000, int(MEASURING / first)), 1)])

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 
 from . import _arguments, _core, functional
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
-from ._arguments.options import NAMES, core_options, projected
+from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.steps import DecodingLayer
 from ._layer.call import AttentionLayer, Plan
 from .config import SECONDS, in_words
@@ -52,7 +53,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     Parameters
     ----------
     call : layer or function
-        A NumPy layer; or functional.dot_product_attention, functional.additive_attention.
+        A NumPy layer; a layer of the book as a module of mha_c.torch; functional.dot_product_attention or
+        functional.additive_attention.
     *args : Any
         The arguments of its call; with a layer also (queries, kv), where kv is what its `project` gave.
     **options : Any
@@ -62,7 +64,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     -------
     Explanation
         Prints as text; the same facts by name in `facts`.  Times are the estimates by which the core decides about
-        threads.
+        threads.  Of a torch module it begins with the way that the call takes, which depends on where its tensors are
+        and on who looks on; what follows is known of calls of the core, and of calls by torch's own operations.
 
     Raises
     ------
@@ -94,14 +97,16 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         if list(inspect.signature(call.__call__).parameters) == ["x"]:  # self-attention of other courses
             return _explain_layer(call, *args * 3, **{name: options["x"] for name in INPUTS if "x" in options})
         return _explain_layer(call, *args, **options)
+    if hasattr(type(call), "_explained"):
+        return _explain_module(call, *args, **options)
     if call is functional.dot_product_attention:
         return _explain_function(call, args, options)
     if call is functional.additive_attention:
         return _explain_function(call, args, options)
     given = getattr(call, "__name__", type(call).__name__)
     raise TypeError(
-        f"explain takes an attention layer of mha_c (for NumPy), functional.dot_product_attention or "
-        f"functional.additive_attention, and then the arguments of the call; got {given}"
+        f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
+        f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"
     )
 
 
@@ -120,8 +125,7 @@ def _explain_layer(
     *,
     training: Optional[bool] = None,
 ) -> Explanation:
-    if queries is None or keys is None:
-        raise TypeError("explain needs what the call would be given too: explain(layer, queries, keys, values)")
+    _check_given(queries, keys)
     projected: tuple[str, ...] = ()
     if isinstance(layer, DecodingLayer) and type(keys) in layer._takes_projected:
         projected = keys._projections
@@ -136,7 +140,26 @@ def _explain_layer(
     projections = facts["projections"]
     roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # our name of each: theirs
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
-    return _explanation(type(layer).__name__, queries, facts, layer._roles[3])
+    return _explanation(type(layer).__name__, {"dtype": queries.dtype.name, **facts}, layer._roles[3])
+
+
+def _check_given(queries: Any, keys: Any) -> None:
+    if queries is None or keys is None:
+        raise TypeError("explain needs what the call would be given too: explain(layer, queries, keys, values)")
+
+
+def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others: Any, **options: Any) -> Explanation:
+    _check_given(queries, keys)
+    name, facts = type(module).__name__, module._explained(queries, keys, *others, **options)
+    way = [("way", facts["why"])]
+    if "projections" in facts:
+        return _explanation(name, facts, "W_o", way)
+    if "by" in facts:
+        kept = f"{in_words(facts['kept_bytes'])} kept, to compute the weights when they are read"
+        way += [("attention", facts["by"])]
+        way += [("memory", f"{in_words(facts['scratch_bytes'])} beside what torch's kernels need; {kept}")]
+    title = f"{name}, {facts['dtype']} on {facts['device']}: {_counted(facts)}"
+    return Explanation(title, {"call": name, **facts}, way)
 
 
 def _plan_with_zeros(layer: AttentionLayer, queries: Array, keys: Array, values: Array) -> Plan:
@@ -165,14 +188,14 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
         q = _projected(q, "q", given["W_q"], "W_q", w_v, projections)
         k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
     given["rng"] = 0 if given["dropout"] else None  # a Generator would be asked for a number
-    *in_order, terms = core_options(q, k, tuple(given[name] for name in NAMES))
+    *in_order, terms = core_options(q, k, given["valid_lens"], **{name: given[name] for name in OPTIONS})
     outputs = given["return_weights"], given["return_lse"]
     attention = _core.explain_attention(*(q, k, v, w_v, *in_order, *outputs, terms))
     if terms is not None:
         reach = None if terms[0] is None else terms[0].shape[1] // 2
         attention["score_terms"] = {"softcap": terms[1], "reach": reach, "sinks": terms[2] is not None}
     facts = {"projections": projections, "attention": attention, "scratch_bytes": attention["scratch_bytes"]}
-    return _explanation(function.__name__, q, facts)
+    return _explanation(function.__name__, {"dtype": q.dtype.name, **facts})
 
 
 def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, projections: dict[str, Facts]) -> Array:
@@ -188,14 +211,11 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
 # --- In words -------------------------------------------------------------------------------------------
 
 
-def _explanation(name: str, queries: Array, facts: Facts, output: str = "") -> Explanation:
+def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[str, str]] = ()) -> Explanation:
     """`output` is the projection that comes after the attention."""
     attention = facts["attention"]
-    dtype = queries.dtype.name
-    sizes = [("item", "batch"), ("head", "heads"), ("query", "queries"), ("key", "keys")]
-    counted = ", ".join(_count(attention[key], word) for word, key in sizes)
     inputs = {name: projection for name, projection in facts["projections"].items() if name != output}
-    lines = [("kernels", _kernels(attention["kernels"]))]
+    lines = [*way, ("kernels", _kernels(attention["kernels"]))]
     sliced = facts.get("n_slices", 1) > 1
     if sliced:
         lines += [("slices", _slices(facts)), ("threads", _threads(attention["share"]))]
@@ -206,8 +226,12 @@ def _explanation(name: str, queries: Array, facts: Facts, output: str = "") -> E
     if output in facts["projections"]:
         lines += _projections({output: facts["projections"][output]}, not sliced)
     lines.append(("memory", _memory(facts)))
-    facts = {"call": name, "dtype": dtype, **facts}
-    return Explanation(f"{name}, {dtype}: {counted}", facts, lines)
+    return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", {"call": name, **facts}, lines)
+
+
+def _counted(facts: Facts) -> str:
+    sizes = [("item", "batch"), ("head", "heads"), ("query", "queries"), ("key", "keys")]
+    return ", ".join(_count(facts["attention"][key], word) for word, key in sizes)
 
 
 def _count(n: int, word: str) -> str:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments.arrays import like_input, to_array, to_arrays
-from ._arguments.options import additive_features, core_options
+from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_backward, attention_forward, linear_backward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._arguments.options import Options
-    from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
+    from ._types import Array, AttentionOptions, Real
 
 
 @overload
@@ -27,24 +26,9 @@ def dot_product_attention_backward(
 def dot_product_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
 ) -> Any: ...
+@shows_options
 def dot_product_attention_backward(
-    grad_out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    softcap: Optional[float] = None,
-    relative_bias: Any = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
+    grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
 ) -> Any:
     """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
 
@@ -89,11 +73,7 @@ def dot_product_attention_backward(
     array([0.5, 0.5])
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
-    _check_seed(rng, dropout)
-    options = (
-        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
-    )  # fmt: skip
-    grad_q, grad_k, grad_v, _, *others = _gradients(grad, q, k, v, None, options)
+    grad_q, grad_k, grad_v, _, *others = _gradients(grad, q, k, v, None, valid_lens, options)
     return _given(as_tensor, grad_q, grad_k, grad_v, *others)
 
 
@@ -108,28 +88,11 @@ def additive_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
+@shows_options
 def additive_attention_backward(
-    grad_out: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    w_v: Any,
-    W_q: Any = None,
-    W_k: Any = None,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    softcap: Optional[float] = None,
-    relative_bias: Any = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
-) -> Any:
+    grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
+    **options: Unpack[AttentionOptions],
+) -> Any:  # fmt: skip
     """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
 
     Parameters
@@ -163,11 +126,7 @@ def additive_attention_backward(
     """
     (grad, q, k, v), as_tensor = to_arrays((grad_out, "grad_out"), (q, "q"), (k, "k"), (v, "v"))
     q_features, k_features, w_v = additive_features(q, k, w_v, W_q, W_k)
-    _check_seed(rng, dropout)
-    options = (
-        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
-    )  # fmt: skip
-    grad_q, grad_k, grad_v, grad_w_v, *others = _gradients(grad, q_features, k_features, v, w_v, options)
+    grad_q, grad_k, grad_v, grad_w_v, *others = _gradients(grad, q_features, k_features, v, w_v, valid_lens, options)
     grad_W_q = grad_W_k = None
     if W_q is not None:
         grad_q, grad_W_q = _project_back(grad_q, q, to_array(W_q, "W_q"))
@@ -177,25 +136,22 @@ def additive_attention_backward(
 
 
 def _gradients(
-    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], options: Options
+    grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], valid_lens: Any, options: AttentionOptions
 ) -> tuple[Any, ...]:
     """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
-    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = core_options(q, k, options)
+    if options.get("rng") is None and options.get("dropout"):  # a seed of its own would drop other weights
+        raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
+    found = core_options(q, k, valid_lens, **options)
+    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = found
     out, _, _, row_stats = attention_forward(
         q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         False, False, True, None, terms,
     )  # fmt: skip
-    found: tuple[Any, ...] = attention_backward(
+    gradients: tuple[Any, ...] = attention_backward(
         grad_out, out, row_stats, q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         bias is not None, None, terms,
     )  # fmt: skip
-    return found
-
-
-def _check_seed(rng: RngLike, dropout: Any) -> None:
-    """A backward call cannot draw a seed of its own: other weights would be dropped than in the forward call."""
-    if rng is None and dropout:
-        raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
+    return gradients
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:

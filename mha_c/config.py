@@ -128,7 +128,8 @@ def show_config() -> dict[str, Any]:
         Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
         in a vector, rows and columns of a register tile), caches (bytes of the first and of the second data cache
         that tasks are cut for), caches_from, threads, threads_from, share_from (seconds of work below
-        which a call stays on one thread), numpy, and torch if it is imported already.
+        which a call stays on one thread), numpy; torch, if it is imported already, and torch_device, the kind of
+        accelerator that it has here, or None.
 
     See Also
     --------
@@ -163,6 +164,8 @@ def show_config() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     if torch is not None:
         config["torch"] = str(getattr(torch, "__version__", "being imported"))
+        found = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda check: None)(True)
+        config["torch_device"] = getattr(found, "type", None)
     isa_from = "MHA_C_ISA" if os.environ.get("MHA_C_ISA") else "the widest; MHA_C_ISA changes it"
     print(f"mha_c {config['version']}   isa {config['isa']} ({isa_from}; this CPU: {' '.join(offered)})")
     shapes = ", ".join(
@@ -173,8 +176,10 @@ def show_config() -> dict[str, Any]:
     print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
-    versions = f"   torch {config['torch']} (tensors on a GPU: by its own kernels)" if "torch" in config else ""
-    print(f"numpy {config['numpy']}{versions}   python {sys.version.split()[0]} on {sys.platform}")
+    print(f"numpy {config['numpy']}   python {sys.version.split()[0]} on {sys.platform}")
+    if torch is not None:
+        device = config["torch_device"] or "another device"
+        print(f"torch {config['torch']} (tensors on the CPU: by the core above; on {device}: by torch's own kernels)")
     return config
 
 

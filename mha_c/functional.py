@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 import numpy as np
 
 from ._arguments.arrays import floats, like_input, to_arrays
-from ._arguments.options import additive_features, core_options
+from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
 from .errors import ShapeError
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
-    from ._arguments.options import Options
-    from ._types import Array, AttentionOptions, Causal, EmptyRows, Real, RngLike, Window
+    from ._types import Array, AttentionOptions, Real
 
 __all__ = [
     "additive_attention",
@@ -65,26 +64,11 @@ def dot_product_attention(
     q: Any, k: Any, v: Any, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
+@shows_options
 def dot_product_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    softcap: Optional[float] = None,
-    relative_bias: Any = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
-    return_weights: bool = False,
-    return_lse: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> Any:  # fmt: skip
     """Attention: softmax(scale q k^T + bias) v over the keys that each query may see.
 
     Parameters
@@ -161,10 +145,7 @@ def dot_product_attention(
     >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
     array([1. , 1.5, 3. ])
     """
-    options = (
-        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
-    )  # fmt: skip
-    return _attention(q, k, v, None, options, return_weights, return_lse)
+    return _attention(q, k, v, None, valid_lens, options, (return_weights, return_lse))
 
 
 @overload
@@ -196,29 +177,11 @@ def additive_attention(
     q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
+@shows_options
 def additive_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    w_v: Any,
-    W_q: Any = None,
-    W_k: Any = None,
-    valid_lens: Any = None,
-    *,
-    keep_mask: Any = None,
-    bias: Any = None,
-    causal: Causal = False,
-    window: Window = None,
-    scale: Optional[float] = None,
-    softcap: Optional[float] = None,
-    relative_bias: Any = None,
-    sinks: Any = None,
-    dropout: float = 0.0,
-    rng: RngLike = None,
-    empty_rows: EmptyRows = "zero",
-    return_weights: bool = False,
-    return_lse: bool = False,
-) -> Any:
+    q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
+) -> Any:  # fmt: skip
     """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v.
 
     Parameters
@@ -262,10 +225,7 @@ def additive_attention(
     array([[[2.]]])
     """
     q, k, w_v = additive_features(q, k, w_v, W_q, W_k)
-    options = (
-        valid_lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows
-    )  # fmt: skip
-    return _attention(q, k, v, w_v, options, return_weights, return_lse)
+    return _attention(q, k, v, w_v, valid_lens, options, (return_weights, return_lse))
 
 
 @overload
@@ -335,13 +295,16 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
 
 def _attention(
-    q: Any, k: Any, v: Any, w_v: Optional[Array], options: Options, return_weights: bool, return_lse: bool
+    q: Any, k: Any, v: Any, w_v: Optional[Array], valid_lens: Any, options: AttentionOptions, extras: tuple[bool, bool]
 ) -> Any:
+    """extras: whether weights and lse are wanted."""
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
     # Each by its name: to spread a tuple over a call costs as much as a small call's arithmetic.
-    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = core_options(q, k, options)
+    found = core_options(q, k, valid_lens, **options)
+    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = found
+    return_weights, return_lse = extras
     out, weights, lse = attention_forward(
         q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         return_weights, return_lse, False, None, terms,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from . import _arguments
-from ._arguments.arrays import floats, like_input, to_array, to_arrays
+from ._arguments.arrays import floats, gradient_like, is_tensor, like_input, to_array, to_arrays
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 
@@ -80,7 +80,7 @@ class PositionalEncoding(Trained):
         self.dropout = Dropout(dropout)
         self.P = sinusoids(_arguments.whole(max_len, "max_len"), self.num_hiddens)[None]
         self._rng = _arguments.generator(rng)
-        self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, and what `_draw` gave
+        self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, type, and what `_draw` gave
 
     @overload
     def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...
@@ -93,7 +93,7 @@ class PositionalEncoding(Trained):
         out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)
         if self.training if training is None else _arguments.flag(training, "training"):
             kept = self._draw(array.shape)
-            self._kept = array.shape, kept
+            self._kept = array.shape, array.dtype, kept
             if kept is not None:
                 out *= kept.astype(array.dtype)
         return like_input(out, as_tensor)
@@ -124,12 +124,11 @@ class PositionalEncoding(Trained):
         """
         if self._kept is None:
             raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
-        (grad,), as_tensor = to_arrays((grad_output, "grad_output"))
-        shape, kept = self._kept
-        if floats(grad, "grad_output").shape != shape:
-            raise ShapeError(f"grad_output has shape {grad.shape}, but the output it belongs to has {shape}")
+        shape, dtype, kept = self._kept
+        grad = gradient_like(shape, dtype, grad_output)
         self._kept = None
-        return like_input(grad.copy() if kept is None else grad * kept.astype(grad.dtype), as_tensor)
+        found = grad.copy() if kept is None else grad * kept.astype(grad.dtype)
+        return like_input(found, is_tensor(grad_output))
 
     def __repr__(self) -> str:
         return f"PositionalEncoding(\n  (dropout): {self.dropout!r}\n)"

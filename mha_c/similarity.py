@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 import numpy as np
 
 from . import _arguments
-from ._arguments.arrays import floats, like_input, to_array, to_arrays, to_lengths
+from ._arguments.arrays import floats, gradient_like, like_input, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward
 from ._layer.module import Trained
 from .errors import ShapeError
@@ -232,12 +232,8 @@ class KernelAttention(Trained):
         record = self._record
         if record is None:
             raise RuntimeError("KernelAttention.backward needs a call in training mode before it, one for each")
-        (grad,), _ = to_arrays((grad_output, "grad_output"))
         shape = record.out.shape if len(record.shapes[0]) == 3 else record.shapes[0]
-        if floats(grad, "grad_output").shape != shape:
-            raise ShapeError(f"grad_output has shape {grad.shape}, but the output it belongs to has {shape}")
-        if grad.dtype != record.out.dtype:
-            raise TypeError(f"grad_output must be {record.out.dtype} as the output it belongs to, got {grad.dtype}")
+        grad = gradient_like(shape, record.out.dtype, grad_output)
         q, k, v = record.inputs
         _, _, grad_v, _, of_bias = attention_backward(
             np.ascontiguousarray(grad.reshape(record.out.shape)), record.out, record.row_stats, q[..., :0], k[..., :0],

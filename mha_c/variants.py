@@ -7,6 +7,7 @@ tensors; weights start Xavier-uniform; `state_dict` and `load_state_dict` use th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
@@ -75,18 +76,8 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     """
     (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
     for array, name in ((q, "query"), (k, "key"), (v, "value")):
-        if floats(array, name).ndim < 2:
-            raise ShapeError(f"{name} must have shape (..., rows, features), got {array.shape}")
-    if k.shape[-1] != q.shape[-1]:
-        raise ShapeError(f"key has {k.shape[-1]} features, but query has {q.shape[-1]}: {k.shape}, {q.shape}")
-    if v.shape[-2] != k.shape[-2]:
-        raise ShapeError(f"value has {v.shape[-2]} rows, but key has {k.shape[-2]}: {v.shape}, {k.shape}")
-    try:
-        leading = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    except ValueError:
-        raise ShapeError(
-            f"the leading axes of query {q.shape}, key {k.shape} and value {v.shape} do not broadcast"
-        ) from None
+        floats(array, name)
+    leading = leading_axes(q, k, v, np.broadcast_shapes)
     n_items = int(np.prod(leading, dtype=np.int64))
     items = [np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v)]
     out, weights, _ = attention_forward(
@@ -149,7 +140,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def __call__(self, x: Any) -> Any: ...
     def __call__(self, x: Any) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
-        _need_features(array, self.d_model)
+        need_features(floats(array, "x"), self.d_model)
         source = x if as_tensor else array  # a tensor goes on as itself, so that the weights become one as well
         return super().__call__(source, source, source)
 
@@ -180,7 +171,43 @@ class MultiHeadedSelfAttention(AttentionLayer):
         return weights
 
 
-class SelfAttentionAISummer(Layer):
+class _AISummer(Layer):
+    """What the layers of The AI Summer share: `to_qvk`, whose output feature (d*3 + i)*heads + h is component d of the
+    query (i = 0), key (1) or value (2) of head h, packed so that they come out as (query, key, value) x head x
+    component; and what stands behind the joined heads, if anything does."""
+
+    to_qvk = Projection()
+
+    def __init__(
+        self, dim: int, heads: int, dim_head: int, dtype: Any, rng: RngLike, behind: tuple[State, ...] = ()
+    ) -> None:
+        self.dim, self.heads, self.dim_head = dim, heads, dim_head
+        feature = np.arange(dim_head * 3 * heads).reshape(dim_head, 3, heads)
+        to_qvk = State("to_qvk", feature.size, dim, reorder=feature.transpose(1, 2, 0).reshape(-1))
+        super().__init__((to_qvk, *behind), dtype, rng)
+        self.initialize()
+
+    @overload
+    def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, x: Any, mask: Any = None) -> Any: ...
+    def __call__(self, x: Any, mask: Any = None) -> Any:
+        (array,), as_tensor = to_arrays((x, "x"))
+        need_features(floats(array, "x"), self.dim)
+        batch, steps, _ = array.shape
+        keep = None
+        if mask is not None:
+            drop = to_array(mask, "mask")
+            keep = kept(drop, drop.dtype == np.bool_, steps)
+        packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states]
+        split = linear(array, packed[0]).reshape(batch, steps, 3, self.heads, self.dim_head)
+        q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
+        out = attention_forward(q, k, v, None, None, keep, None, None, -1, -1, self.dim_head**-0.5)[0]
+        joined = out.transpose(0, 2, 1, 3).reshape(batch, steps, self.heads * self.dim_head)
+        return like_input(linear(joined, packed[1]) if packed[1:] else joined, as_tensor)
+
+
+class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
@@ -216,24 +243,12 @@ class SelfAttentionAISummer(Layer):
     (2, 3, 4)
     """
 
-    to_qvk = Projection()
-
     def __init__(self, dim: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
-        self.dim = _arguments.whole(dim, "dim")
-        super().__init__((_qkv_state(self.dim, 1, self.dim),), dtype, rng)
-        self.initialize()
-
-    @overload
-    def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
-    @overload
-    def __call__(self, x: Any, mask: Any = None) -> Any: ...
-    def __call__(self, x: Any, mask: Any = None) -> Any:
-        (array,), as_tensor = to_arrays((x, "x"))
-        out = _attend(self, array, mask, 1, self.dim)
-        return like_input(out[:, 0], as_tensor)
+        dim = _arguments.whole(dim, "dim")
+        super().__init__(dim, 1, dim, dtype, rng)
 
 
-class MultiHeadSelfAttentionAISummer(Layer):
+class MultiHeadSelfAttentionAISummer(_AISummer):
     """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
@@ -275,63 +290,52 @@ class MultiHeadSelfAttentionAISummer(Layer):
     (2, 3, 16)
     """
 
-    to_qvk, W_0 = Projection(), Projection()
+    W_0 = Projection()
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 8,
-        dim_head: Optional[int] = None,
-        *,
-        dtype: Any = np.float32,
-        rng: RngLike = None,
+        self, dim: int, heads: int = 8, dim_head: Optional[int] = None, *, dtype: Any = np.float32, rng: RngLike = None
     ) -> None:
-        self.dim, self.heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
-        if dim_head is None and self.dim < self.heads:
-            raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
-        self.dim_head = self.dim // self.heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
-        states = _qkv_state(self.dim, self.heads, self.dim_head), State("W_0", self.dim, self.heads * self.dim_head)
-        super().__init__(states, dtype, rng)
-        self.initialize()
-
-    @overload
-    def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
-    @overload
-    def __call__(self, x: Any, mask: Any = None) -> Any: ...
-    def __call__(self, x: Any, mask: Any = None) -> Any:
-        (array,), as_tensor = to_arrays((x, "x"))
-        out = _attend(self, array, mask, self.heads, self.dim_head)
-        joined = out.transpose(0, 2, 1, 3).reshape(*array.shape[:2], self.heads * self.dim_head)
-        packed = self._parameters.states[1].packed(packing_type(array, self.dtype))
-        return like_input(linear(joined, packed), as_tensor)
+        dim, heads, dim_head = ai_summer_sizes(dim, heads, dim_head)
+        super().__init__(dim, heads, dim_head, dtype, rng, (State("W_0", dim, heads * dim_head),))
 
 
-def _qkv_state(dim: int, heads: int, dim_head: int) -> State:
-    """to_qvk, packed so that the features come out as (query, key, value) x head x component."""
-    feature = np.arange(dim_head * 3 * heads).reshape(dim_head, 3, heads)
-    return State("to_qvk", feature.size, dim, reorder=feature.transpose(1, 2, 0).reshape(-1))
+# --- What torch's variants check too, of tensors --------------------------------------------------------
 
 
-def _attend(layer: Layer, x: Array, mask: Any, heads: int, dim_head: int) -> Array:
-    """(B, heads, T, dim_head) of one AI Summer layer; queries, keys and values are views of one product."""
-    state = layer._parameters.states[0]
-    assert state.in_features is not None
-    _need_features(x, state.in_features)
-    batch, steps, _ = x.shape
-    keep = None
-    if mask is not None:
-        drop = to_array(mask, "mask")
-        if drop.dtype != np.bool_:
-            raise TypeError(f"mask must be bool, True = drop, got {drop.dtype}")
-        if drop.shape != (steps, steps):
-            raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {drop.shape}")
-        keep = ~drop
-    features = linear(x, state.packed(packing_type(x, layer.dtype)))
-    split = features.reshape(batch, steps, 3, heads, dim_head)
-    q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
-    return attention_forward(q, k, v, None, None, keep, None, None, -1, -1, dim_head**-0.5)[0]
+def leading_axes(query: Any, key: Any, value: Any, broadcast: Callable[..., Any]) -> tuple[int, ...]:
+    """The axes before rows and features, broadcast; ShapeError where the three do not go together."""
+    named = (query, "query"), (key, "key"), (value, "value")
+    shapes = {name: tuple(x.shape) for x, name in named}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            raise ShapeError(f"{name} must have shape (..., rows, features), got {shape}")
+    q, k, v = shapes.values()
+    if k[-1] != q[-1]:
+        raise ShapeError(f"key has {k[-1]} features, but query has {q[-1]}: {k}, {q}")
+    if v[-2] != k[-2]:
+        raise ShapeError(f"value has {v[-2]} rows, but key has {k[-2]}: {v}, {k}")
+    try:
+        return tuple(broadcast(q[:-2], k[:-2], v[:-2]))
+    except (ValueError, RuntimeError):  # NumPy's and torch's
+        raise ShapeError(f"the leading axes of query {q}, key {k} and value {v} do not broadcast") from None
 
 
-def _need_features(x: Array, features: int) -> None:
-    if floats(x, "x").ndim != 3 or x.shape[2] != features:
-        raise ShapeError(f"x must have shape (B, T, {features}), got {x.shape}")
+def ai_summer_sizes(dim: Any, heads: Any, dim_head: Any) -> tuple[int, int, int]:
+    dim, heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
+    if dim_head is None and dim < heads:
+        raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
+    return dim, heads, dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
+
+
+def kept(mask: Any, is_bool: bool, steps: int) -> Any:
+    """The contrary of a mask in which True is what is dropped."""
+    if not is_bool:
+        raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
+    if tuple(mask.shape) != (steps, steps):
+        raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
+    return ~mask
+
+
+def need_features(x: Any, features: int) -> None:
+    if x.ndim != 3 or x.shape[2] != features:
+        raise ShapeError(f"x must have shape (B, T, {features}), got {tuple(x.shape)}")

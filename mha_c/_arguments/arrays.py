@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import ShapeError
+
 if TYPE_CHECKING:
     from .._types import Array
 INT64 = np.dtype(np.int64)
@@ -140,6 +142,16 @@ def floats(array: Array, name: str) -> Array:
     """The type check for arrays that do not go to the core under this name."""
     if array.dtype.type not in (np.float32, np.float64):
         raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
+    return array
+
+
+def gradient_like(shape: tuple[int, ...], dtype: Any, grad_output: Any) -> Array:
+    """What a `backward` is given, which has to be as the output of the call was."""
+    array = floats(to_array(grad_output, "grad_output"), "grad_output")
+    if array.shape != shape:
+        raise ShapeError(f"grad_output has shape {array.shape}, but the output it belongs to has {shape}")
+    if array.dtype.type is not dtype.type:
+        raise TypeError(f"grad_output must be {dtype} as the output it belongs to, got {array.dtype}")
     return array
 
 

@@ -1,10 +1,11 @@
 """The keywords of `mha_c.functional` in the words of the compiled core; W_q and W_k of additive attention applied.
 
-Used by functional.py, _gradients.py and mha_c.torch.functional.
+`core_options` is where they stand with their defaults; the functions hand them on as they are given.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -15,10 +16,7 @@ from ..errors import ShapeError
 from .arrays import floats, is_tensor, like_input, to_array, to_lengths
 
 if TYPE_CHECKING:
-    from .._types import Array, Causal, EmptyRows, RngLike
-
-    # What a user gives, in the order of NAMES.  A plain tuple: one with names takes 0.3 us more of a call of 2.
-    Options = tuple[Any, ...]
+    from .._types import Array, Causal, EmptyRows, RngLike, Window
 
     # relative_bias, softcap (0: none), sinks
     Terms = Optional[tuple[Optional[Array], float, Optional[Array]]]
@@ -26,16 +24,17 @@ if TYPE_CHECKING:
     # valid_lens, keep_mask, bias, causal, window_left, window_right, scale, dropout, seed, empty_rows, terms
     CoreOptions = tuple[Any, Any, Any, Any, int, int, Optional[float], float, int, EmptyRows, Terms]
 
-NAMES = (
-    "valid_lens", "keep_mask", "bias", "causal", "window", "scale", "softcap", "relative_bias", "sinks", "dropout",
-    "rng", "empty_rows",
-)  # fmt: skip
 CORNERS = "top_left", "bottom_right"
 
 
-def core_options(q: Array, k: Array, options: Options) -> CoreOptions:
-    """The options as the core takes them, in its order."""
-    lens, keep_mask, bias, causal, window, scale, softcap, relative_bias, sinks, dropout, rng, empty_rows = options
+def core_options(
+    q: Array, k: Array, valid_lens: Any = None, *, keep_mask: Any = None, bias: Any = None, causal: Causal = False,
+    window: Window = None, scale: Optional[float] = None, softcap: Optional[float] = None, relative_bias: Any = None,
+    sinks: Any = None, dropout: float = 0.0, rng: RngLike = None, empty_rows: EmptyRows = "zero", **unknown: Any,
+) -> CoreOptions:  # fmt: skip
+    """The options as the core takes them, in its order; for type checkers they stand in `_types.AttentionOptions`."""
+    if unknown:
+        raise TypeError(f"got an unexpected keyword argument {next(iter(unknown))!r}; there are {', '.join(OPTIONS)}")
     terms = None
     if softcap is not None or relative_bias is not None or sinks is not None:
         terms = (
@@ -45,7 +44,7 @@ def core_options(q: Array, k: Array, options: Options) -> CoreOptions:
         )
     left, right = (-1, -1) if window is None else core_window(window)
     return (
-        None if lens is None else to_lengths(lens),
+        None if valid_lens is None else to_lengths(valid_lens),
         None if keep_mask is None else to_array(keep_mask, "keep_mask"),
         None if bias is None else to_array(bias, "bias"),
         None if causal is False else core_corner(causal, q, k),
@@ -57,6 +56,19 @@ def core_options(q: Array, k: Array, options: Options) -> CoreOptions:
         empty_rows,
         terms,
     )
+
+
+OPTIONS = {
+    name: one for name, one in inspect.signature(core_options).parameters.items() if one.kind is one.KEYWORD_ONLY
+}
+
+
+def shows_options(function: Any) -> Any:
+    """For a function (..., **options): help() and editors show OPTIONS by their names."""
+    *others, _ = inspect.signature(function).parameters.values()
+    first = sum(one.kind is not one.KEYWORD_ONLY for one in others)
+    function.__signature__ = inspect.Signature([*others[:first], *OPTIONS.values(), *others[first:]])
+    return function
 
 
 def core_corner(causal: Causal, q: Array, k: Array) -> Any:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 from numpy import ndarray
 
 from .. import _arguments
-from .._arguments.arrays import INT64, floats, like_input, to_array, to_arrays, to_lengths
+from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._core import isa, layer_backward, layer_forward
-from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
 from .kept_weights import LENGTHS, N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
@@ -319,7 +318,7 @@ class AttentionLayer(Layer, Viewable):
                 "the last call in training mode was given projected keys, which lead no gradient back to W_k: give "
                 "it the keys themselves"
             )
-        grads = self._gradients(record, _checked_gradient(grad_output, record.out), roles)
+        grads = self._gradients(record, gradient_like(record.out.shape, record.out.dtype, grad_output), roles)
         with self._parameters.lock:
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
@@ -350,12 +349,3 @@ class AttentionLayer(Layer, Viewable):
 
 def _weight_as(state: State, dtype: Any) -> Optional[Array]:
     return None if state.weight is None else state.weight.astype(dtype, copy=False)
-
-
-def _checked_gradient(grad_output: Any, out: Array) -> Array:
-    array = floats(to_array(grad_output, "grad_output"), "grad_output")
-    if array.shape != out.shape:
-        raise ShapeError(f"grad_output has shape {array.shape}, but the output it belongs to has {out.shape}")
-    if array.dtype.type is not out.dtype.type:
-        raise TypeError(f"grad_output must be {out.dtype} as the output it belongs to, got {array.dtype}")
-    return array

@@ -25,6 +25,7 @@ from ._call.ways import attend, run_layer
 from ._decoder import decoding, projected, repeated_keys
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
+from ._explained import explained, to_measure
 from ._lazy_sizes import materialize
 from ._private import in_transform, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
@@ -152,6 +153,15 @@ class AttentionModule(TakesArrays, Viewable):
         torch.Size([8, 8])
         """
         return projected.project(self, keys, values, valid_lens)
+
+    def _explained(
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return explained(self, (queries, keys, values), valid_lens, training, cache)
+
+    def _to_measure(self, sizes: Any, drawn: bool) -> Any:
+        return to_measure(self, sizes, drawn)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import _arguments
+from .. import variants as of_numpy
 from .._layer.viewable import Viewable
-from ..errors import ShapeError
 from ._call.ways import attend
 from ._module import TakesArrays
 from ._tensors import check_inputs
@@ -58,16 +58,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     (torch.Size([5, 2]), torch.Size([5, 4]))
     """
     check_inputs(query=query, key=key, value=value)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dim() < 2:
-            raise ShapeError(f"{name} must have shape (..., rows, features), got {tuple(x.shape)}")
-    try:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    except RuntimeError:
-        raise ShapeError(
-            f"the leading axes of query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} "
-            f"do not broadcast"
-        ) from None
+    leading = of_numpy.leading_axes(query, key, value, torch.broadcast_shapes)
     n_items = math.prod(leading)
     items = [x.expand(*leading, *x.shape[-2:]).reshape(n_items, *x.shape[-2:]) for x in (query, key, value)]
     out, weights = dot_product_attention(items[0], items[1], items[2], return_weights=True)
@@ -107,7 +98,8 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
-        _need_features(x, self.d_model)
+        check_inputs(x=x)
+        of_numpy.need_features(x, self.d_model)
         linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
         weights = [linear.weight for linear in linears]
         out, self._last = attend(x, x, x, None, (*weights, *[None] * 5), self.num_heads)
@@ -143,8 +135,12 @@ class _AISummer(TakesArrays):
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Attention of x to itself: see the class."""
-        _need_features(x, self.dim)
-        keep = None if mask is None else _kept(torch.as_tensor(mask), x.shape[1])
+        check_inputs(x=x)
+        of_numpy.need_features(x, self.dim)
+        keep = None
+        if mask is not None:
+            drop = torch.as_tensor(mask)
+            keep = of_numpy.kept(drop, drop.dtype is torch.bool, x.shape[1])
         # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
         features = self.to_qvk(x).unflatten(2, (self.dim_head, 3, self.heads))
         q, k, v = features.permute(3, 0, 4, 1, 2).contiguous().unbind(0)
@@ -201,22 +197,5 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     """
 
     def __init__(self, dim: int, heads: int = 8, dim_head: Optional[int] = None) -> None:
-        dim, heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
-        if dim_head is None and dim < heads:
-            raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
-        super().__init__(dim, heads, dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head"))
-        self.W_0 = nn.Linear(self.heads * self.dim_head, dim, bias=False)
-
-
-def _kept(mask: Tensor, steps: int) -> Tensor:
-    if mask.dtype is not torch.bool:
-        raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
-    if tuple(mask.shape) != (steps, steps):
-        raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
-    return ~mask
-
-
-def _need_features(x: Tensor, features: int) -> None:
-    check_inputs(x=x)
-    if x.dim() != 3 or x.shape[2] != features:
-        raise ShapeError(f"x must have shape (B, T, {features}), got {tuple(x.shape)}")
+        super().__init__(*of_numpy.ai_summer_sizes(dim, heads, dim_head))
+        self.W_0 = nn.Linear(self.heads * self.dim_head, self.dim, bias=False)

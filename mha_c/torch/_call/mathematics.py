@@ -65,17 +65,21 @@ def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> T
 def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = None) -> Tensor:
     """w_v (h,) or (1, h).  The features (..., Q, K, h) are never all there: pieces of the queries have them in turn,
     and once more in the backward call."""
-    numbers = q.numel() * k.shape[-2] if has_numbers(q) else 0
-    if numbers <= FEATURES:
+    rows = queries_at_a_time(q.numel() * k.shape[-2], q.shape[-2]) if has_numbers(q) else q.shape[-2]
+    if rows == q.shape[-2]:
         scores = _additive_scores(q, k, w_v)
     else:
-        rows = max(1, q.shape[-2] * FEATURES // numbers)
         pieces = [
             checkpoint(_additive_scores, piece, k, w_v, use_reentrant=False, preserve_rng_state=False)
             for piece in q.split(rows, -2)
         ]
         scores = torch.cat(pieces, -2)
     return scores if scale is None else scores * scale
+
+
+def queries_at_a_time(features: int, n_queries: int) -> int:
+    """How many, of the queries of a call that has so many features."""
+    return n_queries if features <= FEATURES else max(1, n_queries * FEATURES // features)
 
 
 def _additive_scores(q: Tensor, k: Tensor, w_v: Tensor) -> Tensor:

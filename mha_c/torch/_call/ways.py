@@ -13,7 +13,8 @@
     ring        the child is one that spreads the sequence over processes   distributed/
 
 `_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual
-case, for a small layer is over in ten microseconds; `attend` decides among core, operator and torch.
+case, for a small layer is over in ten microseconds; `attend` decides among core, operator and torch.  mha_c.explain and
+mha_c.cost say the way, and its words in `WHY`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ from .autograd import LayerParameters, differentiable_layer
 from .checks import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: LayerParameters = (None,) * 9
+WHY = {
+    "core": "the compiled core",
+    "cache": "the compiled core, on what a decoder keeps",
+    "operator": "the compiled core, as an operator for compilers and classes of tensors",
+    "torch": "torch's own operations",
+    "children": "children one by one: one is not d2l's, or somebody looks on (hooks, modes, classes of tensors)",
+}
 Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, dropout
 
 
@@ -109,7 +117,7 @@ def attend(
     """
     check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
     check_options(empty_rows, dropout)
-    tensors, dtype = _in_one_type((queries, keys, values, *parameters))
+    tensors, dtype = in_one_type((queries, keys, values, *parameters))
     options, chosen = (valid_lens, num_heads, empty_rows, dropout), way(queries, tensors, valid_lens)
     if chosen == "core":
         seed = draw_seed() if dropout and seed is None else seed or 0
@@ -129,7 +137,7 @@ def attend(
     return (out if out.dtype is dtype else out.to(dtype)), (saved, dtype, source)
 
 
-def _in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
+def in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
     """The tensors of a call in the type that it is computed in, and the type of its results: None where autocast says.
 
     On the CPU 16-bit floats are computed in float32; on other devices in what they are.

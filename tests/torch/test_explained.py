@@ -1,0 +1,142 @@
+"""mha_c.explain, mha_c.cost and mha_c.show_config of torch's modules and devices: the way said is the way taken."""
+
+import copy
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+import mha_c  # noqa: E402
+import own_device  # noqa: E402  torch must be there
+from mha_c import torch as ours  # noqa: E402
+from mha_c.torch._call import by_torch, mathematics, ways  # noqa: E402
+
+OWN = own_device.load()
+
+
+def layers():
+    torch.manual_seed(0)
+    yield ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True)
+    yield ours.AdditiveAttention(12, 12, 8, 0.0)
+    yield ours.DotProductAttention(0.0)
+
+
+def twins():
+    yield mha_c.MultiHeadAttention(12, 12, 12, 12, 3, 0, bias=True)
+    yield mha_c.AdditiveAttention(12, 12, 8, 0)
+    yield mha_c.DotProductAttention(0)
+
+
+def way_of(layer, *args, **options):
+    return mha_c.explain(layer, *args, **options).as_dict()["way"]
+
+
+@pytest.mark.parametrize("name", ["core", "torch", "children", "operator", "cache"])
+def test_the_way_said_is_the_way_taken(name, monkeypatch):
+    reached = []
+    for layer in layers():
+        x, options = torch.randn(2, 4, 12), {}
+        if name == "torch":
+            layer, x = layer.to(OWN), x.to(OWN)
+        elif name == "children":
+            getattr(layer, "attention", layer).dropout.register_forward_hook(lambda *_: None)
+        elif name == "operator":
+            from torch._subclasses import FakeTensorMode
+
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                x = mode.from_tensor(x)
+        elif name == "cache":
+            layer.eval()
+            options["cache"] = layer.new_cache(2, 8)
+        with torch.no_grad():
+            assert way_of(layer, x, x, x, **options) == name
+            for owner, function, way in (
+                (ways, "call_core", "core"), (ways, "call_operator", "operator"), (by_torch, "layer", "torch"),
+                (type(layer), "_by_children", "children"), (ours._decoder.decoding, "layer_step", "cache"),
+            ):  # fmt: skip
+                before = getattr(owner, function)
+
+                def call(*args, way=way, before=before):
+                    reached.append(way)
+                    return before(*args)
+
+                monkeypatch.setattr(owner, function, call)
+            layer(x, x, x, **options)
+            monkeypatch.undo()
+        assert reached[-1] == name
+
+
+def test_nothing_changes_by_asking():
+    for sizes in ((12, 3, 0.5), (12, 12, 12, 12, 3, 0.5)):
+        layer, x = ours.MultiHeadAttention(*sizes), torch.randn(2, 4, 12)
+        text, state = repr(layer), torch.get_rng_state()
+        facts = mha_c.explain(layer, x, x, x, [3, 2]).as_dict()
+        assert repr(layer) == text and torch.equal(torch.get_rng_state(), state) and layer._last is layer._inner()._last
+        assert facts["projections"]["W_k"]["rows_needed"] == 5 and facts["attention"]["keys"] == 4
+
+
+def test_facts_are_those_of_the_layer_for_numpy():
+    for layer, plain in zip(layers(), twins()):
+        x, y = torch.randn(2, 4, 12), torch.randn(2, 600, 12)
+        with torch.no_grad():
+            facts = mha_c.explain(layer, x, y, y, [3, 500]).as_dict()
+        wanted = mha_c.explain(plain, x.numpy(), y.numpy(), y.numpy(), [3, 500]).as_dict()
+        assert facts["device"] == "cpu" and facts["kept"] == wanted["kept"]
+        for one in (facts["attention"], wanted["attention"]):
+            del one["scratch_bytes"]  # weights are packed in the call, or were before it
+        assert facts["attention"] == wanted["attention"]
+        assert mha_c.explain(layer.half(), x.half(), y.half(), y.half()).as_dict()["dtype"] == "float16"
+
+
+def test_on_a_device(monkeypatch):
+    multi, additive, _ = (layer.to(OWN) for layer in layers())
+    x = torch.randn(2, 4, 12, device=OWN)
+    text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
+    assert "on own:0: 2 items, 3 heads" in text and ways.WHY["torch"] in text and "scaled_dot_product_attention" in text
+    monkeypatch.setattr(mathematics, "FEATURES", 2 * 4 * 8)
+    assert "1 of 4 queries at a time" in mha_c.explain(additive, x, x, x).as_dict()["by"]
+    with torch.no_grad():
+        assert way_of(multi, x, multi.project(x, x)) == "torch"
+        multi.eval()
+        cache = multi.new_cache(2, 8)
+        multi(x, x, x, cache=cache)
+        assert mha_c.explain(multi, x, x, x, cache=cache).as_dict()["attention"]["keys"] == 8
+        monkeypatch.undo()
+        # What is said beside the kernels' own is what a call takes of the device where they take the scores alone.
+        y = torch.randn(1, 256, 12, device=OWN)
+        facts = mha_c.explain(additive, y, y, y).as_dict()
+        peak = own_device.peak_bytes(lambda: additive(y, y, y))
+        assert facts["scratch_bytes"] / 2 < peak < 2 * (facts["scratch_bytes"] + facts["kept_bytes"])
+    with pytest.raises(TypeError, match="parameters on own:0"):
+        mha_c.explain(multi, x.cpu(), x.cpu(), x.cpu())
+
+
+def test_projected_keys():
+    multi = next(layers())
+    x, y = torch.randn(2, 1, 12), torch.randn(2, 5, 12)
+    facts = mha_c.explain(multi, x, multi.project(y, y, [3, 2])).as_dict()
+    assert facts["way"] == "core" and list(facts["projections"]) == ["W_q", "W_o"]
+    with torch.no_grad():
+        facts = mha_c.explain(multi, x, multi.project(y, y)).as_dict()
+    assert facts["way"] == "cache" and facts["attention"]["keys"] == 5
+
+
+def test_cost():
+    for layer, plain in zip(layers(), twins()):
+        wanted = mha_c.cost(plain, 8, 5, batch=2, features=12, measure=False)
+        for device in ("cpu", OWN):
+            found = mha_c.cost(copy.deepcopy(layer).to(device), 8, 5, batch=2, features=12, measure=device == "cpu")
+            assert found[:3] == wanted[:3] and (found.seconds is None) == (device != "cpu")
+            where = "cpu" if device == "cpu" or not [*layer.parameters()] else "own:0"
+            assert found.way == f"{ways.WHY['core' if where == 'cpu' else 'torch']}, on {where}"
+            assert repr(found).endswith(found.way) and found.tiled_memory > 0
+    lazy = ours.AdditiveAttention(8, 0.0)
+    assert mha_c.cost(lazy, 4, features=6).steps[0].flops == 2 * 4 * 6 * 8 and lazy.W_q.in_features == 0
+    with pytest.raises(TypeError, match="must be an attention layer"):
+        mha_c.cost(torch.nn.Linear(2, 2), 4)
+
+
+def test_show_config(capsys):
+    assert mha_c.show_config()["torch_device"] == "own"
+    assert "on own: by torch's own kernels" in capsys.readouterr().out
