@@ -1,6 +1,6 @@
 """What mha_c.torch does where a torch lacks a name that torch promises to nobody: each is taken away."""
 
-import functools
+import json
 import os
 import re
 import subprocess
@@ -17,7 +17,7 @@ torch = needs.module("torch")
 ROOT = Path(__file__).resolve().parents[2]
 TAKE_AWAY = """
 import sys, torch
-*places, name = sys.argv[1].split(".")
+*places, name = path.split(".")
 owner = torch
 for place in places[1:]:
     owner = getattr(owner, place)
@@ -87,30 +87,53 @@ assert _private.FakeTensor == ()
 assert _private.FakeTensorMode == ()
 """,
 }
+NOTHING = "torch.cuda.is_available"  # not asked for by a call on the CPU
 WITH = "print(*[x.double().sum().item() for x in step()])"
 
 
-@functools.lru_cache(None)
-def run(path, code):
-    program = [sys.executable, "-c", TAKE_AWAY + code, path]
+# Importing torch takes seconds: one process does it, and forks one for each name, whose words go to files.
+FORKS = """
+import json, os, sys, torch
+folder, programs = sys.argv[1], json.loads(sys.argv[2])
+for path, code in programs.items():
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(f"{folder}/{path}.{stream}", os.O_CREAT | os.O_WRONLY), stream)
+        exec(code, {"path": path, "__name__": "__main__"})
+        sys.exit()
+    with open(f"{folder}/{path}.status", "w") as file:
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=file)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(path): exit status, output and errors of the program without the name at that path."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    folder = tmp_path_factory.mktemp("without")
+    programs = {path: TAKE_AWAY for path in NEEDED} | {path: TAKE_AWAY + MISSED[path] + WITH for path in MISSED}
+    programs[NOTHING] = TAKE_AWAY + WITH
     environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}  # the package under test
-    return subprocess.run(program, capture_output=True, text=True, env=environment, timeout=needs.HANGS)
+    program = [sys.executable, "-c", FORKS, str(folder), json.dumps(programs)]
+    subprocess.run(program, check=True, env=environment, timeout=needs.HANGS)
+    return lambda path: [(folder / f"{path}.{kind}").read_text() for kind in ("status", 1, 2)]
 
 
 @pytest.mark.parametrize("path", NEEDED)
-def test_the_import_says_what_it_needs(path):
-    done = run(path, "")
+def test_the_import_says_what_it_needs(path, run):
+    status, _, errors = run(path)
     version = re.escape(torch.__version__)
-    assert done.returncode == 1
-    assert re.match(rf"ImportError: mha_c\.torch needs {re.escape(path)}, which torch {version} does not", done.stderr)
+    assert int(status) == 1
+    assert re.match(rf"ImportError: mha_c\.torch needs {re.escape(path)}, which torch {version} does not", errors)
 
 
 @pytest.mark.parametrize("path", MISSED)
-def test_a_call_goes_on_without_it(path):
-    done = run(path, MISSED[path] + WITH)
-    assert done.returncode == 0, done.stderr
-    found, expected = (result.stdout.split() for result in (done, run("torch.cuda.is_available", WITH)))
-    assert [float(x) for x in found] == pytest.approx([float(x) for x in expected], rel=1e-5)
+def test_a_call_goes_on_without_it(path, run):
+    status, found, errors = run(path)
+    assert int(status) == 0, errors
+    assert [float(x) for x in found.split()] == pytest.approx([float(x) for x in run(NOTHING)[1].split()], rel=1e-5)
 
 
 def test_names_of_torchs_own_stand_in_one_module():
