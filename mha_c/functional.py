@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
 import numpy as np
 
-from ._arguments.arrays import floats, like_input, to_arrays
+from ._arguments.arrays import like_input, of_one_type, to_arrays
 from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
@@ -316,9 +316,8 @@ def _attention(
 
 def _check_parts(parts: dict[str, Array]) -> None:
     first = parts["out_a"]
+    of_one_type(tuple(parts.values()), *parts)
     for name, array in parts.items():
-        if floats(array, name).dtype != first.dtype:
-            raise TypeError(f"{name} must be {first.dtype} as out_a, got {array.dtype}")
         shape = first.shape[:-1] if name.startswith("lse") else first.shape
         if array.shape != shape or first.ndim < 2:
             wanted = "(B, [H,] Q)" if name.startswith("lse") else "(B, [H,] Q, Dv)"

@@ -171,11 +171,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")
-    if array.ndim != 3:
-        raise ShapeError(f"X must have shape (B, T, num_hiddens), got {array.shape}")
-    batch, steps, features = array.shape
-    if features % heads:
-        raise ShapeError(f"the last axis of X ({features}) must be divisible by num_heads ({heads})")
+    batch, steps, features = check_heads(array.shape, 2, heads)
     split = array.reshape(batch, steps, heads, features // heads).transpose(0, 2, 1, 3)
     return like_input(split.reshape(batch * heads, steps, features // heads), as_tensor)
 
@@ -218,10 +214,16 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     (array,), as_tensor = to_arrays((X, "X"))
     heads = _arguments.whole(num_heads, "num_heads")
-    if array.ndim != 3:
-        raise ShapeError(f"X must have shape (B*num_heads, T, d), got {array.shape}")
-    rows, steps, features = array.shape
-    if rows % heads:
-        raise ShapeError(f"the first axis of X ({rows}) must be divisible by num_heads ({heads})")
+    rows, steps, features = check_heads(array.shape, 0, heads)
     joined = array.reshape(rows // heads, heads, steps, features).transpose(0, 2, 1, 3)
     return like_input(joined.reshape(rows // heads, steps, heads * features), as_tensor)
+
+
+def check_heads(shape: tuple[int, ...], axis: int, num_heads: int) -> tuple[int, ...]:
+    """The shape of an array, or tensor, whose last axis (2) or first one (0) has all heads."""
+    wanted, place = ("(B, T, num_hiddens)", "last") if axis else ("(B*num_heads, T, d)", "first")
+    if len(shape) != 3:
+        raise ShapeError(f"X must have shape {wanted}, got {tuple(shape)}")
+    if shape[axis] % num_heads:
+        raise ShapeError(f"the {place} axis of X ({shape[axis]}) must be divisible by num_heads ({num_heads})")
+    return shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 import numpy as np
 
 from . import _arguments
-from ._arguments.arrays import floats, gradient_like, like_input, to_array, to_arrays, to_lengths
+from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward
 from ._layer.module import Trained
 from .errors import ShapeError
@@ -142,11 +142,8 @@ class KernelAttention(Trained):
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
         in_training = self.training if training is None else _arguments.flag(training, "training")
-        named = (queries, "queries"), (keys, "keys"), (values, "values")
-        arrays, as_tensor = to_arrays(*named)
-        for array, (_, name) in zip(arrays, named):
-            if floats(array, name).dtype != arrays[0].dtype:
-                raise TypeError(f"{name} must be {arrays[0].dtype} as queries, got {array.dtype}")
+        arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        of_one_type(arrays, "queries", "keys", "values")
         check_shapes(*[array.shape for array in arrays])
         numbers = arrays[0].ndim == 1
         q, k, v = (array.reshape(1, -1, 1) for array in arrays) if numbers else arrays

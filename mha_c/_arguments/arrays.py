@@ -145,6 +145,13 @@ def floats(array: Array, name: str) -> Array:
     return array
 
 
+def of_one_type(arrays: tuple[Array, ...], *names: str) -> None:
+    """TypeError unless all are float32, or all float64, as the first of them."""
+    for array, name in zip(arrays, names):
+        if floats(array, name).dtype != arrays[0].dtype:
+            raise TypeError(f"{name} must be {arrays[0].dtype} as {names[0]}, got {array.dtype}")
+
+
 def gradient_like(shape: tuple[int, ...], dtype: Any, grad_output: Any) -> Array:
     """What a `backward` is given, which has to be as the output of the call was."""
     array = floats(to_array(grad_output, "grad_output"), "grad_output")

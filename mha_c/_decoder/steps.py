@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from .. import _arguments
-from .._arguments.arrays import floats, to_arrays, to_lengths
+from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._core import layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
@@ -107,10 +107,9 @@ class DecodingLayer(AttentionLayer):
         arrays, as_tensor = to_arrays(*named)
         keys = arrays[0]
         for array, (_, name) in zip(arrays, named):
-            if floats(array, name).ndim != 3 or array.shape[:2] != keys.shape[:2]:
+            if array.ndim != 3 or array.shape[:2] != keys.shape[:2]:
                 raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {keys.shape}")
-            if array.dtype != keys.dtype:
-                raise TypeError(f"{name} must be {keys.dtype} as keys, got {array.dtype}")
+        of_one_type(arrays, "keys", "values")
         lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
         n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
         states = self._sized(dict(zip(("W_k", "W_v"), arrays)))
@@ -162,12 +161,10 @@ class DecodingLayer(AttentionLayer):
             raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
         if self.training if training is None else _arguments.flag(training, "training"):
             raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
-        named = (queries, "queries"), (keys, "keys"), (values, "values")
-        (queries, keys, values), as_tensor = to_arrays(*named)
+        arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        queries, keys, values = arrays
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
-        for array, name in ((queries, "queries"), (keys, "keys"), (values, "values")):
-            if floats(array, name).dtype != queries.dtype:
-                raise TypeError(f"{name} must be {queries.dtype} as queries, got {array.dtype}")
+        of_one_type(arrays, "queries", "keys", "values")
         counts = step_counts(valid_lens, cache.batch, queries.shape[1])
         if self._parameters.is_open():
             with self._parameters.lock:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import _arguments
 from ..errors import ShapeError
+from ..masking import check_heads
 from ._call.checks import checked_lengths, lengths_of_shape
 
 if TYPE_CHECKING:
@@ -108,10 +109,7 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
     >>> mha_c.torch.transpose_qkv(torch.zeros(2, 4, 100), num_heads=5).shape
     torch.Size([10, 4, 20])
     """
-    if X.dim() != 3:
-        raise ShapeError(f"X must have shape (B, T, num_hiddens), got {tuple(X.shape)}")
-    if X.shape[2] % num_heads:
-        raise ShapeError(f"the last axis of X ({X.shape[2]}) must be divisible by num_heads ({num_heads})")
+    check_heads(X.shape, 2, num_heads)
     return X.unflatten(2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
@@ -136,8 +134,5 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     >>> mha_c.torch.transpose_output(torch.zeros(10, 4, 20), num_heads=5).shape
     torch.Size([2, 4, 100])
     """
-    if X.dim() != 3:
-        raise ShapeError(f"X must have shape (B*num_heads, T, d), got {tuple(X.shape)}")
-    if X.shape[0] % num_heads:
-        raise ShapeError(f"the first axis of X ({X.shape[0]}) must be divisible by num_heads ({num_heads})")
+    check_heads(X.shape, 0, num_heads)
     return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)

@@ -15,6 +15,7 @@ from ... import _arguments
 from ..._arguments.arrays import to_lengths
 from ..._arguments.options import core_window
 from ...errors import ShapeError
+from .._call.checks import check_attention
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed
 from . import _ring
@@ -97,7 +98,7 @@ def ring_attention(
     call = None
     try:
         call = _Arguments(q, k, v, valid_lens, causal, window, dropout, rng, layout, scale, empty_rows)
-        own, fields, refused = call.lengths(), call.fields(), ""
+        own, fields, refused = [q.shape[2], k.shape[2]], call.fields(), ""  # lengths of this rank's pieces
     except (TypeError, ValueError) as error:
         refusal, own, fields, refused = error, [0, 0], [], str(error) or type(error).__name__
     try:
@@ -165,7 +166,7 @@ class _Arguments:
                 raise ShapeError(f"{name} must have shape (B, H, N/n, features), got {tuple(x.shape)}")
             if x.dtype != q.dtype:
                 raise TypeError(f"{name} is {x.dtype}, but q is {q.dtype}")
-        _check_shapes(q, k, v)
+        check_attention(q, k, v, None)
         self.q, self.k, self.v = q, k, v
         self.causal, self.window = _causal(causal), (-1, -1) if window is None else core_window(window)
         self.dropout = float(_arguments.probability(dropout))
@@ -176,10 +177,6 @@ class _Arguments:
             raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
         self.lens = None if valid_lens is None else _whole_lengths(valid_lens, q.shape[0])
         self.seed = _seed(rng, self.dropout)
-
-    def lengths(self) -> list[int]:
-        """Of this rank's pieces."""
-        return [self.q.shape[2], self.k.shape[2]]
 
     def fields(self) -> list[Field]:
         q, k, v, lens = self.q, self.k, self.v, self.lens
@@ -257,18 +254,6 @@ class RingFunction(Function):
 
 
 # --- Reading the arguments ------------------------------------------------------------------------------
-
-
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    wanted = (q.shape[0], k.shape[1], k.shape[2])
-    if tuple(v.shape[:3]) != wanted or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ShapeError(
-            f"q (B, H, Nq/n, D), k (B, Hkv, N/n, D) and v (B, Hkv, N/n, Dv) do not fit together: "
-            f"got {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    heads, key_heads = q.shape[1], k.shape[1]
-    if heads == 0 or key_heads == 0 or heads % key_heads:
-        raise ShapeError(f"k has {key_heads} heads, expected a divisor of the {heads} heads of q")
 
 
 def _causal(causal: Any) -> bool:
