@@ -82,7 +82,7 @@ class LayerFunction(Function):
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         if torch.is_grad_enabled() or in_functorch() or in_mode():  # create_graph; somebody looks on
-            return _layer_gradients(ctx, tensors, grad_out)
+            return None, *layer_gradients(tensors, places, (lens, *options), ctx.needs_input_grad[1:], grad_out)
         try:
             queries, keys, values, *nine = all_of(tensors, places)
             needs = tuple(all_of(ctx.needs_input_grad[1:], places))
@@ -91,7 +91,7 @@ class LayerFunction(Function):
             )
             return (None, *[grads[place] for place in places])
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
-            return _layer_gradients(ctx, tensors, grad_out)
+            return None, *layer_gradients(tensors, places, (lens, *options), ctx.needs_input_grad[1:], grad_out)
 
 
 apply_layer = quick_apply(LayerFunction)
@@ -105,9 +105,12 @@ def all_of(found: Any, places: Any) -> list[Any]:
     return twelve
 
 
-def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
-    """The gradients as a function that has gradients, for the weights that the call dropped."""
-    _, lens, places, (num_heads, empty_rows, dropout, seed) = ctx.kept
+def layer_gradients(tensors: Any, places: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:
+    """The gradients as a function that has gradients, for the weights that the call dropped.
+
+    tensors, places   as of `all_of`; options: lengths, num_heads, empty_rows, dropout, seed
+    """
+    lens, num_heads, empty_rows, dropout, seed = options
     drop = mathematics.core_dropout(dropout, seed)
 
     def layer(*tensors: Any) -> Any:
@@ -117,7 +120,7 @@ def _layer_gradients(ctx: Any, tensors: Any, grad_out: Tensor) -> Any:
         )
         return (out,)
 
-    return (None, *mathematics.gradients(layer, tensors, ctx.needs_input_grad[1:], (grad_out,)))
+    return mathematics.gradients(layer, tensors, needs, (grad_out,))
 
 
 class WeightsSource(NamedTuple):
@@ -245,7 +248,7 @@ class AttentionFunction(Function):
     def backward(ctx: Any, grad_out: Optional[Tensor], *of_extras: Any) -> Any:
         tensors = ctx.saved_tensors
         if grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or in_functorch():
-            return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
+            return None, *attention_gradients(ctx.call, tensors, ctx.needs_input_grad[1:], (grad_out, *of_extras))
         q, k, v, w_v, keep_mask, bias, relative_bias, sinks, out, row_max, row_sum = tensors
         lens, *options = ctx.call[:8]
         terms = ctx.call.score_terms(relative_bias, sinks)
@@ -255,7 +258,7 @@ class AttentionFunction(Function):
                 ctx.needs_input_grad[6], None, terms,
             )  # fmt: skip
         except BufferError:
-            return _attention_gradients(ctx, tensors, (grad_out, *of_extras))
+            return None, *attention_gradients(ctx.call, tensors, ctx.needs_input_grad[1:], (grad_out, *of_extras))
         found = (None, of_q, of_k, of_v, of_w_v, None, of_bias, *(of_terms or (None, None)))
         return tuple(grad if need else None for grad, need in zip(found, ctx.needs_input_grad))
 
@@ -263,8 +266,9 @@ class AttentionFunction(Function):
 apply_attention = quick_apply(AttentionFunction)
 
 
-def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:
-    lens, causal, left, right, scale, dropout, seed, empty_rows, *_ = ctx.call
+def attention_gradients(call: AttentionCall, tensors: Any, needs: Any, grads: Any) -> Any:
+    """The same of attention on q, k, v, w_v, keep_mask, bias, relative_bias, sinks, the first of the tensors."""
+    lens, causal, left, right, scale, dropout, seed, empty_rows, *_ = call
     drop = mathematics.core_dropout(dropout, seed)
 
     def attention(
@@ -272,7 +276,7 @@ def _attention_gradients(ctx: Any, tensors: Any, grads: Any) -> Any:
     ) -> Any:
         return mathematics.attention(
             q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop, relative_bias,
-            ctx.call.softcap, sinks,
+            call.softcap, sinks,
         )  # fmt: skip
 
-    return (None, *mathematics.gradients(attention, tensors[:8], ctx.needs_input_grad[1:], grads))
+    return mathematics.gradients(attention, tensors[:8], needs, grads)

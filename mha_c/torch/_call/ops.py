@@ -28,7 +28,7 @@ from .._tensors import (
     saved_weights,
     without_subclass,
 )  # fmt: skip
-from . import mathematics
+from .autograd import AttentionCall, attention_gradients, layer_gradients
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
@@ -204,24 +204,12 @@ def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
     *inputs, seed = ctx.saved_tensors[:14]
     tape = ctx.saved_tensors[14:]
     if torch.is_grad_enabled():  # create_graph
-        return _layer_gradients(ctx, inputs, seed, grad_out)
-    grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
+        tensors, options = [*inputs[:3], *inputs[4:]], (inputs[3], *ctx.options, seed)
+        grads = layer_gradients(tensors, range(12), options, ctx.needs, grad_out)
+    else:
+        grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
     return (*found[:3], None, *found[3:12], None, None, None, None)
-
-
-def _layer_gradients(ctx: Any, inputs: Any, seed: Optional[Tensor], grad_out: Tensor) -> Any:
-    """The same as functions that have gradients."""
-    num_heads, empty_rows, dropout = ctx.options
-    valid_lens, drop = inputs[3], mathematics.core_dropout(dropout, seed)
-
-    def layer(queries: Tensor, keys: Tensor, values: Tensor, *parameters: Any) -> Any:
-        W, b, w_v = parameters[:4], parameters[4:8], parameters[8]
-        out, _ = mathematics.layer(queries, keys, values, W, b, w_v, num_heads, valid_lens, empty_rows, drop)
-        return (out,)
-
-    grads = mathematics.gradients(layer, [*inputs[:3], *inputs[4:]], ctx.needs, (grad_out,))
-    return (*grads[:3], None, *grads[3:], None, None, None, None)
 
 
 def _weights(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, row_sum: Tensor, lens: Tensor, *rest: Any) -> Tensor:
@@ -294,26 +282,19 @@ def _attention_autograd(ctx: Any, grad_out: Tensor, of_weights: Any, of_lse: Any
     *inputs, seed, out, row_max, row_sum = ctx.saved_tensors
     *options, empty_rows = ctx.options
     if grad_out is None or of_weights is not None or of_lse is not None or torch.is_grad_enabled():
-        return _attention_gradients(ctx, inputs, seed, (grad_out, of_weights, of_lse))
-    grads = torch.ops.mha_c.attention_backward(
-        grad_out, out, row_max, row_sum, *inputs, *options, seed, empty_rows, ctx.needs[4]
-    )
+        q, k, v, w_v, valid_lens, keep_mask, bias = inputs
+        causal, left, right, scale, dropout = options
+        call = AttentionCall(valid_lens, causal, left, right, scale, dropout, seed, empty_rows)
+        tensors = q, k, v, w_v, keep_mask, bias, None, None
+        needs = *ctx.needs[:4], False, ctx.needs[4], False, False
+        *grads, _, of_bias, _, _ = attention_gradients(call, tensors, needs, (grad_out, of_weights, of_lse))
+        grads = *grads, of_bias
+    else:
+        grads = torch.ops.mha_c.attention_backward(
+            grad_out, out, row_max, row_sum, *inputs, *options, seed, empty_rows, ctx.needs[4]
+        )
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
     return (*found[:4], None, None, found[4], *[None] * 9)
-
-
-def _attention_gradients(ctx: Any, inputs: Any, seed: Optional[Tensor], grads_out: Any) -> Any:
-    q, k, v, w_v, valid_lens, keep_mask, bias = inputs
-    causal, left, right, scale, dropout, empty_rows = ctx.options
-    drop = mathematics.core_dropout(dropout, seed)
-
-    def attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, bias: Any) -> Any:
-        return mathematics.attention(
-            q, k, v, w_v, valid_lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop
-        )
-
-    grads = mathematics.gradients(attention, (q, k, v, w_v, bias), ctx.needs, grads_out)
-    return (*grads[:4], None, None, grads[4], *[None] * 9)
 
 
 def _dropout(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
