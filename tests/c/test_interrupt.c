@@ -6,6 +6,8 @@
  * Whoever watches a call is asked by its thread alone; once he says yes the call says MHA_ERR_INTERRUPTED, the core
  * holds no block, and the next call gives the bits of an untroubled one.  What he calls himself is not watched, and
  * the calls of other threads go on.
+ *
+ * not emulated: nothing in it depends on the processor, and calls that must take long take longest there
  */
 #include <stdio.h>
 #include <stdlib.h>
