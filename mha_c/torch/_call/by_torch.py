@@ -85,6 +85,9 @@ def layer(
     (queries, keys, values), (*parameters, w_v) = inputs, parameters
     valid_lens, num_heads, empty_rows, dropout = options
     weights, biases = parameters[:4], parameters[4:]
+    spoilt: Any = None
+    if valid_lens is not None and valid_lens.dim() == 2 and keys.shape[1] and not (stays or exporting()):
+        keys, values, *spoilt = mathematics.without_spoilt(keys, values, valid_lens, empty_rows)
     q, k, v, visible = mathematics.heads_of(
         queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows, stays
     )
@@ -92,11 +95,13 @@ def layer(
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
         saved = Scored(q, k, valid_lens, empty_rows) if stays else Scored.of(q, k, valid_lens, empty_rows, weights)
+        saved.spoilt = spoilt and spoilt[0]
     else:
         drop = drop_as_the_call(queries, dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
-        saved = "tensor", found
-    return mathematics.joined(context, weights[3], biases[3]), saved, None
+        saved = "tensor", found if spoilt is None else found + spoilt[0]
+    out = mathematics.joined(context, weights[3], biases[3])
+    return (out if spoilt is None else out + (spoilt[0] + spoilt[1])[:, 0]), saved, None
 
 
 def without_autocast(q: Tensor) -> Any:
@@ -119,7 +124,8 @@ class Scored:
     An object that torch.export does not look into: it takes tensors that a module gains meanwhile for a mistake.
     """
 
-    __slots__ = ("empty_rows", "k", "q", "valid_lens")
+    __slots__ = ("empty_rows", "k", "q", "spoilt", "valid_lens")
+    spoilt: Optional[Tensor]  # of `mathematics.without_spoilt`
     versions = ()  # of tensors that others can change: none
 
     def __init__(self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str) -> None:
@@ -157,7 +163,8 @@ class Scored:
         visible = mathematics.visible_keys(q, k, self.valid_lens)
         with without_autocast(q):
             scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))
-            return mathematics.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
+            weights = mathematics.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
+        return weights if self.spoilt is None else weights + self.spoilt
 
 
 def attention(

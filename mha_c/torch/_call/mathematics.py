@@ -284,3 +284,19 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
     if seen.dim() > 2 and seen.shape[1] not in (1, x.shape[1]):  # query heads that share a key head
         seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
     return torch.where(seen.unsqueeze(-1), x, 0.0)
+
+
+def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows: str) -> tuple[Tensor, ...]:
+    """keys and values (B, K, .) with zeros for what is not finite; and for either, to be added to what comes of it, NaN
+    (B, 1, Q, 1) for the queries that see such a row, 0 for the others, whom it shall not reach.  valid_lens (B, Q)."""
+    lens, n_keys = valid_lens.to(keys.device, non_blocking=True), keys.shape[1]
+    found = []
+    for x in (keys, values):
+        finite = x.isfinite()
+        first = torch.where(finite.all(-1), n_keys, torch.arange(n_keys, device=x.device)).amin(-1, keepdim=True)
+        sees = first < lens
+        if x is values and empty_rows == "uniform":
+            sees = sees | ((lens <= 0) & (first < n_keys))
+        found.append((torch.where(finite, x, 0.0), torch.where(sees, torch.nan, 0.0).to(x.dtype)[:, None, :, None]))
+    (keys, of_keys), (values, of_values) = found
+    return keys, values, of_keys, of_values
