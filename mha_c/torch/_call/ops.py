@@ -18,17 +18,15 @@ from .._private import known_to_compilers
 from .._tensors import (
     array,
     attention_backward,
-    attention_forward,
     dropout_factors,
     is_compiling,
     layer_backward,
     layer_forward,
     lengths,
-    optional_array,
     saved_weights,
     without_subclass,
 )  # fmt: skip
-from .autograd import AttentionCall, attention_gradients, layer_gradients
+from .autograd import AttentionCall, attention_gradients, layer_gradients, run_attention
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
@@ -235,14 +233,17 @@ def _weights_fake(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, *_: Any) -> T
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *options, want_weights, want_lse = rest
-    w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows = options
-    out, weights, lse, (row_max, row_sum) = attention_forward(
-        array(q), array(k), array(v), optional_array(w_v), lengths(valid_lens), optional_array(keep_mask),
-        optional_array(bias), causal, left, right, scale, dropout, _seed(seed), empty_rows, want_weights, want_lse,
-        True,
-    )  # fmt: skip
-    return (torch.from_numpy(out), *[_tensor(x, q) for x in (weights, lse, row_max, row_sum)])
+    call, tensors = _core_call(q, k, v, *rest)
+    out, weights, lse, statistics = run_attention(call, *tensors)
+    return (out, *[q.new_empty(0) if x is None else x for x in (weights, lse, *statistics)])
+
+
+def _core_call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[AttentionCall, list[Any]]:
+    """Options and tensors as the core takes them."""
+    w_v, valid_lens, keep_mask, bias, *options, seed, empty_rows, want_weights, want_lse = rest
+    tensors = [without_subclass(x) for x in (q, k, v, w_v, keep_mask, bias)]
+    options = [lengths(valid_lens), *options, _seed(seed), empty_rows, want_weights, want_lse, 0.0]
+    return AttentionCall._make(options), tensors
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -256,13 +257,12 @@ def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor
 def _attention_grads(
     grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    w_v, valid_lens, keep_mask, bias, causal, left, right, scale, dropout, seed, empty_rows, bias_grad = rest
+    *options, bias_grad = rest
+    call, (q, k, v, w_v, keep_mask, bias) = _core_call(q, k, v, *options, False, False)
     grads = attention_backward(
-        array(grad_out), array(out), (array(row_max), array(row_sum)), array(q), array(k), array(v),
-        optional_array(w_v), lengths(valid_lens), optional_array(keep_mask), optional_array(bias), causal, left, right,
-        scale, dropout, _seed(seed), empty_rows, bias_grad,
-    )  # fmt: skip
-    return tuple(_tensor(grad, q) for grad in grads)
+        grad_out, out, (row_max, row_sum), q, k, v, w_v, call.valid_lens, keep_mask, bias, *call[1:8], bias_grad
+    )
+    return tuple(q.new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _attention_grads_fake(grad_out: Tensor, out: Tensor, m: Tensor, s: Tensor, *rest: Any) -> tuple[Tensor, ...]:
