@@ -296,7 +296,8 @@ def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows:
         first = torch.where(finite.all(-1), n_keys, torch.arange(n_keys, device=x.device)).amin(-1, keepdim=True)
         sees = first < lens
         if x is values and empty_rows == "uniform":
-            sees = sees | ((lens <= 0) & (first < n_keys))
+            sees = sees | (lens <= 0)
+        sees = sees & (first < n_keys)  # of all finite rows none is spoilt, however long a length
         found.append((torch.where(finite, x, 0.0), torch.where(sees, torch.nan, 0.0).to(x.dtype)[:, None, :, None]))
     (keys, of_keys), (values, of_values) = found
     return keys, values, of_keys, of_values
