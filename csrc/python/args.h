@@ -127,7 +127,7 @@ typedef struct {
     PyObject *array; /* or tensor, the caller's or the call's; NULL: none was given */
     const void *data;
     const char *name; /* in the caller's words */
-    int type;         /* NPY_FLOAT32, NPY_FLOAT64 or NPY_BOOL */
+    int type;         /* NumPy's number: once it is taken, NPY_FLOAT32, NPY_FLOAT64 or NPY_BOOL */
     int rank;         /* above MHA_PY_MAX_RANK, or 0, there are no sizes: no caller wants such a rank */
     npy_intp shape[MHA_PY_MAX_RANK];
     ptrdiff_t stride[MHA_PY_MAX_RANK]; /* in numbers; dense for axes of length 0 or 1 */
@@ -159,6 +159,9 @@ int mha_py_fits(mha_py_array *array, mha_py_layout layout);
 /* ShapeError unless the rank, the whole shape is this one; `expected` is what the message shows: "(B, Q, features)". */
 void mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, const char *expected);
 void mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims);
+
+/* The numbers as they lie, for NumPy to read; the call's, whose array lives as long as they do. */
+PyArrayObject *mha_py_view(mha_py_call *call, const mha_py_array *array);
 
 mha_operand mha_py_operand(const mha_py_array *array);
 mha_dtype mha_py_dtype(int type);

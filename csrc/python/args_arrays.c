@@ -10,7 +10,10 @@
 size_t
 mha_py_itemsize(int type)
 {
-    return type == NPY_FLOAT64 ? 8 : type == NPY_FLOAT32 ? 4 : 1;
+    return type == NPY_FLOAT64 || type == NPY_INT64   ? 8
+           : type == NPY_FLOAT32 || type == NPY_INT32 ? 4
+           : type == NPY_FLOAT16 || type == NPY_INT16 ? 2
+                                                      : 1;
 }
 
 mha_dtype
@@ -115,6 +118,19 @@ mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout 
         (PyArray_CheckExact(value) || !mha_py_take_tensor(call, value, name, layout, like, array))) {
         mha_py_lay_out(call, mha_py_floats(call, value, name, like), name, layout, array);
     }
+}
+
+PyArrayObject *
+mha_py_view(mha_py_call *call, const mha_py_array *array)
+{
+    npy_intp bytes[MHA_PY_MAX_RANK];
+
+    for (int i = 0; i < array->rank; i++) {
+        bytes[i] = array->stride[i] * (npy_intp)mha_py_itemsize(array->type);
+    }
+    return (PyArrayObject *)mha_py_own(call, PyArray_New(&PyArray_Type, array->rank, (npy_intp *)array->shape,
+                                                         array->type, bytes, (void *)(uintptr_t)array->data, 0, 0,
+                                                         NULL));
 }
 
 mha_operand

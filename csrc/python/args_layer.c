@@ -45,6 +45,7 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
     if (w_v->rank == 2 && w_v->shape[0] == 1) { /* the weight of an nn.Linear with one output */
         w_v->rank = 1;
         w_v->shape[0] = w_v->shape[1];
+        w_v->stride[0] = w_v->stride[1];
         layer->w_v_is_weight = 1;
     }
     mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], &layer->lengths);

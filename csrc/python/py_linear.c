@@ -13,20 +13,18 @@
 
 /* An array whose first number lies on a cache line: a view into a slightly larger array, which it keeps alive. */
 static PyArrayObject *
-new_aligned(mha_py_call *call, npy_intp shape[2], int type)
+new_aligned(mha_py_call *call, const npy_intp shape[2], int type)
 {
-    npy_intp room = shape[0] * shape[1] + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
-    PyArrayObject *whole, *view;
-    char *start;
+    const npy_intp room = shape[0] * shape[1] + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
+    PyArrayObject *const whole = mha_py_new(call, "the packed weight", 1, &room, type);
+    const uintptr_t start = (uintptr_t)mha_py_data(whole);
+    const mha_py_array aligned = {.data = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT),
+                                  .type = type,
+                                  .rank = 2,
+                                  .shape = {shape[0], shape[1]},
+                                  .stride = {shape[1], 1}};
+    PyArrayObject *const view = call->failed ? NULL : mha_py_view(call, &aligned);
 
-    whole = mha_py_new(call, "the packed weight", 1, &room, type);
-    if (whole == NULL) {
-        return NULL;
-    }
-    start = PyArray_DATA(whole);
-    start += (ALIGNMENT - (uintptr_t)start % ALIGNMENT) % ALIGNMENT;
-    view = (PyArrayObject *)mha_py_own(
-        call, PyArray_New(&PyArray_Type, 2, shape, type, NULL, start, 0, NPY_ARRAY_CARRAY, NULL));
     if (view != NULL) {
         Py_INCREF((PyObject *)whole);
         call->failed = PyArray_SetBaseObject(view, (PyObject *)whole) < 0; /* steals whole, even then */
@@ -40,7 +38,6 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     mha_py_projection projection = {.linear = {0}};
     const mha_linear *linear = &projection.linear;
     PyArrayObject *packed;
-    PyObject *result;
     npy_intp shape[2];
 
     mha_py_take_in_rows(call, values[0], Py_None, "weight", NULL, &projection);
@@ -52,12 +49,10 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
         return NULL;
     }
     mha_py_detach(call, (double)PyArray_SIZE(packed));
-    result = mha_py_finish(call,
-                           mha_linear_pack(dtype, linear->out_features, linear->in_features, linear->weight,
-                                           linear->row_stride, PyArray_DATA(packed)),
-                           packed);
-    PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE);
-    return result;
+    return mha_py_finish(call,
+                         mha_linear_pack(dtype, linear->out_features, linear->in_features, linear->weight,
+                                         linear->row_stride, PyArray_DATA(packed)),
+                         packed);
 }
 
 /* --- linear -------------------------------------------------------------------------------------- */

@@ -119,91 +119,64 @@ is_tensor(const mha_py_call *call, PyObject *value)
 /* Where a tensor without numbers begins: torch says NULL, which in the core's arguments means that there is none. */
 static double nothing[1];
 
-/* Whether the tensor has memory that we can read: *t tells where, and *type_ret NumPy's number of its type. */
+/* Where the tensor's numbers lie; 0, and no exception, if it has no memory that we can read. */
 static int
-has_plain_memory(const mha_py_call *call, PyObject *tensor, dl_tensor *t, int *type_ret)
-{
-    size_t count = 1;
-
-    if (exchange_of(call)->look(tensor, t) < 0) {
-        PyErr_Clear();
-        return 0;
-    }
-    *type_ret = array_type(t);
-    if (*type_ret < 0 || t->device != DL_CPU || t->rank > MHA_PY_MAX_RANK ||
-        (t->type == DL_FLOAT && is_negated(call, tensor) != 0)) {
-        PyErr_Clear();
-        return 0;
-    }
-    for (int i = 0; i < t->rank; i++) {
-        count *= (size_t)t->shape[i];
-    }
-    if (t->data == NULL && count == 0) {
-        t->data = nothing;
-    } else if (t->data != NULL) {
-        t->data = (char *)t->data + t->byte_offset;
-    }
-    return t->data != NULL; /* else zeros that were never written down */
-}
-
-/* An array on the tensor's memory, which it keeps; BufferError if it has none that we can read. */
-static PyObject *
-view(const mha_py_call *call, PyObject *tensor)
+read_tensor(const mha_py_call *call, PyObject *tensor, mha_py_array *array)
 {
     dl_tensor t = {0};
-    npy_intp shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
+    size_t count = 1;
     int type;
-    PyObject *array;
 
-    if (!has_plain_memory(call, tensor, &t, &type)) {
-        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
-        return NULL;
+    if (exchange_of(call)->look(tensor, &t) < 0 || (type = array_type(&t)) < 0 || t.device != DL_CPU ||
+        t.rank > MHA_PY_MAX_RANK || (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
+        PyErr_Clear();
+        return 0;
     }
+    *array = (mha_py_array){.array = tensor, .type = type, .rank = t.rank};
     for (int i = 0; i < t.rank; i++) {
-        shape[i] = (npy_intp)t.shape[i];
-        stride[i] = (npy_intp)t.stride[i] * (t.bits / 8);
+        array->shape[i] = (npy_intp)t.shape[i];
+        array->stride[i] = (ptrdiff_t)t.stride[i];
+        count *= (size_t)t.shape[i];
     }
-    array = PyArray_New(&PyArray_Type, t.rank, shape, type, stride, t.data, 0, NPY_ARRAY_WRITEABLE, NULL);
-    if (array == NULL) {
-        return NULL;
-    }
-    Py_INCREF(tensor);
-    if (PyArray_SetBaseObject((PyArrayObject *)array, tensor) < 0) {
-        Py_CLEAR(array);
-    }
-    return array;
+    array->data = t.data != NULL ? (const char *)t.data + t.byte_offset : count == 0 ? (const char *)nothing : NULL;
+    return array->data != NULL; /* else zeros that were never written down */
 }
 
 PyObject *
 mha_py_viewed(mha_py_call *call, PyObject *value)
 {
+    mha_py_array array;
+    PyArrayObject *view;
+
     if (!is_tensor(call, value)) {
         return value;
     }
     call->has_tensors = 1;
-    return mha_py_own(call, view(call, value));
+    if (!read_tensor(call, value, &array)) {
+        PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
+        return mha_py_own(call, NULL);
+    }
+    view = mha_py_view(call, &array);
+    if (view != NULL) {
+        Py_INCREF(value);
+        call->failed = PyArray_SetBaseObject(view, value) < 0;
+    }
+    return (PyObject *)view;
 }
 
 int
 mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                    const mha_py_array *like, mha_py_array *array)
 {
-    dl_tensor t = {0};
-    int type;
+    mha_py_array read;
 
-    if (!is_tensor(call, value) || !has_plain_memory(call, value, &t, &type) || t.rank == 0 ||
-        !mha_py_is_float(type, like) ||
-        (uintptr_t)t.data % mha_py_itemsize(type) != 0) {
+    if (!is_tensor(call, value) || !read_tensor(call, value, &read) || read.rank == 0 ||
+        !mha_py_is_float(read.type, like) || (uintptr_t)read.data % mha_py_itemsize(read.type) != 0 ||
+        !mha_py_fits(&read, layout)) {
         return 0;
     }
-    *array = (mha_py_array){.array = (PyObject *)value, .data = t.data, .name = name, .type = type, .rank = t.rank};
-    for (int i = 0; i < t.rank; i++) {
-        array->shape[i] = (npy_intp)t.shape[i];
-        array->stride[i] = (ptrdiff_t)t.stride[i];
-    }
-    if (!mha_py_fits(array, layout)) {
-        return 0;
-    }
+    *array = read;
+    array->name = name;
     call->has_tensors = 1;
     return 1;
 }
