@@ -150,13 +150,6 @@ class KeyValueCache:
         """One for each item, a copy."""
         return np.full(self._batch, counts, np.int64)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in KeyValueCache.__slots__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-
 
 class ProjectedKeyValues:
     """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes.

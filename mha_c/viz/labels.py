@@ -61,14 +61,10 @@ def fit(pair: Pair, num_queries: int, num_keys: int, self_attention: bool = Fals
 
 
 def _pick(sentences: list[Sentence], size: int, what: str) -> Sentence:
-    given = [sentence for sentence in sentences[:1] if sentence is None]
-    if given:
+    if sentences[0] is None:
         return None
     known = [sentence for sentence in sentences if sentence is not None]
-    for sentence in known:
-        if len(sentence) == size:
-            return sentence
-    for sentence in known:
-        if len(sentence) < size:
-            return sentence
-    raise ValueError(f"tokens: {len(known[0])} tokens for {size} {what}")
+    fitting = [x for x in known if len(x) == size] or [x for x in known if len(x) < size]
+    if not fitting:
+        raise ValueError(f"tokens: {len(known[0])} tokens for {size} {what}")
+    return fitting[0]

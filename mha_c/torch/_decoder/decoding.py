@@ -122,6 +122,9 @@ class KeyValueCache(caches.KeyValueCache):
         self._batch, order = len(order), order.to(rooms[0].device, non_blocking=True)
         self._keys, self._values = (x.index_select(0, order) for x in rooms)
 
+    def __getstate__(self) -> Any:
+        return None, {name: getattr(self, name) for name in caches.KeyValueCache.__slots__}
+
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """The new steps of a call on another device than the CPU, behind those that are there."""
         if self._keys is None:
