@@ -64,10 +64,11 @@ OF_TORCH_MODULES = frozenset(
 )
 
 
-def own_method(owner: type, method: FunctionType) -> FunctionType:
-    """The same function under the name of this class."""
+def own_method(owner: type, method: FunctionType, names: Optional[dict[str, Any]] = None) -> FunctionType:
+    """The same function under the name of this class; `names`, if given, are its globals."""
     name = method.__name__
-    own = FunctionType(method.__code__, method.__globals__, name, method.__defaults__, method.__closure__)
+    names = method.__globals__ if names is None else names
+    own = FunctionType(method.__code__, names, name, method.__defaults__, method.__closure__)
     update_wrapper(own, method)
     own.__kwdefaults__ = method.__kwdefaults__
     own.__qualname__ = f"{owner.__name__}.{name}"

@@ -6,8 +6,9 @@ import builtins
 import copyreg
 import importlib
 import sys
-from types import FunctionType
 from typing import Any
+
+from .._layer.module import own_method
 
 
 class _Namespace(dict[str, Any]):
@@ -53,10 +54,7 @@ def construct_by_own_name(kind: type) -> None:
     init = kind.__dict__["__init__"]
     if not isinstance(init.__globals__, _Namespace):
         names = _Namespace(init.__globals__, kind.__name__, kind)
-        own = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
-        own.__kwdefaults__ = init.__kwdefaults__
-        own.__doc__, own.__qualname__, own.__module__ = init.__doc__, init.__qualname__, init.__module__
-        kind.__init__ = own  # type: ignore[misc]
+        kind.__init__ = own_method(kind, init, names)  # type: ignore[misc]
 
 
 def pickle_by_name(kind: type) -> None:

@@ -28,8 +28,8 @@ def check(function, *tensors):
         torch.manual_seed(3)
         return function(*arguments)
 
-    # Along drawn directions at once, of inputs and of outputs; number by number in nightly runs, which takes ten times as
-    # long.
+    # Along drawn directions at once, of inputs and of outputs; number by number, which takes ten times as long, in
+    # nightly runs.
     return gradcheck(seeded, tensors, atol=1e-6, rtol=1e-5, fast_mode=not needs.NIGHTLY)
 
 
