@@ -65,6 +65,8 @@ def test_dropout_and_its_gradient():
     kept = out != 0
     np.testing.assert_allclose(out[kept], whole[kept] / 0.75)
     assert abs(kept.mean() - 0.75) < 4 * math.sqrt(0.25 * 0.75 / kept.size)
+    with pytest.raises(TypeError, match="grad_output must be float"):
+        encoding.backward(X.astype(np.float32))
     np.testing.assert_allclose(encoding.backward(np.full_like(X, 3.0)), kept * 4.0)
     with pytest.raises(RuntimeError, match="training mode"):
         encoding.backward(X)

@@ -276,6 +276,17 @@ def built(side, kind, dropout=0.0):
     return (layer if layers is mha_c else layer.double()), ones
 
 
+@pytest.mark.parametrize("name", ["dot_product_attention", "additive_attention", "dot_product_attention_backward"])
+def test_the_keywords_of_functions_are_shown_and_held_to(name):
+    function, x = getattr(F, name), np.ones((1, 2, 3))
+    arguments = (x, x, x, np.ones(3)) if "additive" in name else (x,) * (4 if "backward" in name else 3)
+    shown = inspect.signature(function).parameters
+    assert [shown[key].default for key in ("causal", "scale", "dropout", "empty_rows")] == [False, None, 0.0, "zero"]
+    assert all(one.kind is not one.VAR_KEYWORD for one in shown.values())
+    with pytest.raises(TypeError, match="unexpected keyword argument 'is_causal'; there are keep_mask, bias, causal, "):
+        function(*arguments, is_causal=True)
+
+
 books = pytest.mark.parametrize("kind", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"])
 
 
