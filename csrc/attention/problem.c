@@ -110,7 +110,7 @@ mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_p
         .one = mha_scalar_from(k, 1),
         .group = args->heads / args->kv_heads,
         .same_visibility = mha_same_for_all_queries(&args->visible),
-        .watched = mha_interrupt_watched(),
+        .watched = mha_interrupt_flag() != NULL,
         .work = (pass == MHA_PASS_BACKWARD ? 2.5 : 1.0) * mha_attention_work(args), /* five products for two */
     };
     return MHA_OK;

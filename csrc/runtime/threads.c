@@ -103,10 +103,9 @@ claim_tasks(unsigned worker)
     const mha_task_fn run = pool.run;
     void *const context = pool.context;
     const size_t n_tasks = pool.n_tasks;
-    const int watched = pool.interrupt != NULL;
     size_t task;
 
-    while (!(watched && mha_interrupted()) &&
+    while (!mha_interrupted() &&
            (task = atomic_fetch_add_explicit(&pool.next_task, 1, memory_order_relaxed)) < n_tasks) {
         run(context, task, worker);
     }
@@ -175,23 +174,15 @@ forget_pool(void)
     atomic_store(&pool.busy, 0);
 }
 
-/* Without it a child would own workers that do not exist; then better none at all. */
-static int
-watches_forks(void)
-{
-    if (!pool.watches_forks) {
-        pool.watches_forks = mha_at_fork(forget_pool);
-    }
-    return pool.watches_forks;
-}
-
 /* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
 static unsigned
 start_workers(unsigned wanted)
 {
     const int saved_errno = errno;
 
-    if (pool.n_started < wanted && watches_forks()) {
+    /* Without the news of a fork its child would own workers that do not exist: then better none at all. */
+    pool.watches_forks = pool.watches_forks || mha_at_fork(forget_pool);
+    if (pool.n_started < wanted && pool.watches_forks) {
         pool.n_started += mha_start_threads(wanted - pool.n_started, work_forever);
     }
     errno = saved_errno;
@@ -336,8 +327,7 @@ mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *cont
 #else
     (void)n_workers;
 #endif
-    const int watched = mha_interrupt_watched(); /* everything on the calling thread */
-    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) {
+    for (size_t task = 0; task < n_tasks && !mha_interrupted(); task++) { /* everything on the calling thread */
         run(context, task, 0);
     }
 }

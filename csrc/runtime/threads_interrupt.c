@@ -64,12 +64,6 @@ mha_interrupt_lost_helpers(const void *flag)
     }
 }
 
-int
-mha_interrupt_watched(void)
-{
-    return mha_interrupt_flag() != NULL;
-}
-
 static void
 ask(int64_t now)
 {
@@ -84,7 +78,7 @@ ask(int64_t now)
 int
 mha_interrupted(void)
 {
-    if (!mha_interrupt_watched()) {
+    if (mha_interrupt_flag() == NULL) {
         return 0;
     }
     if (watch.check != NULL && atomic_load(&stopped) == MHA_OK && watch.skipped++ >= watch.skip) {

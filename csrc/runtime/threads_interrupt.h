@@ -7,10 +7,10 @@
 
 #include "mha.h"
 
-/* 1 if somebody watches the call that this thread works for. */
-int mha_interrupt_watched(void);
-
-/* 1 if that call is to be given up: what is left of its work counts no more.  To be asked between pieces of work. */
+/*
+ * 1 if the call that this thread works for is to be given up: what is left of its work counts no more.  To be asked
+ * between pieces of work.
+ */
 int mha_interrupted(void);
 
 /* What an entry point returns at its end. */
