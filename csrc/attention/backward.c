@@ -19,7 +19,7 @@
 #include <string.h>
 
 /* Where the gradient of q of the task's head goes: the caller's array, or one of this span, by worker or by round. */
-static mha_operand
+static mha_result
 grad_q_rows(const mha_walk *walk, size_t span)
 {
     const mha_attention_args *args = walk->problem->args;
@@ -28,12 +28,12 @@ grad_q_rows(const mha_walk *walk, size_t span)
     const size_t head = walk->task.head, n_abreast = walk->plan->spans_abreast;
 
     if (walk->plan->n_spans == 1) {
-        return (mha_operand){mha_result_at(k, q, walk->task.item, head, 0), 0, 0, q->row_stride};
+        return (mha_result){mha_result_at(k, q, walk->task.item, head, 0), 0, 0, q->row_stride};
     }
     const size_t row = (walk->task.item * args->heads + head) * args->queries;
-    const char *own = walk->job->partials + span % n_abreast * walk->job->partial_bytes;
-    return (mha_operand){n_abreast == 1 ? walk->room->span_grad_q : own + row * args->head_dim * k->itemsize, 0, 0,
-                         (ptrdiff_t)args->head_dim};
+    char *own = walk->job->partials + span % n_abreast * walk->job->partial_bytes;
+    return (mha_result){n_abreast == 1 ? walk->room->span_grad_q : own + row * args->head_dim * k->itemsize, 0, 0,
+                        (ptrdiff_t)args->head_dim};
 }
 
 /* dV += (P F)^T G, or dK += dS^T Q (= if nothing is there yet), described: rows are keys, depth is queries. */
@@ -66,19 +66,19 @@ product_of_queries(const mha_walk *walk, int of_values, int overwrite)
 }
 
 static void
-add_query_grads(const mha_walk *walk, const mha_operand *grad_q, int overwrite)
+add_query_grads(const mha_walk *walk, const mha_result *grad_q, int overwrite)
 {
     mha_product product;
 
     mha_describe_product(walk, walk->room->grads, 0, &product);
-    product.c = (void *)(uintptr_t)mha_operand_at(walk->problem->kernels, grad_q, 0, 0, walk->tile.query);
+    product.c = mha_result_at(walk->problem->kernels, grad_q, 0, 0, walk->tile.query);
     product.c_row = grad_q->row_stride;
     product.accumulate = !overwrite;
     mha_guarded_product(walk, &product, 0);
 }
 
 static void
-add_additive_grads(const mha_walk *walk, const mha_operand *grad_q, void *grad_w)
+add_additive_grads(const mha_walk *walk, const mha_result *grad_q, void *grad_w)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_rows *tile = &walk->tile;
@@ -97,7 +97,7 @@ add_additive_grads(const mha_walk *walk, const mha_operand *grad_q, void *grad_w
         .k_row = scores.k_row,
         .grads = mha_score_at(walk, walk->room->grads, 0, keys.first),
         .grads_row = (ptrdiff_t)walk->plan->score_stride,
-        .grad_q = (void *)(uintptr_t)mha_operand_at(k, grad_q, 0, 0, tile->query),
+        .grad_q = mha_result_at(k, grad_q, 0, 0, tile->query),
         .grad_k = mha_result_at(k, grad_k, tile->item, tile->key_head, keys.first),
         .grad_w = grad_w,
         .grad_q_row = grad_q->row_stride,
@@ -140,14 +140,12 @@ add_uniform_rows(mha_walk *walk, mha_interval keys)
     }
 }
 
-/* Which gradients a tile is the first to give something to: it stores where the others add, and nothing is cleared. */
-typedef struct {
-    int keys, queries;
-} overwriting;
-
-/* The tile of queries against the block of keys where the walk stands. */
+/*
+ * The tile of queries against the block of keys where the walk stands.  Where it is the first to give something to the
+ * gradients of keys and values, or of queries, it stores what others add, and nothing is cleared.
+ */
 static void
-backward_block(mha_walk *walk, const mha_operand *grad_q, void *grad_w, overwriting overwrite)
+backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first_of_keys, int first_of_queries)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
@@ -158,15 +156,15 @@ backward_block(mha_walk *walk, const mha_operand *grad_q, void *grad_w, overwrit
         k->apply_slopes(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
                         (ptrdiff_t)walk->plan->score_stride);
     }
-    const mha_product values = product_of_queries(walk, 1, overwrite.keys);
+    const mha_product values = product_of_queries(walk, 1, first_of_keys);
     mha_guarded_product(walk, &values, 1);
     if (args->additive_weights != NULL) {
         add_additive_grads(walk, grad_q, grad_w);
         return;
     }
-    const mha_product keys = product_of_queries(walk, 0, overwrite.keys);
+    const mha_product keys = product_of_queries(walk, 0, first_of_keys);
     mha_guarded_product(walk, &keys, 1);
-    add_query_grads(walk, grad_q, overwrite.queries);
+    add_query_grads(walk, grad_q, first_of_queries);
 }
 
 /* Adds a span's gradient of q of the task's head to the caller's. */
@@ -175,14 +173,14 @@ add_span(const mha_walk *walk, size_t span)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
-    const mha_operand q = grad_q_rows(walk, span);
+    const mha_result q = grad_q_rows(walk, span);
 
     for (size_t i = 0; i < args->queries && walk->plan->n_spans > 1; i++) {
         char *out = mha_result_at(k, &walk->job->grads->grad_q, walk->task.item, walk->task.head, i);
         if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
         }
-        k->add_row(args->head_dim, mha_operand_at(k, &q, 0, 0, i), out, 1);
+        k->add_row(args->head_dim, mha_result_at(k, &q, 0, 0, i), out, 1);
     }
 }
 
@@ -192,7 +190,7 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_plan *plan = walk->plan;
-    const mha_operand grad_q = grad_q_rows(walk, span);
+    const mha_result grad_q = grad_q_rows(walk, span);
     const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
     const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
@@ -200,14 +198,12 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
         mha_backward_rows(walk);
     }
     if (!stores || args->additive_weights != NULL) {
-        clear_rows(walk->problem->kernels, (char *)(uintptr_t)grad_q.data, grad_q.row_stride, args->queries,
-                   args->head_dim);
+        clear_rows(walk->problem->kernels, grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
     }
     mha_walk_start(walk, 1, span_keys);
     while (mha_walk_next(walk)) {
-        const overwriting overwrite = {stores && is_first && walk->tile.query == 0,
-                                       stores && walk->block.first_key == span_keys.first};
-        backward_block(walk, &grad_q, grad_w, overwrite);
+        backward_block(walk, &grad_q, grad_w, stores && is_first && walk->tile.query == 0,
+                       stores && walk->block.first_key == span_keys.first);
     }
     add_uniform_rows(walk, span_keys);
     if (plan->spans_abreast == 1) {

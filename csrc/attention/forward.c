@@ -246,17 +246,16 @@ void
 mha_attention_run(const mha_attention_job *job)
 {
     const mha_plan *plan = &job->plan;
-    const mha_task_fn run = plan->way == MHA_WAY_ITEMS ? mha_items_task : forward_task;
-    const int weights_alone = job->problem.pass == MHA_PASS_WEIGHTS;
+    const mha_task_fn run = job->problem.pass == MHA_PASS_WEIGHTS ? mha_weights_task
+                            : plan->way == MHA_WAY_ITEMS          ? mha_items_task
+                                                                  : forward_task;
     void *context = (void *)(uintptr_t)job;
 
-    if (plan->blocks_abreast > 1 && !weights_alone) {
+    if (plan->blocks_abreast > 1) {
         mha_parallel_for(plan->n_tasks * plan->blocks_abreast, plan->n_workers, block_task, context);
     }
-    if (!weights_alone) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, run, context);
-    }
-    if (plan->weights_later || weights_alone) {
+    mha_parallel_for(plan->n_tasks, plan->n_workers, run, context);
+    if (plan->weights_later) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
     }
 }

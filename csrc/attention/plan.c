@@ -126,7 +126,7 @@ choose_tasks(mha_plan *plan, const mha_problem *problem)
     const size_t n_tasks = mha_ceil_div(args->batch * args->heads, plan->task_heads) * plan->tasks_per_head;
     plan->n_tasks = writes_nothing(args) ? 0 : n_tasks;
     plan->blocks_abreast = 1;
-    if (plan->n_tasks < most && args->queries * problem->group <= SPLIT_ROWS) {
+    if (problem->pass != MHA_PASS_WEIGHTS && plan->n_tasks < most && args->queries * problem->group <= SPLIT_ROWS) {
         plan->blocks_abreast = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
     }
     plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, problem->work);
@@ -167,8 +167,10 @@ mha_plan_forward(mha_plan *plan, const mha_problem *problem)
 
     *plan = (mha_plan){.way = choose_way(problem), .key_block = choose_key_block(args, problem->kernels->itemsize)};
     plan->tile_rows = choose_tile_rows(problem, plan);
-    plan->copies_rows = problem->pass != MHA_PASS_WEIGHTS && may_copy_rows(problem, plan);
-    plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
+    if (problem->pass != MHA_PASS_WEIGHTS) {
+        plan->copies_rows = may_copy_rows(problem, plan);
+        plan->weights_later = args->weights != NULL && args->keys > plan->key_block;
+    }
     choose_tasks(plan, problem);
     plan->score_stride = choose_score_stride(problem, plan);
     plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan, problem->kernels->itemsize) : 0;

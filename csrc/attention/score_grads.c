@@ -70,9 +70,9 @@ clear_bias_rows(const mha_walk *walk)
     }
 }
 
-/* The queries first .. last - 1 of all heads of all items, tile by tile: their gradients cleared, or added. */
+/* Tile `task` of the queries of all heads and items, or all queries if they share their biases: cleared, or added. */
 static void
-bias_rows(mha_walk *walk, size_t first, size_t last, int clear)
+bias_rows(mha_walk *walk, size_t task, int clear)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_mask_result *bias = &walk->job->grads->grad_bias;
@@ -84,33 +84,29 @@ bias_rows(mha_walk *walk, size_t first, size_t last, int clear)
             continue;
         }
         describe_head(walk, item, head);
-        const mha_rows whole = walk->task;
-        for (size_t row = first; row < last; row += walk->plan->tile_rows) {
-            walk->task = whole;
-            mha_walk_describe_tile(walk, 0, row);
-            if (clear) {
-                clear_bias_rows(walk);
-            } else {
-                walk->task = walk->tile;
-                mha_backward_rows(walk);
-                visit_rows(walk, add_to_bias);
-            }
+        if (bias->query_stride != 0) {
+            mha_walk_describe_tile(walk, 0, task * walk->plan->tile_rows);
+            walk->task = walk->tile;
+        }
+        mha_walk_describe_head(walk, 0);
+        if (clear) {
+            clear_bias_rows(walk);
+        } else {
+            mha_backward_rows(walk);
+            visit_rows(walk, add_to_bias);
         }
     }
 }
 
-/* A tile of queries, or all of them if they share their biases. */
 static void
 bias_task(void *context, size_t task, unsigned worker)
 {
     const mha_attention_job *job = context;
-    const size_t queries = job->problem.args->queries;
-    const size_t step = job->grads->grad_bias.query_stride == 0 ? queries : job->plan.tile_rows;
     mha_walk walk;
 
     mha_walk_init(&walk, job, &job->rooms[worker]);
-    bias_rows(&walk, task * step, mha_min((task + 1) * step, queries), 1);
-    bias_rows(&walk, task * step, mha_min((task + 1) * step, queries), 0);
+    bias_rows(&walk, task, 1);
+    bias_rows(&walk, task, 0);
 }
 
 /* --- What each head has of its own --------------------------------------------------------------- */
