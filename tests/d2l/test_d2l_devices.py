@@ -1,6 +1,7 @@
 """Both generations of d2l and of its chapters on another device than the CPU, with and without patch()."""
 
 import contextlib
+import copy
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,55 @@ def losses(d2l, own, kind, dropout):
 def test_chapters_train_as_without_us(own, d2l, kind, dropout, monkeypatch, capsys):
     monkeypatch.setattr(nn, "GRU", nn.RNN)  # torch has a GRU cell for foreign devices that this one lacks
     found = []
-    for patched in (contextlib.nullcontext(), mha_c.d2l.patch(d2l)):
-        with patched:
+    for plain in (not dropout, False):  # what drops is drawn otherwise, but repeated by the seed
+        with contextlib.nullcontext() if plain else mha_c.d2l.patch(d2l):
             found.append(losses(d2l, own, kind, dropout))
     assert found[0][0] > found[0][3] and found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["MultiHeadAttention", "AdditiveAttention", "DotProductAttention"])
+def test_convert_and_patch_before_and_behind_the_move(own, d2l, kind, capsys):
+    theirs, _ = pair(d2l, own, kind)
+    x, lens = torch.randn(2, 5, 12), torch.tensor([3, 5], device=own)
+    inputs = [x.to(own)] * 3
+    with torch.no_grad():
+        wanted = theirs(*inputs, lens)
+    with mha_c.d2l.patch(d2l):
+        built, _ = pair(d2l, torch.device("cpu"), kind)
+    made = [
+        ours.convert(copy.deepcopy(theirs)), ours.convert(copy.deepcopy(theirs).cpu()).to(own),
+        ours.convert(copy.deepcopy(theirs)).cpu().to(own), built.to(own),
+    ]  # fmt: skip
+    for layer in made:
+        assert isinstance(layer, getattr(ours, kind))
+        layer.load_state_dict({name: value.cpu() for name, value in theirs.state_dict().items()})
+        torch.testing.assert_close(layer(*inputs, lens).cpu(), wanted.cpu(), rtol=0, atol=1e-5)
+    back = layer.cpu()(x, x, x, lens.cpu())
+    torch.testing.assert_close(back, wanted.cpu(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_the_decoder_of_the_bahdanau_chapter(own, d2l, dtype, monkeypatch):
+    """mha_c.torch.Seq2SeqAttentionDecoder beside the book's text on d2l's attention: scores, weights, gradients."""
+    monkeypatch.setattr(nn, "GRU", nn.RNN)
+    theirs = book_models.bahdanau_decoder(d2l, 10, 8, 16, 2)
+    mine = ours.Seq2SeqAttentionDecoder(10, 8, 16, 2)
+    outputs, hidden = torch.randn(5, 3, 16, dtype=dtype).to(own), torch.randn(2, 3, 16, dtype=dtype).to(own)
+    words, lens = torch.randint(10, (3, 4)), torch.tensor([5, 2, 3])
+    theirs(words, theirs.init_state((torch.zeros(5, 3, 16), torch.zeros(2, 3, 16)), lens))  # lazy sizes
+    mine.load_state_dict(theirs.state_dict())
+    found = []
+    for decoder in (theirs.to(own, dtype), mine.to(own, dtype)):
+        leaf = outputs.clone().requires_grad_()
+        state = decoder.init_state((leaf, hidden), lens.to(own))
+        scores, state = decoder(words.to(own), state)
+        more, _ = decoder(words[:, :1].to(own), state)  # as in prediction
+        loss = scores.square().sum() + more.square().sum()
+        grads = torch.autograd.grad(loss, [leaf, *dict(sorted(decoder.named_parameters())).values()])
+        found.append([scores, more, *decoder.attention_weights, *grads])
+    for a, b in zip(*found, strict=True):
+        scale = max(1.0, float(a.detach().abs().max()))
+        torch.testing.assert_close(b.cpu(), a.cpu(), rtol=0, atol=TOLERANCES[dtype] * scale)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day

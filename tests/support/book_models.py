@@ -76,7 +76,7 @@ def transformer_decoder(d2l, vocab_size, num_hiddens, ffn_hiddens, num_heads, nu
             state[2][self.i] = key_values
             dec_valid_lens = None
             if self.training:
-                dec_valid_lens = torch.arange(1, X.shape[1] + 1).repeat(X.shape[0], 1)
+                dec_valid_lens = torch.arange(1, X.shape[1] + 1, device=X.device).repeat(X.shape[0], 1)
             Y = self.addnorm1(X, self.attention1(X, key_values, key_values, dec_valid_lens))
             Z = self.addnorm2(Y, self.attention2(Y, enc_outputs, enc_outputs, enc_valid_lens))
             return self.addnorm3(Z, self.ffn(Z)), state

@@ -28,9 +28,9 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}  # sums of some tens of
 feature = ON_DEVICES.feature
 
 
-def with_gradients(layer, x, out, *others):
+def with_gradients(layer, x, out, *others, through=True):
     loss = out.square().sum() + sum(other.square().sum() for other in others)
-    return [out, *others, *torch.autograd.grad(loss, [x, *layer.parameters()])]
+    return [out, *others, *torch.autograd.grad(loss, [x, *(layer.parameters() if through else ())])]
 
 
 @feature("forward and backward, lengths of each item")
@@ -104,6 +104,79 @@ def _(layer, x, lens):
     grad = torch.func.grad(lambda x: layer(x, x, x, lens).square().sum())(x.detach())
     many = torch.stack([x.detach(), -x.detach()])
     return [grad, torch.func.vmap(lambda x: layer(x, x, x, None))(many)]
+
+
+@feature("lengths on the CPU, as a tensor or a list")
+def _(layer, x, lens):
+    return with_gradients(layer, x, layer(x, x, x, lens.cpu()), layer(x, 2 * x, x, [2, 3]))
+
+
+@feature("NaN behind a length: no influence, forward or backward")
+def _(layer, x, lens):
+    hidden = torch.arange(3, device=OWN)[:, None] >= lens[:, None, None]
+    keys = torch.where(hidden, torch.nan, x)
+    found = with_gradients(layer, x, layer(x, keys, keys, lens))
+    if not all(bool(y.isfinite().all()) for y in found):
+        raise ArithmeticError("NaN has spread")
+    return found
+
+
+@feature("to the CPU and back")
+def _(layer, x, lens):
+    layer(x, x, x, lens)
+    layer.cpu()(x.cpu(), x.cpu(), x.cpu(), lens.cpu())
+    layer.to(OWN)
+    return with_gradients(layer, x, layer(x, x, x, lens))
+
+
+@feature("`project`: keys and values once, for many calls")
+def _(layer, x, lens):
+    kv = layer.project(x, 2 * x, lens) if hasattr(layer, "project") else None
+    calls = [layer(q, x, 2 * x, lens) if kv is None else layer(q, kv) for q in (x, -x)]
+    return with_gradients(layer, x, *calls)
+
+
+@feature("`new_cache`, inside `frozen`: decoding step by step")
+def _(layer, x, lens):
+    layer.eval()
+    with torch.no_grad():
+        if not hasattr(layer, "new_cache"):
+            return [y for i in range(3) for y in (layer(x[:, i : i + 1], x[:, : i + 1], x[:, : i + 1], None),
+                                                  weights_of(layer))]  # fmt: skip
+        from mha_c import torch as mt
+
+        with mt.frozen(layer):
+            cache, found = layer.new_cache(2, 4), []
+            for step in x.split(1, 1):
+                found += [layer(step, step, step, cache=cache), weights_of(layer)]
+            return found
+
+
+def beside(layer, name):
+    """What has this name where the layer's class comes from; None where nothing has."""
+    from mha_c import torch as mt
+
+    is_ours = type(layer).__module__.startswith("mha_c.")
+    return getattr(mt, name) if is_ours else type(layer).forward.__globals__.get(name)
+
+
+@feature("`masked_softmax`")
+def _(layer, x, lens):
+    softmax = beside(layer, "masked_softmax")
+    return with_gradients(layer, x, softmax(1 * x, lens), softmax(1 * x, None), through=False)  # d2l's writes into x
+
+
+@feature("`sequence_mask`")
+def _(layer, x, lens):
+    mask = beside(layer, "sequence_mask")
+    return None if mask is None else with_gradients(layer, x, mask(1 * x[:, 0], lens), through=False)
+
+
+@feature("`PositionalEncoding`")
+def _(layer, x, lens):
+    if x.dtype is torch.float64:  # d2l's table is of float32
+        return None
+    return with_gradients(layer, x, beside(layer, "PositionalEncoding")(4, 0.0).to(OWN)(x), through=False)
 
 
 def pairs(dtype):

@@ -350,6 +350,37 @@ def test_decoding_with_a_cache(own, name, counts):
             assert there(x, x, x, cache=cache).shape == x.shape
 
 
+@pytest.mark.parametrize("name", layers())
+def test_what_a_decoder_keeps_stays_where_it_is(own, name):
+    """A layer that has moved is told so, by its caches and by projected keys, and goes on once they are new."""
+    layer, x = layers()[name].eval(), torch.randn(2, 2, 12)
+    with torch.no_grad():
+        wanted = layer(x, x, x, cache=layer.new_cache(2, 8))
+        for here, there in (("cpu", own), (own, "cpu")):
+            layer.to(here)
+            cache, kv = layer.new_cache(2, 8), layer.project(x.to(here), x.to(here))
+            layer(*[x.to(here)] * 3, cache=cache)
+            layer.to(there)
+            for call in (lambda y, cache=cache: layer(y, y, y, cache=cache), lambda y, kv=kv: layer(y, kv)):
+                with pytest.raises((ValueError, TypeError), match=r"cache|were projected|different devices"):
+                    call(x.to(there))
+            cache.clear()
+            close([layer(*[x.to(there)] * 3, cache=cache)], [wanted])
+
+
+def test_data_parallel_needs_a_group_that_has_the_device(own):
+    """As for torch's own modules; what is exchanged is theirs."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        for module in (nn.Linear(2, 2), layers()["multi-head"]):
+            with pytest.raises(RuntimeError, match="own"):
+                nn.parallel.DistributedDataParallel(module.to(own))
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("name", ["multi-head", "additive"])
 @pytest.mark.parametrize("lens", [None, [3, 0]])
 def test_decoding_on_projected_keys(own, name, lens):

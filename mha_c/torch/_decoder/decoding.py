@@ -127,7 +127,7 @@ class KeyValueCache(caches.KeyValueCache):
 
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """The new steps of a call on another device than the CPU, behind those that are there."""
-        if self._keys is None:
+        if self._keys is None or (self._weights is None and not isinstance(self._keys, Tensor)):
             self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
         rooms: Any = self._keys, self._values
         there = getattr(rooms[0], "device", "cpu"), rooms[0].dtype

@@ -203,8 +203,9 @@ def call_projected(
         values = given = without_subclass(given)
     parameters, holder, _, packed = check_module(module, WHAT, queries, None, given)
     dropout = module._dropout_now(training)
-    if isinstance(kv._keys, Tensor):
-        check_devices(queries=queries, keys=kv._keys, values=values, parameters=parameters)
+    if isinstance(kv._keys, Tensor) or elsewhere(queries):
+        keys, values = torch.as_tensor(kv._keys), torch.as_tensor(values)
+        check_devices(queries=queries, keys=keys, values=values, parameters=parameters)
         held: Any = Held.of(parameters)
         kv._check(held, None, module.empty_rows)
         lens = kv._valid_lens if valid_lens is None else valid_lens
