@@ -232,10 +232,9 @@ def layer_backward(
 
 def autograd_parts(
     queries: Any, keys: Any, values: Any, parameters: Tuple[Any, ...], /
-) -> Tuple[bool, Tuple[Any, ...], Tuple[int, ...], Tuple[Optional[int], ...]]:
-    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient; those that there are;
-    which of the twelve each is; and how often those that the attention weights are a function of (queries, keys, W_q,
-    W_k, their biases, w_v) have been changed in place."""
+) -> Tuple[bool, Tuple[Optional[int], ...]]:
+    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient, and how often those that
+    the attention weights are a function of (queries, keys, W_q, W_k, their biases, w_v) have been changed in place."""
 
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;

@@ -224,7 +224,7 @@ def test_the_tape_is_saved_where_it_is_large():
     for n in (4, 300):
         (x,) = leaves((8, n, 64))
         node = layer(x, x, x).grad_fn
-        assert (len(node.saved_tensors) > 6) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
+        assert (len(node.saved_tensors) > 12) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
 
 
 def test_weights_as_tensors():

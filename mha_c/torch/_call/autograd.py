@@ -38,28 +38,26 @@ N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 LayerParameters = tuple[Optional[Tensor], ...]
 
 
-def differentiable_layer(call: Any, tensors: Any, places: Any) -> tuple[Tensor, Any, Any]:
+def differentiable_layer(call: Any) -> tuple[Tensor, Any, Any]:
     """(out, what `saved_weights` needs, the lengths) of a call that records gradients; no transform is active.
 
-    call             arguments of layer_forward
-    tensors, places  of `autograd_parts`: the inputs and parameters that there are, and which of the twelve each is
+    call    arguments of layer_forward, all nine parameters in the place of the projections
     """
-    work = [call, places]
-    out = apply_layer(work, *tensors)
+    work = [call]
+    out = apply_layer(work, *call[:3], *call[4])
     saved, lens = work
     return out, saved, lens
 
 
 class LayerFunction(Function):
-    """apply([arguments of layer_forward, places], *tensors) -> out.
+    """apply([arguments of layer_forward], queries, keys, values, *nine parameters) -> out.
 
-    The list then holds what `saved_weights` needs, and the lengths.  tensors and places are those that
-    `autograd_parts` gives, and not all twelve: every one costs a quarter of a microsecond.
+    The list then holds what `saved_weights` needs, and the lengths.
     """
 
     @staticmethod
     def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
-        call, places = work
+        (call,) = work
         out: Tensor
         out, kept = layer_forward(*call, True)
         _, _, q, k, _, row_max, row_sum, lens, _, _, values, attended = kept
@@ -71,53 +69,39 @@ class LayerFunction(Function):
             large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, values, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             kept = None
-        ctx.kept = kept, lens, places, call[6:]
+        ctx.kept = kept, lens, call[6:]
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        kept, lens, places, options = ctx.kept
+        kept, lens, options = ctx.kept
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         if torch.is_grad_enabled() or in_functorch() or in_mode():  # create_graph; somebody looks on
-            return None, *layer_gradients(tensors, places, (lens, *options), ctx.needs_input_grad[1:], grad_out)
+            return None, *layer_gradients(tensors, (lens, *options), ctx.needs_input_grad[1:], grad_out)
         try:
-            queries, keys, values, *nine = all_of(tensors, places)
-            needs = tuple(all_of(ctx.needs_input_grad[1:], places))
-            grads = layer_backward(
-                grad_out, kept, queries, keys, values, lens, tuple(nine), nine[8], *options, needs, True
-            )
-            return (None, *[grads[place] for place in places])
+            call = *tensors[:3], lens, tensors[3:], tensors[11], *options
+            return (None, *layer_backward(grad_out, kept, *call, ctx.needs_input_grad[1:], True))
         except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
-            return None, *layer_gradients(tensors, places, (lens, *options), ctx.needs_input_grad[1:], grad_out)
+            return None, *layer_gradients(tensors, (lens, *options), ctx.needs_input_grad[1:], grad_out)
 
 
 apply_layer = quick_apply(LayerFunction)
 
 
-def all_of(found: Any, places: Any) -> list[Any]:
-    """Twelve: three inputs and nine parameters, each of `found` in its place; None where there is none."""
-    twelve = [None] * 12
-    for place, one in zip(places, found):
-        twelve[place] = one
-    return twelve
-
-
-def layer_gradients(tensors: Any, places: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:
+def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:
     """The gradients as a function that has gradients, for the weights that the call dropped.
 
-    tensors, places   as of `all_of`; options: lengths, num_heads, empty_rows, dropout, seed
+    tensors   three inputs and nine parameters; options: lengths, num_heads, empty_rows, dropout, seed
     """
     lens, num_heads, empty_rows, dropout, seed = options
     drop = mathematics.core_dropout(dropout, seed)
 
-    def layer(*tensors: Any) -> Any:
-        queries, keys, values, *nine = all_of(tensors, places)
-        out, _ = mathematics.layer(
-            queries, keys, values, tuple(nine[:4]), tuple(nine[4:8]), nine[8], num_heads, lens, empty_rows, drop
-        )
+    def layer(queries: Tensor, keys: Tensor, values: Tensor, *nine: Any) -> Any:
+        W, b, w_v = nine[:4], nine[4:8], nine[8]
+        out, _ = mathematics.layer(queries, keys, values, W, b, w_v, num_heads, lens, empty_rows, drop)
         return (out,)
 
     return mathematics.gradients(layer, tensors, needs, (grad_out,))
@@ -145,7 +129,7 @@ class WeightsSource(NamedTuple):
     def has_changed(self) -> bool:
         if self.versions is None:
             return False
-        return autograd_parts(self.queries, self.keys, self.keys, self.parameters)[3] != self.versions
+        return autograd_parts(self.queries, self.keys, self.keys, self.parameters)[1] != self.versions
 
     def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
         """(B, H, Q, K) by mathematics, of `arguments`."""

@@ -203,7 +203,7 @@ def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
     tape = ctx.saved_tensors[14:]
     if torch.is_grad_enabled():  # create_graph
         tensors, options = [*inputs[:3], *inputs[4:]], (inputs[3], *ctx.options, seed)
-        grads = layer_gradients(tensors, range(12), options, ctx.needs, grad_out)
+        grads = layer_gradients(tensors, options, ctx.needs, grad_out)
     else:
         grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
     found = [grad if need else None for grad, need in zip(grads, ctx.needs)]

@@ -70,10 +70,10 @@ def run_layer(
     valid_lens, num_heads, empty_rows, dropout = options
     w_v = parameters[8]
     if torch.is_grad_enabled():
-        learns, tensors, places, versions = autograd_parts(queries, keys, values, parameters)
+        learns, versions = autograd_parts(queries, keys, values, parameters)
         if learns:
             call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
-            out, saved, lens = differentiable_layer(call, tensors, places)
+            out, saved, lens = differentiable_layer(call)
             return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
     weights = parameters if packed is None else packed.ready
     call = queries, keys, values, valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from ..._core import autograd_parts
 from ..._decoder.caches import most
 from ...errors import ShapeError
-from .._call.autograd import LayerParameters, all_of, differentiable_layer
+from .._call.autograd import LayerParameters, differentiable_layer
 from .._call.ways import call_core
 from .._tensors import array, layer_step, lengths
 from .decoding import KeyValueCache, copies, known_weights
@@ -128,36 +128,33 @@ def remembered(
         memory.lock.release()
     if not recorded or not recorded[0]:
         return out, saved, None
-    _, tensors, places, versions = recorded
     lens = None if options[0] is None else np.array(lengths(options[0]))
-    work = out, (lens, *options[1:], 0), places
-    source = lens, options[1], options[2], queries, keys, parameters, versions
-    return RememberedFunction.apply(work, *tensors), saved, source
+    work = out, (lens, *options[1:], 0)
+    source = lens, options[1], options[2], queries, keys, parameters, recorded[1]
+    return RememberedFunction.apply(work, *inputs, *parameters), saved, source
 
 
 class RememberedFunction(Function):
-    """apply((out, call, places), *tensors) -> out, computed already; the tensors are `LayerFunction`'s.
+    """apply((out, call), *tensors) -> out, computed already; the tensors are `LayerFunction`'s.
 
     The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
     """
 
     @staticmethod
     def forward(ctx: Any, work: Any, *tensors: Any) -> Tensor:
-        out, *ctx.kept = work
+        out, ctx.call = work
         ctx.save_for_backward(*tensors)
         found: Tensor = out
         return found
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors, ((valid_lens, *options), places) = ctx.saved_tensors, ctx.kept
+        tensors, (valid_lens, *options) = ctx.saved_tensors, ctx.call
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
-            own = tuple(x.view_as(x) for x in tensors)
-            queries, keys, values, *nine = all_of(own, places)
-            call = queries, keys, values, valid_lens, tuple(nine), nine[8], *options
-            out, *_ = differentiable_layer(call, own, places)
+            own = tuple(None if x is None else x.view_as(x) for x in tensors)
+            out, *_ = differentiable_layer((*own[:3], valid_lens, own[3:], own[11], *options))
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):
