@@ -107,10 +107,10 @@ add_additive_grads(const mha_walk *walk, const mha_result *grad_q, void *grad_w)
 }
 
 static void
-clear_rows(const mha_kernels *k, char *first, ptrdiff_t row_stride, size_t rows, size_t cols)
+clear_rows(const mha_kernels *k, const mha_result *grad, size_t item, size_t head, mha_interval rows, size_t cols)
 {
-    for (size_t i = 0; i < rows; i++) {
-        memset(first + (ptrdiff_t)i * row_stride * (ptrdiff_t)k->itemsize, 0, cols * k->itemsize);
+    for (size_t i = rows.first; i < rows.last; i++) {
+        memset(mha_result_at(k, grad, item, head, i), 0, cols * k->itemsize);
     }
 }
 
@@ -198,7 +198,7 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
         mha_backward_rows(walk);
     }
     if (!stores || args->additive_weights != NULL) {
-        clear_rows(walk->problem->kernels, grad_q.data, grad_q.row_stride, args->queries, args->head_dim);
+        clear_rows(walk->problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
     }
     mha_walk_start(walk, 1, span_keys);
     while (mha_walk_next(walk)) {
@@ -211,33 +211,23 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
     }
 }
 
-/* Zero gradients of keys first .. last - 1 of the task's key head. */
-static void
-clear_keys(const mha_walk *walk, const mha_result *grad, size_t cols, size_t first, size_t last)
-{
-    const mha_kernels *k = walk->problem->kernels;
-
-    if (first < last) {
-        clear_rows(k, mha_result_at(k, grad, walk->task.item, walk->task.key_head, first), grad->row_stride,
-                   last - first, cols);
-    }
-}
-
 /* All heads that share a key head against one span of its keys. */
 static void
 run_span(mha_walk *walk, size_t span, void *grad_w)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_attention_grads *grads = walk->job->grads;
+    const mha_kernels *k = walk->problem->kernels;
     const size_t span_keys = MHA_SPAN_BLOCKS * walk->plan->key_block, first_head = walk->task.head;
+    const size_t item = walk->task.item, key_head = walk->task.key_head;
     const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
     const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(walk->task.keys, keys);
     /* Where all queries see the same keys, the first tile of queries writes all of these, and the others add. */
     const int written = walk->problem->same_visibility && args->queries > 0 && seen.first < seen.last;
-    const size_t unseen = written ? seen.last : keys.first;
+    const mha_interval unwritten = {written ? seen.last : keys.first, keys.last};
 
-    clear_keys(walk, &grads->grad_k, args->head_dim, args->additive_weights != NULL ? keys.first : unseen, keys.last);
-    clear_keys(walk, &grads->grad_v, args->value_dim, unseen, keys.last);
+    clear_rows(k, &grads->grad_k, item, key_head, args->additive_weights != NULL ? keys : unwritten, args->head_dim);
+    clear_rows(k, &grads->grad_v, item, key_head, unwritten, args->value_dim);
     for (size_t g = 0; g < walk->problem->group; g++) {
         walk->task.head = first_head + g;
         backward_head(walk, keys, span, g == 0, grad_w);

@@ -215,13 +215,15 @@ forward_task(void *context, size_t task, unsigned worker)
     const mha_attention_job *job = context;
     const mha_room *room = &job->rooms[worker];
     const block_result own = {room->block_max, room->block_sum, room->block_out};
+    const size_t rows = job->problem.group * job->plan.task_queries;
     const int joins = job->plan.blocks_abreast > 1;
     mha_walk walk;
 
     mha_walk_task(&walk, job, task, worker);
     int has_empty = some_see_nothing(&walk.task); /* else every row meets a block */
-    if (has_empty) {
-        mha_clear_statistics(&walk);
+    if (has_empty) { /* rows that no block will touch are empty rows */
+        job->problem.kernels->fill(rows, 0, room->max);
+        job->problem.kernels->fill(rows, 0, room->sum);
     }
     mha_walk_start(&walk, job->problem.group, walk.task.keys);
     walk.prepares = !joins;

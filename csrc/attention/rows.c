@@ -166,15 +166,6 @@ write_statistics(const mha_walk *walk)
 }
 
 void
-mha_clear_statistics(const mha_walk *walk)
-{
-    const size_t rows = walk->problem->group * walk->plan->task_queries;
-
-    walk->problem->kernels->fill(rows, 0, walk->room->max);
-    walk->problem->kernels->fill(rows, 0, walk->room->sum);
-}
-
-void
 mha_finish_task(mha_walk *walk, int has_empty)
 {
     for (size_t g = 0; g < walk->problem->group; g++) {

@@ -72,9 +72,6 @@ void mha_load_statistics(const mha_walk *walk);
 /* After the last block: the sinks of the tile's rows join their sums. */
 void mha_add_sinks(const mha_walk *walk, const char *max, char *sum);
 
-/* Before the first block: rows that no block will touch are empty rows. */
-void mha_clear_statistics(const mha_walk *walk);
-
 /* After the last block: rows that are empty, if there may be any, and the statistics that were asked for. */
 void mha_finish_task(mha_walk *walk, int has_empty);
 
