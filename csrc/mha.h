@@ -255,7 +255,7 @@ typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
 
 /*
  * y = x W^T + bias, the same bits for both layouts.  Packed once, a weight serves many calls.  In rows it is read as
- * it lies, once, by a call with few rows of x, and packed into memory of the call by one with many.
+ * it lies, by each task of a call; a layer with many of them packs it into memory of the call first.
  * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow);
  * mha_linear_pack fills them from a row-major (out_features, in_features) W.
  */

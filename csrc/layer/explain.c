@@ -175,7 +175,7 @@ mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_e
         return MHA_ERR_ARG;
     }
     const mha_linear_plan plan = mha_linear_plan_for(k, linear, rows);
-    explain_linear(linear, rows, rows, plan.block, emit, to);
+    explain_linear(linear, rows, rows, plan.task_rows, emit, to);
     explain_share((sharing){plan.n_tasks, plan.work}, emit, to);
     return MHA_OK;
 }
@@ -198,15 +198,14 @@ explain_projections(const mha_layer_job *job, const sharing *slices, mha_emit_fn
         }
         if (in->linear->weight != NULL) {
             void *projection = emit(to, names[i], GROUP);
-            explain_linear(in->linear, a->batch * in->rows, needed, in->task_rows, emit, projection);
+            explain_linear(in->linear, a->batch * in->rows, needed, in->plan.task_rows, emit, projection);
             explain_share(slices != NULL ? *slices : (sharing){job->n_tasks, job->work}, emit, projection);
         }
     }
     if (a->W_o.weight != NULL) {
-        const mha_linear_plan plan = mha_linear_plan_for(job->kernels, &a->W_o, rows);
         void *projection = emit(to, "W_o", GROUP);
-        explain_linear(&a->W_o, rows, rows, plan.block, emit, projection);
-        explain_share(slices != NULL ? *slices : (sharing){plan.n_tasks, plan.work}, emit, projection);
+        explain_linear(&a->W_o, rows, rows, job->output.task_rows, emit, projection);
+        explain_share(slices != NULL ? *slices : (sharing){job->output.n_tasks, job->output.work}, emit, projection);
     }
 }
 

@@ -33,11 +33,7 @@ describe_inputs(mha_layer_job *job)
         in->input = rows[i];
         in->rows = n_rows[i];
         in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
-        in->projected = kept[i];
-        in->task_rows = mha_linear_task_rows(job->kernels, features[i], a->batch * in->rows);
-        if (linear[i]->weight != NULL) {
-            in->n_tasks = mha_ceil_div(a->batch * in->rows, in->task_rows);
-        }
+        in->projected = in->kept = kept[i];
         if (linear[i]->weight != NULL && linear[i]->in_features != features[i]) {
             return 0;
         }
@@ -76,41 +72,66 @@ describe_attention(mha_layer_job *job)
     return head_dim * a->num_heads == qk_features && value_dim * a->num_heads == v_features;
 }
 
+/* The projections' tasks, and what workers need for them. */
 static void
-plan_memory(mha_layer_job *job)
+plan_projections(mha_layer_job *job, mha_pass pass)
 {
     const mha_layer_args *a = job->args;
-    const size_t itemsize = job->kernels->itemsize;
     size_t widest = 0, most_rows = 0;
+
+    job->output = mha_linear_plan_for(job->kernels, &a->W_o, a->batch * a->queries);
+    job->panel_bytes = mha_linear_panel_bytes(job->kernels, &a->W_o);
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        mha_layer_input *in = &job->inputs[i];
+        in->plan = mha_linear_plan_for(job->kernels, in->linear, a->batch * in->rows);
+        job->n_tasks += in->plan.n_tasks;
+        job->work += in->plan.work;
+        if (in->linear->weight != NULL) {
+            widest = mha_max(widest, in->linear->in_features);
+            /* Of any smaller call, too: a slice uses the memory of the largest one. */
+            most_rows = mha_max(most_rows, mha_linear_most_rows(job->kernels, in->linear->in_features));
+            job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
+        }
+    }
+    job->n_workers = mha_threads_for(job->n_tasks, job->work);
+    if (pass == MHA_PASS_IN_TASK) {
+        job->n_workers = job->output.n_workers = 1;
+    }
+    /* A row is copied in whole vectors. */
+    job->gathered_bytes = mha_round_up((most_rows * widest + job->kernels->lanes) * job->kernels->itemsize, MHA_ALIGN);
+    job->places_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
+}
+
+void *
+mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize)
+{
+    const size_t at = mha_scratch_add(scratch, count, itemsize);
+
+    return scratch->base == NULL ? NULL : scratch->base + at;
+}
+
+/* What lies where in scratch memory: taken once to measure it, and once more when it has an address. */
+static void
+lay_out(mha_layer_job *job, mha_scratch *scratch)
+{
+    const mha_layer_args *a = job->args;
+    const size_t itemsize = job->kernels->itemsize, value_bytes = job->inputs[MHA_VALUES].features * itemsize;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         mha_layer_input *in = &job->inputs[i];
-        if (in->linear->weight == NULL) {
-            continue;
+        in->projected = in->kept;
+        if (in->linear->weight != NULL && in->kept == NULL) {
+            in->projected = mha_layer_take(scratch, a->batch * in->rows, in->features * itemsize);
         }
-        if (in->projected == NULL) {
-            in->at = mha_scratch_add(&job->scratch, a->batch * in->rows, in->features * itemsize);
-        }
-        widest = mha_max(widest, in->linear->in_features);
-        /* Of any smaller call, too: a slice uses the memory of the largest one. */
-        most_rows = mha_max(most_rows, mha_linear_block(job->kernels, in->linear->in_features));
-        job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
-        job->work += mha_linear_work(in->linear, a->batch, in->rows);
-        job->n_tasks += in->n_tasks;
     }
-    job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &a->W_o));
-    job->n_workers = job->pass == MHA_PASS_IN_TASK ? 1 : mha_threads_for(job->n_tasks, job->work);
-    job->needed_at = mha_scratch_add(&job->scratch, a->batch, 2 * sizeof(mha_interval));
-    if (a->W_o.weight != NULL && a->context == NULL) {
-        const size_t row_bytes = job->inputs[MHA_VALUES].features * itemsize;
-        job->context_at = mha_scratch_add(&job->scratch, a->batch * a->queries, row_bytes);
+    job->context = a->W_o.weight == NULL ? a->out : a->context;
+    if (job->context == NULL) {
+        job->context = mha_layer_take(scratch, a->batch * a->queries, value_bytes);
     }
-    /* A row is copied in whole vectors. */
-    job->gather_bytes = mha_round_up((most_rows * widest + job->kernels->lanes) * itemsize, MHA_ALIGN);
-    job->pointers_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
-    job->gather_at = mha_scratch_add(&job->scratch, job->n_workers, job->gather_bytes);
-    job->pointers_at = mha_scratch_add(&job->scratch, job->n_workers, job->pointers_bytes);
-    job->panel_at = mha_scratch_add(&job->scratch, mha_max(job->n_workers, MHA_LINEAR_READS), job->panel_bytes);
+    job->needed = mha_layer_take(scratch, a->batch, 2 * sizeof(mha_interval));
+    job->gathered = mha_layer_take(scratch, job->n_workers, job->gathered_bytes);
+    job->places = mha_layer_take(scratch, job->n_workers, job->places_bytes);
+    job->panels = mha_layer_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
 }
 
 mha_interval
@@ -143,9 +164,9 @@ by_heads(const mha_layer_job *job, const mha_layer_input *in)
 }
 
 void
-mha_layer_place_inputs(mha_layer_job *job, void *room)
+mha_layer_place_inputs(mha_layer_job *job)
 {
-    mha_interval *needed = room;
+    mha_interval *needed = job->needed;
 
     for (int i = MHA_KEYS; i < MHA_N_INPUTS && !mha_sees_all_keys(&job->args->visible); i++) {
         job->inputs[i].needed = needed;
@@ -161,100 +182,88 @@ mha_layer_place_inputs(mha_layer_job *job, void *room)
 static void
 place_memory(mha_layer_job *job)
 {
-    const mha_layer_args *a = job->args;
-    mha_attention_args *attention = &job->attention;
     const ptrdiff_t features = (ptrdiff_t)job->inputs[MHA_VALUES].features;
+    mha_scratch own = {.total_bytes = job->own_at, .base = job->scratch.base};
 
-    for (int i = 0; i < MHA_N_INPUTS; i++) {
-        mha_layer_input *in = &job->inputs[i];
-        if (in->linear->weight != NULL && in->projected == NULL) {
-            in->projected = job->scratch.base + in->at;
-        }
-    }
-    mha_layer_place_inputs(job, job->scratch.base + job->needed_at);
-    attention->out = (mha_result){
-        .data = a->W_o.weight == NULL ? a->out
-                : a->context != NULL  ? a->context
-                                      : (void *)(job->scratch.base + job->context_at),
-        .batch_stride = (ptrdiff_t)a->queries * features,
-        .head_stride = features / (ptrdiff_t)a->num_heads,
+    lay_out(job, &own);
+    mha_layer_place_inputs(job);
+    job->attention.out = (mha_result){
+        .data = job->context,
+        .batch_stride = (ptrdiff_t)job->args->queries * features,
+        .head_stride = features / (ptrdiff_t)job->args->num_heads,
         .row_stride = features,
     };
     mha_attention_place(&job->attention_job, &job->scratch);
 }
 
-static void *
-panel_of(const mha_layer_job *job, unsigned worker)
+/* Of row *row of all items' rows and those that follow in its item, before `last`, the needed ones; then the next. */
+static mha_interval
+next_needed(const mha_layer_input *in, size_t *row, size_t last)
 {
-    return job->scratch.base + job->panel_at + worker * job->panel_bytes;
+    const size_t start = *row / in->rows * in->rows, end = mha_min(start + in->rows, last);
+    const mha_interval all = {0, in->rows}, needed = in->needed != NULL ? in->needed[start / in->rows] : all;
+    const size_t from = mha_max(*row, start + needed.first), to = mha_min(end, start + needed.last);
+
+    *row = end;
+    return (mha_interval){from, mha_max(from, to)};
 }
 
-/* Rows first .. last-1 of all items' rows: the needed ones copied side by side, so that tiles are full. */
+/* The needed ones of rows first .. last-1 side by side, so that tiles are full. */
 static void
-project_gathered(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, unsigned worker)
+gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, mha_linear_rows *rows)
 {
     const size_t itemsize = job->kernels->itemsize, in_features = in->linear->in_features;
-    char *x = job->scratch.base + job->gather_at + worker * job->gather_bytes;
-    void **y = (void **)(void *)(job->scratch.base + job->pointers_at + worker * job->pointers_bytes);
-    size_t n = 0;
+    char *x = (char *)(uintptr_t)rows->x;
+    void **places = (void **)(uintptr_t)rows->y_rows;
 
-    for (size_t r = first; r < last;) { /* item by item */
-        const size_t item = r / in->rows, start = item * in->rows, end = mha_min(start + in->rows, last);
-        const mha_interval all = {0, in->rows}, needed = in->needed != NULL ? in->needed[item] : all;
-        const size_t from = mha_max(r, start + needed.first), to = mha_min(end, start + needed.last);
-        if (from < to) {
-            job->kernels->copy_rows(to - from, in_features,
-                                    mha_operand_at(job->kernels, in->input, item, 0, from - start),
-                                    in->input->row_stride, x + n * in_features * itemsize, (ptrdiff_t)in_features);
+    rows->rows = 0;
+    while (first < last) {
+        const mha_interval needed = next_needed(in, &first, last);
+        if (needed.first < needed.last) {
+            const size_t item = needed.first / in->rows;
+            const char *from = mha_operand_at(job->kernels, in->input, item, 0, needed.first - item * in->rows);
+            job->kernels->copy_rows(needed.last - needed.first, in_features, from, in->input->row_stride,
+                                    x + rows->rows * in_features * itemsize, (ptrdiff_t)in_features);
         }
-        for (size_t row = from; row < to; row++) {
-            y[n++] = in->projected + row * in->features * itemsize;
+        for (size_t row = needed.first; row < needed.last; row++) {
+            places[rows->rows++] = in->projected + row * in->features * itemsize;
         }
-        r = end;
     }
-    const mha_linear_rows rows = {
-        .rows = n,
-        .x = x,
-        .x_row_stride = (ptrdiff_t)in_features,
-        .y_rows = y,
-        .panel = panel_of(job, worker),
-    };
-    mha_linear_apply(job->kernels, in->linear, &rows);
 }
 
-/* 1 if all of the rows first .. last-1 are needed. */
+/* 1 if rows first .. last-1 are needed, and lie at the same distance. */
 static int
-needs_all(const mha_layer_input *in, size_t first, size_t last)
+lie_evenly(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
 {
-    for (size_t r = first; in->needed != NULL && r < last;) { /* item by item */
-        const size_t item = r / in->rows, start = item * in->rows, end = mha_min(start + in->rows, last);
-        if (start + in->needed[item].first > r || start + in->needed[item].last < end) {
-            return 0;
-        }
-        r = end;
+    const size_t n_rows = last - first;
+    size_t n_needed = 0;
+
+    while (first < last) {
+        const mha_interval needed = next_needed(in, &first, last);
+        n_needed += needed.last - needed.first;
     }
-    return 1;
+    return n_needed == n_rows && mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
 }
 
 static void
 project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, unsigned worker)
 {
-    const size_t first = task * in->task_rows;
-    const size_t last = mha_min(first + in->task_rows, job->args->batch * in->rows);
+    const size_t first = task * in->plan.task_rows;
+    const size_t last = mha_min(first + in->plan.task_rows, job->args->batch * in->rows);
+    mha_linear_rows rows = {.rows = last - first, .panel = job->panels + worker * job->panel_bytes};
 
-    if (!needs_all(in, first, last) ||
-        !mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride)) {
-        project_gathered(job, in, first, last, worker);
-        return;
+    if (lie_evenly(job, in, first, last)) {
+        rows.x = mha_operand_at(job->kernels, in->input, 0, 0, first);
+        rows.x_row_stride = in->input->row_stride;
+        rows.y = in->projected + first * in->features * job->kernels->itemsize;
+        rows.y_row_stride = (ptrdiff_t)in->features;
+    } else {
+        void **places = (void **)(void *)(job->places + worker * job->places_bytes);
+        rows.x = job->gathered + worker * job->gathered_bytes;
+        rows.x_row_stride = (ptrdiff_t)in->linear->in_features;
+        rows.y_rows = places;
+        gather(job, in, first, last, &rows);
     }
-    const mha_linear_rows rows = {
-        .rows = last - first,
-        .x = mha_operand_at(job->kernels, in->input, 0, 0, first),
-        .x_row_stride = in->input->row_stride,
-        .y = in->projected + first * in->features * job->kernels->itemsize,
-        .y_row_stride = (ptrdiff_t)in->features,
-        .panel = panel_of(job, worker),
-    };
     mha_linear_apply(job->kernels, in->linear, &rows);
 }
 
@@ -265,7 +274,7 @@ project_task(void *context, size_t task, unsigned worker)
     const mha_layer_job *job = context;
     const mha_layer_input *in = &job->inputs[task % MHA_N_INPUTS];
 
-    if (task / MHA_N_INPUTS < in->n_tasks) {
+    if (task / MHA_N_INPUTS < in->plan.n_tasks) {
         project_rows(job, in, task / MHA_N_INPUTS, worker);
     }
 }
@@ -278,20 +287,20 @@ mha_layer_run(mha_layer_job *job)
 
     place_memory(job);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        most_tasks = mha_max(most_tasks, job->inputs[i].n_tasks);
+        most_tasks = mha_max(most_tasks, job->inputs[i].plan.n_tasks);
     }
     mha_parallel_for(most_tasks * MHA_N_INPUTS, job->n_workers, project_task, job);
     mha_attention_run(&job->attention_job);
     if (a->W_o.weight != NULL) {
         const mha_linear_rows rows = {
             .rows = a->batch * a->queries,
-            .x = job->attention.out.data,
+            .x = job->context,
             .x_row_stride = (ptrdiff_t)job->inputs[MHA_VALUES].features,
             .y = a->out,
             .y_row_stride = (ptrdiff_t)a->W_o.out_features,
-            .panel = panel_of(job, 0),
+            .panel = job->panels,
         };
-        mha_linear_run(job->kernels, &a->W_o, &rows);
+        mha_linear_run(job->kernels, &a->W_o, &rows, &job->output);
     }
 }
 
@@ -332,12 +341,13 @@ mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass)
 {
     mha_status status = mha_layer_describe(job, args);
 
-    job->pass = pass;
     if (status == MHA_OK) {
         status = mha_attention_init(&job->attention_job, &job->attention, pass, &job->scratch);
     }
     if (status == MHA_OK) {
-        plan_memory(job);
+        plan_projections(job, pass);
+        job->own_at = job->scratch.total_bytes;
+        lay_out(job, &job->scratch);
     }
     return status;
 }

@@ -17,8 +17,8 @@ typedef struct {
     const mha_interval *needed; /* rows of each item to project; NULL: all */
     size_t rows;                /* per item */
     size_t features;            /* per row, after projection */
-    size_t task_rows, n_tasks;  /* rows per task, and how many tasks */
-    size_t at;                  /* offset of the projected rows in scratch memory, if they live there */
+    mha_linear_plan plan;       /* of the forward call */
+    void *kept;                 /* where the caller wants the projected rows, or NULL */
     char *projected;            /* dense (B, rows, features) */
 } mha_layer_input;
 
@@ -28,15 +28,18 @@ typedef struct {
     mha_attention_args attention;
     mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
-    mha_scratch scratch;
-    mha_pass pass;
-    size_t needed_at;           /* of the intervals of needed rows: keys of all items, then values */
-    size_t context_at;          /* of the attention output, where W_o follows */
-    size_t gather_at, pointers_at, gather_bytes, pointers_bytes; /* one part per worker */
-    size_t panel_at, panel_bytes; /* likewise, for weights in rows */
-    size_t n_tasks;             /* of the projections of inputs, */
-    double work;                /* and their multiply-adds */
+    mha_interval *needed;  /* room for rows of keys of all items, and then of values */
+    size_t n_tasks;        /* of the projections of inputs, */
+    double work;           /* and their multiply-adds */
     unsigned n_workers;
+    mha_linear_plan output; /* of W_o */
+
+    /* Scratch memory: that of attention, and the job's own from own_at on. */
+    mha_scratch scratch;
+    size_t own_at;
+    void *context;                         /* the attention output */
+    char *gathered, *places, *panels;      /* for each worker: needed rows, where their results go, a weight's panel */
+    size_t gathered_bytes, places_bytes, panel_bytes;
 } mha_layer_job;
 
 /* 1 if rows of all items, as many as the input has, lie one after the other at the same distance. */
@@ -52,16 +55,19 @@ MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer
 /* mha_layer_describe, the plan of attention, and all sizes of the forward call's scratch memory. */
 MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass);
 
+/* The next `count` things of scratch memory: NULL while they are only measured, and its address is to come. */
+void *mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize);
+
 /* All steps of a planned job whose scratch memory is there. */
 void mha_layer_run(mha_layer_job *job);
 
 /*
  * A call, planned: the batch as a whole, or cut into slices of it, each of which takes all steps in one task; and the
- * weights in rows that it packs, all if one of them would be read by too many tasks.
+ * weights in rows that it packs.
  */
 typedef struct {
     mha_layer_job whole;
-    mha_layer_args packed; /* its arguments where it packs */
+    mha_layer_args args; /* those of `whole`, with the weights packed */
     mha_linear_packing packing;
     size_t slice_items, n_slices; /* not cut: 1 */
     size_t slice_bytes;           /* of scratch memory: enough for any one slice */
@@ -80,9 +86,9 @@ MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_
 mha_interval mha_layer_needed(const mha_layer_job *job, int input, size_t item);
 
 /*
- * Where attention finds its inputs, once it is known where their projected rows are, and which rows of keys and values
- * each item needs; room for 2 * B intervals is at `room`.
+ * Where attention finds its inputs, once it is known where their projected rows are, and in job->needed which rows of
+ * keys and values each item needs.
  */
-void mha_layer_place_inputs(mha_layer_job *job, void *room);
+void mha_layer_place_inputs(mha_layer_job *job);
 
 #endif

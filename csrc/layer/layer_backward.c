@@ -14,33 +14,41 @@
 
 enum { W_O = MHA_N_INPUTS };
 
-/* Offsets in scratch memory. */
 typedef struct {
     mha_layer_job layer;
     const mha_layer_grads *grads;
-    size_t context_at;                /* gradient of what W_o is applied to */
-    size_t projected_at[MHA_N_INPUTS]; /* gradients of the projected inputs */
-    size_t room_at;
-    mha_linear_room room; /* for the gradients of projections */
-    size_t rows_at, grads_at, pointers_at; /* needed rows side by side: inputs, gradients, destinations */
-    char *memory;
+    mha_linear_room room;         /* for the gradients of projections */
+    int is_direct[MHA_N_INPUTS];  /* attention writes this input's gradient to its place */
+    int is_written[MHA_N_INPUTS]; /* something has been written to its place */
+    /* Scratch memory. */
+    char *context;                 /* gradient of what W_o is applied to */
+    char *projected[MHA_N_INPUTS]; /* gradients of the projected inputs */
+    char *rows, *row_grads;        /* needed rows side by side, and their gradients; */
+    void **places;                 /* where those of the inputs go */
 } backward_job;
+
+static const mha_linear *
+linear_of(const mha_layer_args *args, int which)
+{
+    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
+
+    return linears[which];
+}
 
 static mha_linear_grads
 linear_grads(const backward_job *job, int which, size_t rows, const void *x, ptrdiff_t x_row, const void *grad_y)
 {
-    const mha_layer_args *a = job->layer.args;
-    const mha_linear *linear[MHA_N_INPUTS + 1] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+    const mha_linear *linear = linear_of(job->layer.args, which);
     const mha_linear_grads grads = {
-        .dtype = a->dtype,
+        .dtype = job->layer.args->dtype,
         .rows = rows,
-        .out_features = linear[which]->out_features,
-        .in_features = linear[which]->in_features,
+        .out_features = linear->out_features,
+        .in_features = linear->in_features,
         .x = x,
         .weight = job->grads->weight[which],
         .grad_y = grad_y,
         .x_row_stride = x_row,
-        .grad_y_row_stride = (ptrdiff_t)linear[which]->out_features,
+        .grad_y_row_stride = (ptrdiff_t)linear->out_features,
         .grad_weight = job->grads->grad_weight[which],
         .grad_bias = job->grads->grad_bias[which],
     };
@@ -48,36 +56,44 @@ linear_grads(const backward_job *job, int which, size_t rows, const void *x, ptr
 }
 
 static void
-plan_memory(backward_job *job, mha_scratch *scratch)
+plan_projections(backward_job *job)
+{
+    const mha_layer_job *layer = &job->layer;
+
+    for (int i = 0; i <= W_O; i++) {
+        const size_t rows = i == W_O ? layer->args->queries : layer->inputs[i].rows;
+        mha_linear_grads grads = linear_grads(job, i, layer->args->batch * rows, NULL, 0, NULL);
+
+        grads.grad_x = job; /* any address: it is asked for */
+        mha_linear_grads_plan(layer->kernels, &grads, &job->room);
+    }
+}
+
+/* As that of layer.c: taken once to measure scratch memory, and once more when it has an address. */
+static void
+lay_out(backward_job *job, mha_scratch *scratch)
 {
     const mha_layer_args *a = job->layer.args;
     const size_t itemsize = job->layer.kernels->itemsize;
     size_t n_rows = 0, widest = 0, widest_projected = 0;
 
-    job->layer.needed_at = mha_scratch_add(scratch, a->batch, 2 * sizeof(mha_interval));
-    if (a->W_o.weight != NULL) {
-        job->context_at = mha_scratch_add(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
-    }
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
-        job->projected_at[i] = mha_scratch_add(scratch, a->batch * in->rows, in->features * itemsize);
+        job->projected[i] = mha_layer_take(scratch, a->batch * in->rows, in->features * itemsize);
         if (in->linear->weight != NULL) {
             n_rows = mha_max(n_rows, a->batch * in->rows);
             widest = mha_max(widest, in->linear->in_features);
             widest_projected = mha_max(widest_projected, in->features);
         }
     }
-    job->rows_at = mha_scratch_add(scratch, n_rows, widest * itemsize);
-    job->grads_at = mha_scratch_add(scratch, n_rows, widest_projected * itemsize);
-    job->pointers_at = mha_scratch_add(scratch, n_rows, sizeof(void *));
-    for (int i = 0; i <= MHA_N_INPUTS; i++) {
-        const size_t rows = a->batch * (i == MHA_KEYS || i == MHA_VALUES ? a->keys : a->queries);
-        mha_linear_grads grads = linear_grads(job, i, rows, NULL, 0, NULL);
-
-        grads.grad_x = scratch; /* any address: it is asked for */
-        mha_linear_grads_plan(job->layer.kernels, &grads, &job->room);
+    job->layer.needed = mha_layer_take(scratch, a->batch, 2 * sizeof(mha_interval));
+    if (a->W_o.weight != NULL) {
+        job->context = mha_layer_take(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
     }
-    job->room_at = mha_scratch_add(scratch, job->room.n_workers, job->room.bytes);
+    job->rows = mha_layer_take(scratch, n_rows, widest * itemsize);
+    job->row_grads = mha_layer_take(scratch, n_rows, widest_projected * itemsize);
+    job->places = mha_layer_take(scratch, n_rows, sizeof(void *));
+    job->room.memory = mha_layer_take(scratch, job->room.n_workers, job->room.bytes);
 }
 
 /* Back through W_o: returns the gradient of the attention output. */
@@ -91,7 +107,7 @@ output_projection(const backward_job *job)
     }
     mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
                                           job->grads->grad_out);
-    grads.grad_x = job->memory + job->context_at;
+    grads.grad_x = job->context;
     mha_linear_grads_run(&grads, NULL, &job->room);
     return grads.grad_x;
 }
@@ -120,47 +136,37 @@ share_gradient(const backward_job *job, int i, int j)
     return grads[i].data != NULL && grads[i].data == grads[j].data;
 }
 
-/* Attention writes the gradients of inputs without projection, one of those that share a place straight to it. */
+/* Whether nothing has been written yet where the gradient of input i goes, which now is: several may share a place. */
 static int
-is_written_by_attention(const backward_job *job, int i)
-{
-    int first = 0;
-
-    while (first < i && (is_projected(job, first) || !share_gradient(job, first, i))) {
-        first++;
-    }
-    return first == i && !is_projected(job, i) && job->grads->grad_inputs[i].data != NULL;
-}
-
-/* Whether something is there already when the projection of input i comes, which goes in order. */
-static int
-is_written_before(const backward_job *job, int i)
+is_first(backward_job *job, int i)
 {
     for (int j = 0; j < MHA_N_INPUTS; j++) {
-        if (j != i && share_gradient(job, i, j) && (j < i || !is_projected(job, j))) {
-            return 1;
+        if (job->is_written[j] && share_gradient(job, i, j)) {
+            return 0;
         }
     }
-    return 0;
+    job->is_written[i] = 1;
+    return 1;
 }
 
-/* Where the gradient of a projected input goes. */
+/* Where attention writes the gradient of input i, in order: straight to its place where there is no projection. */
 static mha_result
-projected_grad(const backward_job *job, int i)
+gradient_of(backward_job *job, int i)
 {
-    const mha_layer_input *in = &job->layer.inputs[i];
-    mha_result result = dense_by_heads(job, in, job->memory + job->projected_at[i]);
+    const mha_result *grad = &job->grads->grad_inputs[i];
+    mha_result result = dense_by_heads(job, &job->layer.inputs[i], job->projected[i]);
 
-    if (is_written_by_attention(job, i)) {
-        result.data = job->grads->grad_inputs[i].data;
-        result.batch_stride = job->grads->grad_inputs[i].batch_stride;
-        result.row_stride = job->grads->grad_inputs[i].row_stride;
+    job->is_direct[i] = !is_projected(job, i) && grad->data != NULL && is_first(job, i);
+    if (job->is_direct[i]) {
+        result.data = grad->data;
+        result.batch_stride = grad->batch_stride;
+        result.row_stride = grad->row_stride;
     }
     return result;
 }
 
 static mha_attention_grads
-attention_grads(const backward_job *job, const void *grad_context)
+attention_grads(backward_job *job, const void *grad_context)
 {
     const mha_layer_args *a = job->layer.args;
     void *context = a->W_o.weight != NULL ? a->context : a->out;
@@ -168,14 +174,14 @@ attention_grads(const backward_job *job, const void *grad_context)
 
     out.rows = a->queries;
     const mha_result strides = dense_by_heads(job, &out, context);
-    const mha_attention_grads grads = {
+    mha_attention_grads grads = {
         .out = {context, strides.batch_stride, strides.head_stride, strides.row_stride},
         .grad_out = {grad_context, strides.batch_stride, strides.head_stride, strides.row_stride},
-        .grad_q = projected_grad(job, MHA_QUERIES),
-        .grad_k = projected_grad(job, MHA_KEYS),
-        .grad_v = projected_grad(job, MHA_VALUES),
         .grad_additive_weights = job->grads->grad_additive_weights,
     };
+    grads.grad_q = gradient_of(job, MHA_QUERIES);
+    grads.grad_k = gradient_of(job, MHA_KEYS);
+    grads.grad_v = gradient_of(job, MHA_VALUES);
     return grads;
 }
 
@@ -190,41 +196,24 @@ add_shared(const backward_job *job)
         const mha_result *grad = &job->grads->grad_inputs[i];
         const size_t rows = job->layer.args->batch * in->rows;
 
-        if (grad->data == NULL || is_projected(job, i) || is_written_by_attention(job, i)) {
+        if (grad->data == NULL || is_projected(job, i) || job->is_direct[i]) {
             continue;
         }
         for (size_t r = 0; r < rows; r++) {
-            k->add_row(in->features, job->memory + job->projected_at[i] + r * in->features * k->itemsize,
+            k->add_row(in->features, job->projected[i] + r * in->features * k->itemsize,
                        mha_result_at(k, grad, r / in->rows, 0, r % in->rows), 1);
         }
     }
 }
 
-/* Back through the projection of an input all of whose rows count and are evenly spaced. */
-static void
-project_all(const backward_job *job, int i)
-{
-    const mha_layer_input *in = &job->layer.inputs[i];
-    mha_linear_grads grads = linear_grads(job, i, job->layer.args->batch * in->rows, in->input->data,
-                                          in->input->row_stride, job->memory + job->projected_at[i]);
-
-    grads.grad_x = job->grads->grad_inputs[i].data;
-    grads.add_to_grad_x = is_written_before(job, i);
-    mha_linear_grads_run(&grads, NULL, &job->room);
-}
-
-/* The same with the needed rows, and their gradients, copied side by side. */
-static void
-project_needed(const backward_job *job, int i)
+/* The needed rows of an input, and their gradients, side by side; how many.  The others get 0, unless these `add`. */
+static size_t
+gather(const backward_job *job, int i, int add)
 {
     const mha_layer_input *in = &job->layer.inputs[i];
     const mha_kernels *k = job->layer.kernels;
     const size_t in_bytes = in->linear->in_features * k->itemsize, out_bytes = in->features * k->itemsize;
     const mha_result *grad_x = &job->grads->grad_inputs[i];
-    const int add = is_written_before(job, i);
-    const char *projected = job->memory + job->projected_at[i];
-    char *x = job->memory + job->rows_at, *grad_y = job->memory + job->grads_at;
-    void **grad_rows = (void **)(void *)(job->memory + job->pointers_at);
     size_t n = 0;
 
     for (size_t b = 0; b < job->layer.args->batch; b++) {
@@ -232,52 +221,51 @@ project_needed(const backward_job *job, int i)
         for (size_t t = 0; t < in->rows; t++) {
             void *grad_row = grad_x->data != NULL ? mha_result_at(k, grad_x, b, 0, t) : NULL;
             if (t >= rows.first && t < rows.last) {
-                memcpy(x + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
-                memcpy(grad_y + n * out_bytes, projected + (b * in->rows + t) * out_bytes, out_bytes);
-                grad_rows[n++] = grad_row;
+                memcpy(job->rows + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
+                memcpy(job->row_grads + n * out_bytes, job->projected[i] + (b * in->rows + t) * out_bytes, out_bytes);
+                job->places[n++] = grad_row;
             } else if (grad_row != NULL && !add) {
                 memset(grad_row, 0, in_bytes);
             }
         }
     }
-    mha_linear_grads grads = linear_grads(job, i, n, x, (ptrdiff_t)in->linear->in_features, grad_y);
-    grads.grad_x = grad_x->data;
-    grads.add_to_grad_x = add;
-    mha_linear_grads_run(&grads, grad_rows, &job->room);
+    return n;
 }
 
+/* Back through the projection of an input: as its rows lie, where all count and are evenly spaced. */
 static void
-input_projections(const backward_job *job)
+project_input(backward_job *job, int i)
 {
-    for (int i = 0; i < MHA_N_INPUTS; i++) {
-        const mha_layer_input *in = &job->layer.inputs[i];
-        const mha_result *grad = &job->grads->grad_inputs[i];
-        const int dense =
-            grad->data == NULL || (grad->row_stride == (ptrdiff_t)in->linear->in_features &&
-                                   mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
-        if (!is_projected(job, i)) {
-            continue;
-        }
-        if (in->needed == NULL && dense &&
-            mha_layer_is_even(&job->layer, in, in->input->batch_stride, in->input->row_stride)) {
-            project_all(job, i);
-        } else {
-            project_needed(job, i);
-        }
-    }
+    const mha_layer_input *in = &job->layer.inputs[i];
+    const mha_result *grad = &job->grads->grad_inputs[i];
+    const ptrdiff_t in_features = (ptrdiff_t)in->linear->in_features;
+    const int add = !is_first(job, i);
+    const int is_dense =
+        grad->data == NULL || (grad->row_stride == in_features &&
+                               mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
+    const int in_place = in->needed == NULL && is_dense &&
+                         mha_layer_is_even(&job->layer, in, in->input->batch_stride, in->input->row_stride);
+    const size_t rows = in_place ? job->layer.args->batch * in->rows : gather(job, i, add);
+    mha_linear_grads grads =
+        in_place ? linear_grads(job, i, rows, in->input->data, in->input->row_stride, job->projected[i])
+                 : linear_grads(job, i, rows, job->rows, in_features, job->row_grads);
+
+    grads.grad_x = grad->data;
+    grads.add_to_grad_x = add;
+    mha_linear_grads_run(&grads, in_place ? NULL : job->places, &job->room);
 }
 
 static int
 is_complete(const mha_layer_grads *grads)
 {
     const mha_layer_args *a = grads->forward;
+    const void *const kept[] = {a->q_projected, a->k_projected, a->v_projected, a->context};
+    int complete = grads->grad_out != NULL && a->row_max != NULL && a->row_sum != NULL;
 
-    return grads->grad_out != NULL && a->row_max != NULL && a->row_sum != NULL &&
-           (a->W_q.weight == NULL || (a->q_projected != NULL && grads->weight[MHA_QUERIES] != NULL)) &&
-           (a->W_k.weight == NULL || (a->k_projected != NULL && grads->weight[MHA_KEYS] != NULL)) &&
-           (a->W_v.weight == NULL || (a->v_projected != NULL && grads->weight[MHA_VALUES] != NULL)) &&
-           (a->W_o.weight == NULL || (a->context != NULL && grads->weight[W_O] != NULL)) &&
-           (a->W_o.weight != NULL || a->out != NULL);
+    for (int i = 0; i <= W_O; i++) {
+        complete = complete && (linear_of(a, i)->weight == NULL || (kept[i] != NULL && grads->weight[i] != NULL));
+    }
+    return complete && (a->W_o.weight != NULL || a->out != NULL);
 }
 
 mha_status
@@ -285,29 +273,34 @@ mha_layer_backward(const mha_layer_grads *grads)
 {
     backward_job job = {.grads = grads};
     mha_layer_job *layer = &job.layer;
-    mha_attention_job attention_job;
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_scratch *scratch = &layer->scratch;
     mha_status status = is_complete(grads) ? mha_layer_describe(layer, grads->forward) : MHA_ERR_ARG;
 
     if (status == MHA_OK) {
-        status = mha_attention_init(&attention_job, &layer->attention, MHA_PASS_BACKWARD, &scratch);
+        status = mha_attention_init(&layer->attention_job, &layer->attention, MHA_PASS_BACKWARD, scratch);
     }
     if (status != MHA_OK) {
         return status;
     }
-    plan_memory(&job, &scratch);
-    status = mha_scratch_open(&scratch);
+    plan_projections(&job);
+    mha_scratch own = *scratch;
+    lay_out(&job, scratch);
+    status = mha_scratch_open(scratch);
     if (status != MHA_OK) {
         return status;
     }
-    job.memory = scratch.base;
-    job.room.memory = scratch.base + job.room_at;
-    mha_layer_place_inputs(layer, scratch.base + layer->needed_at);
+    own.base = scratch->base;
+    lay_out(&job, &own);
+    mha_layer_place_inputs(layer);
     const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
-    mha_attention_place(&attention_job, &scratch);
-    mha_backward_run(&attention_job, &attention);
+    mha_attention_place(&layer->attention_job, scratch);
+    mha_backward_run(&layer->attention_job, &attention);
     add_shared(&job);
-    input_projections(&job);
-    mha_scratch_close(&scratch);
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        if (is_projected(&job, i)) {
+            project_input(&job, i);
+        }
+    }
+    mha_scratch_close(scratch);
     return mha_interrupt_status();
 }

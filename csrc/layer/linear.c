@@ -1,6 +1,6 @@
 /*
  * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, of
- * which the product makes a panel at a time.
+ * which each task makes a panel at a time.
  *
  * Blocking: the product walks the depth in blocks of MHA_LINEAR_DEPTH, so that a block of one panel
  * and the block's rows of x stay near, in the second-level cache or the first, while all rows of the
@@ -15,7 +15,7 @@
 /* Rows of a block, and the bytes of one depth block that they may have: half the smallest second cache in use. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
-/* Where the second cache is larger, and all threads have a block even so: see mha_linear_block. */
+/* Where the second cache is larger, and all threads have a block even so: see mha_linear_most_rows. */
 #define LARGE_BLOCK_MOST ((size_t)288)
 
 /* The rows, `most` of `bytes` in all at most, in whole register tiles. */
@@ -29,7 +29,7 @@ rows_within(const mha_kernels *kernels, size_t in_features, size_t most, size_t 
 }
 
 static size_t
-usual_block(const mha_kernels *kernels, size_t in_features)
+usual_rows(const mha_kernels *kernels, size_t in_features)
 {
     return rows_within(kernels, in_features, BLOCK_MOST, BLOCK_BYTES);
 }
@@ -39,27 +39,22 @@ usual_block(const mha_kernels *kernels, size_t in_features)
  * to 1024 features), 0.94 in float64 (of 120); 384 were no better.
  */
 size_t
-mha_linear_block(const mha_kernels *kernels, size_t in_features)
+mha_linear_most_rows(const mha_kernels *kernels, size_t in_features)
 {
     const size_t large = rows_within(kernels, in_features, LARGE_BLOCK_MOST, mha_caches_active().second * 3 / 10);
 
-    return mha_max(large, usual_block(kernels, in_features));
+    return mha_max(large, usual_rows(kernels, in_features));
 }
 
-size_t
-mha_linear_task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
+/* `rows` rows in nearly equal tasks: a last one of few rows would read the whole weight for them. */
+static size_t
+task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
-    const size_t large = mha_linear_block(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
-    const size_t block = mha_max(mha_min(for_all, large), usual_block(kernels, in_features));
-    const size_t task_rows = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
+    const size_t most = mha_linear_most_rows(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
+    const size_t block = mha_max(mha_min(for_all, most), usual_rows(kernels, in_features));
+    const size_t in_task = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
 
-    return mha_max(mha_round_up(task_rows, kernels->tile_rows), kernels->tile_rows);
-}
-
-size_t
-mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear)
-{
-    return mha_linear_in_rows(linear) ? MHA_LINEAR_READS * usual_block(kernels, linear->in_features) : SIZE_MAX;
+    return mha_max(mha_round_up(in_task, kernels->tile_rows), kernels->tile_rows);
 }
 
 /*
@@ -120,18 +115,18 @@ mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
 typedef struct {
     const mha_kernels *kernels;
     const mha_linear *linear;
-    mha_linear_rows all;
-    size_t block;
+    const mha_linear_rows *all;
+    size_t task_rows;
 } linear_job;
 
 static void
-run_block(void *context, size_t task, unsigned worker)
+run_task(void *context, size_t task, unsigned worker)
 {
     const linear_job *job = context;
-    const ptrdiff_t first = (ptrdiff_t)(task * job->block), itemsize = (ptrdiff_t)job->kernels->itemsize;
-    mha_linear_rows rows = job->all;
+    const ptrdiff_t first = (ptrdiff_t)(task * job->task_rows), itemsize = (ptrdiff_t)job->kernels->itemsize;
+    mha_linear_rows rows = *job->all;
 
-    rows.rows = mha_min(job->block, job->all.rows - (size_t)first);
+    rows.rows = mha_min(job->task_rows, rows.rows - (size_t)first);
     rows.x = (const char *)rows.x + first * rows.x_row_stride * itemsize;
     if (rows.y_rows != NULL) {
         rows.y_rows += first;
@@ -153,44 +148,26 @@ mha_linear_work(const mha_linear *linear, size_t batch, size_t rows)
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    const size_t block = mha_linear_task_rows(kernels, linear->in_features, rows);
-    const mha_linear_plan plan = {
-        .block = block,
-        .n_tasks = linear->out_features > 0 ? mha_ceil_div(rows, block) : 0, /* any count of rows without numbers */
+    mha_linear_plan plan = {
+        .task_rows = task_rows(kernels, linear->in_features, rows),
         .work = mha_linear_work(linear, 1, rows),
     };
+
+    if (linear->weight != NULL && linear->out_features > 0) { /* of rows without numbers there may be any count */
+        plan.n_tasks = mha_ceil_div(rows, plan.task_rows);
+    }
+    plan.n_workers = mha_threads_for(plan.n_tasks, plan.work);
     return plan;
 }
 
 void
-mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows)
+mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows,
+               const mha_linear_plan *plan)
 {
-    const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows->rows);
-    linear_job job = {kernels, linear, *rows, plan.block};
+    linear_job job = {kernels, linear, rows, plan->task_rows};
+    const size_t n_tasks = mha_min(plan->n_tasks, mha_ceil_div(rows->rows, plan->task_rows));
 
-    MHA_ASSERT(linear->layout == MHA_WEIGHT_PACKED || plan.n_tasks <= MHA_LINEAR_READS);
-    mha_parallel_for(plan.n_tasks, mha_threads_for(plan.n_tasks, plan.work), run_block, &job);
-}
-
-void
-mha_linear_call_plan(mha_linear_call *call, const mha_kernels *kernels, const mha_linear *linear, size_t rows,
-                     mha_scratch *scratch)
-{
-    *call = (mha_linear_call){.kernels = kernels, .linear = *linear};
-    if (rows > mha_linear_most_rows(kernels, linear)) {
-        mha_linear_pack_later(&call->packing, &call->linear);
-        mha_linear_packing_plan(&call->packing, kernels, scratch);
-    } else {
-        call->panel_at = mha_scratch_add(scratch, MHA_LINEAR_READS, mha_linear_panel_bytes(kernels, linear));
-    }
-}
-
-void
-mha_linear_call_run(mha_linear_call *call, mha_linear_rows rows, const mha_scratch *scratch)
-{
-    rows.panel = scratch->base + call->panel_at;
-    mha_linear_packing_run(&call->packing, call->kernels, scratch);
-    mha_linear_run(call->kernels, &call->linear, &rows);
+    mha_parallel_for(n_tasks, plan->n_workers, run_task, &job);
 }
 
 mha_status
@@ -198,22 +175,21 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
                    ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
 {
     const mha_kernels *kernels = mha_kernels_for(dtype);
-    const mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
+    mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_linear_call call;
-    mha_status status;
+    mha_status status = MHA_OK;
 
     if (kernels == NULL || linear->weight == NULL) {
         return MHA_ERR_ARG;
     }
-    if (linear->layout == MHA_WEIGHT_PACKED) {
-        mha_linear_run(kernels, linear, &all);
-        return mha_interrupt_status();
+    const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows);
+    (void)mha_scratch_add(&scratch, plan.n_workers, mha_linear_panel_bytes(kernels, linear));
+    if (scratch.total_bytes > 0) { /* a packed weight needs no memory */
+        status = mha_scratch_open(&scratch);
+        all.panel = scratch.base;
     }
-    mha_linear_call_plan(&call, kernels, linear, rows, &scratch);
-    status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {
-        mha_linear_call_run(&call, all, &scratch);
+        mha_linear_run(kernels, linear, &all, &plan);
         mha_scratch_close(&scratch);
         status = mha_interrupt_status();
     }

@@ -33,26 +33,21 @@ typedef struct {
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
-/* The same, split over threads; for at most mha_linear_most_rows, and with MHA_LINEAR_READS panels. */
-void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
-
-/* How mha_linear_run goes about so many rows: rows per task, tasks, multiply-adds. */
+/* How so many rows are split over threads. */
 typedef struct {
-    size_t block, n_tasks;
-    double work;
+    size_t task_rows, n_tasks;
+    double work; /* multiply-adds */
+    unsigned n_workers;
 } mha_linear_plan;
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* The most rows per unit of work, of so many numbers: a packed panel serves many, and they stay in cache meanwhile. */
-size_t mha_linear_block(const mha_kernels *kernels, size_t in_features);
+/* mha_linear_apply so split, of at most as many rows; at rows->panel are the panels of all workers of the plan. */
+void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows,
+                    const mha_linear_plan *plan);
 
-/* `rows` rows in nearly equal units: a last one of few rows would read the whole weight for them. */
-size_t mha_linear_task_rows(const mha_kernels *kernels, size_t in_features, size_t rows);
-
-/* A weight in rows is read by each task, if there are up to so many; for more rows of x the call packs it first. */
-#define MHA_LINEAR_READS ((size_t)3)
-size_t mha_linear_most_rows(const mha_kernels *kernels, const mha_linear *linear);
+/* The most rows of a task, of so many numbers: a packed panel serves many, and they stay in cache meanwhile. */
+size_t mha_linear_most_rows(const mha_kernels *kernels, size_t in_features);
 
 MHA_INLINE int
 mha_linear_in_rows(const mha_linear *linear)
@@ -70,18 +65,6 @@ typedef struct {
 void mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear);
 void mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch);
 void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
-
-/* mha_linear_forward in the memory of a larger call: planned, then, once there is memory, run. */
-typedef struct {
-    const mha_kernels *kernels;
-    mha_linear linear; /* as it is used: packing points here */
-    mha_linear_packing packing;
-    size_t panel_at;
-} mha_linear_call;
-
-void mha_linear_call_plan(mha_linear_call *call, const mha_kernels *kernels, const mha_linear *linear, size_t rows,
-                          mha_scratch *scratch);
-void mha_linear_call_run(mha_linear_call *call, mha_linear_rows rows, const mha_scratch *scratch);
 
 /* Memory in which products of gradients pack what they would walk with long strides: a part for each worker. */
 typedef struct {

@@ -64,8 +64,9 @@ project_gathered(const append_job *job)
 {
     const mha_append *a = job->append;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_linear_call call;
-    mha_linear_call_plan(&call, job->kernels, &a->linear, job->n_rows, &scratch);
+    const mha_linear_plan plan = mha_linear_plan_for(job->kernels, &a->linear, job->n_rows);
+    const size_t panel_bytes = mha_linear_panel_bytes(job->kernels, &a->linear);
+    const size_t panels_at = mha_scratch_add(&scratch, plan.n_workers, panel_bytes);
     const size_t x_at = mha_scratch_add(&scratch, job->n_rows, job->in_bytes);
     const size_t places_at = mha_scratch_add(&scratch, job->n_rows, sizeof(void *));
     const mha_status status = mha_scratch_open(&scratch);
@@ -77,9 +78,10 @@ project_gathered(const append_job *job)
         .x = scratch.base + x_at,
         .x_row_stride = (ptrdiff_t)a->in_features,
         .y_rows = (void **)(void *)(scratch.base + places_at),
+        .panel = scratch.base + panels_at,
     };
     rows.rows = copy_rows(job, scratch.base + x_at, (void **)(void *)(scratch.base + places_at));
-    mha_linear_call_run(&call, rows, &scratch);
+    mha_linear_run(job->kernels, &a->linear, &rows, &plan);
     mha_scratch_close(&scratch);
     return mha_interrupt_status();
 }

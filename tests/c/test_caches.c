@@ -73,7 +73,9 @@ copied_rows(mha_dtype dtype)
 static size_t
 task_rows(mha_dtype dtype)
 {
-    return mha_linear_task_rows(mha_kernels_for(dtype), 1000, 5000);
+    const mha_linear linear = {.weight = &dtype, .out_features = 1000, .in_features = 1000};
+
+    return mha_linear_plan_for(mha_kernels_for(dtype), &linear, 5000).task_rows;
 }
 
 static size_t
