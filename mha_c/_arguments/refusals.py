@@ -223,7 +223,7 @@ def softcap(value: Any) -> Exception:
     return ValueError(f"softcap must be above 0 and finite, got {value!r:.100}")
 
 
-def relative_bias(table: Array, heads: int) -> Optional[Exception]:
+def relative_bias(table: Array, heads: int) -> Exception:
     return rank(table, "relative_bias", 2, "(H, 2R + 1)") or ShapeError(
         f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {tuple(table.shape)}"
     )

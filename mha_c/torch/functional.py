@@ -20,7 +20,7 @@ from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
 from ._call.autograd import AttentionCall, apply_attention, run_attention
-from ._call.checks import check_attention, check_options, checked_lengths
+from ._call.checks import check_attention, check_options, check_terms, checked_lengths
 from ._private import tracing_state
 from ._tensors import (
     FLOATS,
@@ -281,8 +281,6 @@ def _attention(
         tensors = _converted(tensors, common)
     q, k, v, w_v, bias, relative_bias, sinks = tensors
     has_terms = bool(cap) or relative_bias is not None or sinks is not None
-    if has_terms and tracing_state() is None:
-        check_terms(q, relative_bias, sinks)
     left, right = (-1, -1) if window is None else core_window(window)
     scale = _arguments.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
@@ -304,6 +302,8 @@ def _attention(
     if found is None:
         if exporting() or not is_compiling():  # as in `ways.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
+        if has_terms and tracing_state() is None:
+            check_terms(q, relative_bias, sinks)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
         drop = _drop(dropout, rng, tensors)
@@ -326,17 +326,6 @@ def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
         return mathematics.drawn_dropout(dropout)
     seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
     return mathematics.core_dropout(dropout, seed)
-
-
-def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:
-    """What the core says of them, for the ways that do not lead there."""
-    heads = q.shape[1] if q.dim() == 4 else 1
-    if relative_bias is not None:
-        shape = tuple(relative_bias.shape)
-        if len(shape) != 2 or shape[0] != heads or shape[1] % 2 == 0:
-            raise ShapeError(f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {shape}")
-    if sinks is not None and tuple(sinks.shape) != (heads,):
-        raise ShapeError(f"sinks must have shape (H,) = ({heads},), got {tuple(sinks.shape)}")
 
 
 def _converted(tensors: Any, common: torch.dtype) -> Any:

@@ -50,6 +50,17 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> 
         raise error
 
 
+def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:
+    """ShapeError unless these have an odd row, and a number, for each head of q."""
+    heads = q.shape[1] if q.dim() == 4 else 1
+    if relative_bias is not None:
+        shape = tuple(relative_bias.shape)
+        if len(shape) != 2 or shape[0] != heads or shape[1] % 2 == 0:
+            raise refusals.relative_bias(relative_bias, heads)
+    if sinks is not None and tuple(sinks.shape) != (heads,):
+        raise refusals.shape(sinks, "sinks", (heads,))
+
+
 def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
     """valid_lens of a call with these queries (B, [H,] Q, .)."""
     queries = _sized(queries)
