@@ -20,6 +20,8 @@ SHAPES = (
     ("M7", 128, 9, 9, 256, 4, True), ("M10", 64, 64, 64, 128, 2, True), ("M12", 64, 128, 128, 256, 4, True),
     ("M14", 16, 37, 37, 512, 8, False),
 )  # fmt: skip
+PLAIN = 1, 12, 2048, 64
+LONG = "long", 1, 16384, 16384, 512, 8, True
 
 
 class Book(nn.Module):
@@ -97,18 +99,16 @@ def layers(shape, device, dtype):
 
 
 def plain(device, dtype):
-    """The same of attention (1, 12, 2048, 64) alone."""
-    q, k, v = (torch.randn(1, 12, 2048, 64, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    """The same of attention alone."""
+    q, k, v = (torch.randn(PLAIN, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     ours = mha_c.torch.functional.dot_product_attention
-    calls = (lambda: ours(q, k, v), lambda: torch.softmax(q @ k.transpose(-1, -2) / 8.0, -1) @ v)
+    calls = (lambda: ours(q, k, v), lambda: torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1) @ v)
     return [(call, [q, k, v]) for call in calls]
 
 
 def peak(call, device):
-    """MiB that a call of evaluation takes at its highest, or None where torch does not count them."""
-    counter = getattr(torch, device.type, None)
-    if not hasattr(counter, "max_memory_allocated"):
-        return None
+    """MiB that a call of evaluation takes at its highest."""
+    counter = getattr(torch, device.type)
     synchronise(device)
     counter.reset_peak_memory_stats()
     before = counter.memory_allocated()
@@ -133,7 +133,7 @@ def main():
     print(f"{name}, torch {torch.__version__}, {options.dtype}; times in us, smallest of turns")
     print(f"{'case':24}{'':8}{'mha_c':>10}{'d2l':>10}{'d2l/mha_c':>11}")
     cases = [(shape[0], lambda shape=shape: layers(shape, device, dtype)) for shape in SHAPES]
-    for case, make in [*cases, ("attention 1,12,2048,64", lambda: plain(device, dtype))]:
+    for case, make in [*cases, (f"attention {','.join(map(str, PLAIN))}", lambda: plain(device, dtype))]:
         contenders = make()
         for mode, calls in (
             ("eval", [evaluated(call) for call, _ in contenders]),
@@ -141,12 +141,9 @@ def main():
         ):
             ours, theirs = turns(calls, device, options.seconds)
             print(f"{case:24}{mode:8}{ours * 1e6:10.0f}{theirs * 1e6:10.0f}{theirs / ours:11.2f}")
-    if device.type != "cpu":
-        sizes = [peak(call, device) for call, _ in layers(("long", 1, 16384, 16384, 512, 8, True), device, dtype)]
-        if None not in sizes:
-            print(
-                f"peak memory of 8 heads of 64, 16384 tokens with lengths: mha_c {sizes[0]:.0f}, d2l {sizes[1]:.0f} MiB"
-            )
+    if hasattr(getattr(torch, device.type), "max_memory_allocated"):
+        ours, theirs = (peak(call, device) for call, _ in layers(LONG, device, dtype))
+        print(f"peak memory of 8 heads of 64, {LONG[2]} tokens with lengths: mha_c {ours:.0f}, d2l {theirs:.0f} MiB")
 
 
 if __name__ == "__main__":

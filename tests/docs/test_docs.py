@@ -35,6 +35,7 @@ if os.environ["RANK"] != "0":
 """
 GIVEN = {
     "README.md": REAL_D2L,
+    "docs/colab.md": REAL_D2L,
     "docs/porting-from-d2l.md": REAL_D2L,
     "docs/scale-out.md": RANK_0_SPEAKS,
     "SECURITY.md": """
