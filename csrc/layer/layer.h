@@ -70,7 +70,7 @@ typedef struct {
     mha_layer_args args; /* those of `whole`, with the weights packed */
     mha_linear_packing packing;
     size_t slice_items, n_slices; /* not cut: 1 */
-    size_t slice_bytes;           /* of scratch memory: enough for any one slice */
+    size_t slices_at, slice_bytes; /* in scratch memory, for each worker: enough for any one slice */
     double work;                  /* multiply-adds of the whole call, roughly */
     unsigned n_workers;           /* for slices */
     mha_scratch scratch;

@@ -62,8 +62,8 @@ typedef struct {
 } mha_linear_packing;
 
 /* From now on *linear counts as packed, but has its numbers only after mha_linear_packing_run. */
-void mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear);
-void mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch);
+void mha_linear_pack_later(mha_linear_packing *packing, const mha_kernels *kernels, mha_linear *linear,
+                           mha_scratch *scratch);
 void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
 
 /* Memory in which products of gradients pack what they would walk with long strides: a part for each worker. */

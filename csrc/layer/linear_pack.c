@@ -63,25 +63,18 @@ mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const 
 /* --- For one call ------------------------------------------------------------------------------ */
 
 void
-mha_linear_pack_later(mha_linear_packing *packing, mha_linear *linear)
+mha_linear_pack_later(mha_linear_packing *packing, const mha_kernels *kernels, mha_linear *linear, mha_scratch *scratch)
 {
-    linear->layout = MHA_WEIGHT_PACKED;
-    packing->linears[packing->n++] = linear;
-}
+    const size_t n_panels = mha_ceil_div(linear->out_features, kernels->panel_width);
+    size_t panel_bytes = kernels->panel_width * kernels->itemsize;
 
-void
-mha_linear_packing_plan(mha_linear_packing *packing, const mha_kernels *kernels, mha_scratch *scratch)
-{
-    for (size_t i = 0; i < packing->n; i++) {
-        const size_t n_panels = mha_ceil_div(packing->linears[i]->out_features, kernels->panel_width);
-        size_t panel_bytes = kernels->panel_width * kernels->itemsize;
-
-        if (mha_mul_size(&panel_bytes, packing->linears[i]->in_features) < 0) {
-            panel_bytes = SIZE_MAX; /* opening that memory says so */
-        }
-        packing->at[i] = mha_scratch_add(scratch, n_panels, panel_bytes);
-        packing->n_panels += n_panels;
+    if (mha_mul_size(&panel_bytes, linear->in_features) < 0) {
+        panel_bytes = SIZE_MAX; /* opening that memory says so */
     }
+    linear->layout = MHA_WEIGHT_PACKED;
+    packing->linears[packing->n] = linear;
+    packing->at[packing->n++] = mha_scratch_add(scratch, n_panels, panel_bytes);
+    packing->n_panels += n_panels;
 }
 
 typedef struct {

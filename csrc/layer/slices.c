@@ -141,7 +141,7 @@ run_slice(void *context, size_t slice, unsigned worker)
 
     (void)status; /* sizes that were planned before: see slice_bytes */
     MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->slice_bytes);
-    job.scratch.base = call->scratch.base + worker * call->slice_bytes;
+    job.scratch.base = call->scratch.base + call->slices_at + worker * call->slice_bytes;
     mha_layer_run(&job);
 }
 
@@ -166,7 +166,7 @@ pack_later(mha_layer_call *call)
     call->packing = (mha_linear_packing){.n = 0};
     for (int i = 0; i < 4 && most > MOST_READS; i++) {
         if (mha_linear_in_rows(linears[i])) {
-            mha_linear_pack_later(&call->packing, linears[i]);
+            mha_linear_pack_later(&call->packing, call->whole.kernels, linears[i], &call->scratch);
         }
     }
 }
@@ -178,12 +178,11 @@ mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
     const mha_status status = mha_layer_plan(&call->whole, &call->args, MHA_PASS_FORWARD);
 
     if (status == MHA_OK) {
-        pack_later(call);
         call->scratch = (mha_scratch)MHA_SCRATCH_EMPTY;
+        pack_later(call);
         cut(call);
         call->slice_bytes = slice_bytes(call);
-        (void)mha_scratch_add(&call->scratch, call->n_workers, call->slice_bytes);
-        mha_linear_packing_plan(&call->packing, call->whole.kernels, &call->scratch);
+        call->slices_at = mha_scratch_add(&call->scratch, call->n_workers, call->slice_bytes);
     }
     return status;
 }
@@ -204,7 +203,7 @@ mha_layer_forward(const mha_layer_args *args)
     if (call.n_slices > 1) {
         mha_parallel_for(call.n_slices, call.n_workers, run_slice, &call);
     } else { /* one slice, planned already, whose steps share the threads */
-        call.whole.scratch.base = call.scratch.base;
+        call.whole.scratch.base = call.scratch.base + call.slices_at;
         mha_layer_run(&call.whole);
     }
     mha_scratch_close(&call.scratch);
