@@ -29,8 +29,8 @@ typedef struct {
 } mha_attention_job;
 
 /*
- * init checks the sizes, chooses, and adds what the job needs to `scratch` (operands need not have addresses yet); the
- * caller opens the scratch memory; place takes its share; run, that of the pass, cannot fail.
+ * A job's life: init checks the sizes, chooses, and adds what the job needs to `scratch` (operands need not have
+ * addresses yet), the caller opens the scratch memory, place takes its share, and the run of its pass cannot fail.
  */
 MHA_MUST_CHECK mha_status mha_attention_init(mha_attention_job *job, const mha_attention_args *args, mha_pass pass,
                                              mha_scratch *scratch);

@@ -32,10 +32,10 @@ typedef struct {
     const mha_problem *problem;
     const mha_plan *plan;
     const mha_room *room;
-    mha_rows task;       /* what the walk goes over: this one of its heads, */
-    size_t n_heads;      /* or all of the group */
+    mha_rows task;       /* what the walk goes over; `head` is the first of n_heads */
+    size_t n_heads;      /* 1, or those of the group */
     mha_interval keys;   /* of the task, as far as the walk goes */
-    int prepares;        /* keys and values of a block are packed or copied when it is entered; starters may say 0 */
+    int prepares;        /* keys and values of a block are packed or copied when it is entered; the start says 1 */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval keys_here; /* the task's keys in this block */
