@@ -63,9 +63,10 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     Returns
     -------
     Explanation
-        Prints as text; the same facts by name in `facts`.  Times are the estimates by which the core decides about
-        threads.  Of a torch module it begins with the way that the call takes, which depends on where its tensors are
-        and on who looks on; what follows is known of calls of the core, and of calls by torch's own operations.
+        Prints as text; `as_dict()` gives the same facts by name.  Times are the estimates by which the core decides
+        about threads.  Of a torch module it begins with the way that the call takes, which depends on where its
+        tensors are and on who looks on; what follows is known of calls of the core, and of calls by torch's own
+        operations.
 
     Raises
     ------

@@ -9,14 +9,14 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import _core
+from .. import _arguments, _core
 from .._arguments.arrays import to_lengths
 from .._decoder import caches
 from ._call import by_torch, mathematics, ways
 from ._call.autograd import LayerParameters
 from ._call.checks import check_layer, checked_lengths
 from ._call.children import checked_inputs, standard_parts
-from ._decoder.decoding import outer_weights
+from ._decoder.decoding import check_cache, outer_weights
 from ._decoder.projected import ProjectedKeyValues
 from ._lazy_sizes import materialize
 from ._tensors import array, check_devices, optional_array
@@ -26,6 +26,9 @@ Facts = dict[str, Any]
 
 def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], cache: Any) -> Facts:
     """The facts of a call of the module: those that every way has, and those of its own."""
+    training = None if training is None else _arguments.flag(training, "training")
+    if cache is not None:
+        check_cache(module, cache, training)
     queries, keys, values = inputs
     is_projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
     name = "cache" if type(keys) is ProjectedKeyValues or cache is not None else None
@@ -35,8 +38,7 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     queries, keys, values = inputs = checked_inputs(queries, keys, values)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # the call draws them: here a copy's, in vain
         module = copy.deepcopy(module)
-        with torch.random.fork_rng(devices=[]):
-            materialize(module, *inputs)
+        _draw(module, inputs)
     parts = standard_parts(module, *inputs)
     parameters: Any = None if parts is None else outer_weights(parts[0], None) if is_projected else parts[0]
     chosen = "children" if parts is None else ways.way(queries, (*inputs, *parameters), valid_lens)
@@ -54,6 +56,14 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     if chosen == "core" and cache is None:
         return {**facts, **_of_core(module, inputs, parameters, lens, module._dropout_now(training))}
     return {**facts, **_of_torch(inputs, parameters, counts)} if chosen == "torch" else facts
+
+
+def _draw(module: Any, inputs: Any) -> None:
+    """The open weights of a copy; the program's random numbers stay undrawn."""
+    device = inputs[0].device
+    on_cpu = device.type in ("cpu", "meta")
+    with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+        materialize(module, *inputs)
 
 
 def _of_core(module: Any, inputs: Any, parameters: LayerParameters, lens: Any, dropout: float) -> Facts:
@@ -91,6 +101,7 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
     inputs: list[Tensor] = [torch.empty(size, dtype=place.dtype, device=place.device) for size in sizes]
     for x in inputs if drawn else ():
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+    _draw(module, inputs)
 
     def call() -> None:
         with torch.no_grad():

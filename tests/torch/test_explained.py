@@ -76,6 +76,30 @@ def test_nothing_changes_by_asking():
         assert facts["projections"]["W_k"]["rows_needed"] == 5 and facts["attention"]["keys"] == 4
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_open_weights_are_drawn_in_vain():
+    x = torch.randn(2, 4, 12)
+    for layer in (ours.MultiHeadAttention(12, 3, 0.1), ours.AdditiveAttention(8, 0.1)):
+        before = torch.get_rng_state()
+        mha_c.explain(layer, x, x, x)
+        for measure in (True, False):
+            mha_c.cost(layer, 4, features=12, measure=measure)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert all(torch.nn.parameter.is_lazy(p) for p in layer.parameters())
+
+
+def test_what_the_call_refuses_is_refused():
+    x = torch.randn(2, 4, 12)
+    for layer in layers():
+        cache = layer.new_cache(2, 8)
+        for options in ({"training": "no"}, {"cache": 3}, {"cache": cache}, {"cache": cache, "training": True}):
+            with pytest.raises((TypeError, ValueError)) as of_call:
+                layer(x, x, x, **options)
+            with pytest.raises(of_call.type) as found:
+                mha_c.explain(layer, x, x, x, **options)
+            assert str(found.value) == str(of_call.value)
+
+
 def test_facts_are_those_of_the_layer_for_numpy():
     for layer, plain in zip(layers(), twins()):
         x, y = torch.randn(2, 4, 12), torch.randn(2, 600, 12)

@@ -12,7 +12,9 @@ torch = needs.module("torch")
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 import mha_c  # noqa: E402
-from mha_c import torch as ours  # noqa: E402  torch must be there
+import own_device  # noqa: E402  torch must be there
+from mha_c import torch as ours  # noqa: E402
+from mha_c.torch._decoder import projected  # noqa: E402
 
 KINDS = {
     "dot": lambda dropout=0.0: ours.DotProductAttention(dropout),
@@ -97,6 +99,21 @@ def test_weights_that_have_changed_are_noticed(kind):
                 module(queries, kv)
 
 
+def test_weights_that_have_been_replaced_are_noticed(kind):
+    """As averaged ones take the place of others for an evaluation: no count of changes tells it."""
+    module, (queries, encoded) = KINDS[kind](), inputs()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            kv = module.project(encoded, encoded)
+            for name, parameter in dict(module.named_parameters()).items():
+                before, parameter.data = parameter.data, parameter.data + 1
+                if name.startswith(("W_k", "W_v")):
+                    with pytest.raises(ValueError, match="projected by another W_k or W_v"):
+                        module(queries, kv)
+                parameter.data = before
+            module(queries, kv)
+
+
 def test_what_was_projected_without_gradients_says_so():
     module, (queries, encoded) = KINDS["multi-head"](), inputs()
     with torch.no_grad():
@@ -153,6 +170,24 @@ def test_compilers_and_transforms(kind):
     torch.testing.assert_close(torch.autograd.grad(decode(queries, x).square().sum(), x)[0], of_encoded)
     half = decode(queries.bfloat16(), encoded.bfloat16()) if kind == "dot" else None
     assert half is None or half.dtype is torch.bfloat16
+
+
+def test_the_cpu_waits_for_what_it_reads_of_the_device(monkeypatch):
+    """Orders for keys on the CPU: not looked at before they are there."""
+    own, layer, to = own_device.load(), KINDS["multi-head"](), torch.Tensor.to
+    q, k = inputs()
+    kv, order = layer.project(k, k, LENS), torch.tensor([1, 0]).to(own)
+
+    def refusing(tensor, *args, **options):
+        found = to(tensor, *args, **options)
+        assert not (options.get("non_blocking") and found.is_cpu and not tensor.is_cpu)
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "to", refusing)
+    assert torch.equal(layer(q, kv.reorder(order)), layer(q, kv.reorder([1, 0])))
+    with pytest.raises(ValueError, match="a place in the batch"):
+        kv.reorder(torch.tensor([1, -1]).to(own))
+    assert torch.equal(projected._copied(LENS.to(own), k), LENS)
 
 
 def test_copies(kind):

@@ -21,6 +21,7 @@ from .._call.ways import any_needs_grad, call_core, common_type
 from .._lazy_sizes import materialize
 from .._tensors import (
     FLOATS,
+    OWN_TYPES,
     array,
     autocasting,
     check_devices,
@@ -45,11 +46,11 @@ NO_GRADIENT = (
 
 
 class Held(NamedTuple):
-    """The weights that rows were projected with, told by object and version: no number is looked at, so that nobody
-    waits for another device."""
+    """The weights that rows were projected with, told by object, version and address: no number is looked at, so that
+    nobody waits for another device."""
 
     weights: tuple[Optional[Tensor], ...]
-    versions: tuple[int, ...]
+    states: tuple[Any, ...]
 
     @classmethod
     def of(cls, parameters: LayerParameters) -> Held:
@@ -57,14 +58,22 @@ class Held(NamedTuple):
 
     @classmethod
     def these(cls, weights: tuple[Optional[Tensor], ...]) -> Held:
-        return cls(weights, tuple(0 if x is None or x.is_inference() else x._version for x in weights))
+        return cls(weights, tuple(map(_state, weights)))
+
+
+def _state(weight: Optional[Tensor]) -> Any:
+    """Another one after each change; but for the address `weight.data = other` leaves all as it is."""
+    if weight is None:
+        return None
+    version = 0 if weight.is_inference() else weight._version
+    return version, weight.data_ptr() if type(weight) in OWN_TYPES else 0
 
 
 def same_weights(kept: Any, now: Any) -> bool:
     if isinstance(kept, Held) != isinstance(now, Held):
         return False
     if isinstance(kept, Held):
-        return kept.versions == now.versions and all(a is b for a, b in zip(kept.weights, now.weights))
+        return kept.states == now.states and all(a is b for a, b in zip(kept.weights, now.weights))
     return caches.same_numbers(kept, now)
 
 
@@ -160,14 +169,11 @@ def step(
     module: Any, cache: Any, queries: Tensor, keys: Tensor, values: Any, valid_lens: Any, training: Optional[bool]
 ) -> Tensor:
     """The call with cache=: new steps behind those that are there; see DecodingLayer.new_cache of the NumPy layers."""
-    if type(cache) is not KeyValueCache:
-        raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
+    check_cache(module, cache, training)
     shape: Any = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
     if len(shape) != 3 or shape[0] != cache._batch:
         shape = _checked_steps(cache.batch, queries, keys, values)
         queries, keys, values = without_subclass(queries), without_subclass(keys), without_subclass(values)
-    if module.training if training is None else training:
-        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
     parameters, holder, _, packed = check_module(module, "decoding with a cache", queries, keys, values)
     n_steps = shape[1]
     valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
@@ -187,6 +193,13 @@ def step(
     cache._keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
     cache._packed = packed
     return finish(module, holder, queries, out, saved)
+
+
+def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:
+    if type(cache) is not KeyValueCache:
+        raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
+    if module.training if training is None else training:
+        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
 
 
 def finish(module: Any, holder: Any, queries: Tensor, out: Tensor, saved: Any) -> Tensor:

@@ -71,7 +71,8 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     def _order(self, index: Any) -> Any:
         keys: Any = self._keys
         if isinstance(keys, Tensor):
-            return order_of_tensors(index, keys.shape[0], True).to(keys.device, non_blocking=True)
+            order = order_of_tensors(index, keys.shape[0], not keys.is_cpu)
+            return order.to(keys.device, non_blocking=not keys.is_cpu)
         return super()._order(index.cpu() if elsewhere(index) else index)
 
     def __getstate__(self) -> Any:
@@ -124,8 +125,10 @@ def _own(given: Tensor, rows: Tensor) -> Tensor:
 
 
 def _copied(valid_lens: Any, keys: Tensor) -> Optional[Tensor]:
-    """Beside the keys."""
-    return None if valid_lens is None else torch.as_tensor(valid_lens).to(keys.device, non_blocking=True, copy=True)
+    """Beside the keys; the CPU waits for what comes from a device, or it would read what is not there yet."""
+    if valid_lens is None:
+        return None
+    return torch.as_tensor(valid_lens).to(keys.device, non_blocking=not keys.is_cpu, copy=True)
 
 
 def _numbers(
