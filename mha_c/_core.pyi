@@ -230,12 +230,6 @@ def layer_backward(
     """Twelve gradients, each of its operand's shape; None where not needed or where there is no such projection.
     Inputs and parameters as in the forward call, unchanged since; what was kept, and does not fit, is refused."""
 
-def autograd_parts(
-    queries: Any, keys: Any, values: Any, parameters: Tuple[Any, ...], /
-) -> Tuple[bool, Tuple[Optional[int], ...]]:
-    """Of the tensors of a layer's call and its nine parameters: whether any wants a gradient, and how often those that
-    the attention weights are a function of (queries, keys, W_q, W_k, their biases, w_v) have been changed in place."""
-
 def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
     BufferError where one has no plain memory.  exchange: torch's DLPack functions."""

@@ -35,15 +35,12 @@
 #define MHA_PY_MAX_ARGS 24
 #define MHA_PY_MAX_OWNED 128
 
-/* What the module keeps, one set per module object; the first four are NULL without torch. */
+/* What the module keeps of torch, one set per module object; NULL without it. */
 enum {
     MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
     MHA_PY_IS_NEG, /* its method */
-    MHA_PY_N_FROM_TORCH,
-    MHA_PY_WORD_REQUIRES_GRAD = MHA_PY_N_FROM_TORCH, /* words that calls need, made once */
-    MHA_PY_WORD_VERSION,
     MHA_PY_N_OBJECTS
 };
 typedef struct {
@@ -281,7 +278,6 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(layer_step, 15, 15) \
     X(layer_backward, 13, 14) \
     X(layer_parts, 2, 2) \
-    X(autograd_parts, 4, 4) \
     X(serve_tensors, 4, 4) \
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \

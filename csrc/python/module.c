@@ -27,23 +27,13 @@ static PyMethodDef methods[] = {MHA_PY_FUNCTIONS(METHOD){NULL, NULL, 0, NULL}};
 static int
 core_exec(PyObject *module)
 {
-    static const char *const words[MHA_PY_N_OBJECTS] = {
-        [MHA_PY_WORD_REQUIRES_GRAD] = "requires_grad",
-        [MHA_PY_WORD_VERSION] = "_version",
-    };
     mha_py_state *state = PyModule_GetState(module);
     mha_isa widest = MHA_ISA_SCALAR; /* that this CPU offers; Python may ask for another one later */
 
     if (PyArray_ImportNumPyAPI() < 0) {
         return -1;
     }
-    state->exchange = NULL;
-    for (int i = 0; i < MHA_PY_N_OBJECTS; i++) {
-        state->objects[i] = words[i] == NULL ? NULL : PyUnicode_InternFromString(words[i]);
-        if (words[i] != NULL && state->objects[i] == NULL) {
-            return -1;
-        }
-    }
+    *state = (mha_py_state){.exchange = NULL};
     for (int i = 0; i < MHA_N_ISAS; i++) {
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }

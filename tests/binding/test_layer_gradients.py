@@ -1,7 +1,6 @@
-"""autograd_parts and layer_backward of `_core`: whether there are gradients, and those of all twelve tensors."""
+"""layer_backward of `_core` for all kinds of layers: inputs that are one object, what is not needed, or is refused."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,39 +79,9 @@ def test_what_does_not_fit_is_refused(case):
         _core.layer_backward(*call)
 
 
-def tensor(requires_grad=False, version=0):
-    return SimpleNamespace(requires_grad=requires_grad, _version=version)
-
-
-@pytest.mark.parametrize("given", [*GIVEN, (4,), (8,), (0, 1, 5, 8), range(9)])
-def test_versions_are_those_of_what_the_weights_come_from(given):
-    x = [tensor(version=i) for i in range(3)]
-    nine = tuple(tensor(version=10 + i) if i in given else None for i in range(9))
-    learns, versions = _core.autograd_parts(*x, nine)
-    assert not learns and versions == (0, 1, *(10 + i if i in given else None for i in (0, 1, 4, 5, 8)))
-
-
-def test_one_that_wants_a_gradient_is_enough():
-    for wanted in range(12):
-        tensors = [tensor(requires_grad=i == wanted) for i in range(12)]
-        assert _core.autograd_parts(*tensors[:3], tuple(tensors[3:]))[0]
-
-
-def test_parts_refuse_what_is_no_layer():
-    x = tensor()
-    for parameters in (None, [None] * 9, (None,) * 8):
-        with pytest.raises(TypeError, match="parameters must be a tuple of nine"):
-            _core.autograd_parts(x, x, x, parameters)
-    with pytest.raises(AttributeError, match="requires_grad"):
-        _core.autograd_parts(x, object(), x, (None,) * 9)
-    assert _core.autograd_parts(SimpleNamespace(requires_grad=True), x, x, (None,) * 9)[1][0] is None
-
-
 def test_leaks_nothing():
-    x, nine = tensor(), (None,) * 9
     good = [recorded_call(*kind) for kind in KINDS]
     bad = [[value if i == place else one for i, one in enumerate(GOOD)] for place, value, _ in BAD.values()]
     calls = [lambda call=call: _core.layer_backward(*call, NEEDS) for call in good]
     calls += [lambda call=call: _core.layer_backward(*call) for call in bad]
-    calls += [lambda: _core.autograd_parts(x, x, x, nine), lambda: _core.autograd_parts(x, object(), x, nine)]
     assert_leaks_nothing(calls)

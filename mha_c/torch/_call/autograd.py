@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._core import autograd_parts
 from ..._layer.kept_weights import N_FOR_WEIGHTS, for_backward
 from .._private import in_functorch, quick_apply
 from .._tensors import (
@@ -107,6 +106,15 @@ def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) ->
     return mathematics.gradients(layer, tensors, needs, (grad_out,))
 
 
+def versions_of(queries: Tensor, keys: Tensor, parameters: LayerParameters) -> tuple[Optional[int], ...]:
+    """How often those have been changed in place of which the attention weights are a function."""
+    W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
+    try:
+        return tuple([None if x is None else x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v)])
+    except RuntimeError:  # a tensor of inference mode, which autograd refuses in its own words
+        return ()
+
+
 class WeightsSource(NamedTuple):
     """Of what the attention weights of a layer's call are a function, and which versions of the tensors it met."""
 
@@ -116,7 +124,7 @@ class WeightsSource(NamedTuple):
     queries: Tensor
     keys: Tensor
     parameters: LayerParameters
-    versions: Optional[tuple[Optional[int], ...]]  # of `autograd_parts`; a compiler cannot tell
+    versions: Optional[tuple[Optional[int], ...]]  # of `versions_of`; a compiler cannot tell
 
     def needs_grad(self) -> bool:
         return any(x is not None and x.requires_grad for x in self.arguments())
@@ -129,7 +137,7 @@ class WeightsSource(NamedTuple):
     def has_changed(self) -> bool:
         if self.versions is None:
             return False
-        return autograd_parts(self.queries, self.keys, self.keys, self.parameters)[1] != self.versions
+        return versions_of(self.queries, self.keys, self.parameters) != self.versions
 
     def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
         """(B, H, Q, K) by mathematics, of `arguments`."""

@@ -24,7 +24,6 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from ..._core import autograd_parts
 from .._private import in_transform, profiler
 from .._tensors import (
     FLOATS,
@@ -43,7 +42,7 @@ from .._tensors import (
     traced,
 )  # fmt: skip
 from . import by_torch, ops
-from .autograd import LayerParameters, differentiable_layer
+from .autograd import LayerParameters, differentiable_layer, versions_of
 from .checks import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: LayerParameters = (None,) * 9
@@ -69,12 +68,11 @@ def run_layer(
     queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
     w_v = parameters[8]
-    if torch.is_grad_enabled():
-        learns, versions = autograd_parts(queries, keys, values, parameters)
-        if learns:
-            call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
-            out, saved, lens = differentiable_layer(call)
-            return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
+    if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
+        call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
+        versions = versions_of(queries, keys, parameters)
+        out, saved, lens = differentiable_layer(call)
+        return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
     weights = parameters if packed is None else packed.ready
     call = queries, keys, values, valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
     return *call_core(layer_forward, call), None

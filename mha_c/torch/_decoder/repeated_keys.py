@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._core import autograd_parts
 from ..._decoder.caches import most
 from ...errors import ShapeError
-from .._call.autograd import LayerParameters, differentiable_layer
-from .._call.ways import call_core
+from .._call.autograd import LayerParameters, differentiable_layer, versions_of
+from .._call.ways import any_needs_grad, call_core
 from .._tensors import array, layer_step, lengths
 from .decoding import KeyValueCache, copies, known_weights
 
@@ -111,8 +110,9 @@ def remembered(
         return None
     if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
         return None  # the core says what is wrong
-    recorded = torch.is_grad_enabled() and autograd_parts(queries, keys, values, parameters)
-    packed = None if recorded and recorded[0] else packed
+    learns = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
+    packed = None if learns else packed
+    versions = versions_of(queries, keys, parameters) if learns else None
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
@@ -126,11 +126,11 @@ def remembered(
         return None
     finally:
         memory.lock.release()
-    if not recorded or not recorded[0]:
+    if not learns:
         return out, saved, None
     lens = None if options[0] is None else np.array(lengths(options[0]))
     work = out, (lens, *options[1:], 0)
-    source = lens, options[1], options[2], queries, keys, parameters, recorded[1]
+    source = lens, options[1], options[2], queries, keys, parameters, versions
     return RememberedFunction.apply(work, *inputs, *parameters), saved, source
 
 
