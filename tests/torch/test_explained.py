@@ -67,6 +67,25 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         assert reached[-1] == name
 
 
+def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
+    """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
+    layer, x = next(layers()), torch.randn(2, 4, 12)
+    found, seen = [], []
+    before = ways.run_layer
+
+    def noted(inputs, *rest):
+        seen.append(inputs[0].shape)
+        return before(inputs, *rest)
+
+    monkeypatch.setattr(ours._module, "run_layer", noted)
+    switch = layer.W_q.register_forward_hook(lambda *_: None)
+    found.append(layer(x, x, x, torch.tensor([3, 2])))
+    switch.remove()
+    found.append(layer(x, x, x, torch.tensor([3, 2])))
+    assert seen == [(6, 4, 4), (2, 4, 12)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
 def test_nothing_changes_by_asking():
     for sizes in ((12, 3, 0.5), (12, 12, 12, 12, 3, 0.5)):
         layer, x = ours.MultiHeadAttention(*sizes), torch.randn(2, 4, 12)
