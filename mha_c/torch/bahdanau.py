@@ -118,7 +118,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = values = enc_outputs
-        if len(embedded) > 1:
+        if len(embedded) > 1 and isinstance(self.attention, AdditiveAttention):  # d2l's own may stand there
             keys, values = self.attention.project(keys, values), None
         outputs, self._attention_weights = [], []
         for x in embedded:

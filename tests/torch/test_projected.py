@@ -9,6 +9,8 @@ import pytest
 import needs
 
 torch = needs.module("torch")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 import mha_c  # noqa: E402
@@ -170,6 +172,46 @@ def test_compilers_and_transforms(kind):
     torch.testing.assert_close(torch.autograd.grad(decode(queries, x).square().sum(), x)[0], of_encoded)
     half = decode(queries.bfloat16(), encoded.bfloat16()) if kind == "dot" else None
     assert half is None or half.dtype is torch.bfloat16
+
+
+def test_tensors_that_have_no_memory_of_their_own(kind):
+    """In evaluation: negated views, and fake tensors, among which the book's decoder gives shapes."""
+    module, (queries, _) = KINDS[kind](), inputs()
+    encoded = torch.randn(2, 5, 4, dtype=torch.complex64).conj().imag
+    assert encoded.is_neg()
+    with torch.no_grad():
+        close([module(queries, module.project(encoded, encoded, LENS))], [module(queries, encoded, encoded, LENS)])
+        if hasattr(module, "project_keys"):
+            found = module(queries, module.project_keys(encoded), encoded)
+            close([found], [module(queries, encoded, encoded)])
+        with FakeTensorMode():
+            fake, (queries, encoded) = KINDS[kind](), inputs()
+            shape = fake(queries, encoded, encoded).shape
+            assert fake(queries, fake.project(encoded, encoded)).shape == shape
+            decoder = ours.Seq2SeqAttentionDecoder(7, 4, 4, 1).eval()
+            state = decoder.init_state((torch.zeros(5, 2, 4), torch.zeros(1, 2, 4)), None)
+            assert decoder(torch.zeros(2, 3, dtype=torch.int64), state)[0].shape == (2, 3, 7)
+
+
+def test_the_books_decoder_with_an_attention_of_its_owner():
+    class Owned(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, queries, keys, values, valid_lens):
+            return self.inner(queries, keys, values, valid_lens)
+
+        @property
+        def attention_weights(self):
+            return self.inner.attention_weights
+
+    decoder, words = ours.Seq2SeqAttentionDecoder(7, 4, 4, 1), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    state, found = decoder.init_state((torch.randn(5, 2, 4), torch.randn(1, 2, 4)), LENS), []
+    for attention in (decoder.attention, Owned(decoder.attention)):
+        decoder.attention = attention
+        found.append([decoder(words, state)[0], *decoder.attention_weights])
+    close(*found)
 
 
 def test_the_cpu_waits_for_what_it_reads_of_the_device(monkeypatch):

@@ -22,7 +22,7 @@ from .._call.checks import checked_lengths
 from .._call.children import checked_inputs, standard_parts
 from .._call.ways import attend
 from .._lazy_sizes import materialize
-from .._private import in_transform
+from .._private import FakeTensor, in_transform
 from .._tensors import (
     FLOATS,
     array,
@@ -96,19 +96,22 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
             raise TypeError(f"{name} must be {keys.dtype} as keys, got {x.dtype}")
     materialize(module, None, keys, values)
     parts = standard_parts(module, *named.values())
-    if torch.is_grad_enabled() or _watched() or parts is None:
-        inputs: Any = keys, values
-        rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
-        return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), _held(module), True)
-    parameters, _, _, packed = parts
-    inputs = tuple(None if x is None else without_subclass(x) for x in (keys, values))
-    compute = _numbers if keys.is_cpu else _numbers_elsewhere
-    return compute(inputs, parameters, packed, valid_lens, module.empty_rows)
+    if parts is not None and not torch.is_grad_enabled() and not _watched(keys):
+        parameters, _, _, packed = parts
+        plain = tuple(None if x is None else without_subclass(x) for x in (keys, values))
+        compute = _numbers if keys.is_cpu else _numbers_elsewhere
+        try:
+            return compute(plain, parameters, packed, valid_lens, module.empty_rows)
+        except (BufferError, RuntimeError):  # a negated view, zeros that were never written: no memory of their own
+            pass
+    inputs: Any = keys, values
+    rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
+    return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), _held(module), True)
 
 
-def _watched() -> bool:
-    """Whether a call is not made of numbers: compilers, exporters and transforms look on."""
-    return is_compiling() or exporting() or in_transform()
+def _watched(x: Optional[Tensor] = None) -> bool:
+    """Whether a call is not made of numbers: compilers, exporters and transforms look on, or x is a fake tensor."""
+    return is_compiling() or exporting() or in_transform() or isinstance(x, FakeTensor)
 
 
 def _held(module: Any) -> Any:
