@@ -187,18 +187,22 @@ explain_projections(const mha_layer_job *job, const sharing *slices, mha_emit_fn
     static const char *const names[MHA_N_INPUTS] = {"W_q", "W_k", "W_v"};
     const mha_layer_args *a = job->args;
     const size_t rows = a->batch * a->queries;
+    size_t n_needed[MHA_N_INPUTS] = {0};
 
+    for (size_t b = 0; b < a->batch; b++) {
+        mha_interval needed[MHA_N_INPUTS];
+
+        mha_layer_needed(job, b, needed);
+        for (int i = 0; i < MHA_N_INPUTS; i++) {
+            n_needed[i] += needed[i].last - needed[i].first;
+        }
+    }
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->inputs[i];
-        size_t needed = 0;
 
-        for (size_t b = 0; b < a->batch; b++) {
-            const mha_interval rows_of_item = mha_layer_needed(job, i, b);
-            needed += rows_of_item.last - rows_of_item.first;
-        }
         if (in->linear->weight != NULL) {
             void *projection = emit(to, names[i], GROUP);
-            explain_linear(in->linear, a->batch * in->rows, needed, in->plan.task_rows, emit, projection);
+            explain_linear(in->linear, a->batch * in->rows, n_needed[i], in->plan.task_rows, emit, projection);
             explain_share(slices != NULL ? *slices : (sharing){job->n_tasks, job->work}, emit, projection);
         }
     }

@@ -134,19 +134,20 @@ lay_out(mha_layer_job *job, mha_scratch *scratch)
     job->panels = mha_layer_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
 }
 
-mha_interval
-mha_layer_needed(const mha_layer_job *job, int input, size_t item)
+void
+mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_N_INPUTS])
 {
     const mha_layer_args *a = job->args;
-    const mha_interval all = {0, job->inputs[input].rows};
     size_t n_empty;
 
-    if (input == MHA_QUERIES || mha_sees_all_keys(&a->visible)) {
-        return all;
+    needed[MHA_QUERIES] = (mha_interval){0, a->queries};
+    needed[MHA_KEYS] = needed[MHA_VALUES] = (mha_interval){0, a->keys};
+    if (!mha_sees_all_keys(&a->visible)) {
+        needed[MHA_KEYS] = mha_visible_item(&a->visible, a->queries, a->keys, item, &n_empty);
+        if (n_empty == 0 || a->empty_rows != MHA_EMPTY_UNIFORM) { /* an empty row is the mean of all values */
+            needed[MHA_VALUES] = needed[MHA_KEYS];
+        }
     }
-    const mha_interval seen = mha_visible_item(&a->visible, a->queries, a->keys, item, &n_empty);
-    /* An empty row is the mean of all values. */
-    return input == MHA_VALUES && n_empty > 0 && a->empty_rows == MHA_EMPTY_UNIFORM ? all : seen;
 }
 
 /* The projected rows of an input (or the input itself), with heads as column slices. */
@@ -166,12 +167,17 @@ by_heads(const mha_layer_job *job, const mha_layer_input *in)
 void
 mha_layer_place_inputs(mha_layer_job *job)
 {
-    mha_interval *needed = job->needed;
+    const size_t batch = job->args->batch;
 
-    for (int i = MHA_KEYS; i < MHA_N_INPUTS && !mha_sees_all_keys(&job->args->visible); i++) {
-        job->inputs[i].needed = needed;
-        for (size_t b = 0; b < job->args->batch; b++) {
-            *needed++ = mha_layer_needed(job, i, b);
+    if (!mha_sees_all_keys(&job->args->visible)) {
+        job->inputs[MHA_KEYS].needed = job->needed;
+        job->inputs[MHA_VALUES].needed = job->needed + batch;
+        for (size_t b = 0; b < batch; b++) {
+            mha_interval needed[MHA_N_INPUTS];
+
+            mha_layer_needed(job, b, needed);
+            job->needed[b] = needed[MHA_KEYS];
+            job->needed[batch + b] = needed[MHA_VALUES];
         }
     }
     job->attention.q = by_heads(job, &job->inputs[MHA_QUERIES]);

@@ -82,8 +82,8 @@ MHA_MUST_CHECK mha_status mha_layer_call_plan(mha_layer_call *call, const mha_la
 MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *args,
                                                mha_layer_job *job);
 
-/* Which rows of an input an item needs. */
-mha_interval mha_layer_needed(const mha_layer_job *job, int input, size_t item);
+/* Which rows of its inputs an item needs. */
+void mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_N_INPUTS]);
 
 /*
  * Where attention finds its inputs, once it is known where their projected rows are, and in job->needed which rows of

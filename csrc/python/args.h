@@ -35,13 +35,15 @@
 #define MHA_PY_MAX_ARGS 24
 #define MHA_PY_MAX_OWNED 128
 
-/* What the module keeps of torch, one set per module object; NULL without it. */
+/* What the module keeps, one set per module object: what it is given of torch, NULL without it, and names. */
 enum {
     MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
     MHA_PY_IS_NEG, /* its method */
-    MHA_PY_N_OBJECTS
+    MHA_PY_N_OF_TORCH,
+    MHA_PY_ISA_NAMES = MHA_PY_N_OF_TORCH, /* of all instruction sets: making one takes 4 % of the smallest call */
+    MHA_PY_N_OBJECTS = MHA_PY_ISA_NAMES + MHA_N_ISAS
 };
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
@@ -164,6 +166,7 @@ mha_operand mha_py_operand(const mha_py_array *array);
 mha_dtype mha_py_dtype(int type);
 size_t mha_py_itemsize(int type);
 PyObject *mha_py_or_none(const void *array);                /* borrowed */
+PyObject *mha_py_active_isa(const mha_py_call *call);       /* its name; borrowed */
 PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
 /* Outputs, owned by the call: uninitialised or zeroed.  ValueError if its size wraps, else MemoryError. */

@@ -242,6 +242,12 @@ mha_py_data(PyArrayObject *array)
 }
 
 PyObject *
+mha_py_active_isa(const mha_py_call *call)
+{
+    return call->state->objects[MHA_PY_ISA_NAMES + mha_isa_active()];
+}
+
+PyObject *
 mha_py_or_none(const void *array)
 {
     return array == NULL ? Py_None : (PyObject *)array;

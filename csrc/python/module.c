@@ -35,6 +35,12 @@ core_exec(PyObject *module)
     }
     *state = (mha_py_state){.exchange = NULL};
     for (int i = 0; i < MHA_N_ISAS; i++) {
+        PyObject *const name = PyUnicode_InternFromString(mha_isa_name((mha_isa)i));
+
+        if (name == NULL) {
+            return -1;
+        }
+        state->objects[MHA_PY_ISA_NAMES + i] = name;
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }
     mha_caches_select((mha_cache_sizes){0, 0}); /* as this machine says; Python may ask for others later */

@@ -27,9 +27,12 @@ py_isas(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 }
 
 PyObject *
-py_isa(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
+py_isa(mha_py_call *call, PyObject *const *Py_UNUSED(values))
 {
-    return PyUnicode_InternFromString(mha_isa_name(mha_isa_active()));
+    PyObject *const name = mha_py_active_isa(call);
+
+    Py_INCREF(name);
+    return name;
 }
 
 PyObject *

@@ -59,7 +59,7 @@ py_serve_tensors(mha_py_call *call, PyObject *const *values)
         PyErr_Format(PyExc_ValueError, "DLPack %u is unknown here", (unsigned)exchange->version.major);
         return NULL;
     }
-    for (int i = 0; i < MHA_PY_N_OBJECTS; i++) {
+    for (int i = 0; i < MHA_PY_N_OF_TORCH; i++) {
         PyObject *before = call->state->objects[i];
 
         Py_INCREF(values[i]);
