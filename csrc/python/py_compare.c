@@ -7,20 +7,29 @@
 
 #include <string.h>
 
-/* Of the last n_axes axes; rows of the last one lie one number after another. */
+/* Of arrays of one shape, in pieces: the numbers of the last axes that have no gaps in either. */
 static int
-same_rows(const mha_py_array *a, const mha_py_array *b, int n_axes, const char *from_a, const char *from_b)
+same_numbers(const mha_py_array *a, const mha_py_array *b)
 {
     const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(a->type);
-    const int axis = a->rank - n_axes;
-    int same = 1;
+    npy_intp count = a->shape[a->rank - 1], n_pieces = 1;
+    const char *const from_a = a->data, *const from_b = b->data;
+    int n_walked = a->rank - 1, same = 1;
 
-    if (n_axes == 1) {
-        return from_a == from_b || memcmp(from_a, from_b, (size_t)(a->shape[axis] * itemsize)) == 0;
+    while (n_walked > 0 && a->stride[n_walked - 1] == count && b->stride[n_walked - 1] == count) {
+        count *= a->shape[--n_walked];
     }
-    for (npy_intp i = 0; i < a->shape[axis] && same; i++) {
-        same = same_rows(a, b, n_axes - 1, from_a + i * a->stride[axis] * itemsize,
-                         from_b + i * b->stride[axis] * itemsize);
+    for (int axis = 0; axis < n_walked; axis++) {
+        n_pieces *= a->shape[axis];
+    }
+    for (npy_intp piece = 0; piece < n_pieces && same; piece++) {
+        ptrdiff_t at_a = 0, at_b = 0;
+
+        for (npy_intp axis = n_walked, rest = piece; axis-- > 0; rest /= a->shape[axis]) {
+            at_a += rest % a->shape[axis] * a->stride[axis] * itemsize;
+            at_b += rest % a->shape[axis] * b->stride[axis] * itemsize;
+        }
+        same = from_a + at_a == from_b + at_b || memcmp(from_a + at_a, from_b + at_b, (size_t)(count * itemsize)) == 0;
     }
     return same;
 }
@@ -51,9 +60,9 @@ py_same_array(mha_py_call *call, PyObject *const *values)
         same = a.shape[i] == b.shape[i];
         count *= (double)a.shape[i];
     }
-    if (same) {
+    if (same && count > 0) {
         mha_py_detach(call, count);
-        same = same_rows(&a, &b, a.rank, a.data, b.data);
+        same = same_numbers(&a, &b);
         mha_py_attach(call, MHA_OK);
     }
     return PyBool_FromLong(same);
