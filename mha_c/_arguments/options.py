@@ -34,7 +34,8 @@ def core_options(
 ) -> CoreOptions:  # fmt: skip
     """The options as the core takes them, in its order; for type checkers they stand in `_types.AttentionOptions`."""
     if unknown:
-        raise TypeError(f"got an unexpected keyword argument {next(iter(unknown))!r}; there are {', '.join(OPTIONS)}")
+        named = ", ".join(OPTIONS)
+        raise TypeError(f"unexpected keyword argument {next(iter(unknown))!r}; options of attention are {named}")
     terms = None
     if softcap is not None or relative_bias is not None or sinks is not None:
         terms = (

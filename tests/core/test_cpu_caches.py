@@ -1,5 +1,5 @@
 """No bit of a result depends on how large a machine's caches are, which tasks are cut for; C tests look at how they are
-cut (tests/c/test_caches.c), test_system.py at what import finds out.
+cut (tests/c/test_cpu_caches.c), test_system.py at what import finds out.
 """
 
 import numpy as np

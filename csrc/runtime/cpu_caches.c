@@ -1,5 +1,5 @@
 /*
- * caches.c: how large the data caches of one core are, asked of the system once, at import (mha_caches_select).
+ * cpu_caches.c: how large the data caches of one core are, asked of the system once, at import (mha_caches_select).
  *
  * Drivers choose by these sizes what changes the time of a call and none of its bits: how many rows a task has, what is
  * prefetched.  It is worth 1 to 4 % of it, so systems with a question of their own (Windows, musl) go without.

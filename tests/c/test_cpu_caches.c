@@ -1,5 +1,5 @@
 /*
- * test_caches.c: which sizes of caches are used, and what drivers choose by them.  Prints a line per check; exit status
+ * test_cpu_caches.c: which sizes of caches are used, and what drivers choose by them.  Prints a line per check; exit status
  * 1 if one fails.
  *
  * POSIX only: sysconf
