@@ -78,13 +78,14 @@ class LayerFunction(Function):
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
-        if torch.is_grad_enabled() or in_functorch() or in_mode():  # create_graph; somebody looks on
-            return None, *layer_gradients(tensors, (lens, *options), ctx.needs_input_grad[1:], grad_out)
-        try:
-            call = *tensors[:3], lens, tensors[3:], tensors[11], *options
-            return (None, *layer_backward(grad_out, kept, *call, ctx.needs_input_grad[1:], True))
-        except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
-            return None, *layer_gradients(tensors, (lens, *options), ctx.needs_input_grad[1:], grad_out)
+        needs = ctx.needs_input_grad[1:]
+        if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; somebody looks on
+            try:
+                call = *tensors[:3], lens, tensors[3:], tensors[11], *options
+                return (None, *layer_backward(grad_out, kept, *call, needs, True))
+            except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
+                pass
+        return None, *layer_gradients(tensors, (lens, *options), needs, grad_out)
 
 
 apply_layer = quick_apply(LayerFunction)

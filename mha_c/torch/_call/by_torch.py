@@ -85,23 +85,23 @@ def layer(
     (queries, keys, values), (*parameters, w_v) = inputs, parameters
     valid_lens, num_heads, empty_rows, dropout = options
     weights, biases = parameters[:4], parameters[4:]
-    spoilt: Any = None
+    of_keys: Optional[Tensor] = None  # with of_values: see `mathematics.without_spoilt`
     if valid_lens is not None and valid_lens.dim() == 2 and keys.shape[1] and not (stays or exporting()):
-        keys, values, *spoilt = mathematics.without_spoilt(keys, values, valid_lens, empty_rows)
+        keys, values, of_keys, of_values = mathematics.without_spoilt(keys, values, valid_lens, empty_rows)
     q, k, v, visible = mathematics.heads_of(
         queries, keys, values, weights, biases, num_heads, valid_lens, empty_rows, stays
     )
     saved: Any
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
-        saved = Scored(q, k, valid_lens, empty_rows) if stays else Scored.of(q, k, valid_lens, empty_rows, weights)
-        saved.spoilt = spoilt and spoilt[0]
+        what = q, k, valid_lens, empty_rows, of_keys
+        saved = Scored(*what) if stays else Scored.of(*what, weights)
     else:
         drop = drop_as_the_call(queries, dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
-        saved = "tensor", found if spoilt is None else found + spoilt[0]
+        saved = "tensor", found if of_keys is None else found + of_keys
     out = mathematics.joined(context, weights[3], biases[3])
-    return (out if spoilt is None else out + (spoilt[0] + spoilt[1])[:, 0]), saved, None
+    return (out if of_keys is None else out + (of_keys + of_values)[:, 0]), saved, None
 
 
 def without_autocast(q: Tensor) -> Any:
@@ -124,20 +124,24 @@ class Scored:
     An object that torch.export does not look into: it takes tensors that a module gains meanwhile for a mistake.
     """
 
-    __slots__ = ("empty_rows", "k", "q", "spoilt", "valid_lens")
-    spoilt: Optional[Tensor]  # of `mathematics.without_spoilt`
+    __slots__ = ("empty_rows", "k", "of_keys", "q", "valid_lens")
     versions = ()  # of tensors that others can change: none
 
-    def __init__(self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str) -> None:
-        self.q, self.k, self.valid_lens, self.empty_rows = q, k, valid_lens, empty_rows
+    def __init__(
+        self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, of_keys: Optional[Tensor]
+    ) -> None:
+        self.q, self.k, self.valid_lens, self.empty_rows, self.of_keys = q, k, valid_lens, empty_rows, of_keys
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, weights: Any) -> Scored:
+    def of(
+        cls, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, of_keys: Optional[Tensor],
+        weights: Any,
+    ) -> Scored:  # fmt: skip
         """Of a call with these projections: what is the caller's, who may change it, is copied."""
         if not exporting():
             q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
             valid_lens = None if valid_lens is None else valid_lens.clone()
-        return cls(q, k, valid_lens, empty_rows)
+        return cls(q, k, valid_lens, empty_rows, of_keys)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -164,7 +168,7 @@ class Scored:
         with without_autocast(q):
             scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))
             weights = mathematics.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
-        return weights if self.spoilt is None else weights + self.spoilt
+        return weights if self.of_keys is None else weights + self.of_keys
 
 
 def attention(
