@@ -27,7 +27,7 @@ except ImportError as error:
     raise explained(error) from None
 
 from . import config, functional
-from ._arguments import refusals as _refusals  # for the core, which asks for it by name
+from ._arguments import core_refusals as _refusals  # for the core, which asks for it by name
 from ._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError

@@ -4,7 +4,7 @@ Arrays are float32 or float64 ndarrays, all of one type per call, any strides (c
 last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arguments.arrays`
 has turned lists, tensors and the like into arrays before.  `valid_lens` is None, or
 int64 of shape (B,) or (B, Q), snapshotted once; `arrays.to_lengths` makes that of what users give.
-Every error names the argument in the caller's words, what it got and what was expected: refusals.py writes them.
+Every error names the argument in the caller's words, what it got and what was expected: core_refusals.py writes them.
 CPU tensors of torch serve as arrays, and are answered with tensors, once `serve_tensors` has been called.
 All arguments are positional; those with a default may be left out at the end.
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from . import _arguments
+from ._arguments import scalars
 from ._explain import explain
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
@@ -158,11 +158,11 @@ def cost(
     in all                          43.6 G     2.1 GiB     100 MiB
     memory beside the result                  1.03 GiB    3... MiB
     """
-    n_queries = _arguments.whole(queries, "queries")
-    n_keys = n_queries if keys is None else _arguments.whole(keys, "keys")
-    n_batch = _arguments.whole(batch, "batch")
+    n_queries = scalars.whole(queries, "queries")
+    n_keys = n_queries if keys is None else scalars.whole(keys, "keys")
+    n_batch = scalars.whole(batch, "batch")
     if features is not None:
-        features = _arguments.whole(features, "features")
+        features = scalars.whole(features, "features")
     is_module = hasattr(type(layer), "_to_measure")
     if not is_module and not isinstance(layer, (MultiHeadAttention, DotProductAttention, AdditiveAttention)):
         raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}")

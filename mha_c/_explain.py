@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 
-from . import _arguments, _core, functional
+from . import _core, functional
+from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.steps import DecodingLayer
@@ -133,7 +134,7 @@ def _explain_layer(
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
-    in_training = layer.training if training is None else _arguments.flag(training, "training")
+    in_training = layer.training if training is None else scalars.flag(training, "training")
     facts = _core.explain_layer(
         queries, keys, values, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,

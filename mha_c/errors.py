@@ -2,7 +2,7 @@
 
 Shapes that do not fit together raise `ShapeError` (a `ValueError`), unsuitable types `TypeError`, unsuitable
 values `ValueError`; nothing else is raised on purpose.  Each text names the argument, what it got and what was
-expected; those of the compiled core are written in _arguments/refusals.py.
+expected; those of the compiled core are written in _arguments/core_refusals.py.
 """
 
 __all__ = ["ShapeError"]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from . import _arguments, masking
-from ._arguments import constructors
+from . import masking
+from ._arguments import constructors, scalars
 from ._arguments.arrays import like_input
 from ._decoder.caches import ProjectedKeys, ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
@@ -165,7 +165,7 @@ class MultiHeadAttention(DecodingLayer):
         hiddens = given["num_hiddens"]
         self._num_hiddens: int = hiddens
         self._num_heads = given["num_heads"]
-        bias = _arguments.flag(given["bias"], "bias")
+        bias = scalars.flag(given["bias"], "bias")
         inputs = ("W_q", "query_size"), ("W_k", "key_size"), ("W_v", "value_size")
         states = [State(name, hiddens, given.get(size), bias) for name, size in inputs]
         super().__init__((*states, State("W_o", hiddens, hiddens, bias)), given["dropout"], dtype, rng, empty_rows)

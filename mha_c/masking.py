@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from . import _arguments
+from ._arguments import scalars
 from ._arguments.arrays import is_tensor, like_input, to_arrays, to_lengths
 from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
@@ -127,7 +127,7 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
         value = value.item()
     if array.dtype.kind in "biufc":
         limits = {"b": lambda _: None, "f": np.finfo, "c": np.finfo}.get(array.dtype.kind, np.iinfo)
-        value = _arguments.element(value, array.dtype, limits(array.dtype))
+        value = scalars.element(value, array.dtype, limits(array.dtype))
     out = array.copy()
     out[np.arange(array.shape[1]) >= lens[:, None]] = value
     return like_input(out, as_tensor)
@@ -170,7 +170,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     (10, 4, 20)
     """
     (array,), as_tensor = to_arrays((X, "X"))
-    heads = _arguments.whole(num_heads, "num_heads")
+    heads = scalars.whole(num_heads, "num_heads")
     batch, steps, features = check_heads(array.shape, 2, heads)
     split = array.reshape(batch, steps, heads, features // heads).transpose(0, 2, 1, 3)
     return like_input(split.reshape(batch * heads, steps, features // heads), as_tensor)
@@ -213,7 +213,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     (2, 4, 100)
     """
     (array,), as_tensor = to_arrays((X, "X"))
-    heads = _arguments.whole(num_heads, "num_heads")
+    heads = scalars.whole(num_heads, "num_heads")
     rows, steps, features = check_heads(array.shape, 0, heads)
     joined = array.reshape(rows // heads, heads, steps, features).transpose(0, 2, 1, 3)
     return like_input(joined.reshape(rows // heads, steps, heads * features), as_tensor)

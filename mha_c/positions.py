@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
-from . import _arguments
+from ._arguments import scalars
 from ._arguments.arrays import floats, gradient_like, is_tensor, like_input, to_array, to_arrays
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
@@ -74,12 +74,12 @@ class PositionalEncoding(Trained):
     """
 
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000, *, rng: RngLike = None) -> None:
-        self.num_hiddens = _arguments.whole(num_hiddens, "num_hiddens", least=2)
+        self.num_hiddens = scalars.whole(num_hiddens, "num_hiddens", least=2)
         if num_hiddens % 2:
             raise ValueError(f"num_hiddens must be even, a sine and a cosine for each frequency, got {num_hiddens}")
         self.dropout = Dropout(dropout)
-        self.P = sinusoids(_arguments.whole(max_len, "max_len"), self.num_hiddens)[None]
-        self._rng = _arguments.generator(rng)
+        self.P = sinusoids(scalars.whole(max_len, "max_len"), self.num_hiddens)[None]
+        self._rng = scalars.generator(rng)
         self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, type, and what `_draw` gave
 
     @overload
@@ -91,7 +91,7 @@ class PositionalEncoding(Trained):
         if floats(array, "X").ndim != 3 or array.shape[2] != self.num_hiddens:
             raise ShapeError(f"X must have shape (B, T, num_hiddens) = (B, T, {self.num_hiddens}), got {array.shape}")
         out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)
-        if self.training if training is None else _arguments.flag(training, "training"):
+        if self.training if training is None else scalars.flag(training, "training"):
             kept = self._draw(array.shape)
             self._kept = array.shape, array.dtype, kept
             if kept is not None:
@@ -254,7 +254,7 @@ def rotary_angles(shape: tuple[int, ...], name: str, positions: Any, base: Any) 
         raise ShapeError(
             f"positions must have shape (T,) = ({n_steps},) or (B, T) = ({batch}, {n_steps}), got {at.shape}"
         )
-    if not _arguments.is_real(base):
+    if not scalars.is_real(base):
         raise TypeError(f"base must be a number, got {base!r}")
     if not (0 < base < np.inf) or not np.isfinite(at).all():
         raise ValueError(f"base must be above 0 and positions finite, got base={base}")
@@ -269,7 +269,7 @@ def _angles(array: Array, name: str, positions: Any, base: Any) -> Array:
 
 def _turned(x: Array, name: str, angles: Array, interleaved: Any) -> Array:
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-    if _arguments.flag(interleaved, "interleaved"):
+    if scalars.flag(interleaved, "interleaved"):
         first, second = x[..., 0::2], x[..., 1::2]
         found: Array = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
         return found
@@ -313,7 +313,7 @@ def alibi_slopes(num_heads: int) -> Array:
     >>> functional.alibi_slopes(4)
     array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
-    heads = _arguments.whole(num_heads, "num_heads")
+    heads = scalars.whole(num_heads, "num_heads")
     power = 2 ** (heads.bit_length() - 1)
     slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
     further = 2.0 ** (-4.0 / power * np.arange(1, 2 * (heads - power), 2))
@@ -363,13 +363,13 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     at = np.asarray(to_array(distances, "distances"))
     if at.dtype.kind not in "iu":
         raise TypeError(f"distances must hold integers, got {at.dtype}")
-    two_sided = _arguments.flag(bidirectional, "bidirectional")
-    n_buckets = _arguments.whole(num_buckets, "num_buckets", least=4 if two_sided else 2)
+    two_sided = scalars.flag(bidirectional, "bidirectional")
+    n_buckets = scalars.whole(num_buckets, "num_buckets", least=4 if two_sided else 2)
     if two_sided and n_buckets % 2:
         raise ValueError(f"num_buckets must be even where bidirectional, half for each side, got {num_buckets}")
     n_buckets //= 2 if two_sided else 1
     n_near = n_buckets // 2
-    if _arguments.whole(max_distance, "max_distance") <= n_near:
+    if scalars.whole(max_distance, "max_distance") <= n_near:
         raise ValueError(f"max_distance must be above {n_near}, the distances with a bucket of their own")
     at = at.astype(np.int64)
     away = np.abs(at) if two_sided else np.maximum(-at, 0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
-from . import _arguments
+from ._arguments import scalars
 from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays, to_lengths
 from ._core import attention_backward, attention_forward
 from ._layer.module import Trained
@@ -112,7 +112,7 @@ class KernelAttention(Trained):
         self.width = width
         self.width_grad: Optional[float] = None
         self._record: Optional[_Record] = None
-        self._empty_rows = _arguments.empty_rows(empty_rows)
+        self._empty_rows = scalars.empty_rows(empty_rows)
         self._weights: Optional[tuple[Array, bool]] = None
 
     @property
@@ -127,7 +127,7 @@ class KernelAttention(Trained):
 
     @width.setter
     def width(self, value: float) -> None:
-        self._width = _arguments.positive(value, "width")
+        self._width = scalars.positive(value, "width")
 
     @overload
     def __call__(
@@ -141,7 +141,7 @@ class KernelAttention(Trained):
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
-        in_training = self.training if training is None else _arguments.flag(training, "training")
+        in_training = self.training if training is None else scalars.flag(training, "training")
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(arrays, "queries", "keys", "values")
         check_shapes(*[array.shape for array in arrays])
@@ -286,7 +286,7 @@ def checked_kernel(kernel: Any) -> Kernel:
         found: Kernel = kernel
         return found
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
-    return _arguments.choice(name, "kernel", KERNELS)
+    return scalars.choice(name, "kernel", KERNELS)
 
 
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
-from . import _arguments
+from ._arguments import scalars
 from ._arguments.arrays import floats, like_input, to_array, to_arrays
 from ._core import attention_forward, linear
 from ._layer.call import AttentionLayer
@@ -123,7 +123,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
 
     def __init__(self, d_model: int, num_heads: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
-        self.d_model, self._num_heads = _arguments.whole(d_model, "d_model"), _arguments.whole(num_heads, "num_heads")
+        self.d_model, self._num_heads = scalars.whole(d_model, "d_model"), scalars.whole(num_heads, "num_heads")
         if d_model % num_heads:
             raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
         states = tuple(State(name, self.d_model, self.d_model) for name in self._roles)
@@ -244,7 +244,7 @@ class SelfAttentionAISummer(_AISummer):
     """
 
     def __init__(self, dim: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
-        dim = _arguments.whole(dim, "dim")
+        dim = scalars.whole(dim, "dim")
         super().__init__(dim, 1, dim, dtype, rng)
 
 
@@ -321,10 +321,10 @@ def leading_axes(query: Any, key: Any, value: Any, broadcast: Callable[..., Any]
 
 
 def ai_summer_sizes(dim: Any, heads: Any, dim_head: Any) -> tuple[int, int, int]:
-    dim, heads = _arguments.whole(dim, "dim"), _arguments.whole(heads, "heads")
+    dim, heads = scalars.whole(dim, "dim"), scalars.whole(heads, "heads")
     if dim_head is None and dim < heads:
         raise ValueError(f"dim ({dim}) // heads ({heads}) is 0: give dim_head")
-    return dim, heads, dim // heads if dim_head is None else _arguments.whole(dim_head, "dim_head")
+    return dim, heads, dim // heads if dim_head is None else scalars.whole(dim_head, "dim_head")
 
 
 def kept(mask: Any, is_bool: bool, steps: int) -> Any:

@@ -5,7 +5,7 @@
  * Convention throughout: call->failed means that a Python exception is set.  From then on what takes an argument or
  * makes an output does nothing, and gives zeros or NULL: an entry reads as a list, and looks once, before it computes.
  * The first exception stays.  Who goes by sizes of an argument looks before: of what was not taken they mean nothing.
- * Here is decided what is safe for memory; why something is refused is said by mha_c/_arguments/refusals.py.
+ * Here is decided what is safe for memory; why something is refused is said by mha_c/_arguments/core_refusals.py.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H
@@ -93,8 +93,8 @@ PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *res
 void mha_py_check(mha_py_call *call, mha_status status, const char *what);
 
 /*
- * What _arguments/refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a new
- * reference; NULL where the answer is an exception, which is then set.
+ * What _arguments/core_refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a
+ * new reference; NULL where the answer is an exception, which is then set.
  */
 PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
 void mha_py_refuse(mha_py_call *call, const char *why, const char *format, ...); /* where no other answer can be */

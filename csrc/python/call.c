@@ -57,7 +57,7 @@ ask(mha_py_call *call, const char *question, const char *format, va_list parts)
 {
     /* First, as it takes references; an exception that is there already comes from what made them. */
     PyObject *args = Py_VaBuildValue(format, parts);
-    PyObject *name = args == NULL ? NULL : PyUnicode_FromString("mha_c._arguments.refusals");
+    PyObject *name = args == NULL ? NULL : PyUnicode_FromString("mha_c._arguments.core_refusals");
     PyObject *words = name == NULL ? NULL : PyImport_GetModule(name); /* mha_c has imported it */
     PyObject *function = words == NULL ? NULL : PyObject_GetAttrString(words, question);
     PyObject *answer = function == NULL ? NULL : PyObject_CallObject(function, args);

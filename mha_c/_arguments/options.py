@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from .. import _arguments
 from .._core import linear, pack_linear
 from ..errors import ShapeError
+from . import scalars
 from .arrays import floats, is_tensor, like_input, to_array, to_lengths
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def core_options(
     if softcap is not None or relative_bias is not None or sinks is not None:
         terms = (
             None if relative_bias is None else to_array(relative_bias, "relative_bias"),
-            0.0 if softcap is None else _arguments.positive(softcap, "softcap"),
+            0.0 if softcap is None else scalars.positive(softcap, "softcap"),
             None if sinks is None else to_array(sinks, "sinks"),
         )
     left, right = (-1, -1) if window is None else core_window(window)
@@ -51,7 +51,7 @@ def core_options(
         None if causal is False else core_corner(causal, q, k),
         left,
         right,
-        None if scale is None else _arguments.scale(scale, q.dtype.type is np.float32),
+        None if scale is None else scalars.scale(scale, q.dtype.type is np.float32),
         dropout,
         0 if rng is None and not dropout else core_seed(rng, dropout),
         empty_rows,
@@ -94,16 +94,16 @@ def core_window(window: Any) -> tuple[int, int]:
     """(left, right) in the core's words, where -1 is no limit."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
-    left, right = (-1 if side is None else _arguments.whole(side, "window", least=0) for side in window)
+    left, right = (-1 if side is None else scalars.whole(side, "window", least=0) for side in window)
     return left, right
 
 
 def core_seed(rng: RngLike, dropout: Any) -> int:
     """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
     if isinstance(rng, (int, np.integer)):
-        return _arguments.seed(rng)
-    stream = _arguments.generator(rng)
-    return _arguments.draw_seed(stream) if dropout else 0
+        return scalars.seed(rng)
+    stream = scalars.generator(rng)
+    return scalars.draw_seed(stream) if dropout else 0
 
 
 def additive_features(q: Any, k: Any, w_v: Any, W_q: Any, W_k: Any) -> tuple[Any, Any, Array]:

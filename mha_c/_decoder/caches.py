@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 import numpy as np
 
-from .. import _arguments
+from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
 from .._core import linear, same_array
 from ..errors import ShapeError
@@ -58,8 +58,8 @@ class KeyValueCache:
     _same_numbers = staticmethod(same_numbers)
 
     def __init__(self, batch: int, max_len: int) -> None:
-        self._max_len = _arguments.whole(max_len, "max_len")
-        self._batch = _arguments.whole(batch, "batch")
+        self._max_len = scalars.whole(max_len, "max_len")
+        self._batch = scalars.whole(batch, "batch")
         self._steps: Counts = 0  # that each item has: a number where all have as many
         self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
         self._values: Optional[Array] = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from .. import _arguments
+from .._arguments import scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._core import layer_step
 from .._layer.call import AttentionLayer
@@ -159,7 +159,7 @@ class DecodingLayer(AttentionLayer):
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
         if type(cache) is not KeyValueCache:
             raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
-        if self.training if training is None else _arguments.flag(training, "training"):
+        if self.training if training is None else scalars.flag(training, "training"):
             raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         queries, keys, values = arrays

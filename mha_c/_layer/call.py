@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 from numpy import ndarray
 
-from .. import _arguments
+from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._core import isa, layer_backward, layer_forward
 from ..linear import Parameters, State, packing_type
@@ -81,7 +81,7 @@ class AttentionLayer(Layer, Viewable):
 
     def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
         self._dropout = Dropout(dropout)
-        self._empty_rows = _arguments.empty_rows(empty_rows)
+        self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
         self._unused_seeds: list[int] = []
@@ -141,18 +141,18 @@ class AttentionLayer(Layer, Viewable):
                 plan.child._last = last
             return out
         if misnamed:
-            raise _arguments.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
+            raise calls.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
         return self._call(queries, keys, values, valid_lens, training, cache)
 
     def _call(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
     ) -> Any:
         if values is None:
-            raise _arguments.missing(type(self).__name__, queries=queries, keys=keys, values=values)
+            raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
             if values.ndim != 3:
-                _arguments.check_order(type(self).__name__, values, valid_lens)
+                calls.check_order(type(self).__name__, values, valid_lens)
             valid_lens = to_lengths(valid_lens)
         return self._run(queries, keys, values, valid_lens, training, as_tensor)
 
@@ -179,7 +179,7 @@ class AttentionLayer(Layer, Viewable):
     def _run_plan(
         self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool
     ) -> Any:
-        if self.training if training is None else _arguments.flag(training, "training"):
+        if self.training if training is None else scalars.flag(training, "training"):
             return self._run_training(plan, inputs, valid_lens, as_tensor)
         out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
         return self._finish(out, saved, as_tensor)
@@ -207,7 +207,7 @@ class AttentionLayer(Layer, Viewable):
         try:
             return self._unused_seeds.pop()
         except IndexError:
-            return _arguments.draw_seed(self._rng)
+            return scalars.draw_seed(self._rng)
 
     def _first_run(
         self, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import numpy as np
 
-from .. import _arguments
+from .._arguments import scalars
 from .._arguments.arrays import parameter_array
 from ..errors import ShapeError
 from ..linear import Linear, Parameter, Parameters, State
@@ -40,7 +40,7 @@ class Dropout:
 
     @p.setter
     def p(self, value: float) -> None:
-        self._p = _arguments.probability(value, "dropout")
+        self._p = scalars.probability(value, "dropout")
 
     def __repr__(self) -> str:
         return f"Dropout(p={self._p}, inplace=False)"
@@ -103,7 +103,7 @@ class Trained:
         layer
             The layer itself.
         """
-        self.training = _arguments.flag(mode, "mode")
+        self.training = scalars.flag(mode, "mode")
         for _, child in self._children():
             if isinstance(child, Trained):
                 child.train(mode)
@@ -128,9 +128,9 @@ class Layer(Trained):
     """Parameters by name, `train()` and `eval()`, `state_dict()`, pickling, and the repr of an nn.Module."""
 
     def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
-        self._rng = _arguments.generator(rng)
+        self._rng = scalars.generator(rng)
         self._drawing = (self._rng, INITIALIZERS[0])  # how open weights will be drawn
-        self._parameters = Parameters(_arguments.float_type(dtype), states)
+        self._parameters = Parameters(scalars.float_type(dtype), states)
         self._linears = {state.name: Linear(self._parameters, i) for i, state in enumerate(states)}
         self.training = False
 
@@ -159,8 +159,8 @@ class Layer(Trained):
         >>> mha = mha_c.MultiHeadAttention(100, 5, 0.5, use_bias=False)     # the form of the mxnet edition
         >>> mha.initialize(rng=0)
         """
-        _arguments.choice(method, "method", INITIALIZERS)
-        self._drawing = (self._rng if rng is None else _arguments.generator(rng), method)
+        scalars.choice(method, "method", INITIALIZERS)
+        self._drawing = (self._rng if rng is None else scalars.generator(rng), method)
         parameters = self._parameters
         with parameters.lock:
             empty = tuple(
@@ -290,7 +290,7 @@ class Layer(Trained):
         >>> mha.load_state_dict(biased.state_dict(), strict=False).unexpected_keys
         ['W_q.bias', 'W_k.bias', 'W_v.bias', 'W_o.bias']
         """
-        strict = _arguments.flag(strict, "strict")
+        strict = scalars.flag(strict, "strict")
         if not hasattr(state_dict, "keys"):
             kind = type(state_dict).__name__
             raise TypeError(f"state_dict must map names to arrays, as layer.state_dict() gives it, got {kind}")

@@ -9,7 +9,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .. import _arguments, _core
+from .. import _core
+from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._decoder import caches
 from ._call import by_torch, mathematics, ways
@@ -26,7 +27,7 @@ Facts = dict[str, Any]
 
 def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], cache: Any) -> Facts:
     """The facts of a call of the module: those that every way has, and those of its own."""
-    training = None if training is None else _arguments.flag(training, "training")
+    training = None if training is None else scalars.flag(training, "training")
     if cache is not None:
         check_cache(module, cache, training)
     queries, keys, values = inputs

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from .. import _arguments
+from .._arguments import calls, scalars
 from .._arguments.arrays import to_lengths
 from .._core import layer_parts
 from .._layer.module import own_method
@@ -81,7 +81,7 @@ class AttentionModule(TakesArrays, Viewable):
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
-        self.empty_rows = _arguments.empty_rows(empty_rows)
+        self.empty_rows = scalars.empty_rows(empty_rows)
 
     def _inner(self) -> Any:
         """The module that has the dropout, and shows the weights of the last call."""
@@ -202,11 +202,11 @@ class AttentionModule(TakesArrays, Viewable):
             Where anything else is given by position, or by another name.
         """
         if misnamed:
-            raise _arguments.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)
+            raise calls.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)
         if defaults and any(x is not None for x in defaults):
             raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
         if training is not None:
-            training = _arguments.flag(training, "training")
+            training = scalars.flag(training, "training")
         if cache is not None:
             return decoding.step(self, cache, queries, keys, values, valid_lens, training)
         if is_compiling() or not (type(queries) in OWN_TYPES and type(keys) in OWN_TYPES and type(values) in OWN_TYPES):
@@ -247,7 +247,7 @@ class AttentionModule(TakesArrays, Viewable):
         if isinstance(keys, ProjectedKeyValues):
             return projected.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:
-            raise _arguments.missing(type(self).__name__, queries=queries, keys=keys, values=values)
+            raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
             return leaf_of_a_graph(queries.tracer, self, (queries, keys, values, valid_lens), {"training": training})
         return self._slowly(queries, keys, values, valid_lens, training)
@@ -256,7 +256,7 @@ class AttentionModule(TakesArrays, Viewable):
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
     ) -> Tensor:  # fmt: skip
         """Any call but the usual one; seed of its dropout, where it has drawn one already."""
-        _arguments.check_order(type(self).__name__, values, valid_lens)
+        calls.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = checked_inputs(queries, keys, values)
         materialize(self, queries, keys, values)
         self._forget_assigned()

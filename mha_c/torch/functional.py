@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .. import _arguments
+from .._arguments import scalars
 from .._arguments.options import core_corner, core_window
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
@@ -273,7 +273,7 @@ def _attention(
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
     check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
-    cap = 0.0 if softcap is None else _arguments.positive(softcap, "softcap")
+    cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
     tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in tensors if x is not None}
@@ -282,7 +282,7 @@ def _attention(
     q, k, v, w_v, bias, relative_bias, sinks = tensors
     has_terms = bool(cap) or relative_bias is not None or sinks is not None
     left, right = (-1, -1) if window is None else core_window(window)
-    scale = _arguments.scale(scale, common is torch.float32)
+    scale = scalars.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
     found, chosen = None, ways.way(q, tensors, None)
     if chosen != "core":  # which looks at them itself
@@ -355,7 +355,7 @@ def _seed(rng: Rng, dropout: float) -> int:
 def _given_seed(rng: Any) -> int:
     if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer)):
         raise TypeError(f"rng must be None, a whole number or a torch.Generator, got {rng!r}")
-    return _arguments.seed(rng)
+    return scalars.seed(rng)
 
 
 def _seed_tensor(rng: Rng) -> Tensor:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import torch
 from torch import Tensor, nn
 
-from .. import _arguments
-from .._arguments import constructors
+from .._arguments import constructors, scalars
 from . import masking
 from ._call import mathematics
 from ._call.children import Layout
@@ -54,7 +53,7 @@ class DotProductAttention(AttentionModule):
 
     def __init__(self, dropout: float, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__(empty_rows)
-        self.dropout = nn.Dropout(_arguments.probability(dropout))
+        self.dropout = nn.Dropout(scalars.probability(dropout))
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         return textbook(self, queries, keys, values, valid_lens, training)
@@ -153,7 +152,7 @@ class MultiHeadAttention(AttentionModule):
     ) -> None:  # fmt: skip
         given = constructors.multi_head(sizes, named)
         hiddens = given["num_hiddens"]
-        bias = _arguments.switch(given["bias"], "bias")
+        bias = scalars.switch(given["bias"], "bias")
         super().__init__(empty_rows)
         self.num_heads = given["num_heads"]
         self.attention: DotProductAttention = self._new_attention(given["dropout"], empty_rows)
@@ -293,7 +292,7 @@ class AdditiveAttention(AttentionModule):
         self.W_k = linear(given.get("key_size"), hiddens, False, place)
         self.W_q = linear(given.get("query_size"), hiddens, False, place)
         self.w_v = linear(hiddens if "key_size" in given else None, 1, False, place)
-        self.dropout = nn.Dropout(_arguments.probability(given["dropout"]))
+        self.dropout = nn.Dropout(scalars.probability(given["dropout"]))
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
         """`project` for calls that give the values: attention(queries, keys, values).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import _arguments
+from .._arguments import scalars
 from ..errors import ShapeError
 from ..masking import check_heads
 from ._call.checks import checked_lengths, lengths_of_shape
@@ -40,7 +40,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     >>> mha_c.torch.masked_softmax(torch.zeros(1, 1, 4), torch.tensor([2]))
     tensor([[[0.5000, 0.5000, 0.0000, 0.0000]]])
     """
-    _arguments.empty_rows(empty_rows)
+    scalars.empty_rows(empty_rows)
     if valid_lens is None:
         return nn.functional.softmax(X, dim=-1)
     if X.dim() != 3:
@@ -83,7 +83,7 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     if not isinstance(value, Tensor):
         number = X.is_floating_point() or X.is_complex()
         limits = torch.finfo(X.dtype) if number else None if X.dtype is torch.bool else torch.iinfo(X.dtype)
-        value = _arguments.element(value, X.dtype, limits)
+        value = scalars.element(value, X.dtype, limits)
     drop = torch.arange(X.shape[1], device=X.device) >= lens[:, None]
     return X.masked_fill(drop.reshape(*drop.shape, *[1] * (X.dim() - 2)), value)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import _arguments
 from .. import positions as of_numpy
+from .._arguments import scalars
 from ..errors import ShapeError
 from ._tensors import HALVES, check_inputs
 
@@ -49,7 +49,7 @@ class PositionalEncoding(nn.Module):
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
         super().__init__()
         encoding = of_numpy.PositionalEncoding(num_hiddens, 0, max_len)
-        self.dropout = nn.Dropout(_arguments.probability(dropout))
+        self.dropout = nn.Dropout(scalars.probability(dropout))
         self.num_hiddens = encoding.num_hiddens
         self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
         self.register_buffer("P", self._table.float(), persistent=False)
@@ -110,7 +110,7 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
         positions = positions.cpu()  # angles are float64, which not every device has
     angles = torch.from_numpy(of_numpy.rotary_angles(tuple(x.shape), "x", positions, base))
     cos, sin = (y.to(x.dtype).to(x.device, non_blocking=True) for y in (angles.cos(), angles.sin()))
-    if _arguments.flag(interleaved, "interleaved"):
+    if scalars.flag(interleaved, "interleaved"):
         first, second = x[..., 0::2], x[..., 1::2]
         return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .. import _arguments
 from .. import similarity as of_numpy
+from .._arguments import scalars
 from ..errors import ShapeError
 from ._call import mathematics
 from ._call.checks import checked_lengths
@@ -53,8 +53,8 @@ class KernelAttention(nn.Module):
     def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__()
         self.kernel = of_numpy.checked_kernel(kernel)
-        self.empty_rows = _arguments.empty_rows(empty_rows)
-        self.width = nn.Parameter(torch.tensor(_arguments.positive(width, "width")))
+        self.empty_rows = scalars.empty_rows(empty_rows)
+        self.width = nn.Parameter(torch.tensor(scalars.positive(width, "width")))
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:

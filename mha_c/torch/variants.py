@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .. import _arguments
 from .. import variants as of_numpy
+from .._arguments import scalars
 from .._layer.viewable import Viewable
 from ._call.ways import attend
 from ._module import TakesArrays
@@ -87,7 +87,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
-        self.d_model, self.num_heads = _arguments.whole(d_model, "d_model"), _arguments.whole(num_heads, "num_heads")
+        self.d_model, self.num_heads = scalars.whole(d_model, "d_model"), scalars.whole(num_heads, "num_heads")
         if d_model % num_heads:
             raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
         self.query_projection = nn.Linear(d_model, d_model, bias=False)
@@ -174,7 +174,7 @@ class SelfAttentionAISummer(_AISummer):
     """
 
     def __init__(self, dim: int) -> None:
-        dim = _arguments.whole(dim, "dim")
+        dim = scalars.whole(dim, "dim")
         super().__init__(dim, 1, dim)
 
 

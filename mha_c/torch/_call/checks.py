@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import _arguments
-from ..._arguments import refusals
+from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
 from ...errors import ShapeError
 from .._private import tracing_state, without_tracing
@@ -22,16 +21,16 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
     """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
     queries, keys, values = map(_sized, (queries, keys, values))
     linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
-    error = refusals.inputs(queries, keys, values)
-    error = error or refusals.features(queries, keys, values, linears, None, num_heads)
+    error = core_refusals.inputs(queries, keys, values)
+    error = error or core_refusals.features(queries, keys, values, linears, None, num_heads)
     if error is not None:
         raise error
 
 
 def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
     """What the core says of the options of a call that it will not see; nobody else looks at them."""
-    _arguments.empty_rows(empty_rows)
-    _arguments.probability(dropout)
+    scalars.empty_rows(empty_rows)
+    scalars.probability(dropout)
     if keep_mask is not None and keep_mask.dtype is not torch.bool:
         raise TypeError(
             f"keep_mask has dtype {keep_mask.dtype}, expected bool (True = may attend): use keep_mask.bool(), or pass "
@@ -42,10 +41,10 @@ def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = N
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
     """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
     q, k, v = map(_sized, (q, k, v))
-    error = refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
+    error = core_refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
     for name, mask in masks.items():
         if error is None and mask is not None:
-            error = refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
+            error = core_refusals.mask(_sized(mask), name, (*q.shape[:-1], k.shape[-2]))
     if error is not None:
         raise error
 
@@ -56,9 +55,9 @@ def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tens
     if relative_bias is not None:
         shape = tuple(relative_bias.shape)
         if len(shape) != 2 or shape[0] != heads or shape[1] % 2 == 0:
-            raise refusals.relative_bias(relative_bias, heads)
+            raise core_refusals.relative_bias(relative_bias, heads)
     if sinks is not None and tuple(sinks.shape) != (heads,):
-        raise refusals.shape(sinks, "sinks", (heads,))
+        raise core_refusals.shape(sinks, "sinks", (heads,))
 
 
 def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import _arguments
+from ..._arguments import calls
 from ..._arguments.arrays import to_lengths
 from ..._decoder import caches
 from ...errors import ShapeError
@@ -193,8 +193,8 @@ def call_projected(
         raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
     if kv._values is None:
         if queries is None or values is None:
-            raise _arguments.missing(name, queries=queries, values=values)
-        _arguments.check_order(name, values, valid_lens)
+            raise calls.missing(name, queries=queries, values=values)
+        calls.check_order(name, values, valid_lens)
     values = kv._values if values is None else values
     if isinstance(kv, _Recorded):
         return _call_recorded(module, queries, kv, values, valid_lens, training)

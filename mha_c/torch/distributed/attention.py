@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from ... import _arguments
+from ..._arguments import scalars
 from ..._arguments.arrays import to_lengths
 from ..._arguments.options import core_window
 from ...errors import ShapeError
@@ -142,11 +142,11 @@ def ring_traffic(
     >>> ring_traffic(4, 1000, causal=True), ring_traffic(4, 1000, window=(100, 0))
     ([250, 500, 750, 0], [250, 250, 250, 0])
     """
-    _arguments.choice(layout, "layout", LAYOUTS)
+    scalars.choice(layout, "layout", LAYOUTS)
     sides = (-1, -1) if window is None else core_window(window)
     lens = None if valid_lens is None else to_lengths(valid_lens)
     mask = mask_of(None if lens is None else _whole_lengths(lens, len(lens)), _causal(causal), sides)
-    size = _arguments.whole(world_size, "world_size")
+    size = scalars.whole(world_size, "world_size")
     plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
     return [plan.sent(rank) for rank in range(size)]
 
@@ -169,10 +169,10 @@ class _Arguments:
         check_attention(q, k, v, None)
         self.q, self.k, self.v = q, k, v
         self.causal, self.window = _causal(causal), (-1, -1) if window is None else core_window(window)
-        self.dropout = float(_arguments.probability(dropout))
-        self.layout = _arguments.choice(layout, "layout", LAYOUTS)
+        self.dropout = float(scalars.probability(dropout))
+        self.layout = scalars.choice(layout, "layout", LAYOUTS)
         self.scale = None if scale is None else float(scale)
-        self.empty_rows = _arguments.empty_rows(empty_rows)
+        self.empty_rows = scalars.empty_rows(empty_rows)
         if self.empty_rows == "uniform" and (self.causal or window is not None):
             raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
         self.lens = None if valid_lens is None else _whole_lengths(valid_lens, q.shape[0])
@@ -261,7 +261,7 @@ def _causal(causal: Any) -> bool:
         return bool(causal)
     if causal == "bottom_right":
         raise ValueError("causal='bottom_right' is not served here: queries and keys count from the same first place")
-    return _arguments.choice(causal, "causal", ("top_left",)) == "top_left"
+    return scalars.choice(causal, "causal", ("top_left",)) == "top_left"
 
 
 def _whole_lengths(valid_lens: Any, batch: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ... import _arguments
+from ..._arguments import scalars
 from ..layers import MultiHeadAttention
 from ._group import ranks_of
 from ._sequence import LAYOUTS
@@ -80,7 +80,7 @@ class SequenceGroup:
 
     def __init__(self, group: Any, layout: Any) -> None:
         ranks_of(group, "spread_sequence")
-        self.group, self.layout = group, _arguments.choice(layout, "layout", LAYOUTS)
+        self.group, self.layout = group, scalars.choice(layout, "layout", LAYOUTS)
 
     def __deepcopy__(self, memo: Any) -> SequenceGroup:
         return self

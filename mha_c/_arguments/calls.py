@@ -1,0 +1,40 @@
+"""What is said to a call of a layer whose arguments have another name, another order, or are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What other libraries call a mask, and the lengths that it stands for where it hides the last keys of each row.
+_MASKS = {
+    **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
+    **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
+    **dict.fromkeys(("causal", "is_causal"), "[[1, 2, ..., Q]] * B"),
+}
+
+
+def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError:
+    """What a call of a layer answers to keywords that it has not; `functional` is the function that takes any mask."""
+    name = next(iter(named))
+    if name in _MASKS:
+        option = "causal" if "causal" in name else "keep_mask (True = may attend)"
+        hint = (
+            f"how many keys count is valid_lens, a number for each item or each query, here {_MASKS[name]} if the keys "
+            f"that count come first; {functional} has {option}"
+        )
+    else:
+        hint = "it is called with (queries, keys, values, valid_lens=None, *, training=None, cache=None)"
+    return TypeError(f"{owner} got an unexpected keyword argument {name!r}: {hint}")
+
+
+def check_order(owner: str, values: Any, valid_lens: Any) -> None:
+    """Refuses lengths in the place of values, and values in theirs: arrays, tensors, or a list of lengths."""
+    if getattr(values, "ndim", 1) <= 2 and getattr(valid_lens, "ndim", 0) == 3:
+        called = f"{owner}(queries, keys, values, valid_lens)"
+        raise TypeError(f"values looks like lengths and valid_lens like values: the order is {called}")
+
+
+def missing(owner: str, **inputs: Any) -> TypeError:
+    """What a call answers that left out an input, or gave None for it."""
+    none = ", ".join(name for name, value in inputs.items() if value is None)
+    return TypeError(f"{owner} is called with queries, keys and values; missing or None: {none}")

@@ -1,0 +1,137 @@
+"""Checks of the arguments that are no arrays: sizes, probabilities, switches, random numbers.
+
+The compiled core checks what it is given at each call; here stands what has to be refused earlier, when a
+layer is built, or what the core never sees.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Optional, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .._types import EmptyRows, RngLike
+
+    DType = np.dtype[Any]
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+
+def whole(value: Any, name: str, least: int = 1) -> int:
+    """A size as a Python int.  True, 4.0 and '4' are mistakes, not sizes."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a number; True is none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def seed(value: Any) -> int:
+    """`rng` as a given seed: 64 bits without sign."""
+    number = whole(value, "rng", least=0)
+    if number >= 2**64:
+        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {number}")
+    return number
+
+
+def probability(value: Any, name: str = "dropout") -> float:
+    """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
+    if not is_real(value):
+        raise TypeError(f"{name} must be a real number in 0..1, got {value!r} ({type(value).__name__})")
+    if not 0 <= value <= 1:  # also refuses NaN
+        raise ValueError(f"{name} must lie in 0..1, got {value}")
+    return value if isinstance(value, (int, float)) else float(value)
+
+
+def scale(value: Any, single: bool) -> Optional[float]:
+    """A factor for scores, finite in the type they are computed in: float32 if `single`, else float64; or None."""
+    if value is None:
+        return None
+    if not is_real(value):
+        raise TypeError(f"scale must be None or a real number, got {value!r} ({type(value).__name__})")
+    if not abs(value) <= (LARGEST_FLOAT32 if single else sys.float_info.max):  # also refuses NaN
+        raise ValueError(f"scale must be finite in {'float32' if single else 'float64'}, not NaN or inf, got {value}")
+    return float(value)
+
+
+def element(value: Any, dtype: Any, limits: Any) -> Any:
+    """`value`, a number to stand in an array of `dtype`; limits: its iinfo or finfo, None for bool."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, (int, float)):  # bool is an int
+        raise TypeError(f"value must be a real number, got {value!r} ({type(value).__name__})")
+    if hasattr(limits, "eps"):  # floats: rounded, but no finite number becomes infinite
+        fits = value != value or abs(value) == np.inf or abs(value) <= float(limits.max)
+    else:
+        least, most = (0, 1) if limits is None else (limits.min, limits.max)
+        fits = value % 1 == 0 and least <= value <= most
+    if not fits:
+        raise ValueError(f"value must be a number that X of type {dtype} can hold, got {value!r}")
+    return float(value) if hasattr(limits, "eps") else value
+
+
+def positive(value: Any, name: str) -> float:
+    """A finite number above 0."""
+    if not is_real(value):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not 0 < value < np.inf:
+        raise ValueError(f"{name} must be above 0 and finite, got {value}")
+    return float(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
+    return bool(value)
+
+
+def switch(value: Any, name: str) -> bool:
+    """A flag that d2l hands to torch, which takes 0 and 1 for it."""
+    return bool(value) if isinstance(value, int) and value in (0, 1) else flag(value, name)
+
+
+def choice(value: Any, name: str, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {value!r} ({type(value).__name__})")
+    if value not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def empty_rows(value: Any) -> EmptyRows:
+    return cast("EmptyRows", choice(value, "empty_rows", ("uniform", "zero")))
+
+
+def float_type(value: Any) -> DType:
+    """float32 or float64: what the core computes in."""
+    try:
+        dtype = np.dtype(value)
+    except TypeError:
+        raise TypeError(f"dtype must be float32 or float64, got {value!r}") from None
+    if value is None or dtype not in (FLOAT32, FLOAT64):
+        raise TypeError(f"dtype must be float32 or float64, got {value!r}")
+    return FLOAT32 if dtype == FLOAT32 else FLOAT64
+
+
+def generator(rng: RngLike) -> np.random.Generator:
+    """The stream of random numbers that `rng` (None, a whole number or a Generator) stands for."""
+    if isinstance(rng, np.random.Generator):
+        return rng
+    if rng is None:
+        return np.random.default_rng()
+    if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
+        return np.random.default_rng(whole(rng, "rng", least=0))
+    raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {rng!r}")
+
+
+def draw_seed(rng: np.random.Generator) -> int:
+    """One 64-bit seed for the dropout of one call."""
+    return int(rng.integers(0, 2**64, dtype=np.uint64))
