@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import whole
+from .scalars import whole
 
 MULTI_HEAD = (
     "num_hiddens, num_heads, dropout, bias=False",
