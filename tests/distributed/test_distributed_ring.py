@@ -262,6 +262,11 @@ MISMATCHES = {
     "piece": ({"q": (1, 2, 6, 8), "k": (1, 2, 6, 8), "v": (1, 2, 6, 8)}, "ShapeError", "rank [01] has [46] rows in q"),
     "dtype": ({"dtype": "dtype float64"}, "TypeError", "differ in dtype: torch.float32 on .*, torch.float64 on rank 1"),
     "seed": ({"rng": 4}, "ValueError", "differ in the seed of dropout .*: 3 on .*, 4 on rank 1"),
+    "large seed": (
+        {"rng": 2**64 - 1},
+        "ValueError",
+        f"differ in the seed of dropout .*: 3 on .*, {2**64 - 1} on rank 1",
+    ),
     "dropout": ({"dropout": 0.25}, "ValueError", "differ in dropout: 0.5 on .*, 0.25 on rank 1"),
     "causal": ({"causal": True}, "ValueError", "differ in causal: False on .*, True on rank 1"),
     "window": ({"window": (None, 3)}, "ValueError", r"differ in window \(right\): none on .*, 3 on rank 1"),
@@ -287,6 +292,16 @@ def test_a_rank_that_refuses_its_arguments_is_named_on_all(world):
     q, k, v, _ = operands(0, "float64")
     (found,) = joined(world.run(cases.ring, (q, k, v)), "contiguous")  # the group is as good as before
     close(found, F.dot_product_attention(q, k, v), "float64")
+
+
+def test_ranks_in_different_functions_are_told_so(world):
+    for text in world.run(cases.different_functions):
+        assert "in different functions: rank 0 in shard_heads, rank 1 in ring_attention" in text
+
+
+def test_a_long_refusal_in_any_alphabet(world):
+    for kind, text in world.run(cases.ring_mismatch, {"causal": "unten \U0001f600" * 100}, 1):
+        assert kind == "ValueError" and "causal must be 'top_left', got 'unten \U0001f600unten" in text
 
 
 def test_seeds_from_torch(world):

@@ -7,6 +7,7 @@ broken call the group is not used again, for a late message of that call could b
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ from ...errors import ShapeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WORDS = 40  # of 64 bits, for a rank's own error message
-_calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+# Bytes for what a rank says, the same whatever the call: a rank in another function must be understood too.
+_ROOM = 2048
+_LONGEST = 300  # characters of a rank's own error, each at most six bytes
 _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -37,12 +39,11 @@ class Ranks(NamedTuple):
 
 
 class Field(NamedTuple):
-    """One number that all ranks must agree on, and how a difference is reported."""
+    """What all ranks must agree on, compared and reported as text."""
 
     name: str
-    value: int
+    value: Any
     error: type[Exception] = ValueError
-    shown: Any = None  # value -> text
 
 
 def ranks_of(group: Any, caller: str) -> Ranks:
@@ -75,60 +76,35 @@ def talking(ranks: Ranks, caller: str, peer: Optional[int] = None) -> Iterator[N
         ) from error
 
 
-def agree(ranks: Ranks, caller: str, fields: Sequence[Field], own: Sequence[int], refusal: str = "") -> list[list[int]]:
+def agree(
+    ranks: Ranks, caller: str, fields: Sequence[Field], own: Sequence[int] = (), refusal: Optional[Exception] = None
+) -> list[list[int]]:
     """All ranks' `own` numbers, once it is certain that all of them make the same call with the same `fields`.
 
-    refusal is what this rank has to complain of; the others then raise an error that names it.  Ranks whose fields
-    or number of calls differ are named on all ranks.
+    refusal is what this rank has to complain of, and raises; the others then raise an error that names it.  Ranks whose
+    fields differ are named on all ranks.
     """
-    count = _calls[ranks.group] = _calls.get(ranks.group, 0) + 1
-    everything = [
-        Field("its number of collective calls of mha_c", count, RuntimeError),
-        Field("world size", ranks.size),
-        *fields,
-    ]
-    # The same length whatever the call: a rank in another function must be understood too.
-    said = [_code(caller), len(everything), *(field.value for field in everything), len(own), *own]
-    header = torch.zeros(_WORDS * 2, dtype=torch.int64)
-    header[: len(said)] = torch.tensor(said)
-    text = refusal.encode()[: _WORDS * 8 - 8]
-    header[_WORDS:].view(torch.uint8)[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else 0
-    found = [torch.empty_like(header) for _ in range(ranks.size)]
+    complaint = (str(refusal) or type(refusal).__name__)[:_LONGEST] if refusal else ""
+    said = json.dumps([caller, complaint, [str(field.value) for field in fields], own]).encode()
+    mine = torch.frombuffer(bytearray(said.ljust(_ROOM)), dtype=torch.uint8)
+    found = [torch.empty_like(mine) for _ in range(ranks.size)]
     with talking(ranks, caller):
-        dist.all_gather(found, header, group=ranks.group)
-    _refused(found, caller)
-    _differ(found, caller, everything)
-    at = 2 + len(everything)
-    return [[int(x) for x in other[at + 1 : at + 1 + len(own)]] for other in found]
-
-
-def _code(caller: str) -> int:
-    return int.from_bytes(caller.encode()[:7].ljust(7), "little")
-
-
-def _refused(found: Sequence[Any], caller: str) -> None:
-    for rank, header in enumerate(found):
-        text = bytes(header[_WORDS:].view(torch.uint8).tolist()).rstrip(b"\0").decode(errors="replace")
-        if text:
-            raise ValueError(f"{caller}: rank {rank} refused its arguments: {text}")
-
-
-def _differ(found: Sequence[Any], caller: str, fields: Sequence[Field]) -> None:
-    if any(int(header[0]) != _code(caller) or int(header[1]) != len(fields) for header in found):
-        names = [int(header[0]).to_bytes(7, "little").decode(errors="replace").strip() for header in found]
-        raise RuntimeError(
-            f"{caller}: the ranks are in different functions: "
-            + ", ".join(f"rank {rank} in {name}..." for rank, name in enumerate(names))
-        )
-    for i, field in enumerate(fields):
-        values = [int(header[2 + i]) for header in found]
-        if len(set(values)) > 1:
-            by_value: dict[int, list[int]] = {}
-            for rank, value in enumerate(values):
-                by_value.setdefault(value, []).append(rank)
-            shown = field.shown or str
-            listed = ", ".join(f"{shown(value)} on {_ranks(ranks)}" for value, ranks in by_value.items())
+        dist.all_gather(found, mine, group=ranks.group)
+    if refusal:
+        raise refusal
+    callers, complaints, values, numbers = zip(*(json.loads(bytes(heard.numpy())) for heard in found))
+    for rank, complaint in enumerate(complaints):
+        if complaint:
+            raise ValueError(f"{caller}: rank {rank} refused its arguments: {complaint}")
+    if len({(name, len(of_rank)) for name, of_rank in zip(callers, values)}) > 1:
+        listed = ", ".join(f"rank {rank} in {name}" for rank, name in enumerate(callers))
+        raise RuntimeError(f"{caller}: the ranks are in different functions: {listed}")
+    for field, of_ranks in zip(fields, zip(*values)):
+        if len(set(of_ranks)) > 1:
+            where = {value: [rank for rank, other in enumerate(of_ranks) if other == value] for value in of_ranks}
+            listed = ", ".join(f"{value} on {_ranks(named)}" for value, named in where.items())
             raise field.error(f"{caller}: the ranks differ in {field.name}: {listed}")
+    return list(numbers)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -23,7 +23,6 @@ from ._group import Field, Ranks, agree, ranks_of, shape_fields
 from ._sequence import LAYOUTS, Mask, Plan, mask_of, piece_length
 
 Rng = Union[None, int, torch.Generator]
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def ring_attention(
@@ -94,19 +93,13 @@ def ring_attention(
     """
     refuse_transforms("ring_attention")
     ranks = ranks_of(group, "ring_attention")
-    refusal: Optional[Exception] = None
-    call = None
+    call, refusal = None, None
     try:
         call = _Arguments(q, k, v, valid_lens, causal, window, dropout, rng, layout, scale, empty_rows)
-        own, fields, refused = [q.shape[2], k.shape[2]], call.fields(), ""  # lengths of this rank's pieces
     except (TypeError, ValueError) as error:
-        refusal, own, fields, refused = error, [0, 0], [], str(error) or type(error).__name__
-    try:
-        found = agree(ranks, "ring_attention", fields, own, refused)
-    except ValueError:
-        if refusal is not None:
-            raise refusal from None
-        raise
+        refusal = error
+    fields, own = ([], []) if call is None else (call.fields(), [q.shape[2], k.shape[2]])  # the lengths of its pieces
+    found = agree(ranks, "ring_attention", fields, own, refusal)
     assert call is not None
     return call.run(ranks, found)
 
@@ -187,18 +180,17 @@ class _Arguments:
         lens_code = 0 if lens is None else zlib.crc32(repr(lens.shape).encode() + lens.tobytes()) + 1
         return [
             *sizes,
-            Field("dtype", DTYPES.index(q.dtype), TypeError, lambda i: str(DTYPES[i])),
-            Field("layout", LAYOUTS.index(self.layout), shown=lambda i: LAYOUTS[i]),
-            Field("causal", int(self.causal), shown=lambda i: str(bool(i))),
-            Field("window (left)", self.window[0], shown=_side),
-            Field("window (right)", self.window[1], shown=_side),
-            Field("scale", _bits(self.scale), shown=_number),
-            Field("dropout", _bits(self.dropout), shown=_number),
-            Field("the seed of dropout (give rng a whole number, or seed torch alike on all ranks)",
-                  int(np.uint64(self.seed).astype(np.int64))),
+            Field("dtype", q.dtype, TypeError),
+            Field("layout", self.layout),
+            Field("causal", self.causal),
+            *(Field(f"window ({side})", "none" if limit < 0 else limit)
+              for side, limit in zip(("left", "right"), self.window)),
+            Field("scale", "the default" if self.scale is None else self.scale),
+            Field("dropout", self.dropout),
+            Field("the seed of dropout (give rng a whole number, or seed torch alike on all ranks)", self.seed),
             Field("valid_lens, which are those of the whole sequence everywhere (shown: a checksum)", lens_code),
-            Field("empty_rows", int(self.empty_rows == "uniform"), shown=lambda i: ("zero", "uniform")[i]),
-            Field("whether gradients are wanted", int(grad), shown=lambda i: str(bool(i))),
+            Field("empty_rows", self.empty_rows),
+            Field("whether gradients are wanted", grad),
         ]  # fmt: skip
 
     def run(self, ranks: Ranks, lengths: list[list[int]]) -> Tensor:
@@ -279,15 +271,3 @@ def _uniform(q: Tensor, mask: Mask, plan: Plan, rank: int, n_keys: int) -> tuple
         here = np.concatenate([empty[:, part.start : part.stop] for part in plan.queries[rank]], axis=1)
     rows = torch.from_numpy(np.ascontiguousarray(here))[:, None, :, None]
     return q.masked_fill(rows, 0.0), mask._replace(lens=np.where(empty, n_keys, mask.lens))
-
-
-def _bits(number: Optional[float]) -> int:
-    return -1 if number is None else int(np.float64(number).view(np.int64))
-
-
-def _number(bits: int) -> str:
-    return "the default" if bits == -1 else str(np.int64(bits).view(np.float64))
-
-
-def _side(limit: int) -> str:
-    return "none" if limit < 0 else str(limit)

@@ -20,13 +20,13 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..._layers_with_heads import TorchLayer
-from .._tensors import array, draw_seed
+from .._tensors import FLOATS, array, draw_seed
 from ..functional import dot_product_attention
 from ..layers import MultiHeadAttention
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of, shape_fields, talking
 from ._sequence import Plan, mask_of
-from .attention import DTYPES, _attend, _uniform, _whole_lengths
+from .attention import _attend, _uniform, _whole_lengths
 
 _CALLER = "shard_heads"
 _ROLES = "W_q", "W_k", "W_v", "W_o"
@@ -132,13 +132,15 @@ class ShardedMultiHeadAttention(nn.Module):
     def __init__(self, layer: MultiHeadAttention, ranks: Ranks) -> None:
         super().__init__()
         self._ranks, self.num_heads = ranks, layer.num_heads
-        refusal = ""
+        refusal, state = None, b""
         if layer.num_heads % ranks.size:
-            refusal = f"num_heads ({layer.num_heads}) must be divisible by the number of ranks ({ranks.size})"
+            counted = f"num_heads ({layer.num_heads}) must be divisible by the number of ranks ({ranks.size})"
+            refusal = ValueError(counted)
         elif any(isinstance(child, nn.LazyLinear) for child in layer.children()):
-            refusal = "the layer's sizes are still open: call it once before shard_heads"
-        state = b"" if refusal else b"".join(array(x).tobytes() for x in layer.state_dict().values())
-        agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], [], refusal)
+            refusal = ValueError("the layer's sizes are still open: call it once before shard_heads")
+        else:
+            state = b"".join(array(x).tobytes() for x in layer.state_dict().values())
+        agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], (), refusal)
         part = copy.deepcopy(layer)
         share = layer.num_heads // ranks.size
         TorchLayer(part, _ROLES, "").keep_heads(range(ranks.rank * share, (ranks.rank + 1) * share))
@@ -205,14 +207,14 @@ class ShardedMultiHeadAttention(nn.Module):
         names = "batch", "rows", "features"
         sizes = {f"{what}'s {name}": size for what, shape in zip(("queries", "keys", "values"), shapes[0])
                  for name, size in zip(names, shape)}  # fmt: skip
-        numbers = b"".join(array(x).tobytes() for x in (queries, keys, values) if x.dtype in DTYPES[:2])
+        numbers = b"".join(array(x).tobytes() for x in (queries, keys, values) if x.dtype in FLOATS)
         fields = [
             *shape_fields(**sizes),
-            Field("dtype", DTYPES.index(queries.dtype), TypeError, lambda i: str(DTYPES[i])),
+            Field("dtype", queries.dtype, TypeError),
             Field("the inputs, which are the same on all ranks (shown: a checksum)", zlib.crc32(numbers)),
             Field("the seed of dropout (seed torch alike on all ranks)", seed),
         ]
-        agree(self._ranks, _CALLER, fields, [])
+        agree(self._ranks, _CALLER, fields)
         self._agreed = shapes
 
     def _dropping(self, queries: Tensor, keys: Tensor, values: Tensor, lens: Any, p: float, seed: int) -> Tensor:
