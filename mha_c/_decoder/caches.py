@@ -7,6 +7,7 @@ torch side has its own, of tensors, with the same rules.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
 
 import numpy as np
@@ -103,6 +104,10 @@ class KeyValueCache:
             self._keys, self._values = (_reordered(x, order, longest) for x in (self._keys, self._values))
         self._batch = len(order)
         self._steps = self._steps if isinstance(self._steps, int) else one_count(self._steps[order])
+
+    def __copy__(self) -> KeyValueCache:
+        """With rows of its own, as the next steps of the two are others."""
+        return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"

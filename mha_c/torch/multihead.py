@@ -77,6 +77,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not self.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v)]
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
         keep, bias = self._masks(key_padding_mask, attn_mask, q, k.shape[1], heads[0].dtype)
         out, *weights = _as_tuple(dot_product_attention(
             heads[0], heads[1], heads[2], keep_mask=keep, bias=bias, dropout=self.dropout if self.training else 0.0,
@@ -107,15 +109,20 @@ class MultiheadAttention(nn.MultiheadAttention):
         batch, n_queries = q.shape[0], q.shape[1]
         keep = bias = None
         if padding is not None:
-            padding = padding.reshape(-1, n_keys)
+            _check_mask(padding, "key_padding_mask", (batch, n_keys))
             keep, bias = _keep_or_add(padding[:, None, None, :], keep, bias, dtype)
         if mask is not None:
-            if mask.dim() == 3:
-                mask = mask.reshape(batch, self.num_heads, n_queries, n_keys)
-            elif tuple(mask.shape) != (n_queries, n_keys):
-                raise ShapeError(f"attn_mask must have shape {(n_queries, n_keys)}, got {tuple(mask.shape)}")
-            keep, bias = _keep_or_add(mask if mask.dim() == 4 else mask[None, None], keep, bias, dtype)
+            _check_mask(mask, "attn_mask", (n_queries, n_keys), (batch * self.num_heads, n_queries, n_keys))
+            mask = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch, self.num_heads))
+            keep, bias = _keep_or_add(mask, keep, bias, dtype)
         return keep, bias
+
+
+def _check_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
+    if not (mask.dtype is torch.bool or mask.is_floating_point()):
+        raise TypeError(f"{name} must be bool, True = drop, or floats to be added to the scores, got {mask.dtype}")
+    if tuple(mask.shape) not in shapes:
+        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
 
 
 def _keep_or_add(mask: Tensor, keep: Any, bias: Any, dtype: torch.dtype) -> tuple[Any, Any]:

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from .. import variants as of_numpy
 from .._arguments import scalars
 from .._layer.viewable import Viewable
+from ._call.children import is_changed
 from ._call.ways import attend
 from ._module import TakesArrays
+from ._private import GLOBAL_HOOKS
 from ._tensors import check_inputs
 from ._weights.kept import Kept, detached, restored
 from .functional import dot_product_attention
@@ -68,7 +70,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
 class MultiHeadedSelfAttention(TakesArrays, Viewable):
     """Multi-head self-attention of one argument, four projections without biases.
 
-    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
+    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  A child
+    replaced by something else, or with hooks, is called.
 
     Parameters
     ----------
@@ -101,8 +104,13 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         check_inputs(x=x)
         of_numpy.need_features(x, self.d_model)
         linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
-        weights = [linear.weight for linear in linears]
-        out, self._last = attend(x, x, x, None, (*weights, *[None] * 5), self.num_heads)
+        if any(GLOBAL_HOOKS) or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
+            q, k, v = self.query_projection(x), self.key_projection(x), self.value_projection(x)
+            out, self._last = attend(q, k, v, None, num_heads=self.num_heads)
+            result: Tensor = self.final_linear_layer(out)
+            return result
+        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+        out, self._last = attend(x, x, x, None, (*weights, *biases, None), self.num_heads)
         return out
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any

@@ -104,6 +104,19 @@ def test_values_that_were_not_projected_are_in_no_mean(kind, rng):
         layer_of(kind, np.float64)(x, kv, valid_lens=[0, 4])
 
 
+def test_copies_of_a_cache_go_on_by_themselves(rng):
+    layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 4, 24))
+    cache = layer.new_cache(2, 8)
+    layer(x, x, x, cache=cache)
+    step, last = x[:, :1], x[:, 1:2]
+    others = copy.copy(cache), copy.deepcopy(cache)
+    for each, new in zip((cache, *others), (step, 2 * step, step)):
+        layer(new, new, new, cache=each)
+    results = [layer(last, last, last, cache=each) for each in (cache, *others)]
+    np.testing.assert_array_equal(results[2], results[0])
+    assert not np.allclose(results[1], results[0])
+
+
 def test_a_cache_is_cleared_copied_and_pickled(rng):
     layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 4, 24))
     cache = layer.new_cache(2, 8)

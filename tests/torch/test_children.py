@@ -278,3 +278,39 @@ def test_a_profiler_finds_the_calls():
     names = {event.key for event in profile.key_averages()}
     assert {"mha_c::layer_forward", "LayerFunction", "LayerFunctionBackward"} <= names
     assert torch.equal(plain, layer(*tensors))
+
+
+@pytest.mark.parametrize("kind", ["bias", "another class", "hook", "pre-hook of all modules", "parametrized"])
+def test_children_of_the_labelled_variant(kind):
+    torch.manual_seed(0)
+    layer, x = mt.variants.MultiHeadedSelfAttention(12, 3), torch.randn(2, 5, 12)
+    plain, seen, handle = layer(x), [], None
+    if kind == "bias":
+        layer.query_projection = nn.Linear(12, 12)
+    elif kind == "another class":
+        layer.query_projection = nn.Sequential(nn.Linear(12, 4), nn.Linear(4, 12))
+    elif kind == "hook":
+        layer.final_linear_layer.register_forward_hook(lambda module, args, out: seen.append("final_linear_layer"))
+    elif kind == "parametrized":
+        torch.nn.utils.parametrizations.weight_norm(layer.query_projection)
+        with torch.no_grad():
+            layer.query_projection.parametrizations.weight.original0.mul_(2)
+    else:
+        handle = nn.modules.module.register_module_forward_pre_hook(
+            lambda module, args: seen.extend(n for n, child in layer.named_children() if child is module)
+        )
+    q, k, v = (child(x).unflatten(2, (3, 4)).transpose(1, 2) for child in list(layer.children())[:3])
+    weights = torch.softmax(q @ k.transpose(2, 3) / 2, -1)
+    wanted = layer.final_linear_layer((weights @ v).transpose(1, 2).flatten(2))
+    seen.clear()
+    try:
+        torch.testing.assert_close(layer(x), wanted)
+    finally:
+        if handle is not None:
+            handle.remove()
+    torch.testing.assert_close(layer.attention_weights, weights)
+    changes = kind in ("bias", "another class", "parametrized")
+    assert torch.allclose(wanted, plain) != changes
+    assert seen == (
+        [] if changes else ["final_linear_layer"] if kind == "hook" else [n for n, _ in layer.named_children()]
+    )

@@ -241,6 +241,35 @@ def test_copies(kind):
             assert torch.equal(module(queries, other), module(queries, kv))
 
 
+@pytest.mark.parametrize("device", ["cpu", "own"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_know_the_weights_by_their_numbers(kind, device, copied):
+    """Of what no numbers are looked at otherwise: what leads gradients, and what is on a device."""
+    device = own_device.load() if device == "own" else device
+    module, (queries, encoded) = KINDS[kind]().eval(), (x.to(device) for x in inputs())
+    module.to("cpu")(*(x.cpu() for x in (queries, encoded, encoded)))
+    module.to(device).requires_grad_(False)
+    kv, cache = module.project(encoded, encoded, [2, 5]), module.new_cache(2, 16)
+    with torch.no_grad():
+        module(encoded, encoded, encoded, cache=cache)
+        for other, both in ((copied(kv), copied((module, kv))), (copied(copied(kv)), (copied(module), copied(kv)))):
+            close([module(queries, other), both[0](queries, both[1])], [module(queries, kv)] * 2)
+        twin, twins = copied(cache), copied((module, cache))
+        if device == "cpu":
+            twin, twins = copy.copy(cache), copied((module, copy.copy(cache)))
+        wanted = module(encoded, encoded, encoded, cache=cache)
+        found = [module(encoded, encoded, encoded, cache=twin), twins[0](encoded, encoded, encoded, cache=twins[1])]
+        close(found, [wanted, wanted])
+        if "dot" in kind:
+            return
+        early, changes = copied(kv), copied(cache)
+        module.W_k.weight.mul_(2)
+        for call in (lambda: module(queries, early), lambda: module(queries, copied(kv)),
+                     lambda: module(encoded, encoded, encoded, cache=changes)):  # fmt: skip
+            with pytest.raises(ValueError, match=r"projected by another|filled by another"):
+                call()
+
+
 def test_ill_formed_calls():
     module, (queries, encoded) = KINDS["additive"](), inputs()
     for grad in (True, False):

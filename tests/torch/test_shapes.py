@@ -137,3 +137,40 @@ def test_a_traced_scale_is_of_the_inputs_type():
     module.forward = lambda q, k, v: mt.functional.dot_product_attention(q, k, v, softcap=2.0)
     x = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(1, 6, 5)
     torch.testing.assert_close(torch.jit.trace(module, (x, x, x))(x, x, x), module(x, x, x), rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lengths_of_16_bits_count_all_keys(dtype):
+    """Key 259 is below 260 and rounds to it in bfloat16, as 4099 does to 4100 in float16."""
+    length, n_keys = (260, 300) if dtype is torch.bfloat16 else (4100, 4200)
+    whole, q, k = torch.tensor([length]), torch.randn(1, 2, 4), torch.randn(1, n_keys, 4)
+
+    def grad(lens):
+        return torch.func.grad(lambda x: mt.functional.dot_product_attention(x, k, k, lens).square().sum())(q)
+
+    layer = mt.DotProductAttention(0.0)
+    layer.dropout.register_forward_hook(lambda *_: None)  # children are called one by one
+    calls = [grad, lambda lens: mt.masked_softmax(q @ k.transpose(1, 2), lens), lambda lens: layer(q, k, k, lens),
+             lambda lens: mt.sequence_mask(k, lens),
+             lambda lens: mt.masked_softmax(q @ k.transpose(1, 2), torch.stack([lens, lens], 1))]  # fmt: skip
+    for call in calls:
+        assert torch.equal(call(whole), call(whole.to(dtype)))
+
+
+def test_masks_of_torchs_class_are_not_guessed():
+    mha, x = mt.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
+    no = torch.zeros((), dtype=torch.bool)
+    wrong = {
+        r"key_padding_mask must have shape \(2, 3\), got \(3, 2\)": {"key_padding_mask": no.expand(3, 2)},
+        r"key_padding_mask must have shape \(2, 3\), got \(6,\)": {"key_padding_mask": no.expand(6)},
+        r"attn_mask must have shape \(3, 3\) or \(4, 3, 3\), got \(2, 6, 3\)": {"attn_mask": no.expand(2, 6, 3)},
+        r"attn_mask must have shape \(3, 3\) or \(4, 3, 3\), got \(3,\)": {"attn_mask": no.expand(3)},
+    }
+    for words, options in wrong.items():
+        with pytest.raises(ValueError, match=words):
+            mha(x, x, x, **options)
+    for name, shape in (("key_padding_mask", (2, 3)), ("attn_mask", (3, 3))):
+        with pytest.raises(TypeError, match=f"{name} must be bool, True = drop, or floats .*, got torch.int64"):
+            mha(x, x, x, **{name: torch.ones(shape, dtype=torch.int64)})
+    alone, padding = x[0], torch.tensor([False, False, True])
+    torch.testing.assert_close(mha(alone, alone, alone, padding)[0], mha(alone, alone[:2], alone[:2])[0])

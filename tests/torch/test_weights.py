@@ -194,3 +194,14 @@ def test_weights_of_children_are_one_tensor_for_all_readings():
     assert layer.attention.attention_weights[0].eq(7).all()
     layer(x, x, x)
     assert layer.attention_weights is not shown
+
+
+def test_what_is_known_without_the_numbers_is_torchs_answer():
+    layer, x = mt.MultiHeadAttention(10, 10, 10, 20, 5, 0.0), torch.randn(2, 50, 10)
+    with torch.no_grad():
+        layer(x, x, x)
+    weights = layer.attention_weights
+    plain = weights.clone()
+    assert type(weights) is lazy.LazyWeights and weights.grad_fn is plain.grad_fn is None
+    assert [weights.requires_grad, weights.is_leaf, weights.is_cuda] == [False, True, False]
+    assert weights.requires_grad_().requires_grad is True

@@ -14,7 +14,7 @@ from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
 from ...errors import ShapeError
 from .._private import tracing_state, without_tracing
-from .._tensors import has_numbers
+from .._tensors import float32_if_half, has_numbers
 
 
 def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
@@ -75,7 +75,7 @@ def lengths_of_shape(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Te
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
     if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # nobody waits for another device
         to_lengths(np.array(lens.tolist()))  # NaN and infinity are none; operations would give a transform's tensors
-    return lens
+    return float32_if_half(lens)
 
 
 def _sized(x: Tensor) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import dropout, linear
 from torch.utils.checkpoint import checkpoint
 
-from .._tensors import draw_seed_tensor, dropout_factors, has_numbers
+from .._tensors import draw_seed_tensor, dropout_factors, float32_if_half, has_numbers
 
 Drop = Callable[[Tensor], Tensor]
 FEATURES = 1 << 24  # numbers that additive scores have at a time: 64 MiB of float32
@@ -37,7 +37,7 @@ def visible_keys(
     parts = []
     if valid_lens is not None:
         lens = valid_lens if isinstance(valid_lens, Tensor) else torch.as_tensor(valid_lens)
-        lens = lens.to(device, non_blocking=True)
+        lens = float32_if_half(lens).to(device, non_blocking=True)  # in 16 bits keys would be rounded as well
         parts.append(key < (lens[:, None, None, None] if lens.dim() == 1 else lens[:, None, :, None]))
     if causal is not None:
         parts.append((key <= place)[None, None])
@@ -289,7 +289,7 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
 def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows: str) -> tuple[Tensor, ...]:
     """keys and values (B, K, .) with zeros for what is not finite; and for either, to be added to what comes of it, NaN
     (B, 1, Q, 1) for the queries that see such a row, 0 for the others, whom it shall not reach.  valid_lens (B, Q)."""
-    lens, n_keys = valid_lens.to(keys.device, non_blocking=True), keys.shape[1]
+    lens, n_keys = float32_if_half(valid_lens).to(keys.device, non_blocking=True), keys.shape[1]
     found = []
     for x in (keys, values):
         finite = x.isfinite()

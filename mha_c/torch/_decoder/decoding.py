@@ -47,10 +47,10 @@ NO_GRADIENT = (
 
 class Held(NamedTuple):
     """The weights that rows were projected with, told by object, version and address: no number is looked at, so that
-    nobody waits for another device."""
+    nobody waits for another device.  Those of a copy, and from a pickle, are others: their numbers are."""
 
     weights: tuple[Optional[Tensor], ...]
-    states: tuple[Any, ...]
+    states: Optional[tuple[Any, ...]]  # None: of a copy
 
     @classmethod
     def of(cls, parameters: LayerParameters) -> Held:
@@ -59,6 +59,15 @@ class Held(NamedTuple):
     @classmethod
     def these(cls, weights: tuple[Optional[Tensor], ...]) -> Held:
         return cls(weights, tuple(map(_state, weights)))
+
+    def same(self, now: Held) -> bool:
+        if self.states is None:
+            return len(self.weights) == len(now.weights) and all(map(_equal, self.weights, now.weights))
+        return self.states == now.states and all(a is b for a, b in zip(self.weights, now.weights))
+
+    def __reduce__(self) -> Any:
+        changed = self.states is not None and self.states != tuple(map(_state, self.weights))
+        return Held, (self.weights, self.states if changed else None)
 
 
 def _state(weight: Optional[Tensor]) -> Any:
@@ -69,11 +78,18 @@ def _state(weight: Optional[Tensor]) -> Any:
     return version, weight.data_ptr() if type(weight) in OWN_TYPES else 0
 
 
+def _equal(a: Optional[Tensor], b: Optional[Tensor]) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.device == b.device and a.dtype is b.dtype and torch.equal(a, b)
+
+
 def same_weights(kept: Any, now: Any) -> bool:
     if isinstance(kept, Held) != isinstance(now, Held):
         return False
     if isinstance(kept, Held):
-        return kept.states == now.states and all(a is b for a, b in zip(kept.weights, now.weights))
+        same: bool = kept.same(now)
+        return same
     return caches.same_numbers(kept, now)
 
 

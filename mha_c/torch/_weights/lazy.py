@@ -101,7 +101,7 @@ class LazyWeights(Tensor):
         if func in _KNOWN:
             with as_plain_tensor():
                 found = func(*args, **(kwargs or {}))
-            return found or (func == _REQUIRES_GRAD and numbers_are_a_leaf(args[0]))
+            return found or numbers_are_a_leaf(args[0]) if func == _REQUIRES_GRAD else found
         if func in _HAVE_NO_GRADIENT:
             asked = args[:1]
         elif func is torch.autograd.grad:
