@@ -9,7 +9,7 @@ CPU tensors of torch serve as arrays, and are answered with tensors, once `serve
 All arguments are positional; those with a default may be left out at the end.
 """
 
-from typing import Any, Dict, Literal, Optional, Tuple, Union, overload  # noqa: UP035  Python 3.9, as UP006
+from typing import Any, Dict, Literal, Optional, Tuple, Union  # noqa: UP035  Python 3.9, as UP006
 
 import numpy as np
 
@@ -36,7 +36,6 @@ _Projections = Union[Tuple[_Projection, _Projection, _Projection, _Projection], 
 # empty_rows; in training also the projected values and the attended ones.  None where there is none: kept_weights.py.
 _Kept = Tuple[Any, ...]
 
-@overload
 def attention_forward(
     q: _Array,  # (B, [H,] Q, D)
     k: _Array,  # (B, [Hkv,] K, D)
@@ -54,37 +53,13 @@ def attention_forward(
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
-    return_stats: Literal[False] = False,
+    return_stats: bool = False,
     origin: _Origin = None,
     score_terms: _Terms = None,
     /,
-) -> Tuple[_Array, Optional[_Array], Optional[_Array]]:
-    """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None)."""
-
-@overload
-def attention_forward(
-    q: _Array,
-    k: _Array,
-    v: _Array,
-    w_v: Optional[_Array],
-    valid_lens: Optional[_Array],
-    keep_mask: Optional[_Array],
-    bias: Optional[_Array],
-    causal: _Causal,
-    window_left: int,
-    window_right: int,
-    scale: Optional[float],
-    dropout: float,
-    seed: int,
-    empty_rows: _EmptyRows,
-    return_weights: bool,
-    return_lse: bool,
-    return_stats: Literal[True],
-    origin: _Origin = None,
-    score_terms: _Terms = None,
-    /,
-) -> Tuple[_Array, Optional[_Array], Optional[_Array], Tuple[_Array, _Array]]:
-    """The same, and (row_max, row_sum), each (B,[H,]Q): what attention_backward needs."""
+) -> Tuple[Any, ...]:
+    """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None); with return_stats also (row_max, row_sum),
+    each (B,[H,]Q): what attention_backward needs."""
 
 def layer_forward(
     queries: _Array,
@@ -246,44 +221,12 @@ _Facts = Dict[str, Any]
 def explain_kernels() -> _Facts:
     """What the active kernels look like, "float32" and "float64"; "share": when work is shared."""
 
-def explain_attention(
-    q: _Array,
-    k: _Array,
-    v: _Array,
-    w_v: Optional[_Array] = None,
-    valid_lens: Optional[_Array] = None,
-    keep_mask: Optional[_Array] = None,
-    bias: Optional[_Array] = None,
-    causal: _Causal = None,
-    window_left: int = -1,
-    window_right: int = -1,
-    scale: Optional[float] = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    empty_rows: _EmptyRows = "zero",
-    return_weights: bool = False,
-    return_lse: bool = False,
-    score_terms: _Terms = None,
-    /,
-) -> _Facts:
-    """What attention_forward would do with these arguments."""
+def explain_attention(*call: Any) -> _Facts:
+    """What attention_forward would do with these arguments, but for return_stats and origin, which are not among them."""
 
-def explain_layer(
-    queries: _Array,
-    keys: _Array,
-    values: _Array,
-    valid_lens: Optional[_Array],
-    projections: _Projections,
-    w_v: Optional[_Array],
-    num_heads: int,
-    empty_rows: _EmptyRows,
-    dropout: float,
-    seed: int,
-    training: bool = False,
-    /,
-) -> _Facts:
-    """What layer_forward would do; "projections" has those of W_q, W_k, W_v, W_o that there are; "kept" is what stays
-    until the next call, "weights" or "queries and keys", and "kept_bytes" how many bytes."""
+def explain_layer(*call: Any) -> _Facts:
+    """What layer_forward would do with these arguments; "projections" has those of W_q, W_k, W_v, W_o that there are;
+    "kept" is what stays until the next call, "weights" or "queries and keys", and "kept_bytes" how many bytes."""
 
 def explain_linear(x: _Array, projection: Union[_Packed, _InRows], /) -> _Facts:
     """What linear would do with these arguments."""

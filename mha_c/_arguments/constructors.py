@@ -40,24 +40,20 @@ def _whole_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
 def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """Fits a call to the first of several constructor signatures that takes it.
 
-    A form is written as in a `def`: "num_hiddens, num_heads, dropout, bias=False".  The book's generations
-    never share a fitting call, since one form needs more arguments than the other takes.
+    The book's generations never share a fitting call, since one form needs more arguments than the other takes.
     """
-    for form in forms:
-        names, defaults = _parse(form)
-        if len(args) > len(names):
+    signatures = [_signature(form) for form in forms]
+    called = f"it is called as{'' if len(forms) == 1 else ' one of'}\n" + "\n".join(f"  {owner}({form})" for form in forms)
+    for signature in signatures:
+        try:
+            bound = signature.bind(*args, **named)
+        except TypeError:
             continue
-        given = dict(zip(names, args))
-        if given.keys() & named.keys() or not named.keys() <= set(names):
-            continue
-        if isinstance(given.get("bias"), float):  # 100, 100, 5, 0.5: one size is missing
-            called = _called_as(owner, forms)
+        bound.apply_defaults()
+        if "bias" not in named and isinstance(bound.arguments.get("bias"), float):  # 100, 100, 5, 0.5: a size is missing
             raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
-        given.update(named)
-        if all(name in given or name in defaults for name in names):
-            return {**defaults, **given}
-    called = _called_as(owner, forms)
-    unknown = [name for name in named if all(name not in _parse(form)[0] for form in forms)]
+        return bound.arguments
+    unknown = [name for name in named if all(name not in signature.parameters for signature in signatures)]
     if unknown:
         raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {called}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
@@ -65,27 +61,20 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
 
 
-def _called_as(owner: str, forms: Sequence[str]) -> str:
-    """The forms of a constructor, for the end of a message."""
-    shown = "\n".join(f"  {owner}({form})" for form in forms)
-    return f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
-
-
 def shows(form: str) -> Callable[[Any], Any]:
     """For a constructor (self, *sizes, keywords, **named): help() and editors show it with the names of this form."""
 
     def with_signature(init: Any) -> Any:
-        names, defaults = _parse(form)
-        (own, *others), kind = inspect.signature(init).parameters.values(), inspect.Parameter.POSITIONAL_OR_KEYWORD
-        sizes = [inspect.Parameter(name, kind, default=defaults.get(name, inspect.Parameter.empty)) for name in names]
+        own, *others = inspect.signature(init).parameters.values()
         keywords = [one for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        init.__signature__ = inspect.Signature([own, *sizes, *keywords])
+        init.__signature__ = inspect.Signature([own, *_signature(form).parameters.values(), *keywords])
         return init
 
     return with_signature
 
 
-def _parse(form: str) -> tuple[Sequence[str], dict[str, Any]]:
-    """The names of a form, and the defaults of those that have one (False is the only default there is)."""
-    parts = [part.strip().partition("=") for part in form.split(",")]
-    return [name for name, _, _ in parts], {name: False for name, equals, _ in parts if equals}
+def _signature(form: str) -> inspect.Signature:
+    """Of a form as it stands in a `def`, where False is the only default there is."""
+    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    parts = [part.partition("=") for part in form.split(", ")]
+    return inspect.Signature([inspect.Parameter(name, kind, default=False if has else empty) for name, has, _ in parts])
