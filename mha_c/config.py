@@ -21,8 +21,8 @@ from . import _core
 __all__ = ["get_num_threads", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
 
-# Who chose which number.  A limit on top of it that has been lifted again leaves no trace.
-_threads_chosen, _threads_reason, _limited_by = 0, "", ""
+# How many, and who chose them.  A limit on top of it that has been lifted again leaves no trace.
+_threads_chosen = 0, ""
 _caches_reason = "this machine's"
 
 
@@ -73,35 +73,26 @@ def set_num_threads(n: int) -> NumThreads:
     >>> mha_c.get_num_threads() == before
     True
     """
-    if isinstance(n, (bool, np.bool_)) or not isinstance(n, (int, np.integer)) or n < 1:
-        raise ValueError(f"the number of threads must be a whole number >= 1, got {n!r}")
-    return NumThreads(int(n))
+    return NumThreads(n)
 
 
 class NumThreads:
     """What `set_num_threads` gives: at the end of a `with` it puts back the number that was there before."""
 
     def __init__(self, n: int) -> None:
-        self._n, self._before = n, (_core.get_num_threads(), _threads_chosen, _threads_reason, _limited_by)
+        self._n, self._before = n, (_core.get_num_threads(), _threads_chosen)
         _choose_threads(n, "set_num_threads")
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        global _threads_chosen, _threads_reason, _limited_by
-        n, _threads_chosen, _threads_reason, _limited_by = self._before
+        global _threads_chosen
+        n, _threads_chosen = self._before
         _core.set_num_threads(n)
 
     def __repr__(self) -> str:
         return f"set_num_threads({self._n})"
-
-
-def limit_threads(n: int, who: str) -> None:
-    """set_num_threads on behalf of another package, which will put back what it found."""
-    global _limited_by
-    _core.set_num_threads(n)
-    _limited_by = who
 
 
 BYTES = (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")
@@ -148,7 +139,7 @@ def show_config() -> dict[str, Any]:
     """
     offered = [name for name, available in _core.isas() if available]
     kernels = _core.explain_kernels()
-    share = kernels.pop("share")
+    share, chosen = kernels.pop("share"), (_core.get_num_threads(), _threads_chosen[1])
     config: dict[str, Any] = {
         "version": version(),
         "isa": _core.isa(),
@@ -156,8 +147,8 @@ def show_config() -> dict[str, Any]:
         "kernels": {dtype: {name: facts[name] for name in KERNEL_FACTS} for dtype, facts in kernels.items()},
         "caches": _core.caches(),
         "caches_from": _caches_reason,
-        "threads": _core.get_num_threads(),
-        "threads_from": _threads_reason if _core.get_num_threads() == _threads_chosen else f"limited by {_limited_by}",
+        "threads": chosen[0],
+        "threads_from": chosen[1] if chosen == _threads_chosen else "limited by threadpoolctl",
         "share_from": share["least_seconds"],
         "numpy": np.__version__,
     }
@@ -195,31 +186,26 @@ def version() -> str:
 
 def _select_isa() -> None:
     name = os.environ.get("MHA_C_ISA", "")
-    if not name:
-        return
-    offered = [isa for isa, available in _core.isas() if available]
-    if name not in offered:
-        absent = [isa for isa, available in _core.isas() if not available]
-        known = f"; compiled in but not offered by this CPU: {', '.join(absent)}" if absent else ""
-        raise RuntimeError(f"MHA_C_ISA={name!r}, but this CPU and this build have: {', '.join(offered)}{known}")
-    _core.set_isa(name)
+    try:
+        if name:
+            _core.set_isa(name)
+    except ValueError as error:
+        raise RuntimeError(f"MHA_C_ISA: {error}") from None
 
 
 def _choose_threads(n: int, reason: str) -> None:
-    global _threads_chosen, _threads_reason
+    global _threads_chosen
     _core.set_num_threads(n)
-    _threads_chosen, _threads_reason = _core.get_num_threads(), reason
+    _threads_chosen = _core.get_num_threads(), reason
 
 
 def _select_threads() -> None:
     for variable in ("MHA_C_NUM_THREADS", "OMP_NUM_THREADS"):
         n = _threads_of(variable)
         if n is not None:
-            _choose_threads(n, variable)
-            return
-    quota = _cpu_quota()
+            return _choose_threads(n, variable)
     cpus = _core.available_threads()
-    _choose_threads(cpus if quota is None else min(cpus, quota), "the CPUs this process may use")
+    _choose_threads(min(cpus, _cpu_quota() or cpus), "the CPUs this process may use")
 
 
 def _cpu_quota(of_process: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Optional[int]:
@@ -235,13 +221,10 @@ def _cpu_quota(of_process: str = "/proc/self/cgroup", root: str = "/sys/fs/cgrou
         _, *rest = line.split(":", 2)  # number, controllers, path; version 2 has no controllers
         if len(rest) < 2 or (rest[0] and "cpu" not in rest[0].split(",")):
             continue
+        names, version = rest[1].split("/"), 1 if rest[0] else 2
         for mount in ("/cpu", "/cpu,cpuacct") if rest[0] else ("", "/unified"):
-            path = rest[1]
-            while True:
-                quotas.append(_quota_in(f"{root}{mount}{path}", 1 if rest[0] else 2))
-                if not path:
-                    break
-                path = path.rpartition("/")[0]
+            for n in range(len(names)):
+                quotas.append(_quota_in(root + mount + "/".join(names[: n + 1]), version))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -279,22 +262,23 @@ def _select_caches() -> None:
         if _core.caches() == sizes:  # else no processor has such caches
             _caches_reason = "MHA_C_CACHES"
             return
-    message = f"MHA_C_CACHES={text!r} is ignored: it must be two sizes of caches, like 32K,512K"
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    _ignored("MHA_C_CACHES", text, "two sizes of caches, like 32K,512K")
 
 
 def _threads_of(variable: str) -> Optional[int]:
     """The number in an environment variable; None, with a warning, where it holds something else."""
     text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
     # OpenMP allows a list, one number for each level of nesting; we have one level.
     number = text.split(",")[0].strip() if variable == "OMP_NUM_THREADS" else text
     if number.isascii() and number.isdigit() and int(number) >= 1:
         return int(number)
-    message = f"{variable}={text!r} is ignored: it must be a whole number >= 1"
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    if text:
+        _ignored(variable, text, "a whole number >= 1")
     return None
+
+
+def _ignored(variable: str, text: str, wanted: str) -> None:
+    warnings.warn(f"{variable}={text!r} is ignored: it must be {wanted}", RuntimeWarning, stacklevel=3)
 
 
 def apply_environment() -> None:

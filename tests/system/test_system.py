@@ -79,7 +79,8 @@ def test_the_widest_instruction_set_is_the_default():
 def test_an_absent_instruction_set_fails_the_import(isa):
     done = python("-c", "import mha_c", check=False, MHA_C_ISA=isa)
     assert done.returncode == 1
-    assert f"RuntimeError: MHA_C_ISA={isa!r}, but this CPU and this build have: {', '.join(OFFERED)}" in done.stderr
+    refused = f"RuntimeError: MHA_C_ISA: instruction set {isa!r} is not available: this CPU offers {', '.join(OFFERED)} ("
+    assert refused in done.stderr
 
 
 CACHES = "import mha_c; print(mha_c._core.caches(), mha_c.config._caches_reason)"
@@ -216,7 +217,7 @@ def test_odd_files_are_no_quota(tmp_path):
 
 
 def test_threads_follow_the_quota(monkeypatch):
-    before = config._threads_chosen, config._threads_reason
+    before = config._threads_chosen
     try:
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
