@@ -20,6 +20,8 @@ from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
 __all__ = ["Cost", "Step", "cost"]
 
+# The projections of a call, and what each is given.
+ROLES = ("W_q", "queries"), ("W_k", "keys"), ("W_v", "values"), ("W_o", "heads")
 SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
 ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
 MEASURING = 0.3  # seconds to spend on it, but one call at least
@@ -94,7 +96,7 @@ class _Sizes(NamedTuple):
     head_dim: int
     value_dim: int
     additive: bool
-    inputs: tuple[int, int, int]  # features of queries, keys and values as the layer is given them
+    inputs: list[int]  # features of queries, keys and values as the layer is given them
     projections: list[tuple[str, int, int, int]]
 
 
@@ -166,49 +168,42 @@ def cost(
     is_module = hasattr(type(layer), "_to_measure")
     if not is_module and not isinstance(layer, (MultiHeadAttention, DotProductAttention, AdditiveAttention)):
         raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}")
-    of_heads = hasattr(layer, "W_o")
-    sizes = (_multi_head if of_heads else _one_head)(layer, n_batch, n_queries, n_keys, features)
-    name = type(layer).__name__ + (f", {sizes.heads} heads" if of_heads else "")
+    sizes = _sizes(layer, n_batch, n_queries, n_keys, features)
+    name = type(layer).__name__ + (f", {sizes.heads} heads" if hasattr(layer, "W_o") else "")
     call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(
         [(n_batch, n, size) for n, size in zip((n_queries, n_keys, n_keys), sizes.inputs)], measure
     )
     itemsize = inputs[0].itemsize
-    title = f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {facts['dtype']}"
-    seconds = _measured(call) if measure else None
-    naive, tiled = _naive_memory(sizes, itemsize), int(facts["scratch_bytes"] + facts["kept_bytes"])
-    way = f"{facts['why']}, on {facts['device']}" if is_module else ""
-    return Cost(title, _steps(sizes, itemsize), naive, tiled, seconds, get_num_threads(), way)
+    return Cost(
+        title=f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {facts['dtype']}",
+        steps=_steps(sizes, itemsize),
+        naive_memory=_naive_memory(sizes, itemsize),
+        tiled_memory=facts["scratch_bytes"] + facts["kept_bytes"],
+        seconds=_measured(call) if measure else None,
+        threads=get_num_threads(),
+        way=f"{facts['why']}, on {facts['device']}" if is_module else "",
+    )
 
 
 # --- Sizes ----------------------------------------------------------------------------------------
 
 
-def _multi_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    W_q, W_k, W_v, W_o = layer.W_q, layer.W_k, layer.W_v, layer.W_o
-    given = features if features is not None else W_o.out_features
-    inputs = tuple(W.in_features or given for W in (W_q, W_k, W_v))  # 0 where it is open
+def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
+    """With `features` where the layer leaves sizes open."""
+    weights = [getattr(layer, name, None) for name, _ in ROLES]
+    last = weights[0] if weights[3] is None else weights[3]
+    given = features or (64 if last is None else last.out_features)
+    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # 0 where it is open
+    q, _, v = (n if W is None else W.out_features for n, W in zip(inputs, weights))
+    rows = batch * queries, batch * keys, batch * keys, batch * queries
     projections = [
-        ("W_q queries", batch * queries, inputs[0], W_q.out_features),
-        ("W_k keys", batch * keys, inputs[1], W_k.out_features),
-        ("W_v values", batch * keys, inputs[2], W_v.out_features),
-        ("W_o heads", batch * queries, W_v.out_features, W_o.out_features),
+        (f"{name} {what}", n, n_in, W.out_features)
+        for (name, what), n, n_in, W in zip(ROLES, rows, (*inputs, v), weights)
+        if W is not None
     ]
-    head_dim, value_dim = W_q.out_features // layer.num_heads, W_v.out_features // layer.num_heads
-    return _Sizes(batch, layer.num_heads, queries, keys, head_dim, value_dim, False, inputs, projections)  # type: ignore
-
-
-def _one_head(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    if not hasattr(layer, "w_v"):
-        size = features if features is not None else 64
-        return _Sizes(batch, 1, queries, keys, size, size, False, (size, size, size), [])
-    hiddens = layer.W_q.out_features
-    given = features if features is not None else hiddens
-    inputs = [W.in_features or given for W in (layer.W_q, layer.W_k)]
-    projections = [
-        ("W_q queries", batch * queries, inputs[0], hiddens),
-        ("W_k keys", batch * keys, inputs[1], hiddens),
-    ]
-    return _Sizes(batch, 1, queries, keys, hiddens, given, True, (inputs[0], inputs[1], given), projections)
+    heads = 1 if weights[3] is None else layer.num_heads
+    additive = hasattr(layer, "w_v")
+    return _Sizes(batch, heads, queries, keys, q // heads, v // heads, additive, inputs, projections)
 
 
 def _steps(s: _Sizes, itemsize: int) -> list[Step]:
