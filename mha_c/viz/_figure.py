@@ -1,4 +1,4 @@
-"""The only module that imports matplotlib; show_heatmaps imports it inside the call.
+"""The only module that imports matplotlib; show_heatmaps and show_bars import it inside the call.
 
 A notebook shows pyplot's open figures when a cell ends, and the value of its last line as well: so a function that
 draws and returns a figure is usually seen twice.  `_Heatmaps` is seen once in either place.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 
@@ -26,9 +25,7 @@ class _Heatmaps(Figure):
 def new(figsize: tuple[float, float], managed: bool) -> Figure:
     """An empty figure, pyplot's own or one that nobody shows."""
     if not managed:
-        figure = Figure(figsize=figsize, layout="constrained")
-        FigureCanvasAgg(figure)
-        return figure
+        return Figure(figsize=figsize, layout="constrained")
     import matplotlib.pyplot as plt
 
     options: Any = {"FigureClass": _Heatmaps, "layout": "constrained"}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from mha_c.viz.heatmaps import name_ticks, new_figure
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_LABELS_UP_TO = 40  # below one panel; more cannot be read
 
 
 def show_bars(
@@ -52,13 +52,10 @@ def show_bars(
     >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
     1
     """
-    try:
-        from mha_c.viz import _figure
-    except ImportError as missing:
-        raise ImportError('show_bars needs matplotlib: pip install "mha_c[viz]"') from missing
     if figsize is None:
         figsize = (max(2.6, 0.22 * len(labels) + 1.0) * len(columns), 2.6)
-    figure = _figure.new(figsize, managed=True)
+    figure = new_figure("show_bars", figsize)
+    upright = max(map(len, labels), default=0) > 3
     panels = figure.subplots(1, len(columns), squeeze=False)[0]
     for ax, (title, numbers) in zip(panels, columns.items()):
         ax.bar(range(len(labels)), np.asarray(numbers, dtype=float), color=color, width=0.8)
@@ -66,7 +63,5 @@ def show_bars(
         ax.set_xlabel(xlabel)
         ax.spines[["top", "right"]].set_visible(False)
         ax.axhline(0, color="0.6", linewidth=0.8)
-        if len(labels) <= _LABELS_UP_TO:
-            upright = max(map(len, labels), default=0) > 3
-            ax.set_xticks(range(len(labels)), [label.replace("$", r"\$") for label in labels], rotation=90 * upright)
+        name_ticks(ax.set_xticks, labels, rotation=90 * upright)
     return figure

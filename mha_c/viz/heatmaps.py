@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 _ONE_PANEL = (2.5, 2.5)  # d2l's default; left at it, a figure of several panels grows
-_LABELS_UP_TO = 40  # tokens along one axis; more cannot be read in a small panel
+_LABELS_UP_TO = 40  # names along one axis; more cannot be read in a small panel
 
 
 def show_heatmaps(
@@ -76,66 +76,75 @@ def show_heatmaps(
     >>> len(show_heatmaps(np.eye(10).reshape(1, 1, 10, 10), xlabel="Keys", ylabel="Queries").axes)
     2
     """
-    grid, shape = _grid(matrices)
+    panels, shape = _panels(matrices)
     if figsize is None or figsize is _ONE_PANEL:
-        figsize = (max(2.5, 1.9 * shape[1] + 0.6), max(2.5, 1.9 * shape[0] + 0.3)) if len(grid) > 1 else _ONE_PANEL
-    per_panel = None if titles is None else [str(title) for title in titles]
-    if per_panel is not None and len(per_panel) not in (shape[1], len(grid)):
-        raise ValueError(f"titles: {len(per_panel)} titles for {shape[1]} columns")
-    if per_panel is not None and len(per_panel) != len(grid):
-        per_panel = per_panel * shape[0]
-    return draw(grid, shape, xlabel, ylabel, per_panel, figsize, cmap, tokens, managed=True)
+        figsize = _ONE_PANEL if len(panels) == 1 else (max(2.5, 1.9 * shape[1] + 0.6), max(2.5, 1.9 * shape[0] + 0.3))
+    names = None if titles is None else [str(title) for title in titles]
+    if names is not None and len(names) not in (shape[1], len(panels)):
+        raise ValueError(f"titles: {len(names)} titles for {shape[1]} columns")
+    if names is not None and len(names) != len(panels):
+        names = names * shape[0]
+    figure = new_figure("show_heatmaps", figsize)
+    draw(figure, panels, shape, xlabel, ylabel, names, cmap)
+    if tokens is not None:
+        for ax, panel in zip(figure.axes, panels):
+            queries, keys = labels.fit(labels.pair_of(tokens, 0, 1), *panel.shape)
+            name_ticks(ax.set_xticks, keys, rotation=90)
+            name_ticks(ax.set_yticks, queries)
+    return figure
 
 
-def _grid(matrices: Any) -> tuple[list[Optional[Array]], tuple[int, int]]:
-    """The panels in reading order, None for a gap, and how many rows and columns they fill."""
+def new_figure(owner: str, figsize: tuple[float, float], managed: bool = True) -> Figure:
+    """An empty figure; `managed` hands it to pyplot, which shows it at the end of a notebook cell."""
+    try:
+        from mha_c.viz import _figure
+    except ImportError as missing:
+        raise ImportError(f'{owner} needs matplotlib: pip install "mha_c[viz]"') from missing
+    return _figure.new(figsize, managed)
+
+
+def name_ticks(set_ticks: Callable[..., Any], names: Optional[Sequence[str]], **options: Any) -> None:
+    """Names along an axis, where they are few enough to be read."""
+    if names is not None and len(names) <= _LABELS_UP_TO:  # a token may hold a $, which would start a formula
+        set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names], **options)
+
+
+def _panels(matrices: Any) -> tuple[list[Array], tuple[int, int]]:
+    """The panels in reading order, and how many rows and columns they fill."""
     if isinstance(matrices, (list, tuple)) and holds_arrays(matrices):
-        arrays = [_grid(item)[0] for item in matrices]
-        if any(len(row) != len(arrays[0]) for row in arrays):
+        rows = [_panels(item)[0] for item in matrices]
+        if any(len(row) != len(rows[0]) for row in rows):
             raise ShapeError("matrices: the rows of the list hold different numbers of matrices")
-        if len(arrays[0]) == 1:
-            return [row[0] for row in arrays], (1, len(arrays))
-        return [panel for row in arrays for panel in row], (len(arrays), len(arrays[0]))
+        panels = [panel for row in rows for panel in row]
+        return panels, ((1, len(rows)) if len(rows[0]) == 1 else (len(rows), len(rows[0])))
     array = to_numpy(matrices, "matrices")
     if array.ndim not in (2, 3, 4) or array.size == 0:
         raise ShapeError(
             "matrices: shape (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys) expected, "
             f"got {array.shape}"
         )
-    panels = array.reshape(-1, array.shape[-2], array.shape[-1])
-    rows = array.shape[0] if array.ndim == 4 else 1
-    return list(panels), (rows, len(panels) // rows)
+    panels = list(array.reshape(-1, *array.shape[-2:]))
+    n_rows = array.shape[0] if array.ndim == 4 else 1
+    return panels, (n_rows, len(panels) // n_rows)
 
 
 def draw(
-    grid: list[Optional[Array]],
+    figure: Figure,
+    panels: list[Array],
     shape: tuple[int, int],
     xlabel: str,
     ylabel: str,
     titles: Optional[list[str]],
-    figsize: Optional[tuple[float, float]],
     cmap: str,
-    tokens: Any,
-    managed: bool = False,
-) -> Figure:
-    """The figure itself; `managed` hands it to pyplot, which shows it at the end of a notebook cell."""
-    try:
-        from mha_c.viz import _figure
-    except ImportError as missing:
-        raise ImportError('show_heatmaps needs matplotlib: pip install "mha_c[viz]"') from missing
-    figsize = figsize or (1.9 * shape[1] + 0.6, 1.9 * shape[0] + 0.3)
-    figure = _figure.new(figsize, managed)
+) -> None:
+    """The panels, row by row, on one colour scale; places behind the last one stay empty."""
     axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
     for axis in (axes[0].xaxis, axes[0].yaxis):  # which all panels share
         axis.get_major_locator().set_params(integer=True)  # there is no token 2.5
-    finite = np.concatenate([panel[np.isfinite(panel)] for panel in grid if panel is not None] or [np.zeros(0)])
-    top = float(finite.max(initial=-np.inf)) if finite.size else 1.0
-    bottom = min(0.0, float(finite.min())) if finite.size else 0.0  # weights start at 0, scores where they start
-    image = None
-    for i, (ax, panel) in enumerate(zip(axes, grid)):
-        if panel is None:
-            ax.axis("off")
-            continue
+    finite = np.concatenate([panel[np.isfinite(panel)] for panel in panels])
+    bottom = float(finite.min(initial=0))  # weights start at 0, scores where they start
+    top = float(finite.max(initial=-np.inf))
+    for i, (ax, panel) in enumerate(zip(axes, panels)):
         image = ax.imshow(panel, cmap=cmap, vmin=bottom, vmax=top if top > bottom else bottom + 1)
         if i // shape[1] == shape[0] - 1:
             ax.set_xlabel(xlabel)
@@ -143,17 +152,6 @@ def draw(
             ax.set_ylabel(ylabel)
         if titles is not None:
             ax.set_title(titles[i])
-        if tokens is not None:
-            _label(ax, tokens, panel.shape)
-    if image is not None:
-        figure.colorbar(image, ax=list(axes), shrink=0.6)
-    return figure
-
-
-def _label(ax: Any, tokens: Any, size: tuple[int, ...]) -> None:
-    queries, keys = labels.fit(labels.pair_of(tokens, 0, 1), size[0], size[1])
-    # a token may hold a $, which would start a formula
-    if keys is not None and len(keys) <= _LABELS_UP_TO:
-        ax.set_xticks(range(len(keys)), [key.replace("$", r"\$") for key in keys], rotation=90)
-    if queries is not None and len(queries) <= _LABELS_UP_TO:
-        ax.set_yticks(range(len(queries)), [query.replace("$", r"\$") for query in queries])
+    for ax in axes[len(panels) :]:
+        ax.axis("off")
+    figure.colorbar(image, ax=list(axes), shrink=0.6)

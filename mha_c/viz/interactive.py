@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c._arguments.arrays import to_lengths
 from mha_c.errors import ShapeError
 from mha_c.viz import labels, pack
 from mha_c.viz.page import Page
@@ -120,14 +121,12 @@ def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
     """How many keys to show of each example."""
     if valid_lens is None:
         return None
-    lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
-    if not np.isfinite(lens).all():
-        raise ValueError("valid_lens must be finite, got NaN or infinity")
+    lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
     if lens.ndim == 2:  # one per query: show the keys that any of them sees
         lens = lens.max(axis=1)
     if lens.size not in (1, examples):
         raise ShapeError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
-    return [int(n) for n in np.broadcast_to(lens.ravel(), (examples,))]
+    return list(np.broadcast_to(lens.ravel(), (examples,)))
 
 
 def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, lens: Optional[list[int]]) -> _Panel:
@@ -261,16 +260,14 @@ def _table(panel: _Panel) -> list[str]:
 
 def _picture(panel: _Panel) -> bytes:
     """A PNG of the heads, for exports that show neither HTML nor scripts."""
-    from mha_c.viz.heatmaps import draw
+    from mha_c.viz.heatmaps import draw, new_figure
 
     heads = panel.weights[:16]
     if max(heads.shape[1:]) > 256:
         heads = pack.pool(heads, -(-max(heads.shape[1:]) // 256))[0]
-    titles = [f"Head {i}" for i in range(len(heads))]
-    rows = -(-len(heads) // 4)
-    pad = rows * min(4, len(heads)) - len(heads)
-    grid: list[Optional[Array]] = [*heads, *[None] * pad]
-    figure = draw(grid, (rows, len(grid) // rows), "Keys", "Queries", titles + [""] * pad, None, "Reds", None)
+    rows, columns = -(-len(heads) // 4), min(4, len(heads))
+    figure = new_figure("view", (1.9 * columns + 0.6, 1.9 * rows + 0.3), managed=False)
+    draw(figure, [*heads], (rows, columns), "Keys", "Queries", [f"Head {i}" for i in range(len(heads))], "Reds")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
