@@ -58,8 +58,8 @@ def attention_forward(
     score_terms: _Terms = None,
     /,
 ) -> Tuple[Any, ...]:
-    """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None); with return_stats also (row_max, row_sum),
-    each (B,[H,]Q): what attention_backward needs."""
+    """(out (B,[H,]Q,Dv), weights (B,[H,]Q,K) or None, lse (B,[H,]Q) or None); with return_stats also what
+    attention_backward needs, (row_max, row_sum), each (B,[H,]Q)."""
 
 def layer_forward(
     queries: _Array,
@@ -222,7 +222,7 @@ def explain_kernels() -> _Facts:
     """What the active kernels look like, "float32" and "float64"; "share": when work is shared."""
 
 def explain_attention(*call: Any) -> _Facts:
-    """What attention_forward would do with these arguments, but for return_stats and origin, which are not among them."""
+    """What attention_forward would do with these arguments, among which return_stats and origin are not."""
 
 def explain_layer(*call: Any) -> _Facts:
     """What layer_forward would do with these arguments; "projections" has those of W_q, W_k, W_v, W_o that there are;

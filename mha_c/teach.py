@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
+from mha_c._arguments import scalars
+from mha_c._arguments.arrays import to_lengths
 from mha_c.errors import ShapeError
 from mha_c.viz import labels
 from mha_c.viz.page import Page
@@ -79,14 +81,15 @@ class Steps(Page):
         self.masked = mask(self.scaled, inputs.lengths)
         self.weights = softmax(self.masked)
         self.output = self.weights @ v
-        matrices = {"Q": q, "K": k, "V": v}
-        matrices.update({name: getattr(self, name) for name in ("scores", "scaled", "masked", "weights", "output")})
-        data = {**_common(inputs), "player": "steps", "title": "Attention, step by step", "steps": _STEPS}
-        data["matrices"] = {name: _numbers(matrix) for name, matrix in matrices.items()}
-        lines = [f"{data['title']}: {q.shape[0]} queries, {k.shape[0]} keys, {q.shape[1]} features"]
-        for step in _STEPS[1:]:
-            lines += ["", f"{step['title']}   {_plain(step['formula'])}", _matrix_text(matrices[step["id"]])]
-        super().__init__("teach", data, "\n".join(lines), data["title"])
+        names = [name for name, *_ in _STEPS[1:]]
+        matrices = {"Q": q, "K": k, "V": v, **{name: getattr(self, name) for name in names}}
+        title = "Attention, step by step"
+        lines = [f"{title}: {q.shape[0]} queries, {k.shape[0]} keys, {q.shape[1]} features"]
+        for name, step, formula, _ in _STEPS[1:]:
+            written = formula.replace("^T", "ᵀ").replace("^6", "⁶")
+            lines += ["", f"{step}   {written}", _matrix_text(matrices[name])]
+        numbers = {name: _numbers(matrix) for name, matrix in matrices.items()}
+        super().__init__("teach", _player(inputs, "steps", title, _STEPS, matrices=numbers), "\n".join(lines), title)
 
     def tiles(self, block_size: Optional[int] = None) -> Tiles:
         """The same attention, one block of keys after another.
@@ -203,17 +206,15 @@ class Tiles(Page):
         num_queries, num_keys = inputs.q.shape[0], inputs.k.shape[0]
         if block_size is None:
             block_size = max(1, -(-num_keys // 4)) if num_keys > 4 else min(2, num_keys)
-        if isinstance(block_size, bool) or not isinstance(block_size, (int, np.integer)) or block_size < 1:
-            raise ValueError(f"block_size: a whole number >= 1 expected, got {block_size!r}")
         self.inputs = inputs
-        self.block_size = min(int(block_size), num_keys)
+        self.block_size = min(scalars.whole(block_size, "block_size"), num_keys)
         self.tiles = online_softmax(inputs.q, inputs.k, inputs.v, inputs.lengths, self.block_size)
         last = self.tiles[-1]
         self.output = last.output / last.new_sum[:, None]
-        data = {**_common(inputs), "player": "tiles", "title": "The online softmax, tile by tile"}
-        data.update(queries=num_queries, keys=num_keys, output=_numbers(self.output), steps=_TILE_STEPS)
-        data["tiles"] = [{name: _json(value) for name, value in tile._asdict().items()} for tile in self.tiles]
-        super().__init__("teach", data, self._as_text(str(data["title"])), str(data["title"]))
+        title = "The online softmax, tile by tile"
+        shown = [{name: _numbers(value) for name, value in tile._asdict().items()} for tile in self.tiles]
+        more = {"queries": num_queries, "keys": num_keys, "output": _numbers(self.output), "tiles": shown}
+        super().__init__("teach", _player(inputs, "tiles", title, _TILE_STEPS, **more), self._as_text(title), title)
 
     def _as_text(self, title: str) -> str:
         lines = [f"{title}: {len(self.tiles)} tiles of {self.block_size} keys"]
@@ -319,114 +320,66 @@ def _lengths(valid_lens: Any, num_queries: int, num_keys: int, batched: bool, ex
     """How many keys each query sees."""
     if valid_lens is None:
         return np.full(num_queries, num_keys)
-    lens = np.ceil(to_numpy(valid_lens, "valid_lens"))
-    if not np.isfinite(lens).all():
-        raise ValueError("valid_lens must be finite, got NaN or infinity")
+    lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
     if batched and lens.ndim:
         lens = lens[example]
     if lens.shape not in ((), (1,), (num_queries,)):
         raise ShapeError(f"valid_lens: one length or {num_queries} (one per query) expected, got shape {lens.shape}")
-    return np.broadcast_to(np.clip(lens, 0, num_keys).astype(np.int64), (num_queries,))
+    return np.broadcast_to(np.clip(lens, 0, num_keys), (num_queries,))
 
 
 # ---- what the players say -----------------------------------------------------------------------------------------
 
-_STEPS: list[dict[str, str]] = [
-    {
-        "id": "inputs",
-        "title": "Queries, keys, values",
-        "formula": "Q,  K,  V",
-        "caption": "Each query asks, each key answers how well it fits, and its value is what is then read. "
-        "One row per token.",
-    },
-    {
-        "id": "scores",
-        "title": "Scores",
-        "formula": "S = Q K^T      s_ij = q_i · k_j",
-        "caption": "Every query meets every key: a row of Q and a column of K^T give one number. "
-        "Similar directions give large scores.",
-    },
-    {
-        "id": "scaled",
-        "title": "Scaled",
-        "formula": "S / √d",
-        "caption": "Dot products grow with the number of features d. Dividing by its root keeps them in the range "
-        "where softmax still listens to all keys.",
-    },
-    {
-        "id": "masked",
-        "title": "Masked",
-        "formula": "s_ij ← −10^6   where j ≥ length_i",
-        "caption": "Padding, or the future, must not be read: its scores are overwritten, so that exp makes them 0.",
-    },
-    {
-        "id": "weights",
-        "title": "Weights",
-        "formula": "A = softmax(S)      a_ij = exp(s_ij) / Σ_j exp(s_ij)",
-        "caption": "Row by row the scores become shares of one whole: positive, and their sum is 1.",
-    },
-    {
-        "id": "output",
-        "title": "Output",
-        "formula": "O = A V      o_i = Σ_j a_ij v_j",
-        "caption": "Each output row is a mixture of the value rows, in the shares that the weights give.",
-    },
-]
-
-_TILE_STEPS: list[dict[str, str]] = [
-    {
-        "id": "scores",
-        "title": "Scores of this tile",
-        "formula": "s_ij = q_i · k_j / √d",
-        "caption": "Only one block of keys is looked at. Its scores are the only ones in memory.",
-    },
-    {
-        "id": "max",
-        "title": "New maximum",
-        "formula": "m ← max(m, s)      α = exp(m_old − m)      ℓ ← α ℓ      o ← α o",
-        "caption": "If a larger score turns up, what was summed up before is made smaller by one factor α per query. "
-        "Nothing has to be computed again.",
-    },
-    {
-        "id": "sum",
-        "title": "Add the tile",
-        "formula": "p = exp(s − m)      ℓ ← ℓ + Σ p      o ← o + p V",
-        "caption": "The tile's weights go into the sum and into the output, and the tile is forgotten.",
-    },
-    {
-        "id": "divide",
-        "title": "Divide once",
-        "formula": "o ← o / ℓ",
-        "caption": "After the last tile every output row is divided by its sum. That is softmax times V, and the "
-        "whole matrix was never there. For 16 384 tokens it would take 1 GiB; a tile of 64 x 128 takes 32 KiB.",
-    },
-]
+_COLUMNS = "id", "title", "formula", "caption"
+_STEPS = [
+    ("inputs", "Queries, keys, values", "Q,  K,  V",
+     "Each query asks, each key answers how well it fits, and its value is what is then read. One row per token."),
+    ("scores", "Scores", "S = Q K^T      s_ij = q_i · k_j",
+     "Every query meets every key: a row of Q and a column of K^T give one number. "
+     "Similar directions give large scores."),
+    ("scaled", "Scaled", "S / √d",
+     "Dot products grow with the number of features d. Dividing by its root keeps them in the range "
+     "where softmax still listens to all keys."),
+    ("masked", "Masked", "s_ij ← −10^6   where j ≥ length_i",
+     "Padding, or the future, must not be read: its scores are overwritten, so that exp makes them 0."),
+    ("weights", "Weights", "A = softmax(S)      a_ij = exp(s_ij) / Σ_j exp(s_ij)",
+     "Row by row the scores become shares of one whole: positive, and their sum is 1."),
+    ("output", "Output", "O = A V      o_i = Σ_j a_ij v_j",
+     "Each output row is a mixture of the value rows, in the shares that the weights give."),
+]  # fmt: skip
+_TILE_STEPS = [
+    ("scores", "Scores of this tile", "s_ij = q_i · k_j / √d",
+     "Only one block of keys is looked at. Its scores are the only ones in memory."),
+    ("max", "New maximum", "m ← max(m, s)      α = exp(m_old − m)      ℓ ← α ℓ      o ← α o",
+     "If a larger score turns up, what was summed up before is made smaller by one factor α per query. "
+     "Nothing has to be computed again."),
+    ("sum", "Add the tile", "p = exp(s − m)      ℓ ← ℓ + Σ p      o ← o + p V",
+     "The tile's weights go into the sum and into the output, and the tile is forgotten."),
+    ("divide", "Divide once", "o ← o / ℓ",
+     "After the last tile every output row is divided by its sum. That is softmax times V, and the "
+     "whole matrix was never there. For 16 384 tokens it would take 1 GiB; a tile of 64 x 128 takes 32 KiB."),
+]  # fmt: skip
 
 
-def _common(inputs: _Inputs) -> dict[str, Any]:
-    """What both players need, and the notes they show."""
+def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> dict[str, Any]:
+    """What a player shows: what both need, the notes of its steps, and more of its own."""
     return {
         "qt": inputs.query_tokens,
         "kt": inputs.key_tokens,
         "lengths": inputs.lengths.tolist(),
         "features": inputs.q.shape[1],
         "V": _numbers(inputs.v),
+        "player": name,
+        "title": title,
+        **more,
+        "steps": [dict(zip(_COLUMNS, step)) for step in steps],
     }
 
 
-def _plain(formula: str) -> str:
-    return formula.replace("^T", "ᵀ").replace("^6", "⁶")
-
-
-def _numbers(matrix: Array) -> Any:
-    return np.round(matrix, 6).tolist()
-
-
-def _json(value: Any) -> Any:
-    """Lists for the page; minus infinity, which JSON lacks, becomes null."""
-    if isinstance(value, np.ndarray):
-        return [None if x == -np.inf else x for x in _numbers(value)] if value.ndim == 1 else _numbers(value)
-    return value
+def _numbers(x: Any) -> Any:
+    """An array or a number for the page; minus infinity, which JSON lacks, becomes null."""
+    shown: Any = np.where(np.isneginf(x), None, np.round(x, 6))
+    return shown.tolist()
 
 
 def _matrix_text(matrix: Array) -> str:

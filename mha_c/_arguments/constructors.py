@@ -43,14 +43,15 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     The book's generations never share a fitting call, since one form needs more arguments than the other takes.
     """
     signatures = [_signature(form) for form in forms]
-    called = f"it is called as{'' if len(forms) == 1 else ' one of'}\n" + "\n".join(f"  {owner}({form})" for form in forms)
+    shown = "\n".join(f"  {owner}({form})" for form in forms)
+    called = f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
     for signature in signatures:
         try:
             bound = signature.bind(*args, **named)
         except TypeError:
             continue
         bound.apply_defaults()
-        if "bias" not in named and isinstance(bound.arguments.get("bias"), float):  # 100, 100, 5, 0.5: a size is missing
+        if "bias" not in named and isinstance(bound.arguments.get("bias"), float):  # 100, 100, 5, 0.5: one is missing
             raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
         return bound.arguments
     unknown = [name for name in named if all(name not in signature.parameters for signature in signatures)]
