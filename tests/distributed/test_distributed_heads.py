@@ -82,6 +82,11 @@ def test_different_parameters_are_found(world):
         assert "the ranks differ in the layer's parameters" in text and "on rank 1" in text
 
 
+def test_copies_and_pickles(world):
+    for found in world.run(cases.copies_and_pickles):
+        assert len(found) == 2 and all(equal and "its process group belongs to this" in text for equal, text in found)
+
+
 def test_refusals(world):
     for three, lazy, nothing in world.run(cases.refusals):
         assert f"num_heads (3) must be divisible by the number of ranks ({world.n})" in three

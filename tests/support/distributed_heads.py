@@ -1,6 +1,7 @@
 """Layers whose heads, or whose sequence, the processes of a World share."""
 
 import copy
+import pickle
 
 import torch
 import torch.distributed as dist
@@ -144,6 +145,19 @@ def different_parameters(rank, n):
     return None
 
 
+def copies_and_pickles(rank, n):
+    """Whether a copy computes what its module does, and what pickle says, of sharded heads and of a spread sequence."""
+    found = []
+    for share in (D.shard_heads, D.spread_sequence):
+        module, x = share(layer()), [torch.ones(1, 2, size, dtype=torch.float64) for size in (9, 10, 11)]
+        equal = torch.equal(copy.deepcopy(module)(*x), module(*x))
+        try:
+            pickle.dumps(module)
+        except TypeError as error:
+            found.append((equal, str(error)))
+    return found
+
+
 def refusals(rank, n):
     texts = []
     for module in (
@@ -165,9 +179,7 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
     """This rank's piece of the output and of the input's gradient; the parameters' gradients summed over the ranks."""
     group = dist.group.WORLD
     torch.manual_seed(0)
-    module = mha_c.torch.MultiHeadAttention(
-        HIDDEN, HEADS, dropout, bias=True, empty_rows=empty_rows
-    ).double()
+    module = mha_c.torch.MultiHeadAttention(HIDDEN, HEADS, dropout, bias=True, empty_rows=empty_rows).double()
     assert D.spread_sequence(module, group, layout=layout) is module
     torch.manual_seed(1)
     x = torch.randn(2, 19, 10, dtype=torch.float64)

@@ -28,7 +28,7 @@ _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Ranks(NamedTuple):
-    """This process in a group."""
+    """This process in a group: copies of a layer share it."""
 
     group: Any
     rank: int
@@ -36,6 +36,15 @@ class Ranks(NamedTuple):
 
     def neighbor(self, step: int) -> int:
         return (self.rank + step) % self.size
+
+    def __deepcopy__(self, memo: Any) -> Ranks:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a layer that processes share cannot be pickled, for its process group belongs to this process: save its "
+            "state_dict(), build the layer again and share that; or save gather_heads(layer)"
+        )
 
 
 class Field(NamedTuple):

@@ -4,8 +4,8 @@ Rounds: in round 0 a rank meets its own keys, in round t those that came t steps
 on, and what comes in round t + 1 is awaited, while round t is computed.  Partial results are joined by their row
 statistics, always in the order of the rounds, so that no bit depends on who was late.
 
-Key heads (or, with one of them, items) go round in groups, one group after the other: the memory for what travels is
-two messages, and a message is one group's keys and values of a piece.
+Key heads go round in groups, one group after the other: the memory for what travels is two messages, and a message is
+one group's keys and values of a piece.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ _KEYS, _GRADS, _HOME = 1, 3, 5
 
 
 class Group(NamedTuple):
-    """Items and key heads that travel together, and the query heads that use them."""
+    """Key heads that travel together, and the query heads that use them."""
 
-    items: slice
     heads: slice
     query_heads: slice
 
     def of_queries(self, x: Tensor) -> Tensor:
-        return x[self.items, self.query_heads]
+        return x[:, self.query_heads]
 
     def of_keys(self, x: Tensor) -> Tensor:
-        return x[self.items, self.heads]
+        return x[:, self.heads]
 
 
 class Call(NamedTuple):
@@ -52,18 +51,16 @@ class Call(NamedTuple):
     seed: int
     name: str
     first_head: int = 0
+    empty_rows: str = "zero"
 
-    def options(self, group: Group, queries: Part) -> tuple[Any, ...]:
+    def options(self, queries: Part) -> tuple[Any, ...]:
         """valid_lens ... seed and empty_rows of _core.attention_forward, for these queries."""
-        mask = self.plan.mask
-        lens = None if mask.lens is None else mask.lens[group.items]
-        if lens is not None and lens.ndim == 2:
-            lens = lens[:, queries.start : queries.stop]
-        return lens, None, None, None, mask.left, mask.right, self.scale, self.dropout, self.seed, "zero"
+        mask, lens = self.plan.mask, self.plan.mask.lens_of(queries)
+        return lens, None, None, None, mask.left, mask.right, self.scale, self.dropout, self.seed, self.empty_rows
 
     def origin(self, group: Group, queries: Part, keys: Part) -> tuple[int, int, int, int]:
         """Where these stand in the whole call: masks and dropout count from there."""
-        return group.items.start, self.first_head + group.query_heads.start, queries.start, keys.start
+        return 0, self.first_head + group.query_heads.start, queries.start, keys.start
 
     def own(self) -> tuple[Part, ...]:
         """The parts of this rank's queries."""
@@ -74,17 +71,10 @@ def groups_of(call: Call, k: Tensor, v: Tensor, n_heads: int) -> list[Group]:
     """The same on all ranks, whose pieces may differ by a row or two."""
     batch, kv_heads = k.shape[:2]
     rows = max(sum(travel.part.size for travel in piece) for piece in call.plan.keys)
-    item_bytes = k.element_size() * rows * (k.shape[-1] + v.shape[-1])
-    along_heads = kv_heads > 1
-    units = kv_heads if along_heads else batch
-    total = item_bytes * batch * kv_heads
-    n = max(1, min(units, MOST_GROUPS, total // MESSAGE_BYTES))
-    borders = [units * i // n for i in range(n + 1)]
-    cuts = [slice(a, b) for a, b in zip(borders, borders[1:])]
-    share = n_heads // max(kv_heads, 1)
-    if along_heads:
-        return [Group(slice(0, batch), cut, slice(cut.start * share, cut.stop * share)) for cut in cuts]
-    return [Group(cut, slice(0, kv_heads), slice(0, n_heads)) for cut in cuts]
+    total = k.element_size() * rows * (k.shape[-1] + v.shape[-1]) * batch * kv_heads
+    n = max(1, min(kv_heads, MOST_GROUPS, total // MESSAGE_BYTES))
+    borders, share = [kv_heads * i // n for i in range(n + 1)], n_heads // max(kv_heads, 1)
+    return [Group(slice(a, b), slice(a * share, b * share)) for a, b in zip(borders, borders[1:])]
 
 
 # --- Messages -------------------------------------------------------------------------------------------
@@ -142,19 +132,21 @@ class Lane:
     """
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
-        self.direction, self._call, self._ranks, self._room = direction, call, call.ranks, room
+        self._direction, self._call, self._ranks, self._room = direction, call, call.ranks, room
         self._shape = (*k.shape[:2], k.shape[-1], v.shape[-1])
+        self._leaving: list[Any] = []
+        self._arriving: list[Any] = []
 
     def cargo(self, what: str, hop: int) -> Cargo:
         """Room for what is here after so many steps, 0 for this rank's own; it is used again two steps later."""
-        owner = self._ranks.neighbor(-self.direction * hop)
-        parts = self._call.plan.cargo(owner, self.direction, max(hop, 1))
-        buffer = self._room.take((what, self.direction, hop % 2), Cargo.numbers(parts, self._shape))
+        owner = self._ranks.neighbor(-self._direction * hop)
+        parts = self._call.plan.cargo(owner, self._direction, max(hop, 1))
+        buffer = self._room.take((what, self._direction, hop % 2), Cargo.numbers(parts, self._shape))
         return Cargo(parts, self._shape, buffer)
 
     def onward(self, cargo: Cargo, hop: int) -> tuple[Cargo, Cargo]:
         """What goes on after so many steps, and what does not."""
-        return cargo.split(sum(travel.hops(self.direction) > hop for travel in cargo.parts))
+        return cargo.split(sum(travel.hops(self._direction) > hop for travel in cargo.parts))
 
     def send(self, cargo: Cargo, steps: int, tag: int) -> list[Any]:
         return self._start(dist.isend, cargo, steps, tag)
@@ -166,9 +158,9 @@ class Lane:
         """With the rank so many steps along this direction."""
         if not cargo.flat.numel():
             return []
-        peer = self._ranks.neighbor(self.direction * steps)
+        peer = self._ranks.neighbor(self._direction * steps)
         with talking(self._ranks, self._call.name, peer):
-            number, tag = dist.get_global_rank(self._ranks.group, peer), tag + (self.direction == BACKWARD)
+            number, tag = dist.get_global_rank(self._ranks.group, peer), tag + (self._direction == BACKWARD)
             return [(function(cargo.flat, number, group=self._ranks.group, tag=tag), peer)]
 
     def wait(self, works: list[Any]) -> None:
@@ -178,38 +170,35 @@ class Lane:
         works.clear()
 
 
-class Stream:
+class Stream(Lane):
     """Keys and values that go round in one direction."""
 
-    def __init__(self, lane: Lane, k: Tensor, v: Tensor) -> None:
-        self.lane, self.here = lane, lane.cargo("keys", 0)
+    def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
+        super().__init__(call, direction, k, v, room)
+        self.here = self.cargo("keys", 0)
         for part, keys, values in self.here:
             keys.copy_(k[:, :, part.rows])
             values.copy_(v[:, :, part.rows])
 
     def begin(self, hop: int) -> None:
         """Starts the sending of what is here, where it is needed further on, and the receiving of what comes next."""
-        self._next = self.lane.cargo("keys", hop + 1)
-        self._arriving = self.lane.receive(self._next, -1, _KEYS)
-        self._leaving = self.lane.send(self.lane.onward(self.here, hop)[0], 1, _KEYS)
+        self._next = self.cargo("keys", hop + 1)
+        self._arriving = self.receive(self._next, -1, _KEYS)
+        self._leaving = self.send(self.onward(self.here, hop)[0], 1, _KEYS)
 
     def end(self) -> None:
         """Waits for both."""
-        self.lane.wait(self._arriving)
-        self.lane.wait(self._leaving)
+        self.wait(self._arriving)
+        self.wait(self._leaving)
         self.here = self._next
 
 
-def lanes_of(call: Call, k: Tensor, v: Tensor, room: Room) -> list[Lane]:
-    return [Lane(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
-
-
-def rounds(call: Call, lanes: Sequence[Lane], k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Any]]]:
+def rounds(call: Call, k: Tensor, v: Tensor, room: Room) -> Iterator[tuple[int, list[Any]]]:
     """(round, the parts that this rank meets in it, by direction), while the next ones are on their way.
 
     In round 0 that is one list, of its own parts; each is (part, keys, values).
     """
-    both = [Stream(lane, k, v) for lane in lanes]
+    both = [Stream(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
     own = [travel.part for travel in call.plan.keys[call.ranks.rank]]
     for hop in range(call.plan.rounds + 1):
         travelling = both if hop < call.plan.rounds else []
@@ -263,12 +252,12 @@ def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room
     q, *results = map(group.of_queries, of_queries)
     k, v = map(group.of_keys, of_keys)
     joined = {part: Joined(*[x[:, :, part.rows] for x in results]) for part in call.own()}
-    for _, met in rounds(call, lanes_of(call, k, v, room), k, v):
+    for _, met in rounds(call, k, v, room):
         for keys, part_k, part_v in (each for parts in met for each in parts):
             for part in joined:
                 if call.plan.mask.sees(part, keys):
                     found, _, _, statistics = attention_forward(
-                        q[:, :, part.rows], part_k, part_v, None, *call.options(group, part), False, False, True,
+                        q[:, :, part.rows], part_k, part_v, None, *call.options(part), False, False, True,
                         call.origin(group, part, keys),
                     )  # fmt: skip
                     joined[part].add(found, *statistics)
@@ -277,42 +266,43 @@ def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room
 # --- Backward ---------------------------------------------------------------------------------------------
 
 
-class Returns:
+class Returns(Lane):
     """Gradients of keys and values on their way: they follow their part, and from its last rank go home."""
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane, self._leaving, self._awaited = lane, [], []  # type: ignore[var-annotated]
-        self._home = rest = lane.cargo("home", 0)
+    def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
+        super().__init__(call, direction, k, v, room)
+        self._awaited: list[Any] = []
+        self._home = rest = self.cargo("home", 0)
         while rest.parts:  # the farthest stand first
-            hops = rest.parts[0].hops(lane.direction)
-            back, rest = rest.split(sum(travel.hops(lane.direction) == hops for travel in rest.parts))
-            self._awaited += lane.receive(back, hops, _HOME)
+            hops = rest.parts[0].hops(direction)
+            back, rest = rest.split(sum(travel.hops(direction) == hops for travel in rest.parts))
+            self._awaited += self.receive(back, hops, _HOME)
 
     def begin(self, hop: int) -> None:
         """Awaits the gradients of what is here, as far as the ranks before this one have added to them."""
-        self._cargo = self._lane.cargo("grads", hop)
-        self._arriving = self._lane.receive(self._cargo, -1, _GRADS) if hop > 1 else []
+        self._cargo = self.cargo("grads", hop)
+        self._arriving = self.receive(self._cargo, -1, _GRADS) if hop > 1 else []
         if hop == 1:
             self._cargo.flat.zero_()
 
     def end(self, hop: int, found: Sequence[Optional[tuple[Tensor, Tensor]]]) -> None:
         """Adds this rank's share of each part and sends all on."""
-        self._lane.wait(self._arriving)
+        self.wait(self._arriving)
         for (_, of_k, of_v), own in zip(self._cargo, found):
             if own is not None:
                 of_k.add_(own[0])
                 of_v.add_(own[1])
-        self._lane.wait(self._leaving)  # of the round before: its buffer is the next one's
-        onward, ending = self._lane.onward(self._cargo, hop)
-        self._leaving = self._lane.send(onward, 1, _GRADS) + self._lane.send(ending, -hop, _HOME)
+        self.wait(self._leaving)  # of the round before: its buffer is the next one's
+        onward, ending = self.onward(self._cargo, hop)
+        self._leaving = self.send(onward, 1, _GRADS) + self.send(ending, -hop, _HOME)
 
     def finish(self, grad_k: Tensor, grad_v: Tensor) -> None:
         """Adds what the other ranks have found for this rank's own keys and values."""
-        self._lane.wait(self._awaited)
+        self.wait(self._awaited)
         for part, of_k, of_v in self._home:
             grad_k[:, :, part.rows] += of_k
             grad_v[:, :, part.rows] += of_v
-        self._lane.wait(self._leaving)
+        self.wait(self._leaving)
 
 
 def backward(
@@ -340,15 +330,14 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, roo
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()
             of_q, of_k, of_v, _, _ = attention_backward(
                 grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], part_k, part_v, None,
-                *call.options(group, part), False, call.origin(group, part, keys),
+                *call.options(part), False, call.origin(group, part, keys),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
             total = (of_k, of_v) if total is None else (total[0].add_(of_k), total[1].add_(of_v))
         return total
 
-    lanes = lanes_of(call, k, v, room)
-    returns = [Returns(lane) for lane in lanes]
-    for hop, met in rounds(call, lanes, k, v):
+    returns = [Returns(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
+    for hop, met in rounds(call, k, v, room):
         for back in returns if hop else ():
             back.begin(hop)
         found = [[meet(*each) for each in parts] for parts in met]

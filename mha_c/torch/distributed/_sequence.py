@@ -9,9 +9,8 @@ A piece is what one rank holds: one part of the sequence (layout "contiguous"), 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,17 +48,15 @@ class Mask(NamedTuple):
     right: int = -1
     lens: Any = None
 
-    def longest(self, queries: Part) -> Optional[int]:
-        """The largest length that one of these queries has in some item; None: all keys."""
-        if self.lens is None:
-            return None
-        lens = self.lens if self.lens.ndim == 1 else self.lens[:, queries.start : queries.stop]
-        return int(lens.max(initial=0))
+    def lens_of(self, queries: Part) -> Any:
+        """Those of these queries."""
+        per_query = self.lens is not None and self.lens.ndim == 2
+        return self.lens[:, queries.start : queries.stop] if per_query else self.lens
 
     def sees(self, queries: Part, keys: Part) -> bool:
         """Whether one of these queries sees one of these keys in some item."""
-        longest = self.longest(queries)
-        last = keys.stop if longest is None else min(keys.stop, longest)
+        lens = self.lens_of(queries)
+        last = keys.stop if lens is None else min(keys.stop, int(lens.max(initial=0)))
         first_query = queries.start if self.right < 0 else max(queries.start, keys.start - self.right)
         last_query = queries.stop if self.left < 0 else min(queries.stop, last + self.left)
         return keys.start < last and first_query < last_query
@@ -203,14 +200,11 @@ class Plan:
         ]
         self.rounds = max((t.hops(way) for owner in ranks for t in self.keys[owner] for way in (1, -1)), default=0)
 
-    def sees(self, rank: int, keys: Part) -> bool:
-        """Whether a query of this rank sees one of these keys."""
-        return any(self.mask.sees(queries, keys) for queries in self.queries[rank])
-
     def _travel(self, owner: int, part: Part, one_way: bool) -> Travel:
         """Both ways as far as somebody needs the part: the longest run of ranks that do not is left out."""
         n = self.world_size
-        distances = [0, *(d for d in range(1, n) if self.sees((owner + d) % n, part))]
+        sees = [any(self.mask.sees(queries, part) for queries in piece) for piece in self.queries]
+        distances = [0, *(d for d in range(1, n) if sees[(owner + d) % n])]
         if one_way or len(distances) == 1:
             return Travel(part, distances[-1], 0)
         hops = [(last + (n - following) % n, -last) for last, following in zip(distances, [*distances[1:], n])]
@@ -232,8 +226,3 @@ class Plan:
             for travel in self.cargo((rank - direction * (hop - 1)) % n, direction, hop)
         )
         return sum(sizes)
-
-
-def mask_of(lens: Optional[np.ndarray[Any, Any]], causal: bool, window: tuple[int, int]) -> Mask:
-    left, right = window
-    return Mask(left, 0 if causal else right, lens)

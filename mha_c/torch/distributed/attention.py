@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -20,7 +21,7 @@ from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of, shape_fields
-from ._sequence import LAYOUTS, Mask, Plan, mask_of, piece_length
+from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
 
 Rng = Union[None, int, torch.Generator]
 
@@ -136,9 +137,9 @@ def ring_traffic(
     ([250, 500, 750, 0], [250, 250, 250, 0])
     """
     scalars.choice(layout, "layout", LAYOUTS)
-    sides = (-1, -1) if window is None else core_window(window)
+    left, right = (-1, -1) if window is None else core_window(window)
     lens = None if valid_lens is None else to_lengths(valid_lens)
-    mask = mask_of(None if lens is None else _whole_lengths(lens, len(lens)), _causal(causal), sides)
+    mask = Mask(left, 0 if _causal(causal) else right, None if lens is None else _whole_lengths(lens, len(lens)))
     size = scalars.whole(world_size, "world_size")
     plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
     return [plan.sent(rank) for rank in range(size)]
@@ -209,9 +210,10 @@ class _Arguments:
                 f"valid_lens must have shape (B,) or (B, {n_queries}), one for each query of the whole sequence, "
                 f"got {lens.shape}"
             )
-        mask = mask_of(lens, self.causal, self.window)
+        left, right = self.window
+        mask = Mask(left, 0 if self.causal else right, lens)
         if self.empty_rows == "uniform" and lens is not None and bool((lens <= 0).any()):
-            q, mask = _uniform(q, mask, Plan(ranks.size, n_queries, 0, self.layout, mask), ranks.rank, n_keys)
+            q, mask = _uniform(q, mask, parts_of(n_queries, ranks.rank, ranks.size, self.layout), n_keys)
         plan = Plan(ranks.size, n_queries, n_keys, self.layout, mask)
         call = _ring.Call(plan, ranks, self.scale, self.dropout, self.seed, "ring_attention")
         if q.dtype in HALVES:
@@ -263,11 +265,8 @@ def _whole_lengths(valid_lens: Any, batch: int) -> Any:
     return np.clip(lens, -1, 2**62)
 
 
-def _uniform(q: Tensor, mask: Mask, plan: Plan, rank: int, n_keys: int) -> tuple[Tensor, Mask]:
+def _uniform(q: Tensor, mask: Mask, parts: Sequence[Part], n_keys: int) -> tuple[Tensor, Mask]:
     """Queries of length <= 0 as queries that find all keys alike: the mean of all values."""
-    empty = mask.lens <= 0
-    here = empty[:, None]
-    if empty.ndim == 2:
-        here = np.concatenate([empty[:, part.start : part.stop] for part in plan.queries[rank]], axis=1)
-    rows = torch.from_numpy(np.ascontiguousarray(here))[:, None, :, None]
-    return q.masked_fill(rows, 0.0), mask._replace(lens=np.where(empty, n_keys, mask.lens))
+    lens = mask.lens[:, None] if mask.lens.ndim == 1 else np.concatenate([mask.lens_of(part) for part in parts], axis=1)
+    rows = torch.from_numpy(lens <= 0)[:, None, :, None]
+    return q.masked_fill(rows, 0.0), mask._replace(lens=np.where(mask.lens <= 0, n_keys, mask.lens))

@@ -25,8 +25,8 @@ from ..functional import dot_product_attention
 from ..layers import MultiHeadAttention
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of, shape_fields, talking
-from ._sequence import Plan, mask_of
-from .attention import _attend, _uniform, _whole_lengths
+from ._sequence import Mask, Plan
+from .attention import _attend, _whole_lengths
 
 _CALLER = "shard_heads"
 _ROLES = "W_q", "W_k", "W_v", "W_o"
@@ -106,16 +106,14 @@ def _replaced(module: nn.Module, replace: Any, kind: type[nn.Module], caller: st
     if isinstance(module, kind):
         found: nn.Module = replace(module)
         return found
-    places = [(parent, name) for parent in module.modules() for name, child in parent._modules.items()
-              if isinstance(child, kind)]  # fmt: skip
-    if not places:
+    done: dict[nn.Module, nn.Module] = {}
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if isinstance(child, kind):
+                done[child] = done[child] if child in done else replace(child)
+                setattr(parent, name, done[child])
+    if not done:
         raise ValueError(f"{caller}: {type(module).__name__} has no {kind.__name__} in it")
-    done: dict[int, nn.Module] = {}
-    for parent, name in places:
-        child = getattr(parent, name)
-        if id(child) not in done:
-            done[id(child)] = replace(child)
-        setattr(parent, name, done[id(child)])
     return module
 
 
@@ -226,13 +224,9 @@ class ShardedMultiHeadAttention(nn.Module):
         )
         lens = None if lens is None else _whole_lengths(lens, q.shape[0])
         part.attention._last, self._dropped = None, (q.detach(), k.detach(), v.detach(), lens)
-        mask = mask_of(lens, False, (-1, -1))
-        if part.empty_rows == "uniform" and mask.lens is not None and bool((mask.lens <= 0).any()):
-            q, mask = _uniform(q, mask, Plan(1, q.shape[2], 0, "contiguous", mask), 0, k.shape[2])
-        plan = Plan(1, q.shape[2], k.shape[2], "contiguous", mask)
-        one = Ranks(self._ranks.group, 0, 1)
-        first_head = self._ranks.rank * part.num_heads
-        context = _attend(_ring.Call(plan, one, None, p, seed, _CALLER, first_head), q, k, v)
+        plan = Plan(1, q.shape[2], k.shape[2], "contiguous", Mask(lens=lens))
+        one, first_head = Ranks(self._ranks.group, 0, 1), self._ranks.rank * part.num_heads
+        context = _attend(_ring.Call(plan, one, None, p, seed, _CALLER, first_head, part.empty_rows), q, k, v)
         out: Tensor = part.W_o(context.transpose(1, 2).flatten(2))
         return out
 
@@ -250,14 +244,13 @@ class ShardedMultiHeadAttention(nn.Module):
             With parameters of its own.
         """
         layer = copy.deepcopy(self.part)
-        state, trained = self.state_dict(), {name: x.requires_grad for name, x in self.part.named_parameters()}
+        trained = {name: x.requires_grad for name, x in layer.named_parameters()}
+        for name, value in self.state_dict().items():
+            role, kind = name.split(".")
+            kept = nn.Parameter(value, requires_grad=trained.get(name, True))
+            getattr(layer, role).register_parameter(kind, kept)
         for role in _ROLES:
             linear = getattr(layer, role)
-            for name in ("weight", "bias"):
-                value = state.get(f"{role}.{name}")
-                if value is not None:
-                    kept = nn.Parameter(value.clone(), requires_grad=trained.get(f"{role}.{name}", True))
-                    linear.register_parameter(name, kept)
             linear.out_features, linear.in_features = linear.weight.shape
         layer.num_heads = self.num_heads
         return layer
@@ -275,16 +268,6 @@ class ShardedMultiHeadAttention(nn.Module):
     def _as_layer_with_heads(self, name: str) -> ShardedHeads:
         return ShardedHeads(self, name)
 
-    def __deepcopy__(self, memo: Any) -> ShardedMultiHeadAttention:
-        other = object.__new__(type(self))
-        nn.Module.__init__(other)
-        state = {key: copy.deepcopy(value, memo) for key, value in self.__dict__.items() if key != "_ranks"}
-        other.__dict__.update(state, _ranks=self._ranks)
-        return other
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a sharded layer cannot be pickled: save its state_dict(), or gather_heads(layer)")
-
 
 # --- What travels ---------------------------------------------------------------------------------------
 
@@ -300,16 +283,8 @@ class _Spread(Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: Any) -> Any:
-        needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
-        if not needed:
-            return (None,) * (1 + len(grads))
-        flat = torch.cat([grads[i].reshape(-1) for i in needed])
-        with talking(ctx.ranks, _CALLER):
-            dist.all_reduce(flat, group=ctx.ranks.group)
-        sums: list[Any] = [None] * len(grads)
-        for i, part in zip(needed, flat.split([grads[i].numel() for i in needed])):
-            sums[i] = part.view(grads[i].shape)
-        return (None, *sums)
+        needed = ctx.needs_input_grad[1:]
+        return None, *(_summed(ctx.ranks, grad) if need else None for grad, need in zip(grads, needed))
 
 
 class _Sum(Function):
@@ -317,15 +292,20 @@ class _Sum(Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        with talking(ranks, _CALLER):
-            dist.all_reduce(total, group=ranks.group)
-        return total
+        return _summed(ranks, x)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> Any:
         return None, grad
+
+
+def _summed(ranks: Ranks, x: Tensor) -> Tensor:
+    """The sum of the ranks' x."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    with talking(ranks, _CALLER):
+        dist.all_reduce(total, group=ranks.group)
+    return total
 
 
 def _gathered(ranks: Ranks, x: Tensor, dim: int) -> Tensor:
@@ -342,16 +322,14 @@ def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any
     ranks = module._ranks
     for role in _ROLES:
         name = f"{prefix}part.{role}."
-        state[f"{prefix}{role}.weight"] = _gathered(ranks, state.pop(name + "weight"), int(role == "W_o"))
+        weight = _gathered(ranks, state.pop(name + "weight"), int(role == "W_o"))
         bias = state.pop(name + "bias", None)
-        if role == "W_o" and module.has_bias:
-            weight = state[f"{prefix}{role}.weight"]
-            bias = weight.new_empty(weight.shape[0]) if bias is None else bias.detach().clone()
-            with talking(ranks, _CALLER):
-                dist.broadcast(bias, dist.get_global_rank(ranks.group, 0), group=ranks.group)
-            state[f"{prefix}{role}.bias"] = bias
+        if role == "W_o" and module.has_bias:  # rank 0's is the first
+            bias = _gathered(ranks, weight.new_zeros(len(weight)) if bias is None else bias, 0)[: len(weight)].clone()
         elif bias is not None:
-            state[f"{prefix}{role}.bias"] = _gathered(ranks, bias, 0)
+            bias = _gathered(ranks, bias, 0)
+        found = {"weight": weight, "bias": bias}
+        state.update({f"{prefix}{role}.{kind}": x for kind, x in found.items() if x is not None})
 
 
 def _cut_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -362,15 +340,12 @@ def _cut_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None
             whole = state.pop(f"{prefix}{role}.{kind}", None)
             if whole is None:
                 continue
-            dim = 1 if role == "W_o" else 0
-            if role == "W_o" and kind == "bias":
-                if ranks.rank == 0:
-                    state[f"{prefix}part.{role}.{kind}"] = whole
-                continue
-            own = getattr(getattr(module.part, role), kind)
-            if own is not None and whole.shape[dim] == own.shape[dim] * ranks.size:
+            for_all = role == "W_o" and kind == "bias"
+            dim = int(role == "W_o" and kind == "weight")
+            if not for_all and whole.shape[dim] % ranks.size == 0:
                 whole = whole.chunk(ranks.size, dim)[ranks.rank]
-            state[f"{prefix}part.{role}.{kind}"] = whole
+            if not (for_all and ranks.rank):  # rank 0 keeps it
+                state[f"{prefix}part.{role}.{kind}"] = whole
 
 
 class ShardedHeads(TorchLayer):

@@ -61,7 +61,7 @@ def spread_sequence(
     True
     >>> dist.destroy_process_group()
     """
-    spread = SequenceGroup(dist.group.WORLD if group is None else group, layout)
+    spread = SequenceGroup(group, layout)
     layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
     if not layers:
         raise ValueError(f"{type(module).__name__} has no MultiHeadAttention in it")
@@ -79,17 +79,13 @@ class SequenceGroup:
     """
 
     def __init__(self, group: Any, layout: Any) -> None:
-        ranks_of(group, "spread_sequence")
-        self.group, self.layout = group, scalars.choice(layout, "layout", LAYOUTS)
+        self._ranks = ranks_of(group, "spread_sequence")
+        self.layout = scalars.choice(layout, "layout", LAYOUTS)
 
-    def __deepcopy__(self, memo: Any) -> SequenceGroup:
-        return self
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a layer whose sequence is spread cannot be pickled, for its process group belongs to this process: save "
-            "its state_dict(), build the layer again and call spread_sequence"
-        )
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        return self._ranks.group
 
 
 class _SpreadAttention(nn.Module):
