@@ -17,6 +17,7 @@ from . import _core, functional
 from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import OPTIONS, core_options, projected
+from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
 from ._layer.call import AttentionLayer, Plan
 from .config import SECONDS, in_words
@@ -129,7 +130,7 @@ def _explain_layer(
 ) -> Explanation:
     _check_given(queries, keys)
     projected: tuple[str, ...] = ()
-    if isinstance(layer, DecodingLayer) and type(keys) in layer._takes_projected:
+    if isinstance(layer, DecodingLayer) and type(keys) is ProjectedKeyValues:
         projected = keys._projections
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
     (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))

@@ -14,8 +14,7 @@ import numpy as np
 
 from . import masking
 from ._arguments import constructors, scalars
-from ._arguments.arrays import like_input
-from ._decoder.caches import ProjectedKeys, ProjectedKeyValues
+from ._decoder.caches import ProjectedKeys
 from ._decoder.steps import DecodingLayer
 from ._layer.module import Dropout
 from .linear import Projection, State
@@ -23,7 +22,7 @@ from .linear import Projection, State
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._types import Array, EmptyRows, Number, RngLike
+    from ._types import EmptyRows, Number, RngLike
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -146,6 +145,7 @@ class MultiHeadAttention(DecodingLayer):
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
     FORMS = constructors.MULTI_HEAD
+    _by_head = True
 
     @overload
     def __init__(
@@ -186,23 +186,6 @@ class MultiHeadAttention(DecodingLayer):
     def attention(self) -> DotProductAttention:
         """The inner attention of d2l: its `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h."""
         return self._attention
-
-    @property
-    def attention_weights(self) -> Array:
-        """Weights of the last call, (B, H, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
-
-        Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
-        A tensor if the call's inputs were tensors.
-
-        Raises
-        ------
-        AttributeError
-            Before the first call.
-        RuntimeError
-            Where the instruction set is another than in the call (a pickle from another kind of CPU).
-        """
-        weights: Array = like_input(*self._weights())
-        return weights
 
     @overload
     def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
@@ -295,7 +278,6 @@ class AdditiveAttention(DecodingLayer):
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
-    _takes_projected = ProjectedKeyValues, ProjectedKeys
     _with_masks = "mha_c.functional.additive_attention"
     FORMS = constructors.ADDITIVE
 
@@ -359,7 +341,7 @@ class AdditiveAttention(DecodingLayer):
         >>> attention(np.ones((2, 1, 20), dtype=np.float32), keys, encoder_outputs).shape
         (2, 1, 16)
         """
-        return ProjectedKeys(*self._projected(valid_lens, (keys, "keys")))
+        return self._projected(valid_lens, keys=keys)
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return [*self._linears.items(), ("dropout", self._dropout)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Generic, Optional, TypeVar, Union, cast, overload
 
 import numpy as np
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     DType = np.dtype[Any]
     Packed = tuple[Array, Optional[Array], tuple[int, int]]
+
+Shown = TypeVar("Shown")
 
 __all__ = ["Linear", "Parameter"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -148,6 +150,24 @@ class Parameters:
         self.grads[index, suffix] = gradient if so_far is None else so_far + gradient
 
 
+class OfParameter(Generic[Shown]):
+    """An attribute of a `Linear`: `data` or `grad` of its weight or bias; None of a bias that it does not have."""
+
+    def __init__(self, suffix: str, what: str) -> None:
+        self._suffix, self._what = suffix, what
+
+    def __get__(self, linear: Linear, owner: Optional[type] = None) -> Shown:
+        parameter = Parameter(linear, self._suffix)
+        return cast("Shown", getattr(parameter, self._what) if parameter._exists() else None)
+
+    def __set__(self, linear: Linear, value: Any) -> None:
+        parameter = Parameter(linear, self._suffix)
+        if parameter._exists():
+            setattr(parameter, self._what, value)
+        elif value is not None:
+            raise ValueError(f"{linear._state.name} has no bias: build the layer with bias=True")
+
+
 class Linear:
     """One projection y = x W^T + b of a layer, as `layer.W_q`; prints as torch's Linear (or LazyLinear).
 
@@ -167,6 +187,10 @@ class Linear:
     """
 
     __slots__ = ("_index", "_parameters")
+    weight: OfParameter[Array] = OfParameter("weight", "data")
+    bias: OfParameter[Optional[Array]] = OfParameter("bias", "data")
+    weight_grad: OfParameter[Optional[Array]] = OfParameter("weight", "grad")
+    bias_grad: OfParameter[Optional[Array]] = OfParameter("bias", "grad")
 
     def __init__(self, parameters: Parameters, index: int) -> None:
         self._parameters, self._index = parameters, index
@@ -174,47 +198,6 @@ class Linear:
     @property
     def _state(self) -> State:
         return self._parameters.states[self._index]
-
-    @property
-    def weight(self) -> Array:
-        return Parameter(self, "weight").data
-
-    @weight.setter
-    def weight(self, value: Any) -> None:
-        Parameter(self, "weight").data = value
-
-    @property
-    def bias(self) -> Optional[Array]:
-        return Parameter(self, "bias").data if self._state.has_bias else None
-
-    @bias.setter
-    def bias(self, value: Any) -> None:
-        if self._takes_bias(value):
-            Parameter(self, "bias").data = value
-
-    @property
-    def weight_grad(self) -> Optional[Array]:
-        return Parameter(self, "weight").grad
-
-    @weight_grad.setter
-    def weight_grad(self, value: Any) -> None:
-        Parameter(self, "weight").grad = value
-
-    @property
-    def bias_grad(self) -> Optional[Array]:
-        return Parameter(self, "bias").grad
-
-    @bias_grad.setter
-    def bias_grad(self, value: Any) -> None:
-        if self._takes_bias(value):
-            Parameter(self, "bias").grad = value
-
-    def _takes_bias(self, value: Any) -> bool:
-        """False for None where there is no bias; ValueError for anything else there."""
-        has_bias = self._state.has_bias
-        if not has_bias and value is not None:
-            raise ValueError(f"{self._state.name} has no bias: build the layer with bias=True")
-        return has_bias
 
     @property
     def in_features(self) -> int:
@@ -299,6 +282,9 @@ class Parameter:
     def _array(self) -> Optional[Array]:
         array: Optional[Array] = getattr(self._linear._state, self._suffix)
         return array
+
+    def _exists(self) -> bool:
+        return self._suffix == "weight" or self._linear._state.has_bias
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
 
 `KeyValueCache` grows by what each call brings (`layer(x, x, x, cache=cache)`), `ProjectedKeyValues` stays as it is
-(`layer(queries, kv)`), and so does `ProjectedKeys`, which leaves the values to the call.  Used by `_layer/call.py`; the
-torch side has its own, of tensors, with the same rules.
+(`layer(queries, kv)`), and of keys alone, `ProjectedKeys`, leaves the values to the call.  The torch side has its own,
+of tensors, with the same rules.
 """
 
 from __future__ import annotations
@@ -157,15 +157,13 @@ class KeyValueCache:
 
 
 class ProjectedKeyValues:
-    """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes.
+    """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes; or keys alone.
 
-    Not made by hand.
+    ProjectedKeys is another name for it: what `AdditiveAttention.project_keys` makes.  Not made by hand.
     """
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
     _same_numbers = staticmethod(same_numbers)
-    _projections: tuple[str, ...] = ("W_k", "W_v")
-    _made_by = "project"
 
     def __init__(
         self, keys: Array, values: Optional[Array], n_projected: tuple[int, int], valid_lens: Any, weights: Weights,
@@ -189,8 +187,8 @@ class ProjectedKeyValues:
 
         Returns
         -------
-        ProjectedKeyValues or ProjectedKeys
-            Another one of its kind.
+        ProjectedKeyValues
+            Another one.
         """
         order = self._order(index)
         lens = None if self._valid_lens is None else self._valid_lens[order]
@@ -200,23 +198,29 @@ class ProjectedKeyValues:
     def _order(self, index: Any) -> Any:
         return checked_index(index, self._keys.shape[0])
 
+    @property
+    def _projections(self) -> tuple[str, ...]:
+        return ("W_k",) if self._values is None else ("W_k", "W_v")
+
     def __repr__(self) -> str:
         name = "ProjectedKeys" if self._values is None else "ProjectedKeyValues"
         return f"{name}(shape={self.shape}, dtype={self._keys.dtype})"
 
+    def __array__(self, *options: Any, **named: Any) -> Array:
+        raise TypeError("projected keys are no array: give them to the layer that projected them, in the place of keys")
+
     def _check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
         """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served: a layer with other
         weights than these were projected with, or keys that were not projected."""
+        what, made_by = ("keys", "project_keys") if self._values is None else ("keys and values", "project")
         if not (self._weights is weights or self._same_numbers(self._weights, weights)):
-            what, by = "keys" if self._values is None else "keys and values", " or ".join(self._projections)
-            raise ValueError(
-                f"{what} were projected by another {by} than the layer has now: call {self._made_by} again"
-            )
+            by = " or ".join(self._projections)
+            raise ValueError(f"{what} were projected by another {by} than the layer has now: call {made_by} again")
         lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
         if min(self._n_projected) < self.shape[1]:
             (n_keys, n_values), (keys, values) = self._n_projected, rows_read(lens, self.shape[1], empty_rows)
             if keys > n_keys:
-                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that {self._made_by} was told of")
+                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that {made_by} was told of")
             if values > n_values:
                 raise ValueError(
                     f"a length of 0 asks for the mean of all {values} values, and project was told of {n_values}: give "
@@ -225,18 +229,7 @@ class ProjectedKeyValues:
         return lens
 
 
-class ProjectedKeys(ProjectedKeyValues):
-    """Keys that have been through W_k of one AdditiveAttention: what `AdditiveAttention.project_keys` makes.
-
-    Not made by hand.
-    """
-
-    __slots__ = ()
-    _projections = ("W_k",)
-    _made_by = "project_keys"
-
-    def __array__(self, *options: Any, **named: Any) -> Array:
-        raise TypeError("ProjectedKeys are no array: give them to their AdditiveAttention in the place of keys")
+ProjectedKeys = ProjectedKeyValues
 
 
 def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) -> Array:

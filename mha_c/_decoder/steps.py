@@ -27,14 +27,14 @@ from .caches import (
 )
 
 if TYPE_CHECKING:
+    from .._layer.call import Plan
     from .._types import Array
     from ..linear import State
+    from .caches import Counts
 
 
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
-
-    _takes_projected: tuple[type[ProjectedKeyValues], ...] = (ProjectedKeyValues,)  # in the place of keys
 
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Room for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
@@ -100,41 +100,38 @@ class DecodingLayer(AttentionLayer):
         >>> mha(np.ones((2, 1, 8)), kv).shape
         (2, 1, 8)
         """
-        return ProjectedKeyValues(*self._projected(valid_lens, (keys, "keys"), (values, "values")))
+        return self._projected(valid_lens, keys=keys, values=values)
 
-    def _projected(self, valid_lens: Any, *named: tuple[Any, str]) -> tuple[Any, ...]:
-        """What a ProjectedKeyValues is made of: of keys and values, or of keys alone."""
-        arrays, as_tensor = to_arrays(*named)
+    def _projected(self, valid_lens: Any, **inputs: Any) -> ProjectedKeyValues:
+        """Of keys and values, or of keys alone."""
+        arrays, as_tensor = to_arrays(*[(x, name) for name, x in inputs.items()])
         keys = arrays[0]
-        for array, (_, name) in zip(arrays, named):
+        for array, name in zip(arrays, inputs):
             if array.ndim != 3 or array.shape[:2] != keys.shape[:2]:
                 raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {keys.shape}")
         of_one_type(arrays, "keys", "values")
         lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
         n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
-        states = self._sized(dict(zip(("W_k", "W_v"), arrays)))
-        dtype = packing_type(keys, self.dtype)
-        rows = project_rows(keys, states[0], n_keys, dtype)
-        if len(arrays) == 1:
-            return rows, None, (n_keys, keys.shape[1]), lens, weights_of(*states), as_tensor
-        values = project_rows(arrays[1], states[1], n_values, dtype)
-        return rows, values, (n_keys, n_values), lens, weights_of(*states), as_tensor
+        n_read = n_keys, n_values if len(arrays) == 2 else keys.shape[1]  # values come with the call
+        states, dtype = self._sized(dict(zip(("W_k", "W_v"), arrays))), packing_type(keys, self.dtype)
+        rows = [project_rows(*work, dtype) for work in zip(arrays, states, n_read)]
+        values = rows[1] if len(rows) == 2 else None
+        return ProjectedKeyValues(rows[0], values, n_read, lens, weights_of(*states), as_tensor)
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
-        """The projections of these names (None where the layer has none), drawn if they were open."""
+        """W_k, and W_v if it is named (None where the layer has none), drawn if they were open."""
         parameters = self._parameters
         with parameters.lock:
-            for state in parameters.states:
-                if state.name in inputs and state.in_features not in (None, inputs[state.name].shape[2]):
-                    what = {"W_k": "keys", "W_v": "values"}.get(state.name, "queries")
-                    n_features = inputs[state.name].shape[2]
-                    raise ShapeError(f"{what} has {n_features} features, but {state.name} takes {state.in_features}")
-            if any(state.name in inputs and state.weight is None for state in parameters.states):
-                sizes = {name: array.shape[2] for name, array in inputs.items()}
-                parameters.states = tuple(
-                    self._drawn((state,), sizes)[0] if state.name in inputs else state for state in parameters.states
-                )
             by_name = {state.name: state for state in parameters.states}
+            sizes = {name: array.shape[2] for name, array in inputs.items() if name in by_name}
+            for name, size in sizes.items():
+                expected = by_name[name].in_features
+                if expected not in (None, size):
+                    what = "keys" if name == "W_k" else "values"
+                    raise ShapeError(f"{what} has {size} features, but {name} takes {expected}")
+            if any(by_name[name].weight is None for name in sizes):
+                by_name.update((name, self._drawn((by_name[name],), sizes)[0]) for name in sizes)
+                parameters.states = tuple(by_name.values())
         return [by_name.get(name) for name in inputs]
 
     def _call(
@@ -142,7 +139,7 @@ class DecodingLayer(AttentionLayer):
     ) -> Any:
         if cache is not None:
             return self._step(cache, queries, keys, values, valid_lens, training)
-        if type(keys) in self._takes_projected:
+        if type(keys) is ProjectedKeyValues:
             kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
             (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
             return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
@@ -166,12 +163,11 @@ class DecodingLayer(AttentionLayer):
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         of_one_type(arrays, "queries", "keys", "values")
         counts = step_counts(valid_lens, cache.batch, queries.shape[1])
-        if self._parameters.is_open():
-            with self._parameters.lock:
-                self._sized(dict(zip(self._roles, (queries, keys, values))))
-                self._parameters.states = self._drawn(self._parameters.states, {})
-        plan = self._current_plan(queries)
-        assert plan is not None
+        inputs = queries, keys, values
+        return self._with_plan(inputs, lambda plan: self._step_with(plan, cache, inputs, counts, as_tensor))
+
+    def _step_with(self, plan: Plan, cache: KeyValueCache, inputs: Any, counts: Counts, as_tensor: bool) -> Any:
+        queries, keys, values = inputs
         by_name = {state.name: state for state in plan.states}
         states = by_name.get("W_k"), by_name.get("W_v")
         weights = weights_of(*states)

@@ -6,7 +6,7 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 from numpy import ndarray
@@ -75,6 +75,7 @@ class AttentionLayer(Layer, Viewable):
     _roles = BOOK_NAMES  # names of the four projections
     _with_masks = "mha_c.functional.dot_product_attention"  # what takes any mask
     _num_heads = 1  # the columns of the projected features are split into so many heads
+    _by_head = False  # whether its attention_weights have an axis for them
     _child: Optional[AttentionLayer] = None  # one that shows the weights of the last call too
     _plan: Optional[Plan] = None
     _record: Optional[Record] = None
@@ -160,7 +161,7 @@ class AttentionLayer(Layer, Viewable):
         """The plan for inputs of this type; None while sizes are open."""
         plan, states = self._plan, self._parameters.states
         if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
-            if any(state.weight is None for state in states):
+            if self._parameters.is_open():
                 return None
             plan = self._plan = self._make_plan(queries, states)
         return plan
@@ -170,19 +171,40 @@ class AttentionLayer(Layer, Viewable):
         projected: Sequence[str] = (),
     ) -> Any:  # fmt: skip
         """`projected`: W_k, or W_k and W_v, where keys or values have been through them already."""
-        plan = self._current_plan(queries)
-        if plan is None:
-            return self._first_run((queries, keys, values), valid_lens, training, as_tensor, projected)
-        plan = plan.without(projected) if projected else plan
-        return self._run_plan(plan, (queries, keys, values), valid_lens, training, as_tensor)
+        inputs = queries, keys, values
+        in_training = self.training if training is None else scalars.flag(training, "training")
 
-    def _run_plan(
-        self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool
-    ) -> Any:
-        if self.training if training is None else scalars.flag(training, "training"):
-            return self._run_training(plan, inputs, valid_lens, as_tensor)
-        out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
-        return self._finish(out, saved, as_tensor)
+        def run(plan: Plan) -> Any:
+            plan = plan.without(projected) if projected else plan
+            if in_training:
+                return self._run_training(plan, inputs, valid_lens, as_tensor)
+            out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
+            return self._finish(out, saved, as_tensor)
+
+        return self._with_plan(inputs, run)
+
+    def _with_plan(self, inputs: tuple[Array, Array, Array], run: Callable[[Plan], Any]) -> Any:
+        """run(plan).  A call that fixes open sizes leaves them open, and the random numbers unused, if it fails."""
+        plan = self._current_plan(inputs[0])
+        if plan is not None:
+            return run(plan)
+        parameters, stream = self._parameters, self._drawing[0]
+        with parameters.lock:
+            states = parameters.states
+            before = stream.bit_generator.state
+            try:
+                if parameters.is_open():  # else another thread has just done it
+                    features = (array.shape[-1] if array.ndim else 0 for array in inputs)
+                    states = self._drawn(states, dict(zip(self._roles, features)))
+                plan = self._make_plan(inputs[0], states)
+                out = run(plan)
+            except BaseException:
+                stream.bit_generator.state = before
+                if stream is self._rng:  # then the seed of the dropout is undrawn as well
+                    self._unused_seeds.clear()
+                raise
+            parameters.states, self._plan = states, plan
+        return out
 
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
@@ -209,29 +231,6 @@ class AttentionLayer(Layer, Viewable):
         except IndexError:
             return scalars.draw_seed(self._rng)
 
-    def _first_run(
-        self, inputs: tuple[Array, Array, Array], valid_lens: Any, training: Any, as_tensor: bool,
-        projected: Sequence[str],
-    ) -> Any:  # fmt: skip
-        """A call that fixes the open sizes.  They stay open, and the random numbers unused, if it fails."""
-        parameters, stream = self._parameters, self._drawing[0]
-        with parameters.lock:
-            states = parameters.states
-            before = stream.bit_generator.state
-            try:
-                if parameters.is_open():  # else another thread has just done it
-                    features = (array.shape[-1] if array.ndim else 0 for array in inputs)
-                    states = self._drawn(states, dict(zip(self._roles, features)))
-                plan = self._make_plan(inputs[0], states)
-                out = self._run_plan(plan.without(projected), inputs, valid_lens, training, as_tensor)
-            except BaseException:
-                stream.bit_generator.state = before
-                if stream is self._rng:  # then the seed of the dropout is undrawn as well
-                    self._unused_seeds.clear()
-                raise
-            parameters.states, self._plan = states, plan
-        return out
-
     def _make_plan(self, queries: Array, states: tuple[State, ...]) -> Plan:
         dtype = packing_type(queries, self._parameters.dtype)
         packed = {state.name: state.packed(dtype) for state in states if state.name != "w_v"}
@@ -256,13 +255,19 @@ class AttentionLayer(Layer, Viewable):
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
 
-        Computed anew at each reading, as that call used them, whatever has changed since; the array is yours.
-        A tensor if the call's inputs were tensors.  AttributeError before the first call; RuntimeError where
-        the instruction set is another than in the call (a pickle from another kind of CPU).
+        Of a MultiHeadAttention (B, H, Q, K), of the attention inside it (B*H, Q, K).  Computed anew at each reading, as
+        that call used them, whatever has changed since; the array is yours.  A tensor if tensors went in.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call.
+        RuntimeError
+            Where the instruction set is another than in the call (a pickle from another kind of CPU).
         """
         weights, as_tensor = self._weights()
-        batch, heads, n_queries, n_keys = weights.shape
-        shown: Array = like_input(weights.reshape(batch * heads, n_queries, n_keys), as_tensor)
+        batch, heads, *matrix = weights.shape
+        shown: Array = like_input(weights if self._by_head else weights.reshape(batch * heads, *matrix), as_tensor)
         return shown
 
     # --- Gradients ------------------------------------------------------------------------------
