@@ -9,7 +9,7 @@ CPU tensors of torch serve as arrays, and are answered with tensors, once `serve
 All arguments are positional; those with a default may be left out at the end.
 """
 
-from typing import Any, Dict, Literal, Optional, Tuple, Union  # noqa: UP035  Python 3.9, as UP006
+from typing import Any, Callable, Dict, Literal, Optional, Tuple, Union  # noqa: UP035  Python 3.9, as UP006
 
 import numpy as np
 
@@ -147,9 +147,6 @@ def set_isa(name: str, /) -> None:
 
 def get_num_threads() -> int: ...
 def set_num_threads(n: int, /) -> None: ...
-def limit_own_threads(n: int, /) -> None:
-    """Calls of this thread use at most n threads as well; 0: no further limit.  get_num_threads tells it."""
-
 def available_threads() -> int: ...
 
 # --- Training -----------------------------------------------------------------------------
@@ -205,9 +202,12 @@ def layer_backward(
     """Twelve gradients, each of its operand's shape; None where not needed or where there is no such projection.
     Inputs and parameters as in the forward call, unchanged since; what was kept, and does not fit, is refused."""
 
-def serve_tensors(exchange: object, tensor_type: type, parameter_type: type, is_neg: object, /) -> None:
-    """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors;
-    BufferError where one has no plain memory.  exchange: torch's DLPack functions."""
+def serve_tensors(
+    exchange: object, tensor_type: type, parameter_type: type, is_neg: object, get_num_threads: Callable[[], int], /
+) -> None:
+    """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors,
+    on no more threads than get_num_threads() says; BufferError where a tensor has no plain memory.  exchange: torch's
+    DLPack functions."""
 
 def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any, Any]]:
     """(parameters, state of the module that shows the weights, dropout, what `frozen` packed of these parameters for

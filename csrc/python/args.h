@@ -40,7 +40,8 @@ enum {
     MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
-    MHA_PY_IS_NEG, /* its method */
+    MHA_PY_IS_NEG,        /* its method */
+    MHA_PY_TORCH_THREADS, /* torch.get_num_threads */
     MHA_PY_N_OF_TORCH,
     MHA_PY_ISA_NAMES = MHA_PY_N_OF_TORCH, /* of all instruction sets: making one takes 4 % of the smallest call */
     MHA_PY_N_OBJECTS = MHA_PY_ISA_NAMES + MHA_N_ISAS
@@ -83,7 +84,8 @@ PyObject *mha_py_own(mha_py_call *call, void *object);
 
 /*
  * Let other threads run during a core call of `work` multiply-adds, and come back with its status.  Below the threshold
- * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.
+ * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.  On tensors the
+ * core takes no more threads than torch may: a limit for this call alone.
  */
 void mha_py_detach(mha_py_call *call, double work);
 void mha_py_attach(mha_py_call *call, mha_status status);
@@ -281,7 +283,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(layer_step, 15, 15) \
     X(layer_backward, 13, 14) \
     X(layer_parts, 2, 2) \
-    X(serve_tensors, 4, 4) \
+    X(serve_tensors, 5, 5) \
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \
     X(linear_backward, 4, 4) \
@@ -297,7 +299,6 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(set_caches, 2, 2) \
     X(get_num_threads, 0, 0) \
     X(set_num_threads, 1, 1) \
-    X(limit_own_threads, 1, 1) \
     X(available_threads, 0, 0)
 
 #define MHA_PY_DECLARE(name, least, most) mha_py_function py_##name;

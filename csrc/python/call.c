@@ -154,11 +154,25 @@ signal_came(void *saved)
     return came;
 }
 
+static void
+limit_to_torchs_threads(const mha_py_call *call)
+{
+    PyObject *n = PyObject_CallFunctionObjArgs(call->state->objects[MHA_PY_TORCH_THREADS], NULL);
+    const unsigned long allowed = n == NULL ? 0 : PyLong_AsUnsignedLong(n);
+
+    mha_threads_limit_own(PyErr_Occurred() || allowed > INT_MAX ? 0 : (unsigned)allowed);
+    PyErr_Clear(); /* no answer is no limit */
+    Py_XDECREF(n);
+}
+
 void
 mha_py_detach(mha_py_call *call, double work)
 {
     if (work < DETACH_FROM_WORK) {
-        return;
+        return; /* far too little to be shared among threads */
+    }
+    if (call->has_tensors) {
+        limit_to_torchs_threads(call);
     }
     const int watch = work >= WATCH_FROM_WORK && is_main_thread();
 
@@ -175,6 +189,7 @@ mha_py_attach(mha_py_call *call, mha_status status)
         mha_interrupt_watch(NULL, NULL);
         PyEval_RestoreThread(call->detached);
         call->detached = NULL;
+        mha_threads_limit_own(0);
     }
     mha_py_check(call, status, call->function);
 }

@@ -94,18 +94,6 @@ py_set_num_threads(mha_py_call *call, PyObject *const *values)
 }
 
 PyObject *
-py_limit_own_threads(mha_py_call *Py_UNUSED(call), PyObject *const *values)
-{
-    const unsigned long n = PyLong_AsUnsignedLong(values[0]);
-
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    mha_threads_limit_own(n < INT_MAX ? (unsigned)n : INT_MAX);
-    Py_RETURN_NONE;
-}
-
-PyObject *
 py_available_threads(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
     return PyLong_FromUnsignedLong(mha_threads_available());

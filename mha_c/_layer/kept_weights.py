@@ -11,7 +11,7 @@ they may be anything: the core checks what it needs for memory, and whatever doe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
@@ -29,10 +29,11 @@ def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: 
     return None, None, q, k, None, row_max, row_sum, lens, None, None, values, attended
 
 
-def saved_weights(saved: Any) -> Array:
+def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
     """(B, H, Q, K) in memory of their own: kept as they were, or computed again to the bit from q, k and statistics.
 
-    saved       the first N_FOR_WEIGHTS of what was kept
+    saved   the first N_FOR_WEIGHTS of what was kept
+    view    what makes of q what the core is asked with: torch.from_numpy for a tensor, on torch's threads
     RuntimeError where the instruction set is another than in the call.
     """
     try:
@@ -43,7 +44,7 @@ def saved_weights(saved: Any) -> Array:
                 return copy
         elif name == isa():
             return attention_weights(
-                _by_heads(q, num_heads), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
+                view(_by_heads(q, num_heads)), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
             )
         elif isinstance(name, str):
             raise RuntimeError(

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
-from .._layer import kept_weights
 from ._private import FakeTensor, in_functorch, in_transform, is_of_a_transform, tensor_exchange, tracing_state
 
 if TYPE_CHECKING:
@@ -111,35 +110,8 @@ def lengths(valid_lens: Any) -> Any:
     return to_lengths(valid_lens)
 
 
-# --- The core's functions on tensors ------------------------------------------------------------------
-
-
-def _on_torchs_threads(function: Any) -> Any:
-    """The function on at most torch.get_num_threads() threads: a limit for each call alone."""
-    get_num_threads, ours = torch.get_num_threads, _core.get_num_threads
-
-    def call(*args: Any) -> Any:
-        allowed = get_num_threads()
-        if allowed >= ours():
-            return function(*args)
-        _core.limit_own_threads(allowed)
-        try:
-            return function(*args)
-        finally:
-            _core.limit_own_threads(0)
-
-    return call
-
-
-_core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg)
-layer_forward = _on_torchs_threads(_core.layer_forward)
-layer_step = _on_torchs_threads(_core.layer_step)
-layer_backward = _on_torchs_threads(_core.layer_backward)
-attention_forward = _on_torchs_threads(_core.attention_forward)
-attention_backward = _on_torchs_threads(_core.attention_backward)
-linear = _on_torchs_threads(_core.linear)
-dropout_factors = _on_torchs_threads(_core.dropout_factors)
-saved_weights = _on_torchs_threads(kept_weights.saved_weights)
+# From now on the core takes tensors, and computes what has some on torch's threads.
+_core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg, torch.get_num_threads)
 
 
 def check_inputs(**named: Any) -> None:

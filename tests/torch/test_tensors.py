@@ -115,10 +115,13 @@ def test_tensors_without_plain_memory():
         _core.layer_forward(x, x, x, None, NONE, None, 1, "zero", 0.0, 0)
 
 
+SERVED = torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg, torch.get_num_threads
+
+
 def test_bad_capsules():
     for capsule in (None, 42, torch.Tensor):
         with pytest.raises((TypeError, ValueError)):
-            _core.serve_tensors(capsule, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg)
+            _core.serve_tensors(capsule, *SERVED)
 
 
 class Exchange(ctypes.Structure):
@@ -151,15 +154,15 @@ def test_a_torch_that_makes_no_tensor_of_a_result(released):
     new = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ("PyCapsule_New", ctypes.pythonapi)
     )
-    q, served = torch.randn(1, 2, 3, 4), (torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg)
+    q = torch.randn(1, 2, 3, 4)
     expected = mt.functional.dot_product_attention(q, q, q)
-    _core.serve_tensors(new(ctypes.addressof(fails), name, None), *served)
+    _core.serve_tensors(new(ctypes.addressof(fails), name, None), *SERVED)
     try:
         for _ in range(3):
             with pytest.raises(SystemError, match="without setting an exception"):
                 _core.attention_forward(q, q, q)
     finally:
-        _core.serve_tensors(capsule, *served)
+        _core.serve_tensors(capsule, *SERVED)
     assert len(asked) == 3 and torch.equal(mt.functional.dot_product_attention(q, q, q), expected)
 
 

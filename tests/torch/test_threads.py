@@ -1,6 +1,5 @@
 """How many threads torch calls use, and that NumPy layers keep theirs."""
 
-import concurrent.futures
 import os
 import subprocess
 import sys
@@ -12,8 +11,8 @@ import needs
 
 torch = needs.module("torch")
 
+import mha_c.torch as mt  # noqa: E402
 from mha_c import _core  # noqa: E402
-from mha_c.torch import _tensors  # noqa: E402
 
 THREADS = """
 import os, torch, mha_c, mha_c.torch as mt
@@ -40,24 +39,27 @@ def test_threads_stay_within_torchs():
     assert done.stdout.split() == ["0", "3", "2", "3"]
 
 
-def test_torchs_limit_is_that_of_one_call_of_one_thread():
-    def seen():
-        return _core.get_num_threads()
+def test_torchs_limit_is_that_of_one_call(monkeypatch):
+    """Of one thread, and over with it, also where the call fails; NumPy calls and small ones do not ask."""
+    layer, asked = mt.MultiHeadAttention(64, 4, 0.0).eval(), []
 
-    def everywhere():
-        with concurrent.futures.ThreadPoolExecutor(1) as other:
-            return seen(), other.submit(seen).result()
+    def count(answer):
+        asked.append(_core.get_num_threads())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    before, ours = torch.get_num_threads(), mha_c.get_num_threads()
+    x, small = torch.randn(8, 200, 64), torch.randn(1, 2, 64)
+    expected, before = layer(x, x, x), mha_c.get_num_threads()
+    served = torch.Tensor.__dlpack_c_exchange_api__, torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg
     try:
         mha_c.set_num_threads(3)
-        for allowed, found in ((1, (1, 3)), (2, (2, 3)), (8, (3, 3))):
-            torch.set_num_threads(allowed)
-            assert _tensors._on_torchs_threads(everywhere)() == found and seen() == 3
-        torch.set_num_threads(1)
-        with pytest.raises(ZeroDivisionError):
-            _tensors._on_torchs_threads(lambda: 1 / 0)()
-        assert seen() == 3
+        for answer in (1, 2, 10**12, -1, "three", None, ValueError("no")):
+            _core.serve_tensors(*served, lambda answer=answer: count(answer))
+            assert torch.equal(layer(x, x, x), expected) and asked.pop() == 3 and _core.get_num_threads() == 3
+            mha_c.MultiHeadAttention(64, 4, 0.0)(x.numpy(), x.numpy(), x.numpy())
+            layer(small, small, small)
+            assert not asked
     finally:
-        torch.set_num_threads(before)
-        mha_c.set_num_threads(ours)
+        _core.serve_tensors(*served, torch.get_num_threads)
+        mha_c.set_num_threads(before)

@@ -15,16 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._layer.kept_weights import N_FOR_WEIGHTS, for_backward
+from ..._core import attention_backward, attention_forward, layer_backward, layer_forward
+from ..._layer.kept_weights import LENGTHS, N_FOR_WEIGHTS, for_backward
 from .._private import in_functorch, quick_apply
-from .._tensors import (
-    attention_backward,
-    attention_forward,
-    layer_backward,
-    layer_forward,
-    optional_array,
-    optional_tensor,
-)  # fmt: skip
+from .._tensors import optional_array, optional_tensor
 from . import mathematics
 from .overrides import in_mode
 
@@ -37,58 +31,63 @@ N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 LayerParameters = tuple[Optional[Tensor], ...]
 
 
-def differentiable_layer(call: Any) -> tuple[Tensor, Any, Any]:
-    """(out, what `saved_weights` needs, the lengths) of a call that records gradients; no transform is active.
-
-    call    arguments of layer_forward, all nine parameters in the place of the projections
-    """
-    work = [call]
-    out = apply_layer(work, *call[:3], *call[4])
-    saved, lens = work
-    return out, saved, lens
-
-
 class LayerFunction(Function):
-    """apply([arguments of layer_forward], queries, keys, values, *nine parameters) -> out.
+    """apply([options], queries, keys, values, *nine parameters) -> out; the list then holds what the call kept.
 
-    The list then holds what `saved_weights` needs, and the lengths.
+    options   lengths, num_heads, empty_rows, dropout, seed.  No transform is active.
     """
 
     @staticmethod
-    def forward(ctx: Any, work: list[Any], *tensors: Any) -> Tensor:
-        (call,) = work
+    def forward(ctx: Any, box: list[Any], *tensors: Any) -> Tensor:
+        valid_lens, num_heads, empty_rows, dropout, seed = box[0]
+        queries, keys, values, W_q, W_k, *_, w_v = tensors
         out: Tensor
-        out, kept = layer_forward(*call, True)
-        _, _, q, k, _, row_max, row_sum, lens, _, _, values, attended = kept
-        work[:] = kept[:N_FOR_WEIGHTS], lens
+        out, kept = layer_forward(
+            queries, keys, values, valid_lens, tensors[3:], w_v, num_heads, empty_rows, dropout, seed, True
+        )
+        box[0] = kept
+        lens = kept[LENGTHS]
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
-            W_q, W_k, *_ = call[4]  # what nothing projects is a copy for the weights alone
-            large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, values, attended
+            _, _, q, k, _, row_max, row_sum, *_, projected, attended = kept
+            # What nothing projects is a copy for the weights alone.
+            large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, projected, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             kept = None
-        ctx.kept = kept, lens, call[6:]
+        ctx.kept = kept, (lens, num_heads, empty_rows, dropout, seed)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        kept, lens, options = ctx.kept
+        kept, options = ctx.kept
+        lens, num_heads, empty_rows, dropout, seed = options
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         needs = ctx.needs_input_grad[1:]
         if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; somebody looks on
+            queries, keys, values, *_, w_v = tensors
             try:
-                call = *tensors[:3], lens, tensors[3:], tensors[11], *options
-                return (None, *layer_backward(grad_out, kept, *call, needs, True))
+                return None, *layer_backward(
+                    grad_out, kept, queries, keys, values, lens, tensors[3:], w_v, num_heads, empty_rows, dropout, seed,
+                    needs, True,
+                )  # fmt: skip
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
-        return None, *layer_gradients(tensors, (lens, *options), needs, grad_out)
+        return None, *layer_gradients(tensors, options, needs, grad_out)
 
 
 apply_layer = quick_apply(LayerFunction)
+
+
+def differentiable_layer(queries: Tensor, keys: Tensor, values: Tensor, parameters: Any, options: Any) -> Any:
+    """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
+    box = [options]
+    out = apply_layer(box, queries, keys, values, *parameters)
+    kept: Any = box[0]
+    return out, kept[:N_FOR_WEIGHTS], kept[LENGTHS]
 
 
 def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:
@@ -107,13 +106,10 @@ def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) ->
     return mathematics.gradients(layer, tensors, needs, (grad_out,))
 
 
-def versions_of(queries: Tensor, keys: Tensor, parameters: LayerParameters) -> tuple[Optional[int], ...]:
+def versions_of(queries: Tensor, keys: Tensor, parameters: LayerParameters) -> list[int]:
     """How often those have been changed in place of which the attention weights are a function."""
     W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-    try:
-        return tuple([None if x is None else x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v)])
-    except RuntimeError:  # a tensor of inference mode, which autograd refuses in its own words
-        return ()
+    return [x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v) if x is not None]
 
 
 class WeightsSource(NamedTuple):
@@ -125,7 +121,7 @@ class WeightsSource(NamedTuple):
     queries: Tensor
     keys: Tensor
     parameters: LayerParameters
-    versions: Optional[tuple[Optional[int], ...]]  # of `versions_of`; a compiler cannot tell
+    versions: Optional[list[int]]  # of `versions_of`; a compiler cannot tell
 
     def needs_grad(self) -> bool:
         return any(x is not None and x.requires_grad for x in self.arguments())

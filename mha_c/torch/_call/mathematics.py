@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import dropout, linear
 from torch.utils.checkpoint import checkpoint
 
-from .._tensors import draw_seed_tensor, dropout_factors, float32_if_half, has_numbers
+from ..._core import dropout_factors
+from .._tensors import draw_seed_tensor, float32_if_half, has_numbers
 
 Drop = Callable[[Tensor], Tensor]
 FEATURES = 1 << 24  # numbers that additive scores have at a time: 64 MiB of float32

@@ -12,20 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._core import isa
-from ..._layer.kept_weights import for_backward
+from ..._core import attention_backward, dropout_factors, isa, layer_backward, layer_forward
+from ..._layer.kept_weights import for_backward, saved_weights
 from .._private import known_to_compilers
-from .._tensors import (
-    array,
-    attention_backward,
-    dropout_factors,
-    is_compiling,
-    layer_backward,
-    layer_forward,
-    lengths,
-    saved_weights,
-    without_subclass,
-)  # fmt: skip
+from .._tensors import array, is_compiling, lengths, without_subclass
 from .autograd import AttentionCall, attention_gradients, layer_gradients, run_attention
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -212,7 +202,8 @@ def _layer_autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
 
 def _weights(q: Tensor, k: Tensor, w_v: Any, row_max: Tensor, row_sum: Tensor, lens: Tensor, *rest: Any) -> Tensor:
     num_heads, empty_rows = rest
-    return torch.from_numpy(saved_weights(recompute(q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows)))
+    saved = recompute(q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows)
+    return saved_weights(saved, torch.from_numpy)
 
 
 def recompute(
@@ -298,7 +289,7 @@ def _attention_autograd(ctx: Any, grad_out: Tensor, of_weights: Any, of_lse: Any
 
 
 def _dropout(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
-    return torch.from_numpy(dropout_factors(array(weights), dropout, _seed(seed)))
+    return dropout_factors(weights.detach(), dropout, _seed(seed))
 
 
 def _dropout_fake(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from ..._core import layer_forward
 from .._private import in_transform, profiler
 from .._tensors import (
     FLOATS,
@@ -34,13 +35,12 @@ from .._tensors import (
     draw_seed_tensor,
     exporting,
     is_compiling,
-    layer_forward,
     lengths,
     refuse_half_fake,
     refuse_types,
     result_type,
     traced,
-)  # fmt: skip
+)
 from . import by_torch, ops
 from .autograd import LayerParameters, differentiable_layer, versions_of
 from .checks import check_layer, check_options, checked_lengths
@@ -67,14 +67,12 @@ def run_layer(
     """
     queries, keys, values = inputs
     valid_lens, num_heads, empty_rows, dropout = options
-    w_v = parameters[8]
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        call = queries, keys, values, valid_lens, parameters, w_v, num_heads, empty_rows, dropout, seed
-        versions = versions_of(queries, keys, parameters)
-        out, saved, lens = differentiable_layer(call)
+        out, saved, lens = differentiable_layer(queries, keys, values, parameters, (*options, seed))
+        versions = versions_of(queries, keys, parameters)  # which autograd has said of tensors of inference mode
         return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
     weights = parameters if packed is None else packed.ready
-    call = queries, keys, values, valid_lens, weights, w_v, num_heads, empty_rows, dropout, seed
+    call = queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
     return *call_core(layer_forward, call), None
 
 

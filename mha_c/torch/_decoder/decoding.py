@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._core import layer_parts
+from ..._core import layer_parts, layer_step
 from ..._decoder import caches
 from .._call import by_torch
 from .._call.autograd import LayerParameters
@@ -27,11 +27,10 @@ from .._tensors import (
     check_devices,
     check_inputs,
     elsewhere,
-    layer_step,
     refuse_transforms,
     result_type,
     without_subclass,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     from ..frozen import Packed

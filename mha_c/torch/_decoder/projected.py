@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._arguments import calls
 from ..._arguments.arrays import to_lengths
+from ..._core import layer_forward, linear
 from ..._decoder import caches
 from ...errors import ShapeError
 from .._call.autograd import LayerParameters
@@ -32,10 +33,8 @@ from .._tensors import (
     elsewhere,
     exporting,
     is_compiling,
-    layer_forward,
-    linear,
     without_subclass,
-)  # fmt: skip
+)
 from .decoding import (
     Held,
     attend_elsewhere,

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..._core import layer_step
 from ..._decoder.caches import most
 from ...errors import ShapeError
 from .._call.autograd import LayerParameters, differentiable_layer, versions_of
 from .._call.ways import any_needs_grad, call_core
-from .._tensors import array, layer_step, lengths
+from .._tensors import array, lengths
 from .decoding import KeyValueCache, copies, known_weights
 
 if TYPE_CHECKING:
@@ -149,12 +150,12 @@ class RememberedFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors, (valid_lens, *options) = ctx.saved_tensors, ctx.call
+        tensors = ctx.saved_tensors
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():  # by names of their own: queries may be a part of keys
             own = tuple(None if x is None else x.view_as(x) for x in tensors)
-            out, *_ = differentiable_layer((*own[:3], valid_lens, own[3:], own[11], *options))
+            out, *_ = differentiable_layer(*own[:3], own[3:], ctx.call)
         asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
         grads: list[Any] = [None] * len(tensors)
         for i, grad in zip(needed, asked):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..._layer.kept_weights import saved_weights
 from .._call.autograd import WeightsFunction
 from .._private import as_plain_tensor, has_wrappers, make_wrapper
-from .._tensors import saved_weights
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
 _KNOWN = {  # answered from shape and type alone
@@ -46,7 +46,7 @@ class Recipe:
         saved = self._saved  # before the look: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
             if type(saved) is tuple:
-                self._keep(torch.from_numpy(saved_weights(saved)))
+                self._keep(saved_weights(saved, torch.from_numpy))
             else:
                 with torch.no_grad():
                     self._keep(saved.weights(*saved.arguments()))

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .._tensors import attention_backward, attention_forward
+from ..._core import attention_backward, attention_forward
 from ._group import Ranks, talking
 from ._sequence import BACKWARD, FORWARD, Part, Plan, Travel
 
