@@ -174,18 +174,25 @@ class TorchLayer:
         self._module, self._roles, self._name = module, roles, name
         self.num_heads = self._heads_here = int(module.num_heads)
         self._linears = [getattr(module, role) if role else None for role in roles]
-        if any("Uninitialized" in type(linear.weight).__name__ for linear in self._linears if linear is not None):
+        if any("Uninitialized" in type(getattr(linear, "weight", None)).__name__ for linear in self._linears):
             raise ValueError(_open(name))
 
     @property
     def _weight(self) -> Any:
-        return self._linears[3].weight  # type: ignore[union-attr]
+        """Of the output projection, whose columns are the heads' shares."""
+        out: Any = self._linears[3]
+        if not _is_plain(out):
+            raise TypeError(_not_plain(self._roles[3], out))
+        return out.weight
 
     @contextmanager
     def measured(self, going_back: bool) -> Iterator[None]:
-        before = self._weight.requires_grad  # modes belong to the whole model: see `in_eval_mode`
+        if not going_back:  # modes belong to the whole model: see `in_eval_mode`
+            yield
+            return
+        before = self._weight.requires_grad
         try:
-            self._weight.requires_grad_(going_back or before)
+            self._weight.requires_grad_(True)
             yield
         finally:
             self._weight.requires_grad_(before)
@@ -222,8 +229,8 @@ class TorchLayer:
                 "their own, such as mha_c.torch.MultiHeadAttention, can"
             )
         for role, linear in zip(self._roles, self._linears):
-            if not all(hasattr(linear, name) for name in ("in_features", "out_features", "weight", "bias")):
-                raise TypeError(f"{role} must be a torch.nn.Linear, got {type(linear).__name__}")
+            if not _is_plain(linear):
+                raise TypeError(_not_plain(role, linear))
 
     def keep_heads(self, heads: Sequence[int]) -> None:
         for linear in self._linears[:3]:
@@ -236,6 +243,19 @@ class TorchLayer:
         _replace(out, "weight", lambda old: old[:, numbers].contiguous())
         out.in_features = len(numbers)
         self._module.num_heads = self.num_heads = self._heads_here = len(heads)
+
+
+def _is_plain(linear: Any) -> bool:
+    """Whether its result is that of a torch.nn.Linear, by a weight that nothing computes anew before each call."""
+    of_torch = sys.modules["torch"].nn.Linear.forward
+    return getattr(type(linear), "forward", None) is of_torch and "weight" in linear._parameters
+
+
+def _not_plain(role: str, linear: Any) -> str:
+    return (
+        f"{role} must be a torch.nn.Linear whose weight is a parameter of its own (parametrizations, weight_norm and "
+        f"pruning compute it: remove them first), got {type(linear).__name__}"
+    )
 
 
 def _replace(linear: Any, name: str, part: Any) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import doctest
+import importlib
 import pickle
 import time
 
@@ -469,3 +470,28 @@ def test_examples_of_the_docstrings(module):
         needs.module("matplotlib")
     found = doctest.testmod(module, extraglobs={"np": np})
     assert found.attempted and not found.failed
+
+
+@pytest.mark.parametrize("role", ["W_o", "W_q"])
+@pytest.mark.parametrize("kind", ["weight_norm", "pruned", "several"])
+def test_weights_that_are_computed_anew_are_refused(role, kind):
+    """What is changed in them would have no effect: each head would seem to matter nothing."""
+    torch = needs.module("torch")
+    import mha_c.torch
+
+    layer, x = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(2, 3, 8)
+    linear, calls = getattr(layer, role), [lambda: heads.prune(layer, [0])]
+    if kind == "weight_norm":
+        torch.nn.utils.parametrizations.weight_norm(linear)
+    elif kind == "pruned":
+        importlib.import_module("torch.nn.utils.prune").random_unstructured(linear, "weight", 0.5)
+    else:
+        setattr(layer, role, torch.nn.Sequential(linear))
+    if role == "W_o":
+        calls.append(lambda: heads.importance(layer, (x, x, x)))
+        calls.append(lambda: heads.importance(layer, (x, x, x), "gradient", loss=lambda part, data: part(*data).sum()))
+    for call in calls:
+        with pytest.raises(TypeError, match=f"{role} must be a torch.nn.Linear whose weight"):
+            call()
+    assert layer.num_heads == 2 and layer(x, x, x).shape == x.shape
+    assert heads.importance(layer, (x, x, x), "entropy").scores["entropy"].shape == (2,)
