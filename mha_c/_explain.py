@@ -102,9 +102,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         return _explain_layer(call, *args, **options)
     if hasattr(type(call), "_explained"):
         return _explain_module(call, *args, **options)
-    if call is functional.dot_product_attention:
-        return _explain_function(call, args, options)
-    if call is functional.additive_attention:
+    if call in (functional.dot_product_attention, functional.additive_attention):
         return _explain_function(call, args, options)
     given = getattr(call, "__name__", type(call).__name__)
     raise TypeError(
@@ -133,17 +131,17 @@ def _explain_layer(
     if isinstance(layer, DecodingLayer) and type(keys) is ProjectedKeyValues:
         projected = keys._projections
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
-    (queries, keys, values), _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-    plan = layer._current_plan(queries) or _plan_with_zeros(layer, queries, keys, values)
+    inputs, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+    plan = layer._current_plan(inputs[0]) or _plan_of_a_copy(layer, inputs)
     in_training = layer.training if training is None else scalars.flag(training, "training")
     facts = _core.explain_layer(
-        queries, keys, values, to_lengths(valid_lens), *plan.without(projected).in_core,
+        *inputs, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
     projections = facts["projections"]
     roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # our name of each: theirs
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
-    return _explanation(type(layer).__name__, {"dtype": queries.dtype.name, **facts}, layer._roles[3])
+    return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, layer._roles[3])
 
 
 def _check_given(queries: Any, keys: Any) -> None:
@@ -165,18 +163,10 @@ def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others:
     return Explanation(title, {"call": name, **facts}, way)
 
 
-def _plan_with_zeros(layer: AttentionLayer, queries: Array, keys: Array, values: Array) -> Plan:
-    """For sizes that are still open: the weights are not drawn yet, and their numbers do not matter here."""
-    features = dict(zip(layer._roles, (array.shape[-1] if array.ndim else 0 for array in (queries, keys, values))))
-
-    def sized(state: State) -> State:
-        if state.weight is not None:
-            return state
-        n_in = features[state.name] if state.in_features is None else state.in_features
-        weight = np.zeros((state.out_features, n_in), layer.dtype)
-        return state.replace(weight, weight[:, 0].copy() if state.has_bias and n_in else None)
-
-    return layer._make_plan(queries, tuple(map(sized, layer._parameters.states)))
+def _plan_of_a_copy(layer: AttentionLayer, inputs: tuple[Array, ...]) -> Plan:
+    """For sizes that are still open: weights are drawn in vain, from a copy of the random numbers."""
+    layer, features = copy.deepcopy(layer), (array.shape[-1] if array.ndim else 0 for array in inputs)
+    return layer._make_plan(inputs[0], layer._drawn(layer._parameters.states, dict(zip(layer._roles, features))))
 
 
 def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], options: Facts) -> Explanation:

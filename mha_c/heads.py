@@ -32,7 +32,6 @@ __all__ = ["METHODS", "Importance", "importance", "prune"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 METHODS = ("ablation", "gradient", "entropy", "confidence")
-_LESS_IS_MORE = ("entropy",)  # a head that looks everywhere has the highest entropy and the least to say
 
 
 class Importance:
@@ -75,9 +74,9 @@ class Importance:
         list
             Of `names`.
         """
-        scores = self._column(method)
-        order = np.argsort(-scores if (method or next(iter(self.scores))) in _LESS_IS_MORE else scores, kind="stable")
-        return [self.names[i] for i in order]
+        method = self._checked(method)
+        sign = -1 if method == "entropy" else 1  # a head that looks everywhere has the highest and the least to say
+        return [self.names[i] for i in np.argsort(sign * self.scores[method], kind="stable")]
 
     def chart(self, **options: Any) -> Figure:
         """A bar chart, one panel per method.  Needs matplotlib.
@@ -98,31 +97,25 @@ class Importance:
         labels = [str(name[-1]) if isinstance(name, tuple) and one_layer else _label(name) for name in self.names]
         return show_bars(self.scores, labels, **options)
 
-    def _column(self, method: Optional[str]) -> Array:
-        if method is None:
-            return next(iter(self.scores.values()))
-        if method not in self.scores:
+    def _checked(self, method: Optional[str]) -> str:
+        if method is not None and method not in self.scores:
             raise ValueError(f"method {method!r} was not measured; there is {', '.join(self.scores)}")
-        return self.scores[method]
+        return next(iter(self.scores)) if method is None else method
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
-        return np.array(self._column(None), dtype=dtype)
+        return np.array(self.scores[self._checked(None)], dtype=dtype)
 
     def __repr__(self) -> str:
         loss = "" if self.baseline is None else f", loss with all heads {self.baseline:.4g}"
-        labels = ["head", *(_label(name) for name in self.names)]
-        width = max(map(len, labels))
-        lines = [f"{labels[0]:<{width}}" + "".join(f"{method:>14}" for method in self.scores)]
-        for i, label in enumerate(labels[1:]):
-            numbers = "".join(f"{column[i]:>14.4g}" for column in self.scores.values())
-            lines.append(f"{label:<{width}}{numbers}  {self._bar(i)}".rstrip())
-        return "\n".join([f"head importance{loss}", *lines])
-
-    def _bar(self, i: int) -> str:
-        """The first column drawn with signs, so that a table of one method needs no picture."""
-        column = self._column(None)
-        top = np.abs(column).max(initial=0)
-        return "#" * round(20 * max(0.0, float(column[i])) / top) if len(self.scores) == 1 and top > 0 else ""
+        labels = [_label(name) for name in self.names]
+        width = max(map(len, ["head", *labels]))
+        lines = [f"head importance{loss}", f"{'head':<{width}}" + "".join(f"{method:>14}" for method in self.scores)]
+        # A table of one method needs no picture: it is drawn with signs.
+        top = np.abs(np.array(self)).max(initial=0) if len(self.scores) == 1 else 0
+        for label, *numbers in zip(labels, *self.scores.values()):
+            bar = "#" * round(20 * max(0.0, float(numbers[0])) / top) if top > 0 else ""
+            lines.append(f"{label:<{width}}{''.join(f'{number:>14.4g}' for number in numbers)}  {bar}".rstrip())
+        return "\n".join(lines)
 
 
 def importance(
@@ -203,16 +196,13 @@ def importance(
         stack.enter_context(_layers_with_heads.in_eval_mode(model))
         if loss is not None:
             baseline = _mean_loss(model, batches, loss)
-        for name in methods:
-            if name == "ablation":
-                scores[name] = _ablation(model, layers, batches, loss, baseline)
-            elif name == "gradient":
-                assert loss is not None
-                parts = [part for batch in batches for part in (_examples(batch) if per_example else [batch])]
-                scores[name] = _gradient(model, layers, parts, loss)
-            elif name not in scores:
-                measured = _looks(model, layers, batches, loss)
-                scores.update({look: measured[look] for look in methods if look in measured})
+        if "ablation" in methods:
+            scores["ablation"] = _ablation(model, layers, batches, loss, baseline)
+        if "gradient" in methods and loss is not None:
+            parts = [part for batch in batches for part in (_examples(batch) if per_example else [batch])]
+            scores["gradient"] = _gradient(model, layers, parts, loss)
+        if "entropy" in methods or "confidence" in methods:
+            scores.update(_looks(model, layers, batches, loss))
     names = [i if name == "" else (name, i) for name, layer in layers.items() for i in range(layer.num_heads)]
     return Importance(names, {name: scores[name] for name in methods}, baseline)
 
