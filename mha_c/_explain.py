@@ -24,7 +24,6 @@ from .config import SECONDS, in_words
 
 if TYPE_CHECKING:
     from ._types import Array
-    from .linear import State
 
     Facts = dict[str, Any]
 

@@ -105,16 +105,14 @@ def view(
     shown, encoded, notes = _encode_all(panels, examples, max_bytes)
     if head_names is not None and len(head_names) != shown[0].weights.shape[0]:
         raise ValueError(f"head_names has {len(head_names)} names for {shown[0].weights.shape[0]} heads")
-    names = [str(name) for name in head_names] if head_names is not None else None
     data = {
         "title": title,
         "layers": [layer.name for layer in layers],
-        "heads": names,
+        "heads": None if head_names is None else [str(name) for name in head_names],
         "notes": notes,
         "panels": encoded,
     }
-    text = _text(title, layers, shown, encoded, notes, names)
-    return Page("view", data, text, title, picture=lambda: _picture(shown[0]))
+    return Page("view", data, _text(data, shown[0]), title, picture=lambda: _picture(shown[0]))
 
 
 def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
@@ -185,10 +183,7 @@ def _size(encoded: dict[str, Any]) -> int:
 
 
 def _encode(panel: _Panel, factor: int) -> dict[str, Any]:
-    heads = panel.weights
-    q_step = k_step = 1
-    if factor > 1:
-        heads, q_step, k_step = pack.pool(heads, factor)
+    heads, q_step, k_step = pack.pool(panel.weights, factor)
     all_heads = [*panel.weights, panel.weights.mean(axis=0)] if len(heads) > 1 else list(panel.weights)
     stats = [pack.head_stats(head, panel.keys, panel.self_attention) for head in all_heads]
     return {
@@ -218,44 +213,36 @@ def _joined(sentence: labels.Sentence, size: int, step: int) -> labels.Sentence:
     return [block[0] if len(block) == 1 else f"{block[0]} … {block[-1]}" for block in blocks]
 
 
-def _text(
-    title: str,
-    layers: list[Layer],
-    shown: list[_Panel],
-    encoded: list[dict[str, Any]],
-    notes: list[str],
-    head_names: Optional[list[str]],
-) -> str:
+def _text(data: dict[str, Any], first: _Panel) -> str:
     """What stands in for the page where it cannot run: one line per head of the first example."""
-    heads, num_queries, num_keys = shown[0].weights.shape
-    lines = [f"{title}: {heads} head{'s' * (heads > 1)}, {num_queries} queries x {num_keys} keys"]
-    for panel, code in zip(shown, encoded):
-        if panel.example:
+    heads, num_queries, num_keys = first.weights.shape
+    lines = [f"{data['title']}: {heads} head{'s' * (heads > 1)}, {num_queries} queries x {num_keys} keys"]
+    for panel in data["panels"]:
+        if panel["example"]:
             break
-        if len(layers) > 1:
-            lines.append(layers[panel.layer].name)
-        for i, (entropy, confidence, words) in enumerate(code["stats"]):
-            name = "mean" if i == len(panel.weights) else (head_names[i] if head_names else f"head {i}")
+        if len(data["layers"]) > 1:
+            lines.append(data["layers"][panel["layer"]])
+        names = data["heads"] or [f"head {i}" for i in range(panel["h"])]
+        for name, (entropy, confidence, words) in zip([*names, "mean"], panel["stats"]):
             lines.append(f"  {name:<8} {words:<42} entropy {entropy:.2f} bits   confidence {confidence:.2f}")
-    first = shown[0]
-    if len(layers) == 1 and max(first.weights.shape[1:]) <= 12:
+    if len(data["layers"]) == 1 and max(num_queries, num_keys) <= 12:
         lines += ["", "mean of the heads, queries down, keys across" if heads > 1 else "queries down, keys across"]
         lines += _table(first)
-    return "\n".join(lines + notes)
+    return "\n".join(lines + data["notes"])
 
 
 def _table(panel: _Panel) -> list[str]:
     mean = panel.weights.mean(axis=0)
-    rows = [*(panel.queries or []), *map(str, range(len(panel.queries or []), mean.shape[0]))]
-    columns = [*(panel.keys or []), *map(str, range(len(panel.keys or []), mean.shape[1]))]
+    rows, columns = (
+        [*(sentence or []), *map(str, range(len(sentence or []), size))]
+        for sentence, size in zip((panel.queries, panel.keys), mean.shape)
+    )
     width = max(6, *(len(name[:10]) + 1 for name in columns))
     side = max(len(name[:14]) for name in rows)
-    head = " " * (side + 2) + "".join(name[:10].rjust(width) for name in columns)
-    body = [
-        "  " + name[:14].ljust(side) + "".join(f"{weight:.2f}".rjust(width) for weight in row)
-        for name, row in zip(rows, mean)
-    ]
-    return [head, *body]
+    table = [" " * (side + 2) + "".join(name[:10].rjust(width) for name in columns)]
+    for name, row in zip(rows, mean):
+        table.append("  " + name[:14].ljust(side) + "".join(f"{weight:.2f}".rjust(width) for weight in row))
+    return table
 
 
 def _picture(panel: _Panel) -> bytes:

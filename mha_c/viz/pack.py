@@ -52,6 +52,8 @@ def encode(weights: Array) -> dict[str, Any]:
 
 def pool(weights: Array, factor: int) -> tuple[Array, int, int]:
     """Blocks of `factor` queries and keys: summed over the keys, averaged over the queries, so rows still sum to 1."""
+    if factor == 1:
+        return weights, 1, 1
     q_step = factor if weights.shape[1] > POOL_ABOVE else 1
     k_step = factor if weights.shape[2] > POOL_ABOVE else 1
     q_starts = np.arange(0, weights.shape[1], q_step)

@@ -58,18 +58,7 @@ _PAGE_STYLE = (
 class Page:
     """A self-contained page: the last expression of a notebook cell shows it, `save` writes it, `print` its text.
 
-    Parameters
-    ----------
-    kind : str
-        What the page shows: which script and style it takes.
-    data : dict
-        What the script draws, as JSON has it.
-    text : str
-        The same in words, for where no script runs.
-    title : str
-        Of the document.
-    picture : function, optional
-        Gives a PNG for where no page can be shown.
+    Not made by hand.
 
     Examples
     --------
@@ -80,16 +69,11 @@ class Page:
     """
 
     def __init__(
-        self,
-        kind: str,
-        data: dict[str, Any],
-        text: str,
-        title: str,
-        picture: Optional[Callable[[], bytes]] = None,
+        self, kind: str, data: dict[str, Any], text: str, title: str, picture: Optional[Callable[[], bytes]] = None
     ) -> None:
-        self.kind = kind
-        self.data = data
-        self.text = text
+        self.kind = kind  # which scripts and style it takes
+        self.data = data  # what they draw, as JSON has it
+        self.text = text  # the same in words, for where no script runs
         self.title = title
         self._picture = picture  # draws a PNG for readers that show no HTML, such as LaTeX export
 
@@ -143,9 +127,8 @@ class Page:
         return path
 
     def _repr_html_(self) -> str:
-        self_hash = self._hash()
-        _shown[self_hash] += 1
-        return self.blob(_shown[self_hash])
+        _shown[self._id(0)] += 1
+        return self.blob(_shown[self._id(0)])
 
     def _repr_mimebundle_(
         self, include: Optional[Container[str]] = None, exclude: Optional[Container[str]] = None
@@ -160,11 +143,8 @@ class Page:
             if (not include or kind in include) and not (exclude and kind in exclude)
         }
 
-    def _hash(self) -> str:
-        return hashlib.sha256(as_javascript(self.data).encode()).hexdigest()[:10]
-
     def _id(self, number: int) -> str:
-        return f"mhac-{number}-{self._hash()}"
+        return f"mhac-{number}-{hashlib.sha256(as_javascript(self.data).encode()).hexdigest()[:10]}"
 
     def _script(self, number: int) -> str:
         folder, (files, builder) = Path(__file__).parent, SCRIPTS[self.kind]
