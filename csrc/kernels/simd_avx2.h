@@ -18,25 +18,14 @@
 #if VF_F64
 #define VF_LANES 4
 #define VF_OP(op) _mm256_##op##_pd
-#define VF_INT(op) _mm256_##op##_epi64
-#define VF_TO_INT(v) _mm256_castpd_si256(v)
-#define VF_FROM_INT(i) _mm256_castsi256_pd(i)
 #define VF_HALVES(a, b, order) _mm256_permute2f128_pd(a, b, order)
 #define VF_TWO_BLOCKS(p, q) _mm256_insertf128_pd(_mm256_castpd128_pd256(_mm_loadu_pd(p)), _mm_loadu_pd(q), 1)
-typedef __m256d vf;
 #else
 #define VF_LANES 8
 #define VF_OP(op) _mm256_##op##_ps
-#define VF_INT(op) _mm256_##op##_epi32
-#define VF_TO_INT(v) _mm256_castps_si256(v)
-#define VF_FROM_INT(i) _mm256_castsi256_ps(i)
 #define VF_HALVES(a, b, order) _mm256_permute2f128_ps(a, b, order)
 #define VF_TWO_BLOCKS(p, q) _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(q), 1)
-typedef __m256 vf;
 #endif
-typedef __m256i vf_mask;
-#define VF_SHIFT(i) VF_INT(slli)(i, VF_MANTISSA)
-#define VF_SUM(i, j) VF_INT(add)(i, j)
 #define VF_X86 1
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
@@ -49,46 +38,29 @@ typedef __m256i vf_mask;
 #define VF_FUSED 1
 #define VF_MASKED 0
 
-/* The mask of the first n lanes, of all of them if n >= VF_LANES. */
-MHA_INLINE vf_mask
-vf_first_lanes(size_t n)
-{
-#if VF_F64
-    const __m256i count = _mm256_set1_epi64x((long long)mha_min(n, VF_LANES));
-    return _mm256_cmpgt_epi64(count, _mm256_setr_epi64x(0, 1, 2, 3));
-#else
-    const __m256i count = _mm256_set1_epi32((int)mha_min(n, VF_LANES));
-    return _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-#endif
-}
+#include "simd_words.inc"
 
 /* A lane that the mask leaves out is not accessed and cannot fault. */
 MHA_INLINE vf
 vf_load_first(const real *p, size_t n)
 {
-    return VF_OP(maskload)(p, vf_first_lanes(n));
+    return VF_OP(maskload)(p, (__m256i)vf_first_lanes(n));
 }
 
 MHA_INLINE void
 vf_store_first(real *p, vf v, size_t n)
 {
     if (n >= VF_LANES) { /* a masked store takes tens of cycles on Zen 2 to Zen 4, whatever the mask */
-        VF_OP(storeu)(p, v);
+        vf_store(p, v);
     } else {
-        VF_OP(maskstore)(p, vf_first_lanes(n), v);
+        VF_OP(maskstore)(p, (__m256i)vf_first_lanes(n), v);
     }
 }
 
 MHA_INLINE vf
 vf_keep_first(vf v, size_t n, vf fill)
 {
-    return VF_OP(blendv)(fill, v, VF_FROM_INT(vf_first_lanes(n)));
-}
-
-MHA_INLINE vf
-vf_abs(vf a)
-{
-    return VF_OP(andnot)(VF_OP(set1)((real)-0.0), a); /* -0: only the sign bit set */
+    return VF_OP(blendv)(fill, v, (vf)vf_first_lanes(n));
 }
 
 MHA_INLINE vf
@@ -129,8 +101,6 @@ vf_hmax(vf v)
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 #endif
 }
-
-#include "simd_words.inc"
 
 /* Blocks a0 a1 and b0 b1 become a0 b0 and a1 b1. */
 MHA_INLINE void

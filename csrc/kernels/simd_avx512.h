@@ -25,8 +25,6 @@
 #define VF_INSERT_BLOCK(v, p, at) _mm512_insertf64x2(v, _mm_loadu_pd(p), at)
 #define VF_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)
 #define VF_NOT_LESS(a, b) _mm512_cmp_pd_mask(a, b, _CMP_NLT_UQ)
-#define VF_EXPONENT(k) _mm512_castsi512_pd(_mm512_slli_epi64(_mm512_castpd_si512(k), VF_MANTISSA))
-typedef __m512d vf;
 typedef __mmask8 vf_mask;
 #else
 #define VF_LANES 16
@@ -36,12 +34,11 @@ typedef __mmask8 vf_mask;
 #define VF_INSERT_BLOCK(v, p, at) _mm512_insertf32x4(v, _mm_loadu_ps(p), at)
 #define VF_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)
 #define VF_NOT_LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ)
-#define VF_EXPONENT(k) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(k), VF_MANTISSA))
-typedef __m512 vf;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
-#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are here */
+#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are here, */
+#define VF_OWN_SCALE2 1 /* and vf_scale2 */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
 
@@ -59,6 +56,8 @@ typedef __mmask16 vf_mask;
 #if !VF_F64
 #define VF_TABLE 32 /* entries of a table that two registers hold */
 #endif
+
+#include "simd_words.inc"
 
 /* A mask with the first n bits set, all of them if n >= VF_LANES. */
 MHA_INLINE vf_mask
@@ -86,12 +85,6 @@ vf_keep_first(vf v, size_t n, vf fill)
 }
 
 MHA_INLINE vf
-vf_abs(vf a)
-{
-    return VF_OP(abs)(a);
-}
-
-MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {
     return VF_OP(mask_blend)(VF_LESS(a, b), y, x);
@@ -107,23 +100,16 @@ vf_zero_lt(vf a, vf b, vf x)
 MHA_INLINE vf
 vf_table(const real *table, vf x)
 {
-    const __m512i index = _mm512_srli_epi32(_mm512_castps_si512(x), VF_MANTISSA - 2); /* its low five bits count */
-    return _mm512_permutex2var_ps(VF_OP(loadu)(table), index, VF_OP(loadu)(table + VF_LANES));
+    const vf_bits index = (vf_bits)x >> (VF_MANTISSA - 2); /* its low five bits count */
+    return _mm512_permutex2var_ps(vf_load(table), (__m512i)index, vf_load(table + VF_LANES));
 }
 #endif
-
-/* The low bits of k, n plus the bias, move up to where the exponent lies. */
-MHA_INLINE vf
-vf_pow2(vf k)
-{
-    return VF_EXPONENT(k);
-}
 
 /* One instruction does it all, but it wants n itself. */
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
-    return VF_OP(scalef)(a, VF_OP(sub)(k, VF_OP(set1)(VF_SCALE2_BASE)));
+    return VF_OP(scalef)(a, k - vf_set1(VF_SCALE2_BASE));
 }
 
 /* Halves are added until one lane is left. */
@@ -139,13 +125,11 @@ vf_hmax(vf v)
     return VF_OP(reduce_max)(v);
 }
 
-#include "simd_words.inc"
-
 /* One step of vf_hsum4 and vf_hmax4: each lane and its partner, in the order of those that take one vector. */
 MHA_INLINE vf
 reduce_pair(vf high, vf low, const int largest)
 {
-    return largest ? vf_max(high, low) : vf_add(high, low);
+    return largest ? vf_max(high, low) : high + low;
 }
 
 /* Blocks of four vectors are joined until each has one, and the lanes of the blocks side by side. */

@@ -13,12 +13,16 @@
 
 #if VF_F64
 #define real double
+#define VF_BITS uint64_t /* the integer of the same size */
+#define VF_SIGNED int64_t
 #define VF_TYPE f64
 #define VF_MANTISSA 52
 #define VF_BIAS 1023
 #define VF_MAGIC 6755399441055744.0
 #else
 #define real float
+#define VF_BITS uint32_t
+#define VF_SIGNED int32_t
 #define VF_TYPE f32
 #define VF_MANTISSA 23
 #define VF_BIAS 127

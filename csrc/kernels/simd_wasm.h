@@ -15,22 +15,14 @@
 #if VF_F64
 #define VF_LANES 2
 #define VF_OP(op) wasm_f64x2_##op
-#define VF_INT(op) wasm_i64x2_##op
 #define VF_LOW(a, b) wasm_i64x2_shuffle(a, b, 0, 2)
 #define VF_HIGH(a, b) wasm_i64x2_shuffle(a, b, 1, 3)
 #else
 #define VF_LANES 4
 #define VF_OP(op) wasm_f32x4_##op
-#define VF_INT(op) wasm_i32x4_##op
 #define VF_LOW(a, b) wasm_i32x4_shuffle(a, b, 0, 4, 1, 5)
 #define VF_HIGH(a, b) wasm_i32x4_shuffle(a, b, 2, 6, 3, 7)
 #endif
-typedef v128_t vf;
-typedef v128_t vf_mask;
-#define VF_TO_INT(v) (v)
-#define VF_FROM_INT(i) (i)
-#define VF_SHIFT(i) VF_INT(shl)(i, VF_MANTISSA)
-#define VF_SUM(i, j) VF_INT(add)(i, j)
 
 /* 4 x 2 sums, 2 vectors of the panel, a broadcast and a product: 12 of the 16 registers of the x86 below. */
 #define VF_TILE_ROWS 4
@@ -40,34 +32,7 @@ typedef v128_t vf_mask;
 #define VF_FUSED 0
 #define VF_MASKED 0
 
-MHA_INLINE vf
-vf_set1(real x)
-{
-    return VF_OP(splat)(x);
-}
-
-MHA_INLINE vf
-vf_load(const real *p)
-{
-    return wasm_v128_load(p);
-}
-
-MHA_INLINE void
-vf_store(real *p, vf v)
-{
-    wasm_v128_store(p, v);
-}
-
-/* The mask of the first n lanes, of all of them if n >= VF_LANES. */
-MHA_INLINE vf_mask
-vf_first_lanes(size_t n)
-{
-#if VF_F64
-    return wasm_i64x2_gt(wasm_i64x2_splat((int64_t)mha_min(n, VF_LANES)), wasm_i64x2_const(0, 1));
-#else
-    return wasm_i32x4_gt(wasm_i32x4_splat((int32_t)mha_min(n, VF_LANES)), wasm_i32x4_const(0, 1, 2, 3));
-#endif
-}
+#include "simd_words.inc"
 
 /* Halves of a vector and lanes have loads and stores of their own, which touch nothing else. */
 MHA_INLINE vf
@@ -77,12 +42,12 @@ vf_load_first(const real *p, size_t n)
         return vf_load(p);
     }
 #if VF_F64
-    return n == 0 ? vf_set1(0) : wasm_v128_load64_zero(p);
+    return n == 0 ? vf_zero() : wasm_v128_load64_zero(p);
 #else
     if (n == 3) {
         return wasm_v128_load32_lane(p + 2, wasm_v128_load64_zero(p), 2);
     }
-    return n == 0 ? vf_set1(0) : n == 1 ? wasm_v128_load32_zero(p) : wasm_v128_load64_zero(p);
+    return n == 0 ? vf_zero() : n == 1 ? wasm_v128_load32_zero(p) : wasm_v128_load64_zero(p);
 #endif
 }
 
@@ -115,18 +80,6 @@ vf_keep_first(vf v, size_t n, vf fill)
     return wasm_v128_bitselect(v, fill, vf_first_lanes(n));
 }
 
-MHA_INLINE vf
-vf_fma(vf a, vf b, vf c)
-{
-    return VF_OP(add)(VF_OP(mul)(a, b), c);
-}
-
-MHA_INLINE vf
-vf_fnma(vf a, vf b, vf c)
-{
-    return VF_OP(sub)(c, VF_OP(mul)(a, b));
-}
-
 /* pmax(b, a) is b < a ? a : b, and so b for a NaN in either. */
 MHA_INLINE vf
 vf_max(vf a, vf b)
@@ -138,18 +91,6 @@ MHA_INLINE vf
 vf_min(vf a, vf b)
 {
     return VF_OP(pmin)(b, a);
-}
-
-MHA_INLINE vf
-vf_abs(vf a)
-{
-    return VF_OP(abs)(a);
-}
-
-MHA_INLINE vf
-vf_copysign(vf a, vf sign)
-{
-    return wasm_v128_or(a, wasm_v128_and(sign, VF_OP(splat)((real)-0.0)));
 }
 
 MHA_INLINE vf
@@ -183,5 +124,3 @@ vf_hmax(vf v)
 #endif
     return VF_OP(extract_lane)(v, 0);
 }
-
-#include "simd_words.inc"

@@ -1,6 +1,6 @@
 /*
  * math_names.h: lets one file hold several vocabularies (csrc/kernels/simd_<isa>.h), which are written for a file each:
- * with VF_F64 0 and MHA_ISA avx2 the text `vf_add` becomes vf_add_f32_avx2.  Included before each vocabulary; it takes
+ * with VF_F64 0 and MHA_ISA avx2 the text `vf_fma` becomes vf_fma_f32_avx2.  Included before each vocabulary; it takes
  * back the macros of the one before.  A name that is missing here is defined twice, and nothing compiles.
  */
 #undef real
@@ -14,29 +14,23 @@
 #undef VF_ACCUMULATORS
 #undef VF_BITS
 #undef VF_BLOCKS
-#undef VF_EXPONENT
 #undef VF_FIRST_BLOCK
 #undef VF_FOUR
-#undef VF_FROM_INT
 #undef VF_FUSED
 #undef VF_HALVES
 #undef VF_HIGH
 #undef VF_INSERT_BLOCK
-#undef VF_INT
 #undef VF_LANES
 #undef VF_LESS
 #undef VF_LOW
 #undef VF_MASKED
 #undef VF_NOT_LESS
 #undef VF_OP
-#undef VF_SHIFT
-#undef VF_SIGN
-#undef VF_SPLAT
-#undef VF_SUM
+#undef VF_OWN_SCALE2
+#undef VF_SIGNED
 #undef VF_TABLE
 #undef VF_TILE_ROWS
 #undef VF_TILE_VECTORS
-#undef VF_TO_INT
 #undef VF_TWO_BLOCKS
 #undef VF_X86
 #undef VF_LOG2E
@@ -69,9 +63,9 @@
 #define transpose_in_blocks VF_NAME(transpose_in_blocks)
 #define vf VF_NAME(vf)
 #define vf_abs VF_NAME(vf_abs)
-#define vf_add VF_NAME(vf_add)
+#define vf_anywhere VF_NAME(vf_anywhere)
+#define vf_bits VF_NAME(vf_bits)
 #define vf_copysign VF_NAME(vf_copysign)
-#define vf_div VF_NAME(vf_div)
 #define vf_exp VF_NAME(vf_exp)
 #define vf_exp_falling VF_NAME(vf_exp_falling)
 #define vf_first_lanes VF_NAME(vf_first_lanes)
@@ -88,14 +82,12 @@
 #define vf_mask VF_NAME(vf_mask)
 #define vf_max VF_NAME(vf_max)
 #define vf_min VF_NAME(vf_min)
-#define vf_mul VF_NAME(vf_mul)
 #define vf_pow2 VF_NAME(vf_pow2)
 #define vf_scale2 VF_NAME(vf_scale2)
 #define vf_select_lt VF_NAME(vf_select_lt)
 #define vf_set1 VF_NAME(vf_set1)
 #define vf_store VF_NAME(vf_store)
 #define vf_store_first VF_NAME(vf_store_first)
-#define vf_sub VF_NAME(vf_sub)
 #define vf_table VF_NAME(vf_table)
 #define vf_tanh VF_NAME(vf_tanh)
 #define vf_transpose VF_NAME(vf_transpose)
