@@ -23,7 +23,7 @@ class Packed(NamedTuple):
     isa: str
     parameters: Any
     ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
-    copies: list[Any]  # W_k and W_v, once a cache has been filled, for all of them: see decoding.py
+    copies: list[Any]  # those of W_k and W_v, once something is kept, for all of that: `decoding.known_weights`
 
     @classmethod
     def of(cls, parameters: Any) -> Packed:

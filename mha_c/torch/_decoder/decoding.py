@@ -113,9 +113,8 @@ class KeyValueCache(caches.KeyValueCache):
     tensor([3])
     """
 
-    __slots__ = ("_packed",)
+    __slots__ = ()
     _same_numbers = staticmethod(same_weights)
-    _packed: Optional[Packed]  # the frozen weights that it was filled with last, whose numbers need no look
 
     @property
     def lengths(self) -> Any:
@@ -145,9 +144,6 @@ class KeyValueCache(caches.KeyValueCache):
             self._steps = caches.one_count(self._steps[order.cpu().numpy()])
         self._batch, order = len(order), order.to(rooms[0].device, non_blocking=True)
         self._keys, self._values = (x.index_select(0, order) for x in rooms)
-
-    def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in caches.KeyValueCache.__slots__}
 
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """The new steps of a call on another device than the CPU, behind those that are there."""
@@ -195,7 +191,8 @@ def step(
     counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
     if not queries.is_cpu:
         return _step_elsewhere(module, cache, (queries, keys, values), parameters, holder, counts)
-    after = cache._check(known_weights(cache, packed, parameters), counts)
+    weights = known_weights(parameters, packed)
+    after = cache._check(weights, counts)
     widths = 0, 0  # not asked for once there are rows
     if cache._weights is None:
         _, W_k, W_v, *_ = parameters
@@ -205,8 +202,7 @@ def step(
     # An item without any step has no keys: zeros, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", 0.0, 0, *room, cache._steps, counts, caches.most(after)
     out, saved = run(layer_step, (queries, keys, values), parameters, packed and packed.ready, options)
-    cache._keep(copies(parameters, packed) if cache._weights is None else cache._weights, after)
-    cache._packed = packed
+    cache._keep(kept_weights(cache._weights, weights, packed), after)
     return finish(module, holder, queries, out, saved)
 
 
@@ -309,37 +305,28 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
     return found
 
 
-def known_weights(kept: Any, packed: Optional[Packed], parameters: LayerParameters) -> Any:
-    """The weights to hold what is kept against, if anything is: its own where they are frozen since it met them last;
-    never a bias."""
-    if kept._weights is None:
-        return None
-    if packed is None or getattr(kept, "_packed", None) is not packed:
-        return key_value_weights(parameters)
-    W_k, b_k, W_v, b_v = kept._weights
-    if b_k is b_v is parameters[5] is parameters[6] is None:
-        return kept._weights
-    return W_k, parameters[5], W_v, parameters[6]
+def known_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
+    """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can.
 
-
-def key_value_weights(parameters: LayerParameters) -> Any:
-    """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can."""
+    Inside `frozen`, in the place of W_k and W_v, the copies that all shares which is kept there: the same are equal.
+    """
     _, W_k, W_v, _, _, b_k, b_v, *_ = parameters
+    if packed is not None:
+        packed.copies[:] = packed.copies or [(_copy(W_k), None, _copy(W_v), None)]
+        (shared,) = packed.copies
+        return shared if b_k is b_v is None else (shared[0], b_k, shared[2], b_v)
     one = W_k if W_v is None else W_v
     if one is None or one.dtype in FLOATS:
         return W_k, b_k, W_v, b_v
     return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact, of 16-bit floats
 
 
-def copies(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
-    """W_k, W_v and their biases as they are now; inside `frozen` all that is kept shares the matrices."""
-    if packed is not None and packed.copies:
-        W_k, W_v = packed.copies
-        return W_k, _copy(parameters[5]), W_v, _copy(parameters[6])
-    W_k, b_k, W_v, b_v = map(_copy, key_value_weights(parameters))
-    if packed is not None:
-        packed.copies[:] = W_k, W_v
-    return W_k, b_k, W_v, b_v
+def kept_weights(kept: Any, weights: Any, packed: Optional[Packed]) -> Any:
+    """What later weights are held against: `kept`, if anything is, or copies of `weights`, which are equal."""
+    if kept is not None and (packed is None or (kept[0] is weights[0] and kept[2] is weights[2])):
+        return kept
+    is_copy = not any(isinstance(x, Tensor) for x in weights)
+    return weights if is_copy else tuple(_copy(x) if isinstance(x, Tensor) else x for x in weights)
 
 
 def _copy(x: Optional[Tensor]) -> Optional[Array]:

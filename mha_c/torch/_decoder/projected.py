@@ -39,8 +39,8 @@ from .decoding import (
     Held,
     attend_elsewhere,
     check_module,
-    copies,
     finish,
+    kept_weights,
     known_weights,
     order_of_tensors,
     outer_weights,
@@ -63,9 +63,8 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     Not made by hand.
     """
 
-    __slots__ = ("_packed",)
+    __slots__ = ()
     _same_numbers = staticmethod(same_weights)
-    _packed: Optional[Packed]  # the frozen weights that it met last, whose numbers need no look
 
     def _order(self, index: Any) -> Any:
         keys: Any = self._keys
@@ -73,9 +72,6 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
             order = order_of_tensors(index, keys.shape[0], not keys.is_cpu)
             return order.to(keys.device, non_blocking=not keys.is_cpu)
         return super()._order(index.cpu() if elsewhere(index) else index)
-
-    def __getstate__(self) -> Any:
-        return None, {name: getattr(self, name) for name in caches.ProjectedKeyValues.__slots__}
 
 
 class _Recorded(ProjectedKeyValues):
@@ -149,9 +145,8 @@ def _numbers(
         elif found is not None and parameters[slot] is None:
             found = found.copy()  # not the caller's memory
         rows.append(found)
-    kv = ProjectedKeyValues(rows[0], rows[1], n_read, lens, copies(parameters, packed), True)
-    kv._packed = packed
-    return kv
+    weights = kept_weights(None, known_weights(parameters, packed), packed)
+    return ProjectedKeyValues(rows[0], rows[1], n_read, lens, weights, True)
 
 
 def _through(parameters: LayerParameters, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
@@ -217,8 +212,9 @@ def call_projected(
         lens = None if lens is None else checked_lengths(lens, queries)
         there = lens, module.num_heads, module.empty_rows, dropout
         return attend_elsewhere(module, (queries, kv._keys, values), parameters, holder, there)
-    lens = kv._check(known_weights(kv, packed, parameters), valid_lens, module.empty_rows)
-    kv._packed = packed
+    weights = known_weights(parameters, packed)
+    lens = kv._check(weights, valid_lens, module.empty_rows)
+    kv._weights = kept_weights(kv._weights, weights, packed)
     options = lens, module.num_heads, module.empty_rows, dropout, draw_seed() if dropout else 0
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = run(layer_forward, (queries, kv._keys, values), outer, ready, options)

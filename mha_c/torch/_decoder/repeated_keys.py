@@ -19,10 +19,11 @@ from torch.autograd import Function
 from ..._core import layer_step
 from ..._decoder.caches import most
 from ...errors import ShapeError
+from .._call import mathematics
 from .._call.autograd import LayerParameters, differentiable_layer, versions_of
 from .._call.ways import any_needs_grad, call_core
 from .._tensors import array, lengths
-from .decoding import KeyValueCache, copies, known_weights
+from .decoding import KeyValueCache, kept_weights, known_weights
 
 if TYPE_CHECKING:
     from ..frozen import Packed
@@ -42,7 +43,6 @@ class RepeatedKeys(KeyValueCache):
         super().__init__(batch, 1)
         self.first = first  # the first row of the keys: the cheap sign that a call goes on where the last one was
         self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
-        self._packed = None
         self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, max_len, features)
 
     def attend(
@@ -51,7 +51,8 @@ class RepeatedKeys(KeyValueCache):
         """What `call_core` gives: rows that are known are not projected again, the others are known from now on."""
         inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
         known = min(most(self._steps), n_rows)
-        if not self._knows(known, inputs, known_weights(self, packed, parameters)):
+        weights = known_weights(parameters, packed)
+        if not self._knows(known, inputs, weights):
             self.clear()
             known, self._batch = 0, k.shape[0]
         self._make_room(known, n_rows, inputs)
@@ -64,16 +65,14 @@ class RepeatedKeys(KeyValueCache):
         ))  # fmt: skip
         for kept, x in zip(self._inputs, inputs):
             kept[:, new] = x[:, new]
-        self._keep(copies(parameters, packed) if self._weights is None else self._weights, n_rows)
-        self._packed = packed
+        self._keep(kept_weights(self._weights, weights, packed), n_rows)
         return out
 
     def _knows(self, n_rows: int, inputs: list[Array], weights: Any) -> bool:
         """Whether the first rows of the call, and the weights that they meet, are those that are kept."""
-        if n_rows == 0 or weights is None or len(inputs) != len(self._inputs):
+        kept, now = self._weights, weights
+        if n_rows == 0 or kept is None or len(inputs) != len(self._inputs):
             return False
-        kept: Any = self._weights
-        now = weights
         for old, x in zip(self._inputs, inputs):
             kept, now = (old[:, :n_rows], *kept), (x[:, :n_rows], *now)
         return bool(self._same_numbers(kept, now))
@@ -150,14 +149,7 @@ class RememberedFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors = ctx.saved_tensors
-        needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
-        create_graph = torch.is_grad_enabled()
-        with torch.enable_grad():  # by names of their own: queries may be a part of keys
-            own = tuple(None if x is None else x.view_as(x) for x in tensors)
-            out, *_ = differentiable_layer(*own[:3], own[3:], ctx.call)
-        asked = torch.autograd.grad(out, [own[i] for i in needed], grad_out, create_graph=create_graph)
-        grads: list[Any] = [None] * len(tensors)
-        for i, grad in zip(needed, asked):
-            grads[i] = grad
-        return (None, *grads)
+        def layer(*tensors: Any) -> Any:
+            return differentiable_layer(*tensors[:3], tensors[3:], ctx.call)[:1]
+
+        return None, *mathematics.gradients(layer, ctx.saved_tensors, ctx.needs_input_grad[1:], (grad_out,))
