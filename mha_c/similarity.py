@@ -14,9 +14,9 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays, to_lengths
-from ._core import attention_backward, attention_forward
 from ._layer.module import Trained
 from .errors import ShapeError
+from .functional import dot_product_attention, dot_product_attention_backward
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["KernelAttention"]
 __dir__ = __all__.copy  # what dir() and completion show
 
-KERNELS = ("gaussian", "boxcar", "epanechnikov", "constant")
+# The logarithms of the kernels, of u = distance / width.
+LOGARITHMS: dict[Any, Callable[[Array], Array]] = {
+    "gaussian": lambda u: -u * u / 2,
+    "boxcar": lambda u: np.where(u < 1, 0, -np.inf).astype(u.dtype),
+    "epanechnikov": lambda u: np.log1p(-np.minimum(u, 1)),
+    "constant": np.zeros_like,
+}
+NEGATIVE = "kernel must give numbers >= 0, got a negative one or NaN"
 # Inputs may also be the book's: 1-D, a number each.
 RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 
@@ -36,12 +43,10 @@ RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 class _Record(NamedTuple):
     """What `backward` needs of a training call."""
 
-    inputs: tuple[Array, Array, Array]  # (B, Q, d), (B, K, d), (B, K, Dv)
+    inputs: tuple[Array, ...]
     lens: Optional[Array]
     bias: Array  # (B, Q, K), the logarithms of the kernel
-    out: Array
-    row_stats: tuple[Array, Array]
-    shapes: tuple[tuple[int, ...], ...]  # of queries, keys and values as they were given
+    shape: tuple[int, ...]  # of the result
     kernel: Kernel
     width: float
     as_tensor: bool
@@ -146,48 +151,34 @@ class KernelAttention(Trained):
         of_one_type(arrays, "queries", "keys", "values")
         check_shapes(*[array.shape for array in arrays])
         numbers = arrays[0].ndim == 1
-        q, k, v = (array.reshape(1, -1, 1) for array in arrays) if numbers else arrays
-        lens = None if valid_lens is None else to_lengths(valid_lens)
+        q, k, v = with_items(arrays)
+        lens = to_lengths(valid_lens)
         bias = self._log_kernel(distances(q, k))
-        out, weights, _, row_stats = attention_forward(
-            q[..., :0], k[..., :0], v, None, lens, None, bias, None, -1, -1, None, 0.0, 0, self._empty_rows,
-            True, False, True,
-        )  # fmt: skip
-        assert weights is not None
-        self._weights = (weights[0] if numbers else weights), as_tensor
+        out, weights = dot_product_attention(
+            q[..., :0], k[..., :0], v, lens, bias=bias, empty_rows=self._empty_rows, return_weights=True
+        )
+        out, weights = (out.reshape(-1), weights[0]) if numbers else (out, weights)
+        self._weights = weights, as_tensor
         if in_training:
             kept = None if lens is None else np.array(lens)
-            shapes = tuple(array.shape for array in arrays)
-            self._record = _Record(
-                (q, k, v), kept, bias, out.copy(), row_stats, shapes, self._kernel, self._width, as_tensor
-            )
-        return like_input(out.reshape(-1) if numbers else out, as_tensor)
+            self._record = _Record(arrays, kept, bias, out.shape, self._kernel, self._width, as_tensor)
+        return like_input(out, as_tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_record": None}
 
-    def _log_kernel(self, away: Array) -> Array:
+    def _log_kernel(self, away: Array) -> Any:
         u = away / away.dtype.type(self._width)
         if callable(self._kernel):
             similarity = np.asarray(to_array(self._kernel(u), "kernel(u)"))
-            if similarity.shape != u.shape:
-                raise ShapeError(f"kernel must give the shape of the distances, {u.shape}, got {similarity.shape}")
+            check_of_distances("kernel", similarity.shape, u.shape)
             if not np.issubdtype(similarity.dtype, np.number) and similarity.dtype != bool:
                 raise TypeError(f"kernel must give real numbers, got {similarity.dtype}")
             if not (similarity[np.isfinite(u)] >= 0).all():
-                raise ValueError("kernel must give numbers >= 0, got a negative one or NaN")
-            with np.errstate(divide="ignore"):
-                found: Array = np.log(similarity.astype(u.dtype, copy=False))
-        elif self._kernel == "gaussian":
-            found = -u * u / 2
-        elif self._kernel == "epanechnikov":
-            with np.errstate(divide="ignore"):
-                found = np.log1p(-np.minimum(u, 1))
-        elif self._kernel == "boxcar":
-            found = np.where(u < 1, 0, -np.inf).astype(u.dtype)
-        else:
-            found = np.zeros_like(u)
-        return found
+                raise ValueError(NEGATIVE)
+            similarity = similarity.astype(u.dtype, copy=False)
+        with np.errstate(divide="ignore"):
+            return np.log(similarity) if callable(self._kernel) else LOGARITHMS[self._kernel](u)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
@@ -229,22 +220,20 @@ class KernelAttention(Trained):
         record = self._record
         if record is None:
             raise RuntimeError("KernelAttention.backward needs a call in training mode before it, one for each")
-        shape = record.out.shape if len(record.shapes[0]) == 3 else record.shapes[0]
-        grad = gradient_like(shape, record.out.dtype, grad_output)
-        q, k, v = record.inputs
-        _, _, grad_v, _, of_bias = attention_backward(
-            np.ascontiguousarray(grad.reshape(record.out.shape)), record.out, record.row_stats, q[..., :0], k[..., :0],
-            v, None, record.lens, None, record.bias, None, -1, -1, None, 0.0, 0, self._empty_rows, True,
-        )  # fmt: skip
-        grad_q, grad_k, grad_width = _of_distances(q, k, record.width, *self._slopes(record, of_bias))
+        grad = gradient_like(record.shape, record.inputs[0].dtype, grad_output)
+        q, k, v, grad = with_items((*record.inputs, grad))
+        _, _, grad_v, of_bias = dot_product_attention_backward(
+            grad, q[..., :0], k[..., :0], v, record.lens, bias=record.bias, empty_rows=self._empty_rows
+        )
+        u = distances(q, k) / of_bias.dtype.type(record.width)
+        grad_q, grad_k, grad_width = _of_distances(q, k, record.width, *self._slopes(record, u, of_bias))
         self._record = None
         self.width_grad = grad_width + (self.width_grad or 0.0)
-        grads = (g.reshape(given) for g, given in zip((grad_q, grad_k, grad_v), record.shapes))
+        grads = (g.reshape(x.shape) for g, x in zip((grad_q, grad_k, grad_v), record.inputs))
         return tuple(like_input(g, record.as_tensor) for g in grads)
 
-    def _slopes(self, record: _Record, of_bias: Array) -> tuple[Array, Array]:
+    def _slopes(self, record: _Record, u: Array, of_bias: Array) -> tuple[Array, Array]:
         """The gradient of u = distance / width, divided by u and times u: 0 where none comes from the bias."""
-        u = distances(*record.inputs[:2]) / of_bias.dtype.type(record.width)
         counts = of_bias != 0  # elsewhere there may be NaN: keys that no query saw
         if record.kernel == "gaussian":
             over_u = np.where(counts, -of_bias, 0)
@@ -254,15 +243,13 @@ class KernelAttention(Trained):
         counts &= u > 0
         u = np.where(counts, u, 1)
         if record.kernel == "epanechnikov":
-            slope = -1 / np.exp(np.where(counts, record.bias, 0))
+            slope: Any = -1
         elif self._derivative is None:
             raise RuntimeError("backward needs the derivative of the kernel: KernelAttention(kernel, derivative=...)")
         else:
             slope = np.asarray(to_array(self._derivative(u), "derivative(u)"))
-            if slope.shape != u.shape:
-                raise ShapeError(f"derivative must give the shape of the distances, {u.shape}, got {slope.shape}")
-            slope = slope / np.exp(np.where(counts, record.bias, 0))
-        of_u = np.where(counts, of_bias * slope, 0).astype(of_bias.dtype)
+            check_of_distances("derivative", slope.shape, u.shape)
+        of_u = np.where(counts, of_bias * (slope / np.exp(np.where(counts, record.bias, 0))), 0).astype(of_bias.dtype)
         return of_u / u, of_u * u
 
     def zero_grad(self) -> None:
@@ -281,12 +268,12 @@ class KernelAttention(Trained):
 
 
 def checked_kernel(kernel: Any) -> Kernel:
-    """One of KERNELS (or the book's spelling), or a function."""
+    """One of LOGARITHMS (or the book's spelling), or a function."""
     if callable(kernel):
         found: Kernel = kernel
         return found
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
-    return scalars.choice(name, "kernel", KERNELS)
+    return scalars.choice(name, "kernel", tuple(LOGARITHMS))
 
 
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:
@@ -298,6 +285,16 @@ def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[
         raise ShapeError(f"keys {keys} and values {values} must have the same rows")
     if len(keys) == 3 and (queries[0] != keys[0] or queries[2] != keys[2]):
         raise ShapeError(f"queries {queries} and keys {keys} must have the same batch and features")
+
+
+def check_of_distances(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if found != wanted:
+        raise ShapeError(f"{name} must give the shape of the distances, {wanted}, got {found}")
+
+
+def with_items(given: Any) -> Any:
+    """The book's numbers, too, as rows of one feature in one item."""
+    return (x.reshape(1, -1, 1) for x in given) if given[0].ndim == 1 else given
 
 
 def distances(q: Array, k: Array) -> Array:

@@ -7,17 +7,20 @@ tensors; weights start Xavier-uniform; `state_dict` and `load_state_dict` use th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 
 from ._arguments import scalars
-from ._arguments.arrays import floats, like_input, to_array, to_arrays
-from ._core import attention_forward, linear
+from ._arguments.arrays import floats, like_input, of_one_type, to_array, to_arrays
+from ._arguments.constructors import divisible
+from ._core import linear
 from ._layer.call import AttentionLayer
 from ._layer.module import Layer
 from .errors import ShapeError
+from .functional import dot_product_attention
 from .linear import Projection, State, packing_type
 
 if TYPE_CHECKING:
@@ -75,18 +78,12 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     ((5, 2), (5, 4))
     """
     (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
-    for array, name in ((q, "query"), (k, "key"), (v, "value")):
-        floats(array, name)
+    of_one_type((q, k, v), "query", "key", "value")
     leading = leading_axes(q, k, v, np.broadcast_shapes)
-    n_items = int(np.prod(leading, dtype=np.int64))
-    items = [np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v)]
-    out, weights, _ = attention_forward(
-        items[0], items[1], items[2], None, None, None, None, None, -1, -1, None, 0.0, 0, "zero", True
-    )
-    assert weights is not None
-    shaped = (array.reshape(*leading, *array.shape[1:]) for array in (out, weights))
-    context, weights = (like_input(array, as_tensor) for array in shaped)
-    return context, weights
+    n_items = math.prod(leading)
+    q, k, v = (np.broadcast_to(x, (*leading, *x.shape[-2:])).reshape(n_items, *x.shape[-2:]) for x in (q, k, v))
+    context, weights = dot_product_attention(q, k, v, return_weights=True)
+    return tuple(like_input(x.reshape(*leading, *x.shape[1:]), as_tensor) for x in (context, weights))
 
 
 class MultiHeadedSelfAttention(AttentionLayer):
@@ -123,9 +120,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
 
     def __init__(self, d_model: int, num_heads: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
-        self.d_model, self._num_heads = scalars.whole(d_model, "d_model"), scalars.whole(num_heads, "num_heads")
-        if d_model % num_heads:
-            raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
+        self.d_model, self._num_heads = divisible(d_model, "d_model", num_heads)
         states = tuple(State(name, self.d_model, self.d_model) for name in self._roles)
         super().__init__(states, 0, dtype, rng, "uniform")
 
@@ -202,7 +197,7 @@ class _AISummer(Layer):
         packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states]
         split = linear(array, packed[0]).reshape(batch, steps, 3, self.heads, self.dim_head)
         q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
-        out = attention_forward(q, k, v, None, None, keep, None, None, -1, -1, self.dim_head**-0.5)[0]
+        out = dot_product_attention(q, k, v, keep_mask=keep, scale=self.dim_head**-0.5)
         joined = out.transpose(0, 2, 1, 3).reshape(batch, steps, self.heads * self.dim_head)
         return like_input(linear(joined, packed[1]) if packed[1:] else joined, as_tensor)
 

@@ -22,10 +22,16 @@ def multi_head(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, An
             raise TypeError("bias and use_bias mean the same: give one of them")
         named = {("bias" if name == "use_bias" else name): value for name, value in named.items()}
     given = _whole_sizes(_bind("MultiHeadAttention", MULTI_HEAD, sizes, named))
-    if given["num_hiddens"] % given["num_heads"]:
-        hiddens, heads = given["num_hiddens"], given["num_heads"]
-        raise ValueError(f"num_hiddens ({hiddens}) must be divisible by num_heads ({heads})")
+    divisible(given["num_hiddens"], "num_hiddens", given["num_heads"])
     return given
+
+
+def divisible(features: Any, name: str, num_heads: Any) -> tuple[int, int]:
+    """Both as whole numbers, of which the second divides the first."""
+    features, heads = whole(features, name), whole(num_heads, "num_heads")
+    if features % heads:
+        raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads})")
+    return features, heads
 
 
 def additive(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from .. import similarity as of_numpy
 from .._arguments import scalars
-from ..errors import ShapeError
 from ._call import mathematics
 from ._call.checks import checked_lengths
 from ._tensors import check_inputs
@@ -62,7 +61,7 @@ class KernelAttention(nn.Module):
         check_inputs(queries=queries, keys=keys, values=values)
         of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
-        q, k, v = (x.reshape(1, -1, 1) for x in (queries, keys, values)) if numbers else (queries, keys, values)
+        q, k, v = of_numpy.with_items((queries, keys, values))
         bias = self._log_kernel(distances(q, k if valid_lens is None else seen_keys(q, k, valid_lens)))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
@@ -81,11 +80,10 @@ class KernelAttention(nn.Module):
         u = away / self.width.to(away.dtype)
         if callable(self.kernel):
             similarity = self.kernel(u)
-            if not isinstance(similarity, Tensor) or similarity.shape != u.shape:
-                shape = tuple(getattr(similarity, "shape", ()))
-                raise ShapeError(f"kernel must give the shape of the distances, {tuple(u.shape)}, got {shape}")
+            shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else ()
+            of_numpy.check_of_distances("kernel", shape, tuple(u.shape))
             if not bool((similarity >= 0)[u.isfinite()].all()):
-                raise ValueError("kernel must give numbers >= 0, got a negative one or NaN")
+                raise ValueError(of_numpy.NEGATIVE)
             return _log(similarity.to(u.dtype))
         if self.kernel == "gaussian":
             return -u * u / 2

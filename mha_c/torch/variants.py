@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import variants as of_numpy
 from .._arguments import scalars
+from .._arguments.constructors import divisible
 from .._layer.viewable import Viewable
 from ._call.children import is_changed
 from ._call.ways import attend
@@ -62,8 +63,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     check_inputs(query=query, key=key, value=value)
     leading = of_numpy.leading_axes(query, key, value, torch.broadcast_shapes)
     n_items = math.prod(leading)
-    items = [x.expand(*leading, *x.shape[-2:]).reshape(n_items, *x.shape[-2:]) for x in (query, key, value)]
-    out, weights = dot_product_attention(items[0], items[1], items[2], return_weights=True)
+    q, k, v = (x.expand(*leading, *x.shape[-2:]).reshape(n_items, *x.shape[-2:]) for x in (query, key, value))
+    out, weights = dot_product_attention(q, k, v, return_weights=True)
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
 
 
@@ -90,24 +91,20 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
     def __init__(self, d_model: int, num_heads: int) -> None:
         super().__init__()
-        self.d_model, self.num_heads = scalars.whole(d_model, "d_model"), scalars.whole(num_heads, "num_heads")
-        if d_model % num_heads:
-            raise ValueError(f"d_model ({d_model}) must be divisible by num_heads ({num_heads})")
-        self.query_projection = nn.Linear(d_model, d_model, bias=False)
-        self.key_projection = nn.Linear(d_model, d_model, bias=False)
-        self.value_projection = nn.Linear(d_model, d_model, bias=False)
-        self.final_linear_layer = nn.Linear(d_model, d_model, bias=False)
+        self.d_model, self.num_heads = divisible(d_model, "d_model", num_heads)
+        for name in of_numpy.MultiHeadedSelfAttention._roles:
+            setattr(self, name, nn.Linear(d_model, d_model, bias=False))
         self._last: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
         of_numpy.need_features(x, self.d_model)
-        linears = self.query_projection, self.key_projection, self.value_projection, self.final_linear_layer
+        linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
         if any(GLOBAL_HOOKS) or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
-            q, k, v = self.query_projection(x), self.key_projection(x), self.value_projection(x)
+            q, k, v = (linear(x) for linear in linears[:3])
             out, self._last = attend(q, k, v, None, num_heads=self.num_heads)
-            result: Tensor = self.final_linear_layer(out)
+            result: Tensor = linears[3](out)
             return result
         weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
         out, self._last = attend(x, x, x, None, (*weights, *biases, None), self.num_heads)
