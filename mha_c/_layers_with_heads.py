@@ -83,9 +83,11 @@ def _torch_roles(module: Any) -> Optional[tuple[str, ...]]:
     return next((roles for roles in ROLES if all(hasattr(module, role) for role in roles)), None)
 
 
-def _numbers_of(heads: Sequence[int], size: int) -> list[int]:
-    """The rows, or columns, of these heads."""
-    return [head * size + i for head in heads for i in range(size)]
+def _of_heads(x: Any, heads: Sequence[int], num_heads: int, axis: int) -> Any:
+    """The rows (axis 0) or columns (1) of an array, or tensor, that belong to these heads."""
+    size = x.shape[axis] // num_heads
+    numbers = [head * size + i for head in heads for i in range(size)]
+    return x[:, numbers] if axis else x[numbers]
 
 
 class NumpyLayer:
@@ -152,15 +154,11 @@ class NumpyLayer:
         with parameters.lock:
             states = []
             for state in parameters.states:
-                weight, bias = state.weight, state.bias
-                assert weight is not None
-                size = (weight.shape[1] if state is self._out else weight.shape[0]) // self.num_heads
-                numbers = _numbers_of(heads, size)
-                if state is self._out:
-                    weight = np.ascontiguousarray(weight[:, numbers])
-                else:
-                    weight, bias = weight[numbers], None if bias is None else bias[numbers]
-                states.append(State(state.name, weight.shape[0], weight.shape[1], state.has_bias, weight, bias))
+                axis, bias = int(state is self._out), state.bias
+                if bias is not None and not axis:
+                    bias = _of_heads(bias, heads, self.num_heads, 0)
+                weight = np.ascontiguousarray(_of_heads(state.weight, heads, self.num_heads, axis))
+                states.append(state.replace(weight, bias))
             parameters.states = tuple(states)
             parameters.grads.clear()
             layer._num_heads = self.num_heads = len(heads)
@@ -173,14 +171,14 @@ class TorchLayer:
     def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
         self._module, self._roles, self._name = module, roles, name
         self.num_heads = self._heads_here = int(module.num_heads)
-        self._linears = [getattr(module, role) if role else None for role in roles]
+        self._linears: list[Any] = [getattr(module, role) if role else None for role in roles]
         if any("Uninitialized" in type(getattr(linear, "weight", None)).__name__ for linear in self._linears):
             raise ValueError(_open(name))
 
     @property
     def _weight(self) -> Any:
         """Of the output projection, whose columns are the heads' shares."""
-        out: Any = self._linears[3]
+        out = self._linears[3]
         if not _is_plain(out):
             raise TypeError(_not_plain(self._roles[3], out))
         return out.weight
@@ -233,15 +231,13 @@ class TorchLayer:
                 raise TypeError(_not_plain(role, linear))
 
     def keep_heads(self, heads: Sequence[int]) -> None:
-        for linear in self._linears[:3]:
-            numbers = _numbers_of(heads, linear.weight.shape[0] // self.num_heads)  # type: ignore[union-attr]
-            _replace(linear, "weight", lambda old, numbers=numbers: old[numbers])
-            _replace(linear, "bias", lambda old, numbers=numbers: old[numbers])
-            linear.out_features = len(numbers)  # type: ignore[union-attr]
-        out: Any = self._linears[3]
-        numbers = _numbers_of(heads, out.weight.shape[1] // self.num_heads)
-        _replace(out, "weight", lambda old: old[:, numbers].contiguous())
-        out.in_features = len(numbers)
+        for linear, axis in zip(self._linears, (0, 0, 0, 1)):
+            for name in ("weight",) if axis else ("weight", "bias"):
+                old = getattr(linear, name)
+                if old is not None:  # a parameter of its own class, which an optimizer's list does not see
+                    kept = _of_heads(old.detach(), heads, self.num_heads, axis).contiguous()
+                    setattr(linear, name, type(old)(kept, requires_grad=old.requires_grad))
+            linear.out_features, linear.in_features = linear.weight.shape
         self._module.num_heads = self.num_heads = self._heads_here = len(heads)
 
 

@@ -63,7 +63,7 @@ class State:
         return State, fields
 
     def replace(self, weight: Array, bias: Optional[Array]) -> State:
-        return State(self.name, self.out_features, weight.shape[1], self.has_bias, weight, bias, self.reorder)
+        return State(self.name, weight.shape[0], weight.shape[1], self.has_bias, weight, bias, self.reorder)
 
     def packed(self, dtype: DType) -> Packed:
         """The triple (packed weight, bias, (out_features, in_features)) that the core takes, in `dtype`."""

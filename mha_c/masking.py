@@ -119,8 +119,8 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     lens = np.asarray(to_lengths(valid_len))
     if array.ndim < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {array.shape}")
-    if lens.dtype.kind not in "iuf":
-        raise TypeError(f"valid_len must hold integers or floats, got {lens.dtype}")
+    if valid_len is None:
+        raise TypeError("valid_len must hold integers or floats, got None")
     if lens.shape != array.shape[:1]:
         raise ShapeError(f"valid_len must have shape (B,) = ({array.shape[0]},), got {lens.shape}")
     if is_tensor(value) and value.ndim == 0:
@@ -170,10 +170,9 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     (10, 4, 20)
     """
     (array,), as_tensor = to_arrays((X, "X"))
-    heads = scalars.whole(num_heads, "num_heads")
-    batch, steps, features = check_heads(array.shape, 2, heads)
-    split = array.reshape(batch, steps, heads, features // heads).transpose(0, 2, 1, 3)
-    return like_input(split.reshape(batch * heads, steps, features // heads), as_tensor)
+    batch, steps, features = check_heads(array.shape, 2, num_heads)
+    split = array.reshape(batch, steps, num_heads, features // num_heads).transpose(0, 2, 1, 3)
+    return like_input(split.reshape(batch * num_heads, steps, features // num_heads), as_tensor)
 
 
 @overload
@@ -213,10 +212,9 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     (2, 4, 100)
     """
     (array,), as_tensor = to_arrays((X, "X"))
-    heads = scalars.whole(num_heads, "num_heads")
-    rows, steps, features = check_heads(array.shape, 0, heads)
-    joined = array.reshape(rows // heads, heads, steps, features).transpose(0, 2, 1, 3)
-    return like_input(joined.reshape(rows // heads, steps, heads * features), as_tensor)
+    rows, steps, features = check_heads(array.shape, 0, num_heads)
+    joined = array.reshape(rows // num_heads, num_heads, steps, features).transpose(0, 2, 1, 3)
+    return like_input(joined.reshape(rows // num_heads, steps, num_heads * features), as_tensor)
 
 
 def check_heads(shape: tuple[int, ...], axis: int, num_heads: int) -> tuple[int, ...]:
@@ -224,6 +222,6 @@ def check_heads(shape: tuple[int, ...], axis: int, num_heads: int) -> tuple[int,
     wanted, place = ("(B, T, num_hiddens)", "last") if axis else ("(B*num_heads, T, d)", "first")
     if len(shape) != 3:
         raise ShapeError(f"X must have shape {wanted}, got {tuple(shape)}")
-    if shape[axis] % num_heads:
+    if shape[axis] % scalars.whole(num_heads, "num_heads"):
         raise ShapeError(f"the {place} axis of X ({shape[axis]}) must be divisible by num_heads ({num_heads})")
     return shape

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments import scalars
-from ._arguments.arrays import floats, gradient_like, is_tensor, like_input, to_array, to_arrays
+from ._arguments.arrays import check_features, floats, gradient_like, is_tensor, like_input, to_array, to_arrays
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 
@@ -88,8 +88,7 @@ class PositionalEncoding(Trained):
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any: ...
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any:
         (array,), as_tensor = to_arrays((X, "X"))
-        if floats(array, "X").ndim != 3 or array.shape[2] != self.num_hiddens:
-            raise ShapeError(f"X must have shape (B, T, num_hiddens) = (B, T, {self.num_hiddens}), got {array.shape}")
+        check_features(floats(array, "X"), "X", self.num_hiddens)
         out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)
         if self.training if training is None else scalars.flag(training, "training"):
             kept = self._draw(array.shape)
@@ -204,8 +203,7 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     >>> bool(score(3, 1) == score(12, 10))
     True
     """
-    (array,), as_tensor = to_arrays((x, "x"))
-    return like_input(_turned(array, "x", _angles(array, "x", positions, base), interleaved), as_tensor)
+    return _turned(x, "x", positions, base, interleaved, 1)
 
 
 @overload
@@ -237,13 +235,12 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
     >>> np.allclose(functional.rotary_backward(functional.rotary(x, [5, 6]), [5, 6]), x)
     True
     """
-    (array,), as_tensor = to_arrays((grad_out, "grad_out"))
-    angles = _angles(array, "grad_out", positions, base)
-    return like_input(_turned(array, "grad_out", -angles, interleaved), as_tensor)
+    return _turned(grad_out, "grad_out", positions, base, interleaved, -1)
 
 
-def rotary_angles(shape: tuple[int, ...], name: str, positions: Any, base: Any) -> Array:
-    """(1 or B, [1,] T, D/2) angles in float64, for an x of this shape."""
+def rotary_angles(x: Any, name: str, positions: Any, base: Any) -> Array:
+    """(1 or B, [1,] T, D/2) angles in float64, for this array or tensor."""
+    shape: tuple[int, ...] = tuple(x.shape)
     if len(shape) not in (3, 4) or shape[-1] % 2 or not shape[-1]:
         raise ShapeError(f"{name} must have shape (B, [H,] T, D) with an even D above 0, got {shape}")
     batch, n_steps = shape[0], shape[-2]
@@ -263,18 +260,16 @@ def rotary_angles(shape: tuple[int, ...], name: str, positions: Any, base: Any) 
     return angles[:, None] if len(shape) == 4 else angles
 
 
-def _angles(array: Array, name: str, positions: Any, base: Any) -> Array:
-    return rotary_angles(floats(array, name).shape, name, positions, base)
-
-
-def _turned(x: Array, name: str, angles: Array, interleaved: Any) -> Array:
+def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, sign: int) -> Any:
+    """By the angles of `rotary`, or, with sign -1, back."""
+    (x,), as_tensor = to_arrays((given, name))
+    angles = sign * rotary_angles(floats(x, name), name, positions, base)
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
-    if scalars.flag(interleaved, "interleaved"):
-        first, second = x[..., 0::2], x[..., 1::2]
-        found: Array = np.stack([first * cos - second * sin, second * cos + first * sin], axis=-1).reshape(x.shape)
-        return found
-    first, second = np.split(x, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    neighbours = scalars.flag(interleaved, "interleaved")
+    first, second = (x[..., 0::2], x[..., 1::2]) if neighbours else np.split(x, 2, axis=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    found = np.stack(turned, axis=-1).reshape(x.shape) if neighbours else np.concatenate(turned, axis=-1)
+    return like_input(found, as_tensor)
 
 
 # --- Relative biases ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments import scalars
-from ._arguments.arrays import floats, like_input, of_one_type, to_array, to_arrays
+from ._arguments.arrays import check_features, floats, like_input, of_one_type, to_array, to_arrays
 from ._arguments.constructors import divisible
 from ._core import linear
 from ._layer.call import AttentionLayer
@@ -135,7 +135,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def __call__(self, x: Any) -> Any: ...
     def __call__(self, x: Any) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
-        need_features(floats(array, "x"), self.d_model)
+        check_features(floats(array, "x"), "x", self.d_model)
         source = x if as_tensor else array  # a tensor goes on as itself, so that the weights become one as well
         return super().__call__(source, source, source)
 
@@ -188,7 +188,7 @@ class _AISummer(Layer):
     def __call__(self, x: Any, mask: Any = None) -> Any: ...
     def __call__(self, x: Any, mask: Any = None) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
-        need_features(floats(array, "x"), self.dim)
+        check_features(floats(array, "x"), "x", self.dim)
         batch, steps, _ = array.shape
         keep = None
         if mask is not None:
@@ -329,8 +329,3 @@ def kept(mask: Any, is_bool: bool, steps: int) -> Any:
     if tuple(mask.shape) != (steps, steps):
         raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")
     return ~mask
-
-
-def need_features(x: Any, features: int) -> None:
-    if x.ndim != 3 or x.shape[2] != features:
-        raise ShapeError(f"x must have shape (B, T, {features}), got {tuple(x.shape)}")

@@ -145,6 +145,12 @@ def floats(array: Array, name: str) -> Array:
     return array
 
 
+def check_features(x: Any, name: str, features: int) -> None:
+    """ShapeError unless the array, or tensor, has items, steps and so many features."""
+    if x.ndim != 3 or x.shape[2] != features:
+        raise ShapeError(f"{name} must have shape (B, T, {features}), got {tuple(x.shape)}")
+
+
 def of_one_type(arrays: tuple[Array, ...], *names: str) -> None:
     """TypeError unless all are float32, or all float64, as the first of them."""
     for array, name in zip(arrays, names):

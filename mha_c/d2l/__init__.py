@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional
 
 from ._originals import construct_by_own_name, pickle_by_name
@@ -30,18 +31,13 @@ _known: dict[ModuleType, Book] = {}  # each d2l.torch that ever had our classes
 _patched: list[ModuleType] = []  # those that have them now
 
 
-class Patched:
+class Patched(AbstractContextManager["Patched"]):
     """What `patch` returns: leaving `with patch():` undoes it."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._modules = modules
 
-    def __enter__(self) -> Patched:
-        return self
-
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         _wait_no_longer()
         _restore(self._modules)
 

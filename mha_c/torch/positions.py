@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import positions as of_numpy
 from .._arguments import scalars
-from ..errors import ShapeError
+from .._arguments.arrays import check_features
 from ._tensors import HALVES, check_inputs
 
 
@@ -57,9 +57,7 @@ class PositionalEncoding(nn.Module):
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
         """X plus the positions of its steps, then dropout: see the class."""
         check_inputs(X=X)
-        if X.dim() != 3 or X.shape[2] != self.num_hiddens:
-            wanted = f"(B, T, num_hiddens) = (B, T, {self.num_hiddens})"
-            raise ShapeError(f"X must have shape {wanted}, got {tuple(X.shape)}")
+        check_features(X, "X", self.num_hiddens)
         table = self._table if X.dtype is torch.float64 else self.P
         if isinstance(start, int) and 0 <= start <= table.shape[1] - X.shape[1]:
             rows = table[:, start : start + X.shape[1]]
@@ -108,10 +106,9 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
         return rotary(x.float(), positions, base, interleaved).to(x.dtype)
     if isinstance(positions, Tensor) and not positions.is_cpu and positions.device == x.device:
         positions = positions.cpu()  # angles are float64, which not every device has
-    angles = torch.from_numpy(of_numpy.rotary_angles(tuple(x.shape), "x", positions, base))
+    angles = torch.from_numpy(of_numpy.rotary_angles(x, "x", positions, base))
     cos, sin = (y.to(x.dtype).to(x.device, non_blocking=True) for y in (angles.cos(), angles.sin()))
-    if scalars.flag(interleaved, "interleaved"):
-        first, second = x[..., 0::2], x[..., 1::2]
-        return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    neighbours = scalars.flag(interleaved, "interleaved")
+    first, second = (x[..., 0::2], x[..., 1::2]) if neighbours else x.chunk(2, dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.stack(turned, dim=-1).flatten(-2) if neighbours else torch.cat(turned, dim=-1)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import variants as of_numpy
 from .._arguments import scalars
+from .._arguments.arrays import check_features
 from .._arguments.constructors import divisible
 from .._layer.viewable import Viewable
 from ._call.children import is_changed
@@ -99,7 +100,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
-        of_numpy.need_features(x, self.d_model)
+        check_features(x, "x", self.d_model)
         linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
         if any(GLOBAL_HOOKS) or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
             q, k, v = (linear(x) for linear in linears[:3])
@@ -141,7 +142,7 @@ class _AISummer(TakesArrays):
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
-        of_numpy.need_features(x, self.dim)
+        check_features(x, "x", self.dim)
         keep = None
         if mask is not None:
             drop = torch.as_tensor(mask)

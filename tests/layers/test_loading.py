@@ -19,6 +19,7 @@ PACKAGE = Path(mha_c.__file__).parent
 RUNNERS = {"eval", "exec", "compile", "__import__", "execfile"}
 MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "ctypes", "code", "runpy"}
 LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
+HARMLESS = {"json.loads"}  # JSON is numbers and words
 
 
 def found_in(tree):
@@ -30,8 +31,8 @@ def found_in(tree):
             called = node.func
             if isinstance(called, ast.Name) and called.id in RUNNERS:
                 yield called.id
-            if isinstance(called, ast.Attribute) and called.attr in LOADERS:
-                yield ast.unparse(called) if hasattr(ast, "unparse") else called.attr
+            if isinstance(called, ast.Attribute) and called.attr in LOADERS and ast.unparse(called) not in HARMLESS:
+                yield ast.unparse(called)
 
 
 def test_the_package_has_nothing_that_could_run_what_it_reads():

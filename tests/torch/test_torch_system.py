@@ -425,6 +425,9 @@ def test_masking_functions_with_gradients():
             call()
     with pytest.raises(TypeError):
         mt.masked_softmax(X, torch.tensor([True, False]))
+    for split in (mt.transpose_qkv, mt.transpose_output):
+        with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+            split(Y, 0)
 
 
 def test_functional_errors_and_types():
