@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Optional
 
 import torch
@@ -18,10 +19,14 @@ class MultiheadAttention(nn.MultiheadAttention):
     Parameters
     ----------
     embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype : Any
-        Those of nn.MultiheadAttention, as are arguments and results of a call.
+        Those of nn.MultiheadAttention.
 
     Notes
     -----
+    Call: mha(query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
+    is_causal=False) gives (output, weights or None): torch explains them.  Masks of bool are True where nothing may be
+    seen, those of floats are added to the scores; is_causal is a hint that attn_mask is the causal mask.
+
     Differences: a query that may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on
     its path); returned weights are those before dropout.  add_bias_kv, add_zero_attn and nested tensors are left to
     torch.
@@ -41,56 +46,33 @@ class MultiheadAttention(nn.MultiheadAttention):
         need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Optional[Tensor]]:  # fmt: skip
-        """As nn.MultiheadAttention's, which explains the arguments.
-
-        Parameters
-        ----------
-        query, key, value : Tensor
-            In torch's layout: see `batch_first`.
-        key_padding_mask : Tensor, optional
-            True = padding; or numbers to add.
-        need_weights : bool
-            Also give the weights.
-        attn_mask : Tensor, optional
-            True = may not attend; or numbers to add.
-        average_attn_weights : bool
-            Weights as their mean over the heads.
-        is_causal : bool
-            A hint that attn_mask is the causal mask.
-
-        Returns
-        -------
-        output : Tensor
-            In the layout of query.
-        weights : Tensor or None
-            If asked for: before dropout.
-        """
+        """The call: see the class."""
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
-            found: tuple[Tensor, Optional[Tensor]] = super().forward(
+            by_torch: tuple[Tensor, Optional[Tensor]] = super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
-            return found
+            return by_torch
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal=True needs attn_mask as well, as in torch")
-        batched = query.dim() == 3
-        q, k, v = (x if batched else x.unsqueeze(0 if self.batch_first else 1) for x in (query, key, value))
+        batched, of_batch = query.dim() == 3, 0 if self.batch_first else 1
+        q, k, v = (x if batched else x.unsqueeze(of_batch) for x in (query, key, value))
         if not self.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v)]
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         keep, bias = self._masks(key_padding_mask, attn_mask, q, k.shape[1], heads[0].dtype)
-        out, *weights = _as_tuple(dot_product_attention(
+        found: Any = dot_product_attention(
             heads[0], heads[1], heads[2], keep_mask=keep, bias=bias, dropout=self.dropout if self.training else 0.0,
             return_weights=need_weights,
-        ))  # fmt: skip
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
-        out = out if self.batch_first else out.transpose(0, 1)
-        shown = weights[0].mean(1) if weights and average_attn_weights else weights[0] if weights else None
+        )  # fmt: skip
+        out, weights = found if need_weights else (found, None)
+        out = self.out_proj(out.transpose(1, 2).flatten(2)).transpose(0, of_batch)
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         if not batched:
-            out = out.squeeze(0 if self.batch_first else 1)
-            shown = None if shown is None else shown.squeeze(0)
-        return out, shown
+            out, weights = out.squeeze(of_batch), None if weights is None else weights.squeeze(0)
+        return out, weights
 
     def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         if self.in_proj_weight is not None:
@@ -107,15 +89,16 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Optional[Tensor], Optional[Tensor]]:
         """(keep_mask, bias): torch's True = drop turned round, float masks added."""
         batch, n_queries = q.shape[0], q.shape[1]
-        keep = bias = None
+        masks = []
         if padding is not None:
             _check_mask(padding, "key_padding_mask", (batch, n_keys))
-            keep, bias = _keep_or_add(padding[:, None, None, :], keep, bias, dtype)
+            masks.append(padding[:, None, None, :])
         if mask is not None:
             _check_mask(mask, "attn_mask", (n_queries, n_keys), (batch * self.num_heads, n_queries, n_keys))
-            mask = mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch, self.num_heads))
-            keep, bias = _keep_or_add(mask, keep, bias, dtype)
-        return keep, bias
+            masks.append(mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch, self.num_heads)))
+        keep = [~x for x in masks if x.dtype is torch.bool]
+        added = [x.to(dtype) for x in masks if x.dtype is not torch.bool]
+        return reduce(torch.logical_and, keep) if keep else None, reduce(torch.add, added) if added else None
 
 
 def _check_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
@@ -123,14 +106,3 @@ def _check_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
         raise TypeError(f"{name} must be bool, True = drop, or floats to be added to the scores, got {mask.dtype}")
     if tuple(mask.shape) not in shapes:
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
-
-
-def _keep_or_add(mask: Tensor, keep: Any, bias: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    if mask.dtype is torch.bool:
-        return (~mask if keep is None else keep & ~mask), bias
-    mask = mask.to(dtype)
-    return keep, (mask if bias is None else bias + mask)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

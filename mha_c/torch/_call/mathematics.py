@@ -260,16 +260,12 @@ def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out
         ]
         wanted = [view for view, need in zip(views, needed) if need]
         outs, grads_of_outs = zip(*pairs) if pairs else ((), ())
-        found: Any = iter(
-            torch.autograd.grad(outs, wanted, grads_of_outs, create_graph=create_graph, allow_unused=True)
+        found = iter(
+            torch.autograd.grad(outs, wanted, grads_of_outs, create_graph=create_graph, materialize_grads=True)
             if pairs
-            else [None] * len(wanted)
+            else map(torch.zeros_like, wanted)
         )
-    grads: list[Optional[Tensor]] = []
-    for x, need in zip(tensors, needed):
-        grad = next(found) if need else None
-        grads.append(torch.zeros_like(x) if need and grad is None else grad)
-    return grads
+    return [next(found) if need else None for need in needed]
 
 
 def _with_head_axis(x: Tensor) -> Tensor:

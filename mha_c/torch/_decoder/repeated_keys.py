@@ -149,7 +149,7 @@ class RememberedFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        def layer(*tensors: Any) -> Any:
-            return differentiable_layer(*tensors[:3], tensors[3:], ctx.call)[:1]
+        def layer(queries: Tensor, keys: Tensor, values: Tensor, *parameters: Any) -> Any:
+            return differentiable_layer(queries, keys, values, parameters, ctx.call)[:1]
 
         return None, *mathematics.gradients(layer, ctx.saved_tensors, ctx.needs_input_grad[1:], (grad_out,))
