@@ -232,6 +232,24 @@ def test_the_cpu_waits_for_what_it_reads_of_the_device(monkeypatch):
     assert torch.equal(projected._copied(LENS.to(own), k), LENS)
 
 
+def test_a_cache_may_leave_inference_mode(kind):
+    """Filled or put in order there, it goes on under no_grad as well, on every device."""
+    layer, (_, x) = KINDS[kind]().eval(), inputs()
+    layer(x, x, x)
+    found = []
+    for device, mode in (("cpu", torch.no_grad), (own_device.load(), torch.inference_mode)):
+        layer.to(device)
+        steps, cache = x.to(device), layer.new_cache(2, 20)
+        with mode():
+            layer(steps, steps, steps, cache=cache)
+        for _ in range(2):
+            with torch.no_grad():
+                found.append(layer(steps, steps, steps, cache=cache).cpu())
+            with mode():
+                cache.reorder([1, 0])
+    close(found[2:], found[:2])
+
+
 def test_copies(kind):
     module, (queries, encoded) = KINDS[kind](), inputs()
     with torch.no_grad():

@@ -150,6 +150,8 @@ class KeyValueCache(caches.KeyValueCache):
         if self._keys is None or (self._weights is None and not isinstance(self._keys, Tensor)):
             self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
         rooms: Any = self._keys, self._values
+        if isinstance(rooms[0], Tensor) and rooms[0].is_inference() and not torch.is_inference_mode_enabled():
+            rooms = self._keys, self._values = rooms[0].clone(), rooms[1].clone()  # may be written to out here
         there = getattr(rooms[0], "device", "cpu"), rooms[0].dtype
         if there != (keys.device, keys.dtype):
             raise TypeError(
