@@ -43,52 +43,32 @@ def additive_attention(
 
 
 def multi_head_attention(
-    queries: Any,
-    keys: Any,
-    values: Any,
-    weights: Any,
-    num_heads: int,
-    valid_lens: Any = None,
-    empty_rows: str = "uniform",
+    queries: Any, keys: Any, values: Any, weights: Any, num_heads: int, valid_lens: Any = None
 ) -> tuple[Array, Array]:
     """(out (B,Q,hiddens), attention weights (B,H,Q,K)) of a layer whose state_dict is `weights`."""
 
     def project(x: Any, name: str) -> Array:
         weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias", 0.0)
-        result: Array = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T + bias
-        return result
+        return np.asarray(np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T + bias)
 
     def split(x: Array) -> Array:  # (B, T, H*d) -> (B, H, T, d)
         return np.swapaxes(x.reshape(*x.shape[:2], num_heads, x.shape[2] // num_heads), 1, 2)
 
     q, k, v = (split(project(x, name)) for x, name in ((queries, "W_q"), (keys, "W_k"), (values, "W_v")))
-    heads, attention = dot_product_attention(q, k, v, valid_lens, empty_rows=empty_rows, return_weights=True)
+    heads, attention = dot_product_attention(q, k, v, valid_lens, empty_rows="uniform", return_weights=True)
     joined = heads.swapaxes(1, 2).reshape(q.shape[0], q.shape[2], num_heads * v.shape[3])
     return project(joined, "W_o"), attention
 
 
-def masked_softmax(x: Any, valid_lens: Any = None, empty_rows: str = "uniform") -> Array:
-    """x (B, Q, K) -> softmax over its first valid_lens columns."""
-    scores = np.asarray(x, np.float64)[:, None]
-    weights, _ = _softmax(scores, visible_keys(scores.shape, valid_lens), empty_rows)
-    return weights[:, 0]
-
-
 def visible_keys(
-    shape: tuple[int, ...],
-    valid_lens: Any = None,
-    keep_mask: Any = None,
-    causal: Any = None,
-    window: Any = None,
+    shape: tuple[int, ...], valid_lens: Any = None, keep_mask: Any = None, causal: Any = None, window: Any = None
 ) -> Array:
     """Which scores (B, H, Q, K) count, as a bool array of that shape."""
     batch, _, _, n_keys = shape
     key = np.arange(n_keys)
     visible = np.ones(shape, dtype=bool)
     if valid_lens is not None:
-        lens = np.asarray(valid_lens)
-        lens = lens.reshape(batch, 1, -1, 1)  # (B,) holds for every query, (B, Q) for each its own
-        visible &= key < lens
+        visible &= key < np.reshape(valid_lens, (batch, 1, -1, 1))  # (B,): for every query, (B, Q): each its own
     place = _places(shape, causal)
     if causal:
         visible &= key <= place[:, None]
