@@ -208,13 +208,14 @@ def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[
     attention = facts["attention"]
     inputs = {name: projection for name, projection in facts["projections"].items() if name != output}
     lines = [*way, ("kernels", _kernels(attention["kernels"]))]
-    sliced = facts.get("n_slices", 1) > 1
+    sliced, share = facts.get("n_slices", 1) > 1, ("threads", _threads(attention["share"]))
     if sliced:
-        lines += [("slices", _slices(facts)), ("threads", _threads(attention["share"]))]
+        items = f"{facts['slice_items']} of {_count(attention['batch'], 'item')} at a time through all steps"
+        lines += [("slices", f"{items}, each finding what the last left in cache"), share]
     lines += _projections(inputs, not sliced)
     lines += [("attention", _blocks(attention)), ("tiles", _tiles(attention, sliced))]
     lines += [("", text) for text in _remarks(attention)]
-    lines += [] if sliced else [("threads", _threads(attention["share"]))]
+    lines += [] if sliced else [share]
     if output in facts["projections"]:
         lines += _projections({output: facts["projections"][output]}, not sliced)
     lines.append(("memory", _memory(facts)))
@@ -240,28 +241,18 @@ def _kernels(kernels: Facts) -> str:
     )
 
 
-def _slices(facts: Facts) -> str:
-    items, batch = facts["slice_items"], facts["attention"]["batch"]
-    return f"{items} of {_count(batch, 'item')} at a time through all steps, each finding what the last left in cache"
-
-
 def _projections(projections: dict[str, Facts], with_threads: bool) -> list[tuple[str, str]]:
     """A line each, and one about threads after those that share them."""
     lines: list[tuple[str, str]] = []
     for i, (name, projection) in enumerate(projections.items()):
-        lines.append((name, _rows(projection)))
+        n, needed = projection["rows"], projection["rows_needed"]
+        of, rest = ("", "") if needed == n else (f"{needed} of ", ": no query sees the others")
+        features = f"{projection['in_features']} features -> {projection['out_features']}"
+        lines.append((name, f"{of}{_count(n, 'row')} of {features}{rest}"))
         following = list(projections.values())[i + 1 : i + 2]
         if with_threads and (not following or following[0]["share"] != projection["share"]):
             lines.append(("threads", _threads(projection["share"])))
     return lines
-
-
-def _rows(projection: Facts) -> str:
-    n, needed = projection["rows"], projection["rows_needed"]
-    features = f"of {projection['in_features']} features -> {projection['out_features']}"
-    if needed == n:
-        return f"{_count(n, 'row')} {features}"
-    return f"{needed} of {_count(n, 'row')} {features}: no query sees the others"
 
 
 def _blocks(attention: Facts) -> str:
@@ -287,8 +278,14 @@ def _tiles(attention: Facts, sliced: bool) -> str:
 
 def _remarks(attention: Facts) -> list[str]:
     """What not every call has."""
-    done, total = attention["n_tiles"], attention["n_tiles_all"]
-    remarks = _score_terms(attention["score_terms"]) if "score_terms" in attention else []
+    done, total, terms = attention["n_tiles"], attention["n_tiles_all"], attention.get("score_terms")
+    remarks = []
+    if terms is not None:
+        parts = [f"capped at {terms['softcap']:g}"] if terms["softcap"] else []
+        if terms["reach"] is not None:
+            parts.append(f"with a bias by distance, up to {_count(terms['reach'], 'key')} away")
+        parts += ["with a sink for each head"] if terms["sinks"] else []
+        remarks.append(f"scores {', '.join(parts)}: in each tile, where it stands")
     if done < total:
         remarks.append(f"{done} of {total} tiles are computed: no query of the others sees a key there")
     if attention["by_columns"]:
@@ -300,38 +297,27 @@ def _remarks(attention: Facts) -> list[str]:
     return remarks
 
 
-def _score_terms(terms: Facts) -> list[str]:
-    parts = [f"capped at {terms['softcap']:g}"] if terms["softcap"] else []
-    if terms["reach"] is not None:
-        parts.append(f"with a bias by distance, up to {_count(terms['reach'], 'key')} away")
-    parts += ["with a sink for each head"] if terms["sinks"] else []
-    return [f"scores {', '.join(parts)}: in each tile, where it stands"]
-
-
 def _threads(share: Facts) -> str:
-    n, most, reason = share["n_threads"], share["most_threads"], share["reason"]
-    seconds = (share[name] for name in ("seconds", "least_seconds", "least_each"))
-    work, least, each = (in_words(number, SECONDS) for number in seconds)
-    tasks = _count(share["n_tasks"], "task")
+    n, most, reason, tasks = share["n_threads"], share["most_threads"], share["reason"], share["n_tasks"]
+    work, least, each = (in_words(share[name], SECONDS) for name in ("seconds", "least_seconds", "least_each"))
     if reason == "one task":
-        return f"one: there is {'one task, so ' if share['n_tasks'] else ''}nothing to share"
+        return f"one: there is {'one task, so ' if tasks else ''}nothing to share"
     if reason == "little work":
         return f"one: {work} of work, less than the {least} that waking another one is worth"
     if reason == "work":
         return f"{n} of {most}: {work} of work, and each should get {each} of it"
     if reason == "tasks":
-        return f"{n} of {most}: there are {tasks}, with {work} of work"
+        return f"{n} of {most}: there are {_count(tasks, 'task')}, with {work} of work"
     if most == 1:
-        return f"one: set_num_threads allows no more ({work} of work in {tasks})"
-    return f"{n}, all that set_num_threads allows: {work} of work in {tasks}"
+        return f"one: set_num_threads allows no more ({work} of work in {_count(tasks, 'task')})"
+    return f"{n}, all that set_num_threads allows: {work} of work in {_count(tasks, 'task')}"
 
 
 def _memory(facts: Facts) -> str:
     text = f"{in_words(facts['scratch_bytes'])} during the call"
     if "kept" not in facts:
         return text
-    what = {
-        "weights": "the weights, which are fewer than queries and keys",
-        "queries and keys": "queries and keys as they were scored, from which the weights are computed when read",
-    }
-    return f"{text}; {in_words(facts['kept_bytes'])} kept: {what[facts['kept']]}"
+    what = "the weights, which are fewer than queries and keys"
+    if facts["kept"] != "weights":
+        what = "queries and keys as they were scored, from which the weights are computed when read"
+    return f"{text}; {in_words(facts['kept_bytes'])} kept: {what}"
