@@ -195,8 +195,7 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
     if weight is None:
         return x
     checked: Array = projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
-    packed = _core.pack_linear(to_array(weight, weight_name)), None, (w_v.shape[0], x.shape[-1])
-    projections[weight_name] = _core.explain_linear(floats(x, name), packed)
+    projections[weight_name] = _core.explain_linear(floats(x, name), (to_array(weight, weight_name), None))
     return np.broadcast_to(checked.dtype.type(0), (*x.shape[:-1], w_v.shape[0]))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from .._core import linear, pack_linear
+from .._core import linear
 from ..errors import ShapeError
 from . import scalars
 from .arrays import floats, is_tensor, like_input, to_array, to_lengths
@@ -126,4 +126,4 @@ def projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> A
         raise ShapeError(f"{weight_name} must have shape {wanted}, got {W.shape}; {name} has shape {array.shape}")
     if W.dtype != array.dtype:
         raise TypeError(f"{weight_name} must have the type of {name}, {array.dtype}, got {W.dtype}")
-    return like_input(linear(array, (pack_linear(W), None, (n_out, W.shape[1]))), is_tensor(x))
+    return like_input(linear(array, (W, None)), is_tensor(x))
