@@ -246,23 +246,17 @@ def _text(path: str) -> str:
         return ""
 
 
-CACHE_UNITS = {"": 1, "K": 1024, "M": 1024**2}
-
-
 def _select_caches() -> None:
     global _caches_reason
     text = os.environ.get("MHA_C_CACHES", "").strip()
-    if not text:
-        return
-    matched = re.fullmatch(r"([0-9]{1,9})([KM]?),([0-9]{1,9})([KM]?)", text)
-    if matched:
-        first, first_unit, second, second_unit = matched.groups()
-        sizes = int(first) * CACHE_UNITS[first_unit], int(second) * CACHE_UNITS[second_unit]
+    if re.fullmatch(r"([0-9]{1,9}[KM]?),([0-9]{1,9}[KM]?)", text):
+        sizes = tuple(int(n) * {"": 1, "K": 2**10, "M": 2**20}[unit] for n, unit in re.findall("([0-9]+)([KM]?)", text))
         _core.set_caches(*sizes)
         if _core.caches() == sizes:  # else no processor has such caches
             _caches_reason = "MHA_C_CACHES"
             return
-    _ignored("MHA_C_CACHES", text, "two sizes of caches, like 32K,512K")
+    if text:
+        _ignored("MHA_C_CACHES", text, "two sizes of caches, like 32K,512K")
 
 
 def _threads_of(variable: str) -> Optional[int]:

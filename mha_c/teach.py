@@ -289,43 +289,33 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
 
 
 def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) -> _Inputs:
-    arrays = {name: to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))}
-    shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-    ranks = {array.ndim for array in arrays.values()}
-    if ranks not in ({2}, {3}):
-        raise ShapeError(f"q (Q, D), k (K, D), v (K, Dv), or all with a batch axis in front, expected; got {shapes}")
-    batched = ranks == {3}
+    arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
+    batched = all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1
     if batched:
-        sizes = {array.shape[0] for array in arrays.values()}
-        if len(sizes) > 1:
-            raise ShapeError(f"q, k and v must have the same batch axis; got {shapes}")
-        if not 0 <= example < min(sizes):
-            raise ValueError(f"example: {example} of {min(sizes)}, counted from 0")
-        arrays = {name: array[example] for name, array in arrays.items()}
-    q_, k_, v_ = arrays["q"], arrays["k"], arrays["v"]
-    if q_.shape[1] != k_.shape[1] or k_.shape[0] != v_.shape[0] or not q_.shape[0] or not k_.shape[0]:
-        raise ShapeError(f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected; got {shapes}")
-    if max(*q_.shape, *k_.shape, *v_.shape) > LARGEST:
+        if not 0 <= example < len(arrays[0]):
+            raise ValueError(f"example: {example} of {len(arrays[0])}, counted from 0")
+        arrays = [x[example] for x in arrays]
+    q, k, v = arrays
+    if any(x.ndim != 2 or not len(x) for x in arrays) or q.shape[1] != k.shape[1] or len(k) != len(v):
+        raise ShapeError(
+            f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected, or all with the same batch axis in front; got "
+            f"{shapes}"
+        )
+    if max(*q.shape, *k.shape, *v.shape) > LARGEST:
         raise ValueError(
             f"teach shows matrices up to {LARGEST} x {LARGEST}; got {shapes}.  mha_c.viz.view shows larger weights"
         )
-    if not all(np.isfinite(array).all() for array in arrays.values()):
+    if not all(np.isfinite(x).all() for x in arrays):
         raise ValueError("q, k and v must be finite numbers")
-    lengths = _lengths(valid_lens, len(q_), len(k_), batched, example)
-    pair = labels.pair_of(tokens, 0, 1)
-    return _Inputs(q_, k_, v_, lengths, *labels.fit(pair, len(q_), len(k_)))
-
-
-def _lengths(valid_lens: Any, num_queries: int, num_keys: int, batched: bool, example: int) -> NDArray[np.int64]:
-    """How many keys each query sees."""
-    if valid_lens is None:
-        return np.full(num_queries, num_keys)
-    lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
-    if batched and lens.ndim:
-        lens = lens[example]
-    if lens.shape not in ((), (1,), (num_queries,)):
-        raise ShapeError(f"valid_lens: one length or {num_queries} (one per query) expected, got shape {lens.shape}")
-    return np.broadcast_to(np.clip(lens, 0, num_keys), (num_queries,))
+    lengths = np.full(len(q), len(k))
+    if valid_lens is not None:
+        lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
+        lens = lens[example] if batched and lens.ndim else lens
+        if lens.shape not in ((), (1,), (len(q),)):
+            raise ShapeError(f"valid_lens: one length or {len(q)} (one per query) expected, got shape {lens.shape}")
+        lengths = np.broadcast_to(np.clip(lens, 0, len(k)), (len(q),))
+    return _Inputs(q, k, v, lengths, *labels.fit(labels.pair_of(tokens, 0, 1), len(q), len(k)))
 
 
 # ---- what the players say -----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ a nested list, a list per layer or per decoding step as d2l's decoders keep them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mha_c.errors import ShapeError
 
 Array = NDArray[Any]
-Tree = Union[Array, list["Tree"]]
+Tree = Any  # an array, or a list of trees
 
 
 class Layer(NamedTuple):
@@ -62,15 +62,14 @@ def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[
         source = _read_attribute(source)
     tree = _tree(source)
     steps = isinstance(tree, list) and _is_list_of_steps(tree)
-    if isinstance(tree, list) and steps:
+    if steps:
         tree = _join_steps(tree)
     leaves, names = _flatten(tree)
     if layer_names is not None:
         if len(layer_names) != len(leaves):
             raise ValueError(f"layer_names has {len(layer_names)} names for {len(leaves)} layers")
         names = [str(name) for name in layer_names]
-    first_is_batch = holder or steps
-    return [Layer(name, _four_axes(leaf, num_heads, first_is_batch)) for name, leaf in zip(names, leaves)]
+    return [Layer(name, _four_axes(leaf, num_heads, holder or steps)) for name, leaf in zip(names, leaves)]
 
 
 def _read_attribute(holder: Any) -> Any:
@@ -129,24 +128,22 @@ def _join_steps(steps: Sequence[Tree]) -> Tree:
     if isinstance(steps[0], list):
         joined = [_join_steps([step[i] for step in steps]) for i in range(len(steps[0]))]
         return joined[0] if len(joined) == 1 else joined
-    num_keys = max(step.shape[2] for step in steps)  # type: ignore[union-attr]
-    rows = [np.pad(step, ((0, 0), (0, 0), (0, num_keys - step.shape[2]))) for step in steps]  # type: ignore
+    num_keys = max(step.shape[2] for step in steps)
+    rows = [np.pad(step, ((0, 0), (0, 0), (0, num_keys - step.shape[2]))) for step in steps]
     return np.concatenate(rows, axis=1)
 
 
 def _flatten(tree: Tree) -> tuple[list[Array], list[str]]:
     if not isinstance(tree, list):
-        if tree.ndim == 5:  # layers stacked into one array
-            tree = list(tree)
-        else:
+        if tree.ndim != 5:
             return [tree], [""]
+        tree = list(tree)  # layers stacked into one array
     if len(tree) == 1:
         return _flatten(tree[0])
     if any(isinstance(item, list) for item in tree):
         kinds = ["self-attention", "cross-attention"] if len(tree) == 2 else [str(i + 1) for i in range(len(tree))]
-        groups = [item if isinstance(item, list) else [item] for item in tree]
-        names = [f"{kind}, block {i + 1}" for kind, group in zip(kinds, groups) for i in range(len(group))]
-        return _leaves(tree), names
+        sizes = [len(item) if isinstance(item, list) else 1 for item in tree]
+        return _leaves(tree), [f"{kind}, block {i + 1}" for kind, size in zip(kinds, sizes) for i in range(size)]
     return _leaves(tree), [f"layer {i + 1}" for i in range(len(tree))]
 
 
