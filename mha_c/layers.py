@@ -20,9 +20,8 @@ from ._layer.module import Dropout
 from .linear import Projection, State
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    from ._types import EmptyRows, Number, RngLike
+    from ._types import EmptyRows, RngLike
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -73,7 +72,7 @@ class DotProductAttention(DecodingLayer):
         return [("dropout", self._dropout)]
 
 
-class MultiHeadAttention(DecodingLayer):
+class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
 
     Both generations of the book's constructor, told apart by the arguments given:
@@ -146,6 +145,7 @@ class MultiHeadAttention(DecodingLayer):
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
     FORMS = constructors.MULTI_HEAD
     _by_head = True
+    _masking = masking
 
     @overload
     def __init__(
@@ -186,54 +186,6 @@ class MultiHeadAttention(DecodingLayer):
     def attention(self) -> DotProductAttention:
         """The inner attention of d2l: its `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h."""
         return self._attention
-
-    @overload
-    def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
-    @overload
-    def transpose_qkv(self, X: Any) -> Any: ...
-    def transpose_qkv(self, X: Any) -> Any:
-        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).  Not needed by the layer.
-
-        Parameters
-        ----------
-        X : array_like (B, T, num_hiddens)
-            Projected queries, keys or values.
-
-        Returns
-        -------
-        array (B*H, T, num_hiddens/H)
-            Row b*H + h is head h of item b.
-
-        Raises
-        ------
-        ShapeError
-            Where X has another shape.
-        """
-        return masking.transpose_qkv(X, self._num_heads)
-
-    @overload
-    def transpose_output(self, X: NDArray[Number]) -> NDArray[Number]: ...
-    @overload
-    def transpose_output(self, X: Any) -> Any: ...
-    def transpose_output(self, X: Any) -> Any:
-        """The reverse of `transpose_qkv`.
-
-        Parameters
-        ----------
-        X : array_like (B*H, T, num_hiddens/H)
-            The heads.
-
-        Returns
-        -------
-        array (B, T, num_hiddens)
-            All heads' features side by side.
-
-        Raises
-        ------
-        ShapeError
-            Where X has another shape.
-        """
-        return masking.transpose_output(X, self._num_heads)
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return [("attention", self._attention), *self._linears.items()]

@@ -217,6 +217,61 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     return like_input(joined.reshape(rows // num_heads, steps, num_heads * features), as_tensor)
 
 
+class TransposesHeads:
+    """Gives the book's methods of these names to a MultiHeadAttention, NumPy's or torch's; the layer needs neither."""
+
+    num_heads: Any
+    _masking: Any  # the module whose functions they are
+
+    @overload
+    def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
+    @overload
+    def transpose_qkv(self, X: Any) -> Any: ...
+    def transpose_qkv(self, X: Any) -> Any:
+        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
+
+        Parameters
+        ----------
+        X : array_like or Tensor (B, T, num_hiddens)
+            Projected queries, keys or values.
+
+        Returns
+        -------
+        array or Tensor (B*H, T, num_hiddens/H)
+            Row b*H + h is head h of item b.
+
+        Raises
+        ------
+        ShapeError
+            Where X has another shape.
+        """
+        return self._masking.transpose_qkv(X, self.num_heads)
+
+    @overload
+    def transpose_output(self, X: NDArray[Number]) -> NDArray[Number]: ...
+    @overload
+    def transpose_output(self, X: Any) -> Any: ...
+    def transpose_output(self, X: Any) -> Any:
+        """The reverse of `transpose_qkv`.
+
+        Parameters
+        ----------
+        X : array_like or Tensor (B*H, T, num_hiddens/H)
+            The heads.
+
+        Returns
+        -------
+        array or Tensor (B, T, num_hiddens)
+            All heads' features side by side.
+
+        Raises
+        ------
+        ShapeError
+            Where X has another shape.
+        """
+        return self._masking.transpose_output(X, self.num_heads)
+
+
 def check_heads(shape: tuple[int, ...], axis: int, num_heads: int) -> tuple[int, ...]:
     """The shape of an array, or tensor, whose last axis (2) or first one (0) has all heads."""
     wanted, place = ("(B, T, num_hiddens)", "last") if axis else ("(B*num_heads, T, d)", "first")

@@ -34,8 +34,7 @@ def core_options(
 ) -> CoreOptions:  # fmt: skip
     """The options as the core takes them, in its order; for type checkers they stand in `_types.AttentionOptions`."""
     if unknown:
-        named = ", ".join(OPTIONS)
-        raise TypeError(f"unexpected keyword argument {next(iter(unknown))!r}; options of attention are {named}")
+        raise unknown_option(unknown)
     terms = None
     if softcap is not None or relative_bias is not None or sinks is not None:
         terms = (
@@ -62,6 +61,11 @@ def core_options(
 OPTIONS = {
     name: one for name, one in inspect.signature(core_options).parameters.items() if one.kind is one.KEYWORD_ONLY
 }
+
+
+def unknown_option(unknown: Any) -> TypeError:
+    named = ", ".join(OPTIONS)
+    return TypeError(f"unexpected keyword argument {next(iter(unknown))!r}; options of attention are {named}")
 
 
 def shows_options(function: Any) -> Any:

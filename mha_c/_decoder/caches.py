@@ -98,6 +98,9 @@ class KeyValueCache:
         index : whole numbers
             May be shorter or longer than the batch, whose size it gives.
         """
+        self._reorder(index)
+
+    def _reorder(self, index: Any) -> None:
         order = checked_index(index, self.batch)
         longest = most(self._steps)
         if self._keys is not None and self._values is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .._arguments import scalars
-from .._arguments.options import core_corner, core_window
+from .._arguments.options import core_corner, core_window, shows_options, unknown_option
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
 from ._call.autograd import AttentionCall, apply_attention, run_attention
@@ -91,12 +91,10 @@ def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any: ...  # fmt: skip
+@shows_options
 def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None, causal: Causal = False, window: Window = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
-    dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
-    return_lse: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
 
@@ -134,8 +132,7 @@ def dot_product_attention(
     >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
     torch.Size([1, 4, 5, 8])
     """
-    return _attention(q, k, v, None, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-                      return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
+    return _attention(q, k, v, None, valid_lens, return_weights, return_lse, **options)
 
 
 @overload
@@ -168,13 +165,11 @@ def additive_attention(
     valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any: ...  # fmt: skip
+@shows_options
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
-    valid_lens: Any = None, *, keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None,
-    causal: Causal = False, window: Window = None, scale: Optional[float] = None,
-    softcap: Optional[float] = None, relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
-    dropout: float = 0.0, rng: Rng = None, empty_rows: EmptyRows = "zero", return_weights: bool = False,
-    return_lse: bool = False,
+    valid_lens: Any = None, *,
+    return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any:  # fmt: skip
     """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v; see mha_c.functional.
 
@@ -214,8 +209,7 @@ def additive_attention(
         raise ShapeError(f"w_v must have shape (h,), got {tuple(w_v.shape)}")
     q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
     k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
-    return _attention(q, k, v, w_v, valid_lens, keep_mask, bias, causal, window, scale, dropout, rng, empty_rows,
-                      return_weights, return_lse, softcap, relative_bias, sinks)  # fmt: skip
+    return _attention(q, k, v, w_v, valid_lens, return_weights, return_lse, **options)
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -264,10 +258,13 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
 
 
 def _attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], valid_lens: Any, keep_mask: Any, bias: Optional[Tensor],
-    causal: Any, window: Any, scale: Optional[float], dropout: float, rng: Rng, empty_rows: Any, return_weights: bool,
-    return_lse: bool, softcap: Optional[float], relative_bias: Optional[Tensor], sinks: Optional[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], valid_lens: Any, return_weights: bool, return_lse: bool, *,
+    keep_mask: Any = None, bias: Optional[Tensor] = None, causal: Any = False, window: Any = None,
+    scale: Optional[float] = None, softcap: Optional[float] = None, relative_bias: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None, dropout: float = 0.0, rng: Rng = None, empty_rows: Any = "zero", **unknown: Any,
 ) -> Any:  # fmt: skip
+    if unknown:
+        raise unknown_option(unknown)
     terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
     check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):

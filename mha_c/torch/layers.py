@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import constructors, scalars
+from ..masking import TransposesHeads
 from . import masking
 from ._call import mathematics
 from ._call.children import Layout
@@ -62,7 +63,7 @@ class DotProductAttention(AttentionModule):
 DotProductAttention._layout = Layout.of(())
 
 
-class MultiHeadAttention(AttentionModule):
+class MultiHeadAttention(AttentionModule, TransposesHeads):
     """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
 
     Both generations of the book's constructor, told apart by the arguments given:
@@ -132,6 +133,7 @@ class MultiHeadAttention(AttentionModule):
     """
 
     _remembers = True
+    _masking = masking
     FORMS = constructors.MULTI_HEAD
 
     @overload
@@ -161,36 +163,6 @@ class MultiHeadAttention(AttentionModule):
         self.W_k = linear(given.get("key_size"), hiddens, bias, place)
         self.W_v = linear(given.get("value_size"), hiddens, bias, place)
         self.W_o = linear(hiddens if "key_size" in given else None, hiddens, bias, place)
-
-    def transpose_qkv(self, X: Tensor) -> Tensor:
-        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
-
-        Parameters
-        ----------
-        X : Tensor (B, T, num_hiddens)
-            Projected queries, keys or values.
-
-        Returns
-        -------
-        Tensor (B*H, T, num_hiddens/H)
-            Row b*H + h is head h of item b.
-        """
-        return masking.transpose_qkv(X, self.num_heads)
-
-    def transpose_output(self, X: Tensor) -> Tensor:
-        """The reverse of `transpose_qkv`.
-
-        Parameters
-        ----------
-        X : Tensor (B*H, T, num_hiddens/H)
-            The heads.
-
-        Returns
-        -------
-        Tensor (B, T, num_hiddens)
-            All heads' features side by side.
-        """
-        return masking.transpose_output(X, self.num_heads)
 
     def _new_attention(self, dropout: Any, empty_rows: EmptyRows) -> Any:
         return DotProductAttention(dropout, empty_rows=empty_rows)

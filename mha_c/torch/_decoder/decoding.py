@@ -127,17 +127,10 @@ class KeyValueCache(caches.KeyValueCache):
         if isinstance(self._keys, Tensor):
             self._keys = self._values = None
 
-    def reorder(self, index: Any) -> None:
-        """Item i becomes what item index[i] was, as beam search wants it.
-
-        Parameters
-        ----------
-        index : whole numbers
-            May be shorter or longer than the batch, whose size it gives.
-        """
+    def _reorder(self, index: Any) -> None:
         rooms: Any = self._keys, self._values
         if not isinstance(rooms[0], Tensor):
-            super().reorder(index.cpu() if elsewhere(index) else index)
+            super()._reorder(index.cpu() if elsewhere(index) else index)
             return
         order = order_of_tensors(index, self.batch, isinstance(self._steps, int))
         if not isinstance(self._steps, int):
