@@ -29,29 +29,25 @@ score_grads(const mha_walk *walk, double scale)
     const mha_key_block *block = &walk->block;
     const int drop = walk->problem->args->dropout > 0;
     const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-    const size_t rows = walk->tile.rows, at_once = drop ? walk->plan->factor_rows : rows;
+    const size_t at = block->from * k->itemsize, stat = mha_row_in_task(walk) * k->itemsize;
+    const mha_score_grads grads = {
+        .rows = walk->tile.rows,
+        .cols = block->width,
+        .visible = block->visible,
+        .max = room->max + stat,
+        .inverse = room->inverse + stat,
+        .weights = room->scores + at,
+        .grads = room->grads + at,
+        .factors = drop ? room->factors : NULL,
+        .row_stride = (ptrdiff_t)walk->plan->score_stride,
+        .delta = room->delta + stat,
+        .scale = scale,
+    };
 
-    for (size_t row = 0; row < rows; row += at_once) {
-        const size_t at = (row * walk->plan->score_stride + block->from) * k->itemsize;
-        const size_t stat = (mha_row_in_task(walk) + row) * k->itemsize;
-        const mha_score_grads grads = {
-            .rows = mha_min(at_once, rows - row),
-            .cols = block->width,
-            .visible = block->visible,
-            .max = room->max + stat,
-            .inverse = room->inverse + stat,
-            .weights = room->scores + at,
-            .grads = room->grads + at,
-            .factors = drop ? room->factors : NULL,
-            .row_stride = (ptrdiff_t)walk->plan->score_stride,
-            .delta = room->delta + stat,
-            .scale = scale,
-        };
-        if (drop) {
-            mha_dropout_rows(walk, row, grads.rows, keys);
-        }
-        k->score_grads(&grads);
+    if (drop) {
+        mha_draw_factors(walk, keys);
     }
+    k->score_grads(&grads);
 }
 
 void

@@ -144,14 +144,6 @@ choose_score_stride(const mha_problem *problem, const mha_plan *plan)
     return mha_round_up(mha_min(plan->key_block, problem->args->keys), k->panel_width) + k->lanes;
 }
 
-size_t
-mha_factor_rows(const mha_plan *plan, size_t itemsize)
-{
-    const size_t fit = mha_caches_active().first / 3 / (plan->score_stride * itemsize);
-
-    return mha_min(mha_max(fit, 1), plan->tile_rows);
-}
-
 static int
 may_copy_rows(const mha_problem *problem, const mha_plan *plan)
 {
@@ -173,7 +165,6 @@ mha_plan_forward(mha_plan *plan, const mha_problem *problem)
     }
     choose_tasks(plan, problem);
     plan->score_stride = choose_score_stride(problem, plan);
-    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan, problem->kernels->itemsize) : 0;
 }
 
 void
@@ -196,7 +187,6 @@ mha_plan_backward(mha_plan *plan, const mha_problem *problem)
     };
     plan->copies_rows = may_copy_rows(problem, plan);
     plan->score_stride = choose_score_stride(problem, plan);
-    plan->factor_rows = args->dropout > 0 ? mha_factor_rows(plan, problem->kernels->itemsize) : 0;
     if (heads > 0 && heads < ENOUGH_TASKS) {
         plan->spans_abreast = mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans);
     }

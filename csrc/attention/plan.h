@@ -35,7 +35,6 @@ typedef struct {
     size_t key_block;      /* keys per block; a function of the head sizes only, never of the data */
     size_t tile_rows;      /* query rows per tile */
     size_t score_stride;   /* from one row of a tile's scores to the next */
-    size_t factor_rows;    /* rows of a tile that get their dropout factors, and use them, before the next do */
     int copies_rows;       /* rows of a key block may be worth a copy, see walk.c */
     int weights_later;     /* rows may span several blocks: weights are written by a second pass */
     size_t task_queries;   /* queries per task */
@@ -49,12 +48,6 @@ typedef struct {
 
 void mha_plan_forward(mha_plan *plan, const mha_problem *problem);
 void mha_plan_backward(mha_plan *plan, const mha_problem *problem);
-
-/*
- * What `factor_rows` shall be, by tile_rows and score_stride: factors and the scores that they are for take two thirds
- * of the first cache.  (With 48 KiB, 32 KiB of factors took 1.01 of the time of 16, and 8 KiB as long.)
- */
-size_t mha_factor_rows(const mha_plan *plan, size_t itemsize);
 
 MHA_INLINE int
 mha_by_columns(const mha_plan *plan)

@@ -59,7 +59,7 @@ mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *roo
     room->dense_rows = take(&at, plan->copies_rows ? keys * (backward ? features : values) : 0, number);
     room->visible_rows = take(&at, masked_rows * mha_max(features, values), number);
     room->scores = take(&at, (by_columns ? args->keys : tile) * stride, number);
-    room->factors = take(&at, plan->factor_rows * stride, number);
+    room->factors = take(&at, args->dropout > 0 ? tile * stride : 0, number);
     room->grads = take(&at, backward ? tile * stride : 0, number);
     room->slopes = take(&at, backward && args->softcap > 0 ? tile * stride : 0, number);
     room->block_out = take(&at, in_tile * values, number);

@@ -13,7 +13,7 @@ typedef struct {
     char *dense_rows;   /* rows of a key block side by side: values, in the backward pass keys */
     char *visible_rows; /* the same for one row of the tile, 0 where that may not see them */
     char *scores;       /* a tile's, rows score_stride apart; and so the next three */
-    char *factors;      /* of dropout, factor_rows at a time */
+    char *factors;      /* of dropout */
     char *grads;        /* backward: dP, then dS */
     char *slopes;       /* backward: of capped scores */
     char *block_out;    /* what one key block gives to a tile's output, rows padded to whole vectors */

@@ -86,16 +86,16 @@ mha_guarded_product(const mha_walk *walk, const mha_product *product, int rows_a
 }
 
 void
-mha_dropout_rows(const mha_walk *walk, size_t row, size_t n, mha_interval keys)
+mha_draw_factors(const mha_walk *walk, mha_interval keys)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_dropout dropout = {
-        .rows = n,
+        .rows = walk->tile.rows,
         .keys = keys.last - keys.first,
         .seed = args->seed,
         .item = args->first_item + walk->tile.item,
         .head = args->first_head + walk->tile.head,
-        .query = args->visible.first_query + walk->tile.query + row,
+        .query = args->visible.first_query + walk->tile.query,
         .key = args->visible.first_key + keys.first,
         .p = args->dropout,
         .factors = walk->room->factors,
@@ -139,12 +139,11 @@ mha_drop_weights(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_interval keys = walk->block.keys;
-    const size_t rows = walk->problem->args->dropout > 0 ? walk->tile.rows : 0, at_once = walk->plan->factor_rows;
 
-    for (size_t row = 0; row < rows; row += at_once) {
-        const size_t n = mha_min(at_once, rows - row);
-        mha_dropout_rows(walk, row, n, keys);
-        k->multiply_rows(n, keys.last - keys.first, mha_score_at(walk, walk->room->scores, row, keys.first),
-                         walk->room->factors, (ptrdiff_t)walk->plan->score_stride);
+    if (walk->problem->args->dropout > 0) {
+        mha_draw_factors(walk, keys);
+        k->multiply_rows(walk->tile.rows, keys.last - keys.first,
+                         mha_score_at(walk, walk->room->scores, 0, keys.first), walk->room->factors,
+                         (ptrdiff_t)walk->plan->score_stride);
     }
 }

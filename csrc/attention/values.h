@@ -14,8 +14,8 @@
  */
 void mha_guarded_product(const mha_walk *walk, const mha_product *product, int rows_are_keys);
 
-/* Dropout factors for `n` of the tile's rows from `row` on, and these keys, into room->factors. */
-void mha_dropout_rows(const mha_walk *walk, size_t row, size_t n, mha_interval keys);
+/* Dropout factors for the tile's rows and these keys, into room->factors. */
+void mha_draw_factors(const mha_walk *walk, mha_interval keys);
 
 /*
  * Describes: numbers for the block's keys, laid out like scores, times rows of its values or keys: for the tile's
