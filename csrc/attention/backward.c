@@ -153,8 +153,8 @@ backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first
     mha_backward_tile(walk, args->scale);
     if (args->softcap > 0) { /* not before: what is added to a capped score has no slope */
         const size_t at = walk->block.from * k->itemsize;
-        k->apply_slopes(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
-                        (ptrdiff_t)walk->plan->score_stride);
+        k->multiply_rows(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
+                         (ptrdiff_t)walk->plan->score_stride);
     }
     const mha_product values = product_of_queries(walk, 1, first_of_keys);
     mha_guarded_product(walk, &values, 1);

@@ -6,6 +6,7 @@
 #include "runtime/common.h"
 
 #include <float.h>
+#include <math.h>
 
 static void
 dot_scores(const mha_walk *walk)
@@ -204,8 +205,10 @@ hide_ends(const mha_walk *walk)
         const mha_interval seen = mha_row_keys_here(walk, i);
         const size_t n = seen.last - seen.first;
         if (n != block->visible) {
-            k->hide_keys(mha_score_at(walk, walk->room->scores, i, start), block->visible,
-                         n > 0 ? seen.first - start : 0, n > 0 ? seen.last - start : 0);
+            const size_t first = n > 0 ? seen.first - start : 0, last = n > 0 ? seen.last - start : 0;
+            char *row = mha_score_at(walk, walk->room->scores, i, start);
+            k->fill(first, -HUGE_VAL, row);
+            k->fill(block->visible - last, -HUGE_VAL, row + last * k->itemsize);
         }
     }
 }

@@ -171,8 +171,6 @@ typedef struct {
                              ptrdiff_t dst_row)) \
     X(void, product, (const mha_product *product)) \
     X(void, additive_scores, (const mha_additive *tile)) \
-    /* scores outside [first, last) of the row become -inf. */ \
-    X(void, hide_keys, (void *scores, size_t width, size_t first, size_t last)) \
     /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
     X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
@@ -182,8 +180,6 @@ typedef struct {
     X(void, keep_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const uint8_t *keep, \
                            ptrdiff_t key_stride)) \
     X(void, cap_scores, (const mha_cap *tile)) \
-    /* x[i][j] *= slopes[i][j], rows row_stride apart; what is 0 stays 0, whatever the slope. */ \
-    X(void, apply_slopes, (size_t rows, size_t cols, void *x, const void *slopes, ptrdiff_t row_stride)) \
     X(void, softmax_rows, (const mha_softmax *tile)) \
     /* sum[i] += exp(*sink - max[i]), but in an empty row. */ \
     X(void, add_sinks, (size_t rows, const void *sink, const void *max, void *sum)) \
@@ -211,7 +207,7 @@ typedef struct {
     /* Softmax over the first n of cols scores, in place; the rest become 0, all become `empty` if n is 0. */ \
     X(void, softmax_row, (void *row, size_t cols, size_t n, double empty)) \
     X(void, dropout_factors, (const mha_dropout *tile)) \
-    /* x[i][j] *= factors[i][j], rows of both row_stride apart. */ \
+    /* x[i][j] *= factors[i][j], rows of both row_stride apart; what is 0 stays 0, whatever the factor. */ \
     X(void, multiply_rows, (size_t rows, size_t cols, void *x, const void *factors, ptrdiff_t row_stride)) \
     /* out[i] = sum_d a[i][d] b[i][d]. */ \
     X(void, row_dots, (size_t rows, size_t cols, const void *a, ptrdiff_t a_row, const void *b, ptrdiff_t b_row, \

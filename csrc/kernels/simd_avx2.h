@@ -69,12 +69,6 @@ vf_select_lt(vf a, vf b, vf x, vf y)
     return VF_OP(blendv)(y, x, VF_OP(cmp)(a, b, _CMP_LT_OQ));
 }
 
-MHA_INLINE vf
-vf_zero_lt(vf a, vf b, vf x)
-{
-    return VF_OP(andnot)(VF_OP(cmp)(a, b, _CMP_LT_OQ), x);
-}
-
 /* The upper half onto the lower one, until one lane is left. */
 MHA_INLINE real
 vf_hsum(vf v)

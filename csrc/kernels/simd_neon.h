@@ -24,6 +24,7 @@
 
 #define VF_FUSED 1
 #define VF_MASKED 0
+#define VF_OWN_SIGN 1 /* vf_abs and vf_copysign are here: an instruction each */
 
 #include "simd_words.inc"
 
@@ -73,29 +74,22 @@ vf_fnma(vf a, vf b, vf c)
     return VF_OP(fms)(c, a, b);
 }
 
-/* Not the max of NEON, which is NaN for a NaN in a: the words give b then. */
 MHA_INLINE vf
-vf_max(vf a, vf b)
+vf_abs(vf a)
 {
-    return VF_OP(bsl)(VF_OP(cgt)(a, b), a, b);
+    return VF_OP(abs)(a);
 }
 
 MHA_INLINE vf
-vf_min(vf a, vf b)
+vf_copysign(vf a, vf sign)
 {
-    return VF_OP(bsl)(VF_OP(clt)(a, b), a, b);
+    return VF_OP(bsl)(to_bits(vf_set1((real)-0.0)), sign, a);
 }
 
 MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {
     return VF_OP(bsl)(VF_OP(clt)(a, b), x, y);
-}
-
-MHA_INLINE vf
-vf_zero_lt(vf a, vf b, vf x)
-{
-    return (vf)((vf_bits)x & ~VF_OP(clt)(a, b));
 }
 
 MHA_INLINE real

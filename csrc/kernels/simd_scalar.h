@@ -38,19 +38,6 @@ vf_keep_first(vf v, size_t n, vf fill)
     return n == 0 ? fill : v;
 }
 
-/* A comparison with NaN is false, so that NaN in a or b gives b. */
-MHA_INLINE vf
-vf_max(vf a, vf b)
-{
-    return a > b ? a : b;
-}
-
-MHA_INLINE vf
-vf_min(vf a, vf b)
-{
-    return a < b ? a : b;
-}
-
 MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {

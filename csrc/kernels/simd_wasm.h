@@ -31,6 +31,7 @@
 
 #define VF_FUSED 0
 #define VF_MASKED 0
+#define VF_OWN_MAX 1
 
 #include "simd_words.inc"
 
@@ -97,12 +98,6 @@ MHA_INLINE vf
 vf_select_lt(vf a, vf b, vf x, vf y)
 {
     return wasm_v128_bitselect(x, y, VF_OP(lt)(a, b));
-}
-
-MHA_INLINE vf
-vf_zero_lt(vf a, vf b, vf x)
-{
-    return wasm_v128_andnot(x, VF_OP(lt)(a, b));
 }
 
 /* The upper half onto the lower one, until one lane is left. */

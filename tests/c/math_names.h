@@ -26,7 +26,9 @@
 #undef VF_MASKED
 #undef VF_NOT_LESS
 #undef VF_OP
+#undef VF_OWN_MAX
 #undef VF_OWN_SCALE2
+#undef VF_OWN_SIGN
 #undef VF_SIGNED
 #undef VF_TABLE
 #undef VF_TILE_ROWS
