@@ -72,8 +72,8 @@ mha_cache_sizes mha_caches_active(void);
 void mha_caches_select(mha_cache_sizes sizes);
 
 /*
- * How many threads a call may use, this one included; at least 1.  Threads are started at the
- * first call that is large enough to gain from them, and results do not depend on their number.
+ * How many threads a call may use, this one included; at least 1, which it is until somebody sets it.  Threads are
+ * started at the first call that is large enough to gain from them, and results do not depend on their number.
  */
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
@@ -88,9 +88,6 @@ void mha_threads_limit_own(unsigned n_threads);
  */
 typedef int (*mha_interrupt_fn)(void *context);
 void mha_interrupt_watch(mha_interrupt_fn check, void *context);
-
-/* CPUs this process may use, by its affinity mask; at least 1. */
-unsigned mha_threads_available(void);
 
 /* --- Operands ------------------------------------------------------------------------- */
 

@@ -8,6 +8,7 @@ MHA_C_CACHES         a core's first and second data cache, as in 48K,2M, not wha
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import sys
@@ -204,8 +205,21 @@ def _select_threads() -> None:
         n = _threads_of(variable)
         if n is not None:
             return _choose_threads(n, variable)
-    cpus = _core.available_threads()
+    cpus = _cpus()
     _choose_threads(min(cpus, _cpu_quota() or cpus), "the CPUs this process may use")
+
+
+def _cpus() -> int:
+    """How many CPUs this process may use: those of its affinity mask, where the system has masks."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    cpus = os.cpu_count() or 1
+    if sys.platform == "win32" and cpus <= 64:  # more of them stand in groups, of which a mask knows one
+        kernel, mask, of_system = ctypes.windll.kernel32, ctypes.c_size_t(), ctypes.c_size_t()
+        process = ctypes.c_void_p(kernel.GetCurrentProcess())
+        if kernel.GetProcessAffinityMask(process, ctypes.byref(mask), ctypes.byref(of_system)):
+            return bin(mask.value).count("1") or cpus
+    return cpus
 
 
 def _cpu_quota(of_process: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Optional[int]:

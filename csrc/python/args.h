@@ -298,8 +298,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(caches, 0, 0) \
     X(set_caches, 2, 2) \
     X(get_num_threads, 0, 0) \
-    X(set_num_threads, 1, 1) \
-    X(available_threads, 0, 0)
+    X(set_num_threads, 1, 1)
 
 #define MHA_PY_DECLARE(name, least, most) mha_py_function py_##name;
 MHA_PY_FUNCTIONS(MHA_PY_DECLARE)

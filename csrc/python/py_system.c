@@ -92,9 +92,3 @@ py_set_num_threads(mha_py_call *call, PyObject *const *values)
     Py_DECREF(n);
     Py_RETURN_NONE;
 }
-
-PyObject *
-py_available_threads(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
-{
-    return PyLong_FromUnsignedLong(mha_threads_available());
-}

@@ -64,7 +64,7 @@ static struct {
     int watches_forks;                 /* (owner) */
 } pool = {.bell = MHA_COUNTER_ZERO, .finished = MHA_COUNTER_ZERO};
 
-static atomic_uint thread_limit; /* 0: not yet known */
+static atomic_uint thread_limit = 1;
 static _Thread_local unsigned own_limit; /* of this thread's calls; 0: none of their own */
 
 void
@@ -76,16 +76,8 @@ mha_threads_set(unsigned n_threads)
 unsigned
 mha_threads_get(void)
 {
-    unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
+    const unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
 
-    if (limit == 0) {
-        const unsigned available = mha_threads_available();
-        const unsigned wanted = available < MOST_THREADS ? available : MOST_THREADS;
-        /* If someone set or found it meanwhile, `limit` becomes what they stored. */
-        if (atomic_compare_exchange_strong(&thread_limit, &limit, wanted)) {
-            limit = wanted;
-        }
-    }
     return own_limit != 0 && own_limit < limit ? own_limit : limit;
 }
 
@@ -168,8 +160,7 @@ forget_pool(void)
     mha_interrupt_lost_helpers(pool.interrupt);
     pool.interrupt = NULL;
     atomic_store(&pool.gate, 0);
-    mha_counter_forget(&pool.bell);
-    mha_counter_forget(&pool.finished);
+    pool.bell = pool.finished = (mha_counter)MHA_COUNTER_ZERO; /* whatever other threads were doing to them */
     pool.n_started = 0;
     atomic_store(&pool.busy, 0);
 }

@@ -46,18 +46,6 @@ typedef struct {
 #define MHA_COUNTER_ZERO {0, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER}
 #endif
 
-/* Back to zero in a forked child, whatever the threads that are no longer there were doing to it. */
-MHA_INLINE void
-mha_counter_forget(mha_counter *counter)
-{
-    atomic_store(&counter->count, 0);
-    atomic_store(&counter->parked, 0);
-#if !MHA_PARK_ON_FUTEX
-    pthread_mutex_init(&counter->mutex, NULL);
-    pthread_cond_init(&counter->changed, NULL);
-#endif
-}
-
 MHA_INLINE void
 mha_yield(void)
 {

@@ -21,13 +21,6 @@ typedef struct {
 #define MHA_COUNTER_ZERO {0, 0}
 
 MHA_INLINE void
-mha_counter_forget(mha_counter *counter)
-{
-    atomic_store(&counter->count, 0);
-    atomic_store(&counter->parked, 0);
-}
-
-MHA_INLINE void
 mha_yield(void)
 {
     SwitchToThread();

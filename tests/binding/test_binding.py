@@ -435,7 +435,6 @@ GOOD = [
     _core.isa,
     lambda: _core.set_isa(_core.isa()),
     lambda: _core.set_num_threads(_core.get_num_threads()),
-    _core.available_threads,
 ]
 
 

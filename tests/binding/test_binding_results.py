@@ -401,7 +401,6 @@ def test_a_packed_weight_lives_as_long_as_it_is_used():
 
 
 def test_threads_and_isas_say_what_is():
-    assert _core.available_threads() >= 1
     before = _core.get_num_threads()
     try:
         for n in 1, 2, np.int64(3), 1000:

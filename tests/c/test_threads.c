@@ -1,7 +1,7 @@
 /*
  * test_threads.c: what the pool does with a POSIX system: threads, signals, forks.  Prints a line per check; exit status 1 if one fails.
  *
- * build: -Wl,--wrap=pthread_create,--wrap=pthread_atfork,--wrap=pthread_attr_init,--wrap=mha_threads_available
+ * build: -Wl,--wrap=pthread_create,--wrap=pthread_atfork,--wrap=pthread_attr_init
  * POSIX only: signals, forks, what a process is there
  * not emulated: in qemu's user mode thread creation takes other ways than the wrapped function
  *
@@ -40,9 +40,9 @@ __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void 
     return __real_pthread_create(thread, attributes, start, argument);
 }
 
-/* --- The same for what comes before it, and another number of CPUs ------------------------------- */
+/* --- The same for what comes before it ---------------------------------------------------- */
 
-static atomic_int atfork_fails, attributes_fail, pretended_cpus, limit_set_meanwhile;
+static atomic_int atfork_fails, attributes_fail;
 
 int __real_pthread_atfork(void (*)(void), void (*)(void), void (*)(void));
 int __wrap_pthread_atfork(void (*)(void), void (*)(void), void (*)(void));
@@ -66,17 +66,6 @@ __wrap_pthread_attr_init(pthread_attr_t *attributes)
         return ENOMEM;
     }
     return __real_pthread_attr_init(attributes);
-}
-
-unsigned __real_mha_threads_available(void);
-unsigned __wrap_mha_threads_available(void);
-unsigned
-__wrap_mha_threads_available(void)
-{
-    if (atomic_load(&limit_set_meanwhile) != 0) {
-        mha_threads_set((unsigned)atomic_load(&limit_set_meanwhile)); /* as another thread might */
-    }
-    return atomic_load(&pretended_cpus) != 0 ? (unsigned)atomic_load(&pretended_cpus) : __real_mha_threads_available();
 }
 
 /* --- Checks ---------------------------------------------------------------------------- */
@@ -182,23 +171,6 @@ check_idle(watch *w)
     check(used < 0.01, "idle workers cost no CPU");
 }
 
-/* The first question for the limit, in processes that have not asked yet. */
-static void
-check_first_limit(int cpus, int meanwhile, unsigned expected, const char *name)
-{
-    int status;
-
-    fflush(stdout);
-    const pid_t pid = fork();
-    if (pid == 0) {
-        atomic_store(&pretended_cpus, cpus);
-        atomic_store(&limit_set_meanwhile, meanwhile);
-        exit(mha_threads_get() == expected && mha_threads_get() == expected ? 0 : 1);
-    }
-    waitpid(pid, &status, 0);
-    check(status == 0, name);
-}
-
 static void *
 do_nothing(void *unused)
 {
@@ -210,14 +182,7 @@ main(void)
 {
     watch *w = malloc(sizeof *w);
     pthread_t first;
-    const unsigned available = mha_threads_available();
 
-    check_first_limit(7, 0, 7, "a machine of 7 CPUs: 7 threads");
-    check_first_limit(100000, 0, 1024, "a machine of 100000 CPUs: 1024 threads");
-    check_first_limit(7, 3, 3, "a limit set while the first caller counts the CPUs holds");
-    check(mha_threads_get() == available && available >= 1, "the default limit is what is available");
-    errno = 77;
-    check(mha_threads_available() == available && errno == 77, "asking again gives the same, errno untouched");
     /* A sanitizer starts a thread of its own beside a program's first: before we count. */
     pthread_create(&first, NULL, do_nothing, NULL);
     pthread_join(first, NULL);

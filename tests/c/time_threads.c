@@ -113,7 +113,6 @@ main(void)
 {
     double ns[2000];
 
-    printf("CPUs available: %u\n", mha_threads_available());
     for (size_t i = 0; i < 2000; i++) {
         const double start = now_ns();
         mha_parallel_for(2, 2, nothing, NULL);

@@ -1,5 +1,6 @@
 """What is chosen at import and what the command line prints; each in a process of its own where that matters."""
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -138,7 +139,7 @@ def test_sizes_that_no_processor_has_are_those_of_this_machine():
         _core.set_caches(*before)
 
 
-DEFAULT = str(min(_core.available_threads(), config._cpu_quota() or 10**6))
+DEFAULT = str(min(config._cpus(), config._cpu_quota() or 10**6))
 THREADS = "import mha_c; print(mha_c.get_num_threads())"
 
 
@@ -221,12 +222,45 @@ def test_threads_follow_the_quota(monkeypatch):
     try:
         for name in VARIABLES:
             monkeypatch.delenv(name, raising=False)
-        for found, threads in ((1, 1), (None, _core.available_threads()), (10**6, _core.available_threads())):
+        for found, threads in ((1, 1), (None, config._cpus()), (10**6, config._cpus())):
             monkeypatch.setattr(config, "_cpu_quota", lambda found=found: found)
             config._select_threads()
             assert mha_c.get_num_threads() == threads
     finally:
         config._choose_threads(*before)
+
+
+def test_cpus_are_those_of_the_mask(monkeypatch):
+    """On Linux the mask is the system's own; Windows, and systems without masks, are played."""
+    if hasattr(os, "sched_getaffinity"):
+        mask = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(mask)})
+        try:
+            assert config._cpus() == 1
+        finally:
+            os.sched_setaffinity(0, mask)
+        assert config._cpus() == len(mask)
+        monkeypatch.delattr(os, "sched_getaffinity")
+    for found, cpus in ((3, 3), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda found=found: found)
+        assert config._cpus() == cpus
+
+    class Kernel:
+        @staticmethod
+        def GetCurrentProcess():
+            return -1
+
+        @staticmethod
+        def GetProcessAffinityMask(process, mask, of_system):
+            assert process.value == 2 ** (8 * ctypes.sizeof(ctypes.c_void_p)) - 1
+            mask._obj.value, of_system._obj.value = seen, 255
+            return answer
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(ctypes, "windll", types.SimpleNamespace(kernel32=Kernel), raising=False)
+    for found, answer, seen, cpus in ((8, 1, 0b1011, 3), (8, 1, 0, 8), (8, 0, 1, 8), (96, 1, 1, 96)):  # noqa: B007
+        monkeypatch.setattr(os, "cpu_count", lambda found=found: found)
+        assert config._cpus() == cpus
 
 
 def test_a_bad_openmp_variable():
