@@ -227,11 +227,11 @@ def test_every_part_reaches_everybody_who_sees_it(n, layout, seed):
                             assert mask.sees(queries, travel.part) and rank in reached
                         elif lens is None or lens.ndim == 1:
                             assert not mask.sees(queries, travel.part)
-        for direction in (FORWARD, BACKWARD):  # what goes on is the beginning of what came
+        for direction in (FORWARD, BACKWARD):  # what goes on came, in the same order
             for owner in range(n):
                 for hop in range(1, plan.rounds + 1):
-                    came, goes_on = plan.cargo(owner, direction, hop), plan.cargo(owner, direction, hop + 1)
-                    assert came[: len(goes_on)] == goes_on
+                    came, goes_on = (plan.travelling(owner, direction, steps) for steps in (hop, hop + 1))
+                    assert [travel for travel in came if travel.hops(direction) > hop] == goes_on
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

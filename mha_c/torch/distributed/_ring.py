@@ -4,12 +4,13 @@ Rounds: in round 0 a rank meets its own keys, in round t those that came t steps
 on, and what comes in round t + 1 is awaited, while round t is computed.  Partial results are joined by their row
 statistics, always in the order of the rounds, so that no bit depends on who was late.
 
-Key heads go round in groups, one group after the other: the memory for what travels is two messages, and a message is
-one group's keys and values of a piece.
+Key heads go round in groups, one group after the other: the memory for what travels is one group's keys and values of
+two pieces.  A part's keys and values are one message.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -80,49 +81,32 @@ def groups_of(call: Call, k: Tensor, v: Tensor, n_heads: int) -> list[Group]:
 # --- Messages -------------------------------------------------------------------------------------------
 
 
-class Cargo:
-    """Some parts of two tensors (keys and values, or their gradients) side by side in one flat buffer."""
-
-    def __init__(self, parts: Sequence[Travel], shape: tuple[int, int, int, int], buffer: Tensor) -> None:
-        self.parts, self._shape = parts, shape
-        self.flat = buffer[: self.numbers(parts, shape)]
-
-    @staticmethod
-    def numbers(parts: Sequence[Travel], shape: tuple[int, int, int, int]) -> int:
-        items, heads, dim, value_dim = shape
-        return items * heads * (dim + value_dim) * sum(travel.part.size for travel in parts)
-
-    def __iter__(self) -> Iterator[tuple[Part, Tensor, Tensor]]:
-        items, heads, dim, value_dim = self._shape
-        at = 0
-        for part in (travel.part for travel in self.parts):
-            middle = at + items * heads * part.size * dim
-            end = middle + items * heads * part.size * value_dim
-            yield (
-                part,
-                self.flat[at:middle].view(items, heads, part.size, dim),
-                self.flat[middle:end].view(items, heads, part.size, value_dim),
-            )
-            at = end
-
-    def split(self, n: int) -> tuple[Cargo, Cargo]:
-        """The first n parts, and the others."""
-        first = Cargo(self.parts[:n], self._shape, self.flat)
-        return first, Cargo(self.parts[n:], self._shape, self.flat[first.flat.numel() :])
-
-
 class Room:
     """Memory for what travels, used again by one group of heads after the other: fresh pages cost more than a copy."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
-        self._taken: dict[tuple[str, int, int], Tensor] = {}
+        self._taken: dict[tuple[Any, ...], Tensor] = {}
 
-    def take(self, name: tuple[str, int, int], numbers: int) -> Tensor:
+    def take(self, name: tuple[Any, ...], numbers: int) -> Tensor:
         found = self._taken.get(name)
         if found is None or found.numel() < numbers:
             found = self._taken[name] = self._like.new_empty(numbers)
         return found[:numbers]
+
+
+class Met(NamedTuple):
+    """A part of the sequence, with its keys and values or with their gradients."""
+
+    travel: Travel
+    k: Tensor
+    v: Tensor
+    message: Optional[Tensor] = None  # the memory of both, where they travel
+
+    @property
+    def rows(self) -> slice:
+        """Where in the piece of its rank."""
+        return self.travel.part.rows
 
 
 class Lane:
@@ -133,35 +117,32 @@ class Lane:
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
         self._direction, self._call, self._ranks, self._room = direction, call, call.ranks, room
-        self._shape = (*k.shape[:2], k.shape[-1], v.shape[-1])
+        self._heads, self._dims = k.shape[:2], (k.shape[-1], v.shape[-1])
         self._leaving: list[Any] = []
         self._arriving: list[Any] = []
 
-    def cargo(self, what: str, hop: int) -> Cargo:
-        """Room for what is here after so many steps, 0 for this rank's own; it is used again two steps later."""
+    def room_for(self, what: str, hop: int) -> list[Met]:
+        """For what is here after so many steps, 0 for this rank's own; it is used again two steps later."""
         owner = self._ranks.neighbor(-self._direction * hop)
-        parts = self._call.plan.cargo(owner, self._direction, max(hop, 1))
-        buffer = self._room.take((what, self._direction, hop % 2), Cargo.numbers(parts, self._shape))
-        return Cargo(parts, self._shape, buffer)
+        found = []
+        for i, travel in enumerate(self._call.plan.travelling(owner, self._direction, max(hop, 1))):
+            rows = math.prod(self._heads) * travel.part.size
+            both = self._room.take((what, self._direction, hop % 2, i), rows * sum(self._dims))
+            k, v = both.split([rows * dim for dim in self._dims])
+            shape = *self._heads, travel.part.size
+            found.append(Met(travel, k.view(*shape, self._dims[0]), v.view(*shape, self._dims[1]), both))
+        return found
 
-    def onward(self, cargo: Cargo, hop: int) -> tuple[Cargo, Cargo]:
-        """What goes on after so many steps, and what does not."""
-        return cargo.split(sum(travel.hops(self._direction) > hop for travel in cargo.parts))
+    def goes_on(self, each: Met, hop: int) -> bool:
+        return each.travel.hops(self._direction) > hop
 
-    def send(self, cargo: Cargo, steps: int, tag: int) -> list[Any]:
-        return self._start(dist.isend, cargo, steps, tag)
-
-    def receive(self, cargo: Cargo, steps: int, tag: int) -> list[Any]:
-        return self._start(dist.irecv, cargo, steps, tag)
-
-    def _start(self, function: Any, cargo: Cargo, steps: int, tag: int) -> list[Any]:
-        """With the rank so many steps along this direction."""
-        if not cargo.flat.numel():
-            return []
+    def start(self, function: Any, parts: Sequence[Met], steps: int, tag: int) -> list[Any]:
+        """isend or irecv of these parts, to or from the rank so many steps along this direction."""
         peer = self._ranks.neighbor(self._direction * steps)
         with talking(self._ranks, self._call.name, peer):
             number, tag = dist.get_global_rank(self._ranks.group, peer), tag + (self._direction == BACKWARD)
-            return [(function(cargo.flat, number, group=self._ranks.group, tag=tag), peer)]
+            messages = [each.message for each in parts if each.k.numel() or each.v.numel()]
+            return [(function(x, number, group=self._ranks.group, tag=tag), peer) for x in messages]
 
     def wait(self, works: list[Any]) -> None:
         for work, peer in works:
@@ -175,16 +156,16 @@ class Stream(Lane):
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
         super().__init__(call, direction, k, v, room)
-        self.here = self.cargo("keys", 0)
-        for part, keys, values in self.here:
-            keys.copy_(k[:, :, part.rows])
-            values.copy_(v[:, :, part.rows])
+        self.here = self.room_for("keys", 0)
+        for each in self.here:
+            each.k.copy_(k[:, :, each.rows])
+            each.v.copy_(v[:, :, each.rows])
 
     def begin(self, hop: int) -> None:
         """Starts the sending of what is here, where it is needed further on, and the receiving of what comes next."""
-        self._next = self.cargo("keys", hop + 1)
-        self._arriving = self.receive(self._next, -1, _KEYS)
-        self._leaving = self.send(self.onward(self.here, hop)[0], 1, _KEYS)
+        self._next = self.room_for("keys", hop + 1)
+        self._arriving = self.start(dist.irecv, self._next, -1, _KEYS)
+        self._leaving = self.start(dist.isend, [each for each in self.here if self.goes_on(each, hop)], 1, _KEYS)
 
     def end(self) -> None:
         """Waits for both."""
@@ -193,19 +174,18 @@ class Stream(Lane):
         self.here = self._next
 
 
-def rounds(call: Call, k: Tensor, v: Tensor, room: Room) -> Iterator[tuple[int, list[Any]]]:
+def rounds(call: Call, k: Tensor, v: Tensor, room: Room) -> Iterator[tuple[int, list[list[Met]]]]:
     """(round, the parts that this rank meets in it, by direction), while the next ones are on their way.
 
-    In round 0 that is one list, of its own parts; each is (part, keys, values).
+    In round 0 that is one list, of its own parts.
     """
     both = [Stream(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
-    own = [travel.part for travel in call.plan.keys[call.ranks.rank]]
+    own = [Met(t, k[:, :, t.part.rows], v[:, :, t.part.rows]) for t in call.plan.keys[call.ranks.rank]]
     for hop in range(call.plan.rounds + 1):
         travelling = both if hop < call.plan.rounds else []
         for stream in travelling:
             stream.begin(hop)
-        met: list[Any] = [stream.here for stream in both]
-        yield hop, met if hop else [[(part, k[:, :, part.rows], v[:, :, part.rows]) for part in own]]
+        yield hop, [stream.here for stream in both] if hop else [own]
         for stream in travelling:
             stream.end()
 
@@ -253,7 +233,7 @@ def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room
     k, v = map(group.of_keys, of_keys)
     joined = {part: Joined(*[x[:, :, part.rows] for x in results]) for part in call.own()}
     for _, met in rounds(call, k, v, room):
-        for keys, part_k, part_v in (each for parts in met for each in parts):
+        for (keys, *_), part_k, part_v, _ in (each for parts in met for each in parts):
             for part in joined:
                 if call.plan.mask.sees(part, keys):
                     found, _, _, statistics = attention_forward(
@@ -271,37 +251,36 @@ class Returns(Lane):
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
         super().__init__(call, direction, k, v, room)
-        self._awaited: list[Any] = []
-        self._home = rest = self.cargo("home", 0)
-        while rest.parts:  # the farthest stand first
-            hops = rest.parts[0].hops(direction)
-            back, rest = rest.split(sum(travel.hops(direction) == hops for travel in rest.parts))
-            self._awaited += self.receive(back, hops, _HOME)
+        self._home = self.room_for("home", 0)
+        starts = [self.start(dist.irecv, [each], each.travel.hops(direction), _HOME) for each in self._home]
+        self._awaited = [work for works in starts for work in works]
 
     def begin(self, hop: int) -> None:
         """Awaits the gradients of what is here, as far as the ranks before this one have added to them."""
-        self._cargo = self.cargo("grads", hop)
-        self._arriving = self.receive(self._cargo, -1, _GRADS) if hop > 1 else []
-        if hop == 1:
-            self._cargo.flat.zero_()
+        self._here = self.room_for("grads", hop)
+        self._arriving = self.start(dist.irecv, self._here, -1, _GRADS) if hop > 1 else []
+        for each in self._here if hop == 1 else ():
+            each.k.zero_()
+            each.v.zero_()
 
     def end(self, hop: int, found: Sequence[Optional[tuple[Tensor, Tensor]]]) -> None:
         """Adds this rank's share of each part and sends all on."""
         self.wait(self._arriving)
-        for (_, of_k, of_v), own in zip(self._cargo, found):
+        for each, own in zip(self._here, found):
             if own is not None:
-                of_k.add_(own[0])
-                of_v.add_(own[1])
-        self.wait(self._leaving)  # of the round before: its buffer is the next one's
-        onward, ending = self.onward(self._cargo, hop)
-        self._leaving = self.send(onward, 1, _GRADS) + self.send(ending, -hop, _HOME)
+                each.k.add_(own[0])
+                each.v.add_(own[1])
+        self.wait(self._leaving)  # of the round before: its memory is the next one's
+        onward = [each for each in self._here if self.goes_on(each, hop)]
+        ending = [each for each in self._here if not self.goes_on(each, hop)]
+        self._leaving = self.start(dist.isend, onward, 1, _GRADS) + self.start(dist.isend, ending, -hop, _HOME)
 
     def finish(self, grad_k: Tensor, grad_v: Tensor) -> None:
         """Adds what the other ranks have found for this rank's own keys and values."""
         self.wait(self._awaited)
-        for part, of_k, of_v in self._home:
-            grad_k[:, :, part.rows] += of_k
-            grad_v[:, :, part.rows] += of_v
+        for each in self._home:
+            grad_k[:, :, each.rows] += each.k
+            grad_v[:, :, each.rows] += each.v
         self.wait(self._leaving)
 
 
@@ -320,16 +299,16 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, roo
     grad_out, out, row_max, row_sum, q, grad_q = map(group.of_queries, of_queries)
     k, v, grad_k, grad_v = map(group.of_keys, of_keys)
 
-    def meet(keys: Part, part_k: Tensor, part_v: Tensor) -> Optional[tuple[Tensor, Tensor]]:
+    def meet(met: Met) -> Optional[tuple[Tensor, Tensor]]:
         """Adds to grad_q; the gradients of the keys and values, if one of this rank's queries sees them."""
-        total: Optional[tuple[Tensor, Tensor]] = None
+        keys, total = met.travel.part, None
         for part in call.own():
             if not call.plan.mask.sees(part, keys):
                 continue
             rows = part.rows
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()
             of_q, of_k, of_v, _, _ = attention_backward(
-                grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], part_k, part_v, None,
+                grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], met.k, met.v, None,
                 *call.options(part), False, call.origin(group, part, keys),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
@@ -340,12 +319,12 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, roo
     for hop, met in rounds(call, k, v, room):
         for back in returns if hop else ():
             back.begin(hop)
-        found = [[meet(*each) for each in parts] for parts in met]
+        found = [[meet(each) for each in parts] for parts in met]
         for back, of_parts in zip(returns, found) if hop else ():
             back.end(hop, of_parts)
-        for (part, _, _), own in zip(met[0], found[0]) if not hop else ():
+        for each, own in zip(met[0], found[0]) if not hop else ():
             if own is not None:
-                grad_k[:, :, part.rows] += own[0]
-                grad_v[:, :, part.rows] += own[1]
+                grad_k[:, :, each.rows] += own[0]
+                grad_v[:, :, each.rows] += own[1]
     for back in returns:
         back.finish(grad_k, grad_v)

@@ -211,18 +211,12 @@ class Plan:
         total, last = min(hops)
         return Travel(part, -last, total + last)
 
-    def cargo(self, owner: int, direction: int, hops: int) -> list[Travel]:
-        """The parts of `owner` that travel so far in this direction, the farthest first: those of the next hop lead."""
-        parts = [travel for travel in self.keys[owner] if travel.part.size and travel.hops(direction) >= hops]
-        return sorted(parts, key=lambda travel: (-travel.hops(direction), travel.part.start))
+    def travelling(self, owner: int, direction: int, hops: int) -> list[Travel]:
+        """The parts of `owner` that travel so far in this direction."""
+        return [travel for travel in self.keys[owner] if travel.part.size and travel.hops(direction) >= hops]
 
     def sent(self, rank: int) -> int:
         """How many keys this rank hands on in a call forward, its own and those of others."""
-        n = self.world_size
-        sizes = (
-            travel.part.size
-            for direction in (FORWARD, BACKWARD)
-            for hop in range(1, self.rounds + 1)
-            for travel in self.cargo((rank - direction * (hop - 1)) % n, direction, hop)
-        )
-        return sum(sizes)
+        n, steps = self.world_size, [(way, hop) for way in (FORWARD, BACKWARD) for hop in range(1, self.rounds + 1)]
+        met = [self.travelling((rank - way * (hop - 1)) % n, way, hop) for way, hop in steps]
+        return sum(travel.part.size for parts in met for travel in parts)
