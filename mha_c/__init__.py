@@ -68,6 +68,7 @@ __all__ = [
 
 # Modules that bring torch, matplotlib or mere weight with them: imported when first named.
 _LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
+_FROM = {"cost": "._cost", "explain": "._explain", "show_heatmaps": ".viz"}
 
 config.apply_environment()
 
@@ -80,14 +81,9 @@ def __getattr__(name: str) -> Any:
             error = AttributeError(str(missing))
             error.name = name  # else Python guesses at another name
             raise error from missing
-    if name == "show_heatmaps":
-        value: Any = import_module(f"{__name__}.viz").show_heatmaps
-    elif name in ("cost", "explain"):
-        value = getattr(import_module(f"{__name__}._{name}"), name)
-    elif name == "__version__":
-        value = config.version()
-    else:
+    if name not in (*_FROM, "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = config.version() if name == "__version__" else getattr(import_module(_FROM[name], __name__), name)
     globals()[name] = value
     return value
 

@@ -108,9 +108,6 @@ def in_words(number: float, units: tuple[tuple[float, str], ...] = BYTES) -> str
     return f"{scaled:{'.0f' if scaled >= 1000 else '.3g'}} {unit}".rstrip()
 
 
-KERNEL_FACTS = "lanes", "tile_rows", "tile_columns"
-
-
 def show_config() -> dict[str, Any]:
     """Print what mha_c computes with, in a few lines for a bug report, and return it as a dict.
 
@@ -145,7 +142,7 @@ def show_config() -> dict[str, Any]:
         "version": version(),
         "isa": _core.isa(),
         "isas": offered,
-        "kernels": {dtype: {name: facts[name] for name in KERNEL_FACTS} for dtype, facts in kernels.items()},
+        "kernels": kernels,
         "caches": _core.caches(),
         "caches_from": _caches_reason,
         "threads": chosen[0],
@@ -202,9 +199,14 @@ def _choose_threads(n: int, reason: str) -> None:
 
 def _select_threads() -> None:
     for variable in ("MHA_C_NUM_THREADS", "OMP_NUM_THREADS"):
-        n = _threads_of(variable)
-        if n is not None:
-            return _choose_threads(n, variable)
+        text = os.environ.get(variable, "").strip()
+        # OpenMP allows a list, one number for each level of nesting; we have one level.
+        number = text.split(",")[0].strip() if variable == "OMP_NUM_THREADS" else text
+        try:
+            if text:
+                return _choose_threads(int(number), variable)
+        except ValueError:  # no number, or too small or large for the core
+            _ignored(variable, text, "a whole number >= 1")
     cpus = _cpus()
     _choose_threads(min(cpus, _cpu_quota() or cpus), "the CPUs this process may use")
 
@@ -271,18 +273,6 @@ def _select_caches() -> None:
             return
     if text:
         _ignored("MHA_C_CACHES", text, "two sizes of caches, like 32K,512K")
-
-
-def _threads_of(variable: str) -> Optional[int]:
-    """The number in an environment variable; None, with a warning, where it holds something else."""
-    text = os.environ.get(variable, "").strip()
-    # OpenMP allows a list, one number for each level of nesting; we have one level.
-    number = text.split(",")[0].strip() if variable == "OMP_NUM_THREADS" else text
-    if number.isascii() and number.isdigit() and int(number) >= 1:
-        return int(number)
-    if text:
-        _ignored(variable, text, "a whole number >= 1")
-    return None
 
 
 def _ignored(variable: str, text: str, wanted: str) -> None:

@@ -21,7 +21,7 @@ class Pair(NamedTuple):
 
 def pair_of(tokens: Any, example: int, examples: int) -> Pair:
     """The two sentences of one example."""
-    if isinstance(tokens, list) and any(_is_sentence(item) for item in tokens):
+    if isinstance(tokens, list) and any(isinstance(x, (list, tuple)) or getattr(x, "ndim", 0) > 0 for x in tokens):
         if len(tokens) != examples:
             raise ValueError(
                 f"tokens is a list of {len(tokens)} sentences, the weights hold {examples} example(s); "
@@ -34,10 +34,6 @@ def pair_of(tokens: Any, example: int, examples: int) -> Pair:
             return Pair(_sentence(tokens[0]), _sentence(tokens[1]))
     sentence = _sentence(tokens)
     return Pair(sentence, sentence)
-
-
-def _is_sentence(item: Any) -> bool:
-    return isinstance(item, (list, tuple)) or int(getattr(item, "ndim", 0)) > 0
 
 
 def _sentence(tokens: Any) -> Sentence:

@@ -160,7 +160,7 @@ def test_threads_from_the_environment(variables, threads):
     assert printed(THREADS, **variables) == (threads, "")
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "2.0", "two", "1e3", "0x4", "nan", "4,3", "²"])
+@pytest.mark.parametrize("value", ["0", "-1", "2.0", "two", "1e3", "0x4", "nan", "4,3", "²", "9" * 12])
 def test_a_bad_thread_variable_is_a_warning_and_the_default(value):
     out, warned = printed(THREADS, MHA_C_NUM_THREADS=value)
     assert out == DEFAULT
