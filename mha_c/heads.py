@@ -189,13 +189,11 @@ def importance(
     layers = _layers_with_heads.find(model)
     batches = _batches(data)
     scores: dict[str, Array] = {}
-    baseline = None
     with ExitStack() as stack:
         for layer in layers.values():
             stack.enter_context(layer.measured(loss is not None))
         stack.enter_context(_layers_with_heads.in_eval_mode(model))
-        if loss is not None:
-            baseline = _mean_loss(model, batches, loss)
+        baseline = None if loss is None else _mean_loss(model, batches, loss)
         if "ablation" in methods:
             scores["ablation"] = _ablation(model, layers, batches, loss, baseline)
         if "gradient" in methods and loss is not None:
@@ -267,18 +265,16 @@ def prune(model: Any, heads: Any) -> Any:
 def _ablation(
     model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss], baseline: Optional[float]
 ) -> Array:
-    whole = None if loss is not None else [_output(model, batch) for batch in batches]
+    whole = [] if loss is not None else [_output(model, batch) for batch in batches]
+    length = sum(float((out**2).sum()) for out in whole)
     found = []
     for layer in layers.values():
         for head in range(layer.num_heads):
             with layer.with_head_silenced(head):
-                if loss is not None and baseline is not None:
-                    found.append(_mean_loss(model, batches, loss) - baseline)
+                if loss is not None:
+                    found.append(_mean_loss(model, batches, loss) - (baseline or 0.0))
                     continue
-                assert whole is not None
-                changed = [_output(model, batch) for batch in batches]
-                distance = sum(float(((a - b) ** 2).sum()) for a, b in zip(changed, whole))
-                length = sum(float((b**2).sum()) for b in whole)
+                distance = sum(float(((_output(model, x) - out) ** 2).sum()) for x, out in zip(batches, whole))
                 found.append((distance / length) ** 0.5 if length else 0.0)
     return np.array(found)
 
