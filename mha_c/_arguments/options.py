@@ -78,9 +78,9 @@ def shows_options(function: Any) -> Any:
 
 def core_corner(causal: Causal, q: Array, k: Array) -> Any:
     """`causal` in the core's words: None, "top_left" or "bottom_right"."""
+    if isinstance(causal, str) and causal in CORNERS:
+        return causal
     if causal is not None and not isinstance(causal, (bool, np.bool_)):
-        if isinstance(causal, str) and causal in CORNERS:
-            return causal
         kind = ValueError if isinstance(causal, str) else TypeError
         raise kind(f"causal must be False, True, 'top_left' or 'bottom_right', got {causal!r}")
     if not causal:

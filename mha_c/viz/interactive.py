@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -100,11 +100,12 @@ def view(
 
     def panels(example: int) -> list[_Panel]:
         pair = labels.pair_of(tokens, example, examples)
-        return [_panel(i, layer, example, pair, lens) for i, layer in enumerate(layers)]
+        return [_panel(i, layer, example, pair, lens[example]) for i, layer in enumerate(layers)]
 
-    shown, encoded, notes = _encode_all(panels, examples, max_bytes)
-    if head_names is not None and len(head_names) != shown[0].weights.shape[0]:
-        raise ValueError(f"head_names has {len(head_names)} names for {shown[0].weights.shape[0]} heads")
+    shown = panels(0)
+    encoded, notes = _encode_all(shown, panels, examples, max_bytes)
+    if head_names is not None and len(head_names) != encoded[0]["h"]:
+        raise ValueError(f"head_names has {len(head_names)} names for {encoded[0]['h']} heads")
     data = {
         "title": title,
         "layers": [layer.name for layer in layers],
@@ -115,10 +116,10 @@ def view(
     return Page("view", data, _text(data, shown[0]), title, picture=lambda: _picture(shown[0]))
 
 
-def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
-    """How many keys to show of each example."""
+def _lengths(valid_lens: Any, examples: int) -> list[int]:
+    """How many keys to show of each example; 0: all."""
     if valid_lens is None:
-        return None
+        return [0] * examples
     lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
     if lens.ndim == 2:  # one per query: show the keys that any of them sees
         lens = lens.max(axis=1)
@@ -127,14 +128,13 @@ def _lengths(valid_lens: Any, examples: int) -> Optional[list[int]]:
     return list(np.broadcast_to(lens.ravel(), (examples,)))
 
 
-def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, lens: Optional[list[int]]) -> _Panel:
+def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: int) -> _Panel:
     weights = layer.weights[example]
     pack.check(weights)
     named_self = layer.name.startswith("self")
     queries, keys = labels.fit(pair, weights.shape[1], weights.shape[2], named_self)
-    if lens is not None and lens[example] > 0:
-        weights = weights[:, :, : lens[example]]
-        keys = keys[: lens[example]] if keys is not None else None
+    if length > 0:
+        weights, keys = weights[:, :, :length], None if keys is None else keys[:length]
     if queries is not None:
         weights = weights[:, : len(queries)]
     if keys is not None:
@@ -148,13 +148,14 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, lens: Opti
     return _Panel(index, example, weights, queries, keys, self_attention)
 
 
-def _encode_all(panels: Any, examples: int, max_bytes: int) -> tuple[list[_Panel], list[dict[str, Any]], list[str]]:
+def _encode_all(
+    first: list[_Panel], panels: Callable[[int], list[_Panel]], examples: int, max_bytes: int
+) -> tuple[list[dict[str, Any]], list[str]]:
     """As many examples as fit; if not even the first does, its neighbouring queries and keys are joined."""
-    shown: list[_Panel] = panels(0)
     notes: list[str] = []
     factor = 1
     while True:
-        encoded = [_encode(panel, factor) for panel in shown]
+        encoded = [_encode(panel, factor) for panel in first]
         size = sum(map(_size, encoded))
         largest = max(e["h"] * e["q"] * e["k"] for e in encoded)
         coarsest = all(max(e["q"], e["k"]) <= pack.POOL_ABOVE for e in encoded)
@@ -165,17 +166,15 @@ def _encode_all(panels: Any, examples: int, max_bytes: int) -> tuple[list[_Panel
         notes.append(f"Too large to show in full: {factor} neighbouring queries and keys are joined into one cell.")
     count = 1
     while count < min(examples, MAX_EXAMPLES):
-        more = panels(count)
-        more_encoded = [_encode(panel, factor) for panel in more]
-        size += sum(map(_size, more_encoded))
+        more = [_encode(panel, factor) for panel in panels(count)]
+        size += sum(map(_size, more))
         if size > max_bytes:
             break
-        shown += more
-        encoded += more_encoded
+        encoded += more
         count += 1
     if count < examples:
         notes.append(f"Examples 1 to {count} of {examples}.")
-    return shown, encoded, notes
+    return encoded, notes
 
 
 def _size(encoded: dict[str, Any]) -> int:
