@@ -89,10 +89,10 @@ class Cost(NamedTuple):
 class _Sizes(NamedTuple):
     """One call; projections are (name, rows, in_features, out_features)."""
 
-    batch: int
     heads: int
-    queries: int
-    keys: int
+    rows: int  # queries of all heads and items; columns: keys of them
+    columns: int
+    scores: int
     head_dim: int
     value_dim: int
     additive: bool
@@ -202,34 +202,31 @@ def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[i
         if W is not None
     ]
     heads = 1 if weights[3] is None else layer.num_heads
-    additive = hasattr(layer, "w_v")
-    return _Sizes(batch, heads, queries, keys, q // heads, v // heads, additive, inputs, projections)
+    counts = heads, heads * rows[0], heads * rows[1], heads * rows[0] * keys
+    return _Sizes(*counts, q // heads, v // heads, hasattr(layer, "w_v"), inputs, projections)
 
 
 def _steps(s: _Sizes, itemsize: int) -> list[Step]:
     def step(name: str, flops: int, tiled: int, naive_more: int = 0) -> Step:
         return Step(name, flops, (tiled + naive_more) * itemsize, tiled * itemsize)
 
-    scores = s.batch * s.heads * s.queries * s.keys
-    rows, columns = s.batch * s.heads * s.queries, s.batch * s.heads * s.keys
-    features = scores * s.head_dim if s.additive else 0  # the sums and their tanh, each written and read
+    features = s.scores * s.head_dim if s.additive else 0  # the sums and their tanh, each written and read
     linear = [step(name, 2 * n * i * o, n * i + i * o + n * o) for name, n, i, o in s.projections]
     attention = [
-        step("scores", (ADDITIVE if s.additive else 2) * scores * s.head_dim, (rows + columns) * s.head_dim,
-             scores + 4 * features),
-        step("softmax", SOFTMAX * scores, 0, 2 * scores),
-        step("weights x values", 2 * scores * s.value_dim, (rows + columns) * s.value_dim, scores),
+        step("scores", (ADDITIVE if s.additive else 2) * s.scores * s.head_dim, (s.rows + s.columns) * s.head_dim,
+             s.scores + 4 * features),
+        step("softmax", SOFTMAX * s.scores, 0, 2 * s.scores),
+        step("weights x values", 2 * s.scores * s.value_dim, (s.rows + s.columns) * s.value_dim, s.scores),
     ]  # fmt: skip
     return [*linear[:3], *attention, *linear[3:]]
 
 
 def _naive_memory(s: _Sizes, itemsize: int) -> int:
     """Bytes beside inputs, parameters and result, if every array is held."""
-    scores = s.batch * s.heads * s.queries * s.keys
     # Projected q, k and v, and the heads' outputs that W_o reads.
     projected = sum(n * out for _, n, _, out in s.projections[:3])
-    context = s.batch * s.heads * s.queries * s.value_dim if len(s.projections) == 4 else 0
-    held = max(2 * scores, 2 * scores * s.head_dim if s.additive else 0)  # scores, weights; or the sums and their tanh
+    context = s.rows * s.value_dim if len(s.projections) == 4 else 0
+    held = 2 * s.scores * (max(1, s.head_dim) if s.additive else 1)  # scores and weights, or the sums and their tanh
     return (projected + context + held) * itemsize
 
 
