@@ -73,7 +73,7 @@ def test_projected_keys_and_values():
         mha_c.explain(mha, X, kv, Y)
     with pytest.raises(TypeError, match="values"):
         mha_c.explain(mha, X, Y)
-    with pytest.raises(TypeError, match="queries must be an array"):
+    with pytest.raises(TypeError, match="projected keys are no array"):
         mha_c.explain(variants.MultiHeadedSelfAttention(16, 2), kv)
     mha.W_k.weight = mha.W_k.weight + 1
     with pytest.raises(ValueError, match="project again"):
