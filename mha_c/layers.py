@@ -264,8 +264,7 @@ class AdditiveAttention(DecodingLayer):
         keys : array_like (B, K, key_size)
             What a call would be given.
         valid_lens : numbers (B,) or (B, Q), optional
-            Hold for the calls that give none of their own, and keys beyond the longest length are not read; a call may
-            not look beyond them.
+            As for `project`, which has the values as well.
 
         Returns
         -------
@@ -273,16 +272,9 @@ class AdditiveAttention(DecodingLayer):
             Takes the place of `keys` in a call, which then skips W_k and gives the same numbers.  Once W_k has another
             weight, a call refuses it (ValueError): project again.
 
-        Raises
-        ------
-        ShapeError
-            Where keys or valid_lens have no such shape.
-        TypeError
-            Where they hold no such numbers.
-
         Notes
         -----
-        d2l has no such call and projects the keys again at each step.
+        d2l has no such call and projects the keys again at each step.  Errors are those of a call with these keys.
 
         Examples
         --------

@@ -239,28 +239,20 @@ def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) 
     """The first n_rows rows of array (B, K, .) through a projection, the others 0; a copy where there is none."""
     rows = array[:, :n_rows]
     out: Array = np.array(rows, order="C") if state is None else linear(rows, state.packed(dtype))
-    if n_rows < array.shape[1]:
-        unread = np.zeros((array.shape[0], array.shape[1] - n_rows, out.shape[2]), out.dtype)
-        out = np.concatenate([out, unread], axis=1)
-    return out
+    unread = array.shape[1] - n_rows
+    return np.pad(out, ((0, 0), (0, unread), (0, 0))) if unread else out
 
 
 def weights_of(*states: Optional[State]) -> Weights:
     return tuple(array for state in states if state is not None for array in (state.weight, state.bias))
 
 
-def longest(valid_lens: Array, n_keys: int) -> int:
-    """How many keys the longest of these int64 lengths leaves; all of them where there is no length."""
-    return int(np.clip(valid_lens.max(), 0, n_keys)) if valid_lens.size else n_keys
-
-
 def rows_read(valid_lens: Any, n_keys: int, empty_rows: str) -> tuple[int, int]:
     """How many keys and how many values calls with these lengths read: those without keys may ask for all values."""
-    if valid_lens is None:
+    if valid_lens is None or not valid_lens.size:
         return n_keys, n_keys
-    n_read = longest(valid_lens, n_keys)
-    asks_for_all = empty_rows == "uniform" and valid_lens.size > 0 and int(valid_lens.min()) <= 0
-    return n_read, n_keys if asks_for_all else n_read
+    n_read = int(np.clip(valid_lens.max(), 0, n_keys))
+    return n_read, n_keys if empty_rows == "uniform" and valid_lens.min() <= 0 else n_read
 
 
 def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:

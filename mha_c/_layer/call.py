@@ -340,7 +340,8 @@ class AttentionLayer(Layer, Viewable):
     def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[tuple[int, State]]]) -> Any:
         """Of three inputs, four weights, four biases and w_v; None where there is none."""
         dtype = record.out.dtype
-        weights = tuple(None if role is None else _weight_as(role[1], dtype) for role in roles)
+        numbers = (None if role is None else role[1].weight for role in roles)
+        weights = tuple(None if weight is None else weight.astype(dtype, copy=False) for weight in numbers)
         with_bias = tuple(role is not None and role[1].has_bias for role in roles)
         w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
         return layer_backward(
@@ -350,7 +351,3 @@ class AttentionLayer(Layer, Viewable):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("_plan", "_record")}
-
-
-def _weight_as(state: State, dtype: Any) -> Optional[Array]:
-    return None if state.weight is None else state.weight.astype(dtype, copy=False)

@@ -39,13 +39,6 @@ def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
     return drop
 
 
-def drop_as_the_call(queries: Tensor, p: float, seed: Optional[int] = None) -> Optional[Drop]:
-    """What becomes of the weights of a layer's call: on the CPU what the core would have done with the same seed."""
-    if exporting() or not queries.is_cpu:
-        return dropout_of(p)
-    return mathematics.drawn_dropout(p) if seed is None else mathematics.core_dropout(p, seed)
-
-
 def says(q: Tensor, k: Tensor) -> bool:
     """Whether scaled_dot_product_attention has an answer for these here, and what is asked for beside it."""
     if exporting():  # ONNX from TorchScript does not know it in float64
@@ -97,7 +90,10 @@ def layer(
         what = q, k, valid_lens, empty_rows, of_keys
         saved = Scored(*what) if stays else Scored.of(*what, weights)
     else:
-        drop = drop_as_the_call(queries, dropout, seed)
+        if exporting() or not queries.is_cpu:
+            drop = dropout_of(dropout)
+        else:  # what the core would have done with the same seed
+            drop = mathematics.drawn_dropout(dropout) if seed is None else mathematics.core_dropout(dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
         saved = "tensor", found if of_keys is None else found + of_keys
     out = mathematics.joined(context, weights[3], biases[3])

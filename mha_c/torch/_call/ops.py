@@ -84,21 +84,15 @@ def _lens_tensor(kept: Any, valid_lens: Any, keys: Tensor) -> Tensor:
 
 def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
     (W_q, W_k, W_v, W_o, *_), num_heads = rest[:8], rest[9]
-    batch, n_queries, _ = queries.shape
-    n_keys = keys.shape[1]
-    features = values.shape[2] if W_v is None else W_v.shape[0]
-    out = _out_fake(queries, keys, values, W_q, W_k, W_v, W_o)
-
-    def projected(W: Optional[Tensor], rows: Any, size: Any) -> Tensor:
-        return queries.new_empty(0) if W is None else queries.new_empty(batch, rows, size)
-
-    q, k, v = (projected(W, n, W is not None and W.shape[0]) for W, n in
-               ((W_q, n_queries), (W_k, n_keys), (W_v, n_keys)))  # fmt: skip
-    context = queries.new_empty(batch, n_queries, features)
-    rows = batch, num_heads, n_queries
-    lens_shape = (0,) if valid_lens is None else valid_lens.shape
-    lens = queries.new_empty(lens_shape, dtype=torch.int64)
-    return out, q, k, v, context, queries.new_empty(rows), queries.new_empty(rows), lens
+    (batch, n_queries, _), n_keys = queries.shape, keys.shape[1]
+    q, k, v = (
+        queries.new_empty(0 if W is None else (batch, rows, W.shape[0]))
+        for W, rows in ((W_q, n_queries), (W_k, n_keys), (W_v, n_keys))
+    )
+    context = queries.new_empty(batch, n_queries, values.shape[2] if W_v is None else W_v.shape[0])
+    row_max, row_sum = (queries.new_empty(batch, num_heads, n_queries) for _ in range(2))
+    lens = queries.new_empty((0,) if valid_lens is None else valid_lens.shape, dtype=torch.int64)
+    return _out_fake(queries, values, W_v, W_o), q, k, v, context, row_max, row_sum, lens
 
 
 def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool]:
@@ -139,10 +133,10 @@ def _layer_inference(
 
 
 def _layer_inference_fake(*call: Any) -> list[Tensor]:
-    queries, keys, _, W_q, _, _, _, others, num_heads, _, _, keeps = call
+    queries, keys, values, W_q, _, W_v, W_o, others, num_heads, _, _, keeps = call
     valid_lens, *_, w_v, _ = others or _NO_OTHERS
     (batch, n_queries, features), n_keys = queries.shape, keys.shape[1]
-    out = _out_fake(*call[:7])
+    out = _out_fake(queries, values, W_v, W_o)
     if keeps:
         return [out, queries.new_empty(batch, num_heads, n_queries, n_keys)]
     features = features if W_q is None else W_q.shape[0]
@@ -152,7 +146,7 @@ def _layer_inference_fake(*call: Any) -> list[Tensor]:
     return [out, q, k, queries.new_empty((0,) if w_v is None else w_v.shape), row_max, row_sum, lens]
 
 
-def _out_fake(queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any) -> Tensor:
+def _out_fake(queries: Tensor, values: Tensor, W_v: Any, W_o: Any) -> Tensor:
     features = W_o.shape[0] if W_o is not None else values.shape[2] if W_v is None else W_v.shape[0]
     return queries.new_empty(*queries.shape[:2], features)
 
@@ -174,11 +168,10 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 
 def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    layer, needs = rest[N_TAPE:-1], rest[-1]
-    queries, keys, values, _, *parameters = layer
-    results = (queries, keys, values, *parameters[:8], parameters[8])
-    wanted = (*needs[:11], parameters[8] is not None)
-    return tuple(queries.new_empty(x.shape if want and x is not None else (0,)) for x, want in zip(results, wanted))
+    queries, keys, values, _, *parameters = rest[N_TAPE : N_TAPE + 13]
+    wanted = (*rest[-1][:11], parameters[8] is not None)
+    results = zip((queries, keys, values, *parameters), wanted)
+    return tuple(queries.new_empty(x.shape if want and x is not None else (0,)) for x, want in results)
 
 
 def _layer_setup(ctx: Any, inputs: Any, output: Any) -> None:
