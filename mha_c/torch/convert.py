@@ -33,9 +33,9 @@ def convert(module: nn.Module) -> nn.Module:
 
     d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become the classes of
     the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  They stay the very same objects
-    with the very same parameters, so optimizers that hold them go on; modes, hooks of the model around them and
-    state_dict keys stay too.  A class of one of d2l's names is compared first: what it computes on a few small inputs,
-    gradients and the place of its dropout included.
+    with the very same parameters, so optimizers that hold them go on; modes, attributes of a program's own, hooks of
+    the model around them and state_dict keys stay too.  A class of one of d2l's names is compared first: what it
+    computes on a few small inputs, gradients and the place of its dropout included.
 
     Parameters
     ----------
@@ -122,8 +122,9 @@ def _looks_like_d2l(module: nn.Module) -> bool:
 
 def _become_ours(module: Any) -> None:
     ours, _ = _CHILDREN[type(module).__name__]
-    for name in module.__dict__.keys() - _STATE:
-        del module.__dict__[name]
+    for name in module.__dict__.keys() - _STATE:  # what a program has put there stays
+        if name == "board" or hasattr(ours, name):  # d2l.Module's, without which it can be loaded where no d2l is
+            del module.__dict__[name]
     module.__class__ = ours
 
 

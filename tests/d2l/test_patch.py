@@ -176,8 +176,10 @@ def test_convert(d2l):
         expected = decoder(ids, state)[0]
         torch.testing.assert_close(mt.convert(decoder)(ids, state)[0], expected)
         assert type(decoder.attention) is mt.AdditiveAttention
-    single = mt.convert(d2l.DotProductAttention(0.3))
-    assert type(single) is mt.DotProductAttention and single.dropout.p == 0.3
+    single = d2l.DotProductAttention(0.3)
+    single.layer, single.attention_weights = 7, torch.ones(1, 2, 3)
+    assert type(mt.convert(single)) is mt.DotProductAttention and single.dropout.p == 0.3
+    assert single.layer == 7 and not hasattr(single, "attention_weights") and not hasattr(single, "board")
     lazy = mt.convert(d2l.MultiHeadAttention(*((8, 8, 8) if book_models.is_eager(d2l) else ()), 8, 2, 0.0))
     X = torch.ones(2, 3, 8)
     lazy(X, X, X).sum().backward()
