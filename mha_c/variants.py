@@ -167,9 +167,8 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
 
 class _AISummer(Layer):
-    """What the layers of The AI Summer share: `to_qvk`, whose output feature (d*3 + i)*heads + h is component d of the
-    query (i = 0), key (1) or value (2) of head h, packed so that they come out as (query, key, value) x head x
-    component; and what stands behind the joined heads, if anything does."""
+    """What the layers of The AI Summer share: `to_qvk`, packed so that its features come out as (query, key, value) x
+    head x component; and what stands behind the joined heads, if anything does."""
 
     to_qvk = Projection()
 

@@ -130,8 +130,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
 
 class _AISummer(TakesArrays):
-    """What the layers of The AI Summer share: `to_qvk`, whose output feature (d*3 + i)*heads + h is component d of the
-    query (i = 0), key (1) or value (2) of head h."""
+    """What the layers of The AI Summer share: `to_qvk`, in the order that mha_c.variants says."""
 
     def __init__(self, dim: int, heads: int, dim_head: int) -> None:
         super().__init__()

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 import torch.distributed as dist
 
-from ...errors import ShapeError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -122,7 +120,3 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:300]
-
-
-def shape_fields(**sizes: int) -> list[Field]:
-    return [Field(name, value, ShapeError) for name, value in sizes.items()]

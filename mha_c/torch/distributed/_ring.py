@@ -54,14 +54,13 @@ class Call(NamedTuple):
     first_head: int = 0
     empty_rows: str = "zero"
 
-    def options(self, queries: Part) -> tuple[Any, ...]:
-        """valid_lens ... seed and empty_rows of _core.attention_forward, for these queries."""
+    def options(self, group: Group, queries: Part, keys: Part, *asked: bool) -> tuple[Any, ...]:
+        """Of the core's functions, from valid_lens on: what holds for these queries, what is asked for, and where both
+        parts stand in the whole call, for masks and dropout count from there."""
         mask, lens = self.plan.mask, self.plan.mask.lens_of(queries)
-        return lens, None, None, None, mask.left, mask.right, self.scale, self.dropout, self.seed, self.empty_rows
-
-    def origin(self, group: Group, queries: Part, keys: Part) -> tuple[int, int, int, int]:
-        """Where these stand in the whole call: masks and dropout count from there."""
-        return 0, self.first_head + group.query_heads.start, queries.start, keys.start
+        origin = 0, self.first_head + group.query_heads.start, queries.start, keys.start
+        options = mask.left, mask.right, self.scale, self.dropout, self.seed, self.empty_rows
+        return lens, None, None, None, *options, *asked, origin
 
     def own(self) -> tuple[Part, ...]:
         """The parts of this rank's queries."""
@@ -237,9 +236,8 @@ def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room
             for part in joined:
                 if call.plan.mask.sees(part, keys):
                     found, _, _, statistics = attention_forward(
-                        q[:, :, part.rows], part_k, part_v, None, *call.options(part), False, False, True,
-                        call.origin(group, part, keys),
-                    )  # fmt: skip
+                        q[:, :, part.rows], part_k, part_v, None, *call.options(group, part, keys, False, False, True)
+                    )
                     joined[part].add(found, *statistics)
 
 
@@ -309,7 +307,7 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, roo
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()
             of_q, of_k, of_v, _, _ = attention_backward(
                 grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], met.k, met.v, None,
-                *call.options(part), False, call.origin(group, part, keys),
+                *call.options(group, part, keys, False),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
             total = (of_k, of_v) if total is None else (total[0].add_(of_k), total[1].add_(of_v))

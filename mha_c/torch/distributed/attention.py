@@ -20,7 +20,7 @@ from .._call.checks import check_attention
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed
 from . import _ring
-from ._group import Field, Ranks, agree, ranks_of, shape_fields
+from ._group import Field, Ranks, agree, ranks_of
 from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
 
 Rng = Union[None, int, torch.Generator]
@@ -138,8 +138,7 @@ def ring_traffic(
     """
     scalars.choice(layout, "layout", LAYOUTS)
     left, right = (-1, -1) if window is None else core_window(window)
-    lens = None if valid_lens is None else to_lengths(valid_lens)
-    mask = Mask(left, 0 if _causal(causal) else right, None if lens is None else _whole_lengths(lens, len(lens)))
+    mask = Mask(left, 0 if _causal(causal) else right, _whole_lengths(valid_lens))
     size = scalars.whole(world_size, "world_size")
     plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
     return [plan.sent(rank) for rank in range(size)]
@@ -169,18 +168,18 @@ class _Arguments:
         self.empty_rows = scalars.empty_rows(empty_rows)
         if self.empty_rows == "uniform" and (self.causal or window is not None):
             raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
-        self.lens = None if valid_lens is None else _whole_lengths(valid_lens, q.shape[0])
+        self.lens = _whole_lengths(valid_lens, q.shape[0])
         self.seed = _seed(rng, self.dropout)
 
     def fields(self) -> list[Field]:
         q, k, v, lens = self.q, self.k, self.v, self.lens
         grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        sizes = shape_fields(
-            batch=q.shape[0], heads=q.shape[1], key_heads=k.shape[1], head_dim=q.shape[3], value_dim=v.shape[3]
+        sizes = zip(
+            ("batch", "heads", "key_heads", "head_dim", "value_dim"), (*q.shape[:2], k.shape[1], q.shape[3], v.shape[3])
         )
         lens_code = 0 if lens is None else zlib.crc32(repr(lens.shape).encode() + lens.tobytes()) + 1
         return [
-            *sizes,
+            *(Field(name, size, ShapeError) for name, size in sizes),
             Field("dtype", q.dtype, TypeError),
             Field("layout", self.layout),
             Field("causal", self.causal),
@@ -258,10 +257,13 @@ def _causal(causal: Any) -> bool:
     return scalars.choice(causal, "causal", ("top_left",)) == "top_left"
 
 
-def _whole_lengths(valid_lens: Any, batch: int) -> Any:
+def _whole_lengths(valid_lens: Any, batch: Optional[int] = None) -> Any:
     lens = to_lengths(valid_lens)
-    if lens.ndim not in (1, 2) or lens.shape[0] != batch:
-        raise ShapeError(f"valid_lens must have shape (B,) = ({batch},) or (B, Nq), got {lens.shape}")
+    if lens is None:
+        return None
+    if lens.ndim not in (1, 2) or batch not in (None, lens.shape[0]):
+        wanted = "" if batch is None else f" = ({batch},)"
+        raise ShapeError(f"valid_lens must have shape (B,){wanted} or (B, Nq), got {lens.shape}")
     return np.clip(lens, -1, 2**62)
 
 

@@ -20,11 +20,12 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..._layers_with_heads import TorchLayer
+from ...errors import ShapeError
 from .._tensors import FLOATS, array, draw_seed
 from ..functional import dot_product_attention
 from ..layers import MultiHeadAttention
 from . import _ring
-from ._group import Field, Ranks, agree, ranks_of, shape_fields, talking
+from ._group import Field, Ranks, agree, ranks_of, talking
 from ._sequence import Mask, Plan
 from .attention import _attend, _whole_lengths
 
@@ -161,7 +162,11 @@ class ShardedMultiHeadAttention(nn.Module):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, Q, K): of all heads, on every rank.  All ranks read them together."""
-        own = self.part.attention_weights if self._dropped is None else self._weights(*self._dropped)
+        empty_rows: Any = self.part.empty_rows
+        if self._dropped is None:
+            own = self.part.attention_weights
+        else:
+            _, own = dot_product_attention(*self._dropped, empty_rows=empty_rows, return_weights=True)
         return _gathered(self._ranks, own, 1)
 
     def forward(
@@ -202,16 +207,14 @@ class ShardedMultiHeadAttention(nn.Module):
         shapes = tuple(tuple(x.shape) for x in (queries, keys, values)), queries.dtype
         if shapes == self._agreed:
             return
-        names = "batch", "rows", "features"
-        sizes = {f"{what}'s {name}": size for what, shape in zip(("queries", "keys", "values"), shapes[0])
-                 for name, size in zip(names, shape)}  # fmt: skip
         numbers = b"".join(array(x).tobytes() for x in (queries, keys, values) if x.dtype in FLOATS)
         fields = [
-            *shape_fields(**sizes),
+            *(Field(f"the shape of {name}", shape, ShapeError)
+              for name, shape in zip(("queries", "keys", "values"), shapes[0])),
             Field("dtype", queries.dtype, TypeError),
             Field("the inputs, which are the same on all ranks (shown: a checksum)", zlib.crc32(numbers)),
             Field("the seed of dropout (seed torch alike on all ranks)", seed),
-        ]
+        ]  # fmt: skip
         agree(self._ranks, _CALLER, fields)
         self._agreed = shapes
 
@@ -222,18 +225,13 @@ class ShardedMultiHeadAttention(nn.Module):
             linear(x).unflatten(2, (part.num_heads, -1)).transpose(1, 2)
             for linear, x in ((part.W_q, queries), (part.W_k, keys), (part.W_v, values))
         )
-        lens = None if lens is None else _whole_lengths(lens, q.shape[0])
+        lens = _whole_lengths(lens, q.shape[0])
         part.attention._last, self._dropped = None, (q.detach(), k.detach(), v.detach(), lens)
         plan = Plan(1, q.shape[2], k.shape[2], "contiguous", Mask(lens=lens))
         one, first_head = Ranks(self._ranks.group, 0, 1), self._ranks.rank * part.num_heads
         context = _attend(_ring.Call(plan, one, None, p, seed, _CALLER, first_head, part.empty_rows), q, k, v)
         out: Tensor = part.W_o(context.transpose(1, 2).flatten(2))
         return out
-
-    def _weights(self, q: Tensor, k: Tensor, v: Tensor, lens: Any) -> Tensor:
-        empty_rows: Any = self.part.empty_rows
-        weights: Tensor = dot_product_attention(q, k, v, lens, empty_rows=empty_rows, return_weights=True)[1]
-        return weights
 
     def gathered(self) -> MultiHeadAttention:
         """The whole layer, on every rank.
