@@ -143,7 +143,7 @@ def test_threads_read_the_same_call():
     """Another thread gets the numbers, and drops what they come from, between the question and the answer."""
     layer, x = mt.DotProductAttention(0.0), torch.randn(2, 100, 8)
     layer(x, x, x)
-    expected, other, slot = lazy.Recipe(layer._last[0]).tensor(), [], lazy.Recipe._tensor
+    expected, other, slot = lazy.Recipe(layer._last[0], x.dtype).tensor(), [], lazy.Recipe._tensor
 
     class Overtaken(lazy.Recipe):
         __slots__ = ()
@@ -160,11 +160,11 @@ def test_threads_read_the_same_call():
         def _tensor(self, value):
             slot.__set__(self, value)
 
-    overtaken = Overtaken(layer._last[0])
+    overtaken = Overtaken(layer._last[0], x.dtype)
     del other[:]
     assert torch.equal(overtaken.tensor(), expected) and torch.equal(other[1], expected)
     for read in (lambda recipe: recipe.shown(None) + 0, lambda recipe: recipe.kept()[1] is None):
-        overtaken = Overtaken(layer._last[0])
+        overtaken = Overtaken(layer._last[0], x.dtype)
         del other[:]
         assert read(overtaken) is not False
 

@@ -24,9 +24,7 @@ from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
 from .._private import in_transform, of_all_examples
 from .._tensors import (
-    FLOATS,
     HALVES,
-    array,
     exporting,
     is_compiling,
     optional_tensor,
@@ -43,7 +41,7 @@ class Kept:
     def __init__(self, saved: Any, dtype: torch.dtype, parts: Any = None) -> None:
         self._saved, self._dtype = saved, dtype
         self._source: Any = saved if isinstance(saved, Scored) else None if parts is None else WeightsSource(*parts)
-        self._numbers: Any = None  # a Recipe or a tensor (B, H, Q, K), once they have been read
+        self._numbers: Optional[Recipe] = None  # once they have been read
         self._tensors: dict[Optional[int], Tensor] = {}
 
     def passes(self) -> bool:
@@ -71,7 +69,7 @@ class Kept:
         """
         saved: Any = self._saved
         if self._numbers is not None:
-            saved = self._numbers if isinstance(self._numbers, Tensor) else self._numbers.kept()
+            saved = self._numbers.kept()
         if isinstance(saved, Scored):
             if type(saved.q) is not Tensor:
                 return None
@@ -102,7 +100,7 @@ class Kept:
         if saved[0] == "tensor":
             found: Tensor = saved[1]
         elif not self._by_operator():
-            found = Recipe(saved, None if self._dtype in FLOATS else self._dtype).tensor()
+            found = Recipe(saved, self._dtype).tensor()
         elif saved[0] == "weights":
             found = saved[1].clone()
         elif source is not None and torch.is_grad_enabled():
@@ -112,17 +110,14 @@ class Kept:
         return found
 
     def _shown(self, heads: Optional[int]) -> Tensor:
-        saved = self._saved
-        if self._numbers is None and type(saved) is tuple and saved[0] == "tensor":
-            self._numbers = of_all_examples(saved[1]).to(self._dtype).contiguous()
-        elif self._numbers is None:
-            if self._by_operator():
-                saved = ops.recompute(*saved[1:]) if saved[0] == "operator" else ("weights", array(saved[1]))
-            self._numbers = Recipe(saved, None if self._dtype in FLOATS else self._dtype)
-        if isinstance(self._numbers, Tensor):
-            return split_heads(self._numbers, heads)
-        shown: Tensor = self._numbers.shown(heads, self._wanted())
-        return shown
+        if self._numbers is None:
+            saved = self._saved
+            if type(saved) is tuple and saved[0] == "tensor":
+                saved = of_all_examples(saved[1]).contiguous()
+            elif self._by_operator():
+                saved = ops.recompute(*saved[1:]) if saved[0] == "operator" else saved[1].detach()
+            self._numbers = Recipe(saved, self._dtype)
+        return self._numbers.shown(heads, self._wanted())
 
 
 class Assigned:

@@ -24,22 +24,26 @@ _NUMBERS_ALONE = {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__repr__
                   Tensor.__reduce_ex__, Tensor.__dlpack__}  # fmt: skip
 _REQUIRES_GRAD: Any = getattr(Tensor, "requires_grad").__get__  # noqa: B009  the descriptor's
 _HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
-DTYPES = {"f": torch.float32, "d": torch.float64}
 
 
 class Recipe:
-    """The weights of one call: (B, H, Q, K), computed once, when wanted."""
+    """The weights of one call: (B, H, Q, K), computed once, when wanted.
+
+    saved   these weights; what `saved_weights` takes; or a `by_torch.Scored`
+    """
 
     __slots__ = ("_dtype", "_saved", "_tensor")
 
-    def __init__(self, saved: Any, dtype: Optional[torch.dtype] = None) -> None:
+    def __init__(self, saved: Any, dtype: torch.dtype) -> None:
         self._saved, self._dtype = saved, dtype
         self._tensor: Optional[Tensor] = None
         if type(saved) is tuple and saved[1] is not None:
-            self._keep(torch.from_numpy(saved[1]))
+            saved = torch.from_numpy(saved[1])
+        if isinstance(saved, Tensor):
+            self._keep(saved)
 
     def _keep(self, weights: Tensor) -> None:
-        self._tensor = weights if self._dtype is None else weights.to(self._dtype)
+        self._tensor = weights.to(self._dtype)
         self._saved = None
 
     def tensor(self) -> Tensor:
@@ -73,16 +77,16 @@ class Recipe:
             return split_heads(self.tensor(), heads)
         saved, device = self._saved, {}
         if self._tensor is not None:
-            sizes, dtype = self._tensor.shape, self._tensor.dtype
+            sizes = self._tensor.shape
         elif type(saved) is tuple:
-            q, k, row_max = saved[2], saved[3], saved[5]
-            sizes, dtype = (*row_max.shape, k.shape[1]), self._dtype or DTYPES[q.dtype.char]
+            k, row_max = saved[3], saved[5]
+            sizes = *row_max.shape, k.shape[1]
         else:  # of torch's own kernels, on any device
-            sizes, dtype, device = saved.shape, self._dtype or saved.q.dtype, {"device": saved.q.device}
+            sizes, device = saved.shape, {"device": saved.q.device}
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
         shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
-        weights: Any = make_wrapper(LazyWeights, shape, dtype=dtype, **device)
+        weights: Any = make_wrapper(LazyWeights, shape, dtype=self._dtype, **device)
         weights._recipe = self
         return weights
 
