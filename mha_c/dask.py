@@ -80,9 +80,12 @@ def apply(layer: AttentionLayer, queries: Any, keys: Any, values: Any, valid_len
     q, k, v = _operands(queries, keys, values)
     lens = () if valid_lens is None else (_lengths(valid_lens, q),)
     frozen = copy.deepcopy(layer)
-    features = _features(frozen, q, k, v)
+    # One row of zeros tells of the result's features, and whether the layer takes such inputs at all.
+    features = int(frozen(*(np.zeros((1, 1, x.shape[2]), x.dtype) for x in (q, k, v))).shape[2])
     node = delayed(frozen, traverse=False, name=f"layer-{tokenize(frozen)}")
-    _refuse_weights(layer)
+    for each in (layer, layer._child):
+        if each is not None:
+            each._last = ("elsewhere", _ELSEWHERE), False
     return dask.array.map_blocks(
         _call, q, k, v, *lens, layer=node, chunks=(q.chunks[0], (q.shape[1],), (features,)), dtype=q.dtype,
         meta=np.empty((0, 0, 0), q.dtype), name=f"attention-{tokenize(node, q, k, v, lens)}",
@@ -137,11 +140,9 @@ def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
         if array.ndim != 3:
             raise ShapeError(f"{name} must have shape (B, rows, features), got {array.shape}")
         if chunks is None:
-            chunks, dtype = array.chunks[0], array.dtype
+            chunks = array.chunks[0]
         if array.shape[0] != sum(chunks):
             raise ShapeError(f"{name} has batch size {array.shape[0]}, but queries has {sum(chunks)}")
-        if array.dtype not in (np.float32, np.float64) or array.dtype != dtype:
-            raise TypeError(f"{name} must be float32 or float64, and as queries ({dtype}), got {array.dtype}")
         made[id(x)] = array.rechunk({0: chunks, 1: -1, 2: -1})
     q, k, v = (made[id(x)] for x in (queries, keys, values))
     if k.shape[1] != v.shape[1]:
@@ -156,19 +157,6 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
         raise ShapeError(f"valid_lens must have shape {queries.shape[:1]} or {queries.shape[:2]}, got {lens.shape}")
     whole = lens.rechunk({0: queries.chunks[0], **({1: -1} if lens.ndim == 2 else {})})
     return whole[:, :, None] if lens.ndim == 2 else whole[:, None, None]
-
-
-def _features(layer: AttentionLayer, *operands: Any) -> int:
-    """Of the result: one row of zeros tells, and whether the layer takes such inputs at all."""
-    q, k, v = (np.zeros((1, 1, x.shape[2]), x.dtype) for x in operands)
-    out: Any = layer(q, k, v)
-    return int(out.shape[2])
-
-
-def _refuse_weights(layer: Any) -> None:
-    for each in (layer, layer._child):
-        if each is not None:
-            each._last = ("elsewhere", _ELSEWHERE), False
 
 
 @normalize_token.register(AttentionLayer)

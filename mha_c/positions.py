@@ -80,7 +80,8 @@ class PositionalEncoding(Trained):
         self.dropout = Dropout(dropout)
         self.P = sinusoids(scalars.whole(max_len, "max_len"), self.num_hiddens)[None]
         self._rng = scalars.generator(rng)
-        self._kept: Optional[tuple[Any, ...]] = None  # of the last training call: shape, type, and what `_draw` gave
+        # Of the last training call: its shape, and 0 for what was dropped, 1/(1 - p) for the rest, or one for all.
+        self._kept: Optional[tuple[tuple[int, ...], Array]] = None
 
     @overload
     def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...
@@ -91,18 +92,11 @@ class PositionalEncoding(Trained):
         check_features(floats(array, "X"), "X", self.num_hiddens)
         out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)
         if self.training if training is None else scalars.flag(training, "training"):
-            kept = self._draw(array.shape)
-            self._kept = array.shape, array.dtype, kept
-            if kept is not None:
-                out *= kept.astype(array.dtype)
+            p = self.dropout.p
+            factors = (self._rng.random(array.shape) >= p) / (1 - p) if 0 < p < 1 else 1 - p
+            self._kept = array.shape, np.asarray(factors, array.dtype)
+            out *= self._kept[1]
         return like_input(out, as_tensor)
-
-    def _draw(self, shape: tuple[int, ...]) -> Optional[Array]:
-        """0 for what is dropped, 1/(1 - p) for the rest; None where nothing is."""
-        p = self.dropout.p
-        if not p:
-            return None
-        return (self._rng.random(shape) >= p) / (1 - p) if p < 1 else np.zeros(shape)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
@@ -123,11 +117,10 @@ class PositionalEncoding(Trained):
         """
         if self._kept is None:
             raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
-        shape, dtype, kept = self._kept
-        grad = gradient_like(shape, dtype, grad_output)
+        shape, factors = self._kept
+        grad = gradient_like(shape, factors.dtype, grad_output)
         self._kept = None
-        found = grad.copy() if kept is None else grad * kept.astype(grad.dtype)
-        return like_input(found, is_tensor(grad_output))
+        return like_input(grad * factors, is_tensor(grad_output))
 
     def __repr__(self) -> str:
         return f"PositionalEncoding(\n  (dropout): {self.dropout!r}\n)"

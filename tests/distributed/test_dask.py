@@ -142,7 +142,7 @@ def test_refusals(rng):
         mha_c.dask.apply(layer, q, k, v[:, :6])
     with pytest.raises(ValueError, match=r"valid_lens must have shape \(12,\) or \(12, 5\), got \(3,\)"):
         mha_c.dask.apply(layer, q, k, v, [1, 2, 3])
-    with pytest.raises(TypeError, match="values must be float32 or float64, and as queries"):
+    with pytest.raises(TypeError, match="values has dtype float64, but queries has dtype float32"):
         mha_c.dask.apply(layer, q, k, v.astype("float64"))
     with pytest.raises(ValueError, match="queries must have shape"):
         mha_c.dask.apply(layer, q[0], k, v)
