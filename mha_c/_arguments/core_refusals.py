@@ -184,7 +184,7 @@ def mask_kind(value: Any, name: str) -> Exception:
     if not isinstance(value, np.ndarray):
         return kind(value, name, "a NumPy array of bool")
     return TypeError(
-        f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name}.astype(bool), or pass numbers "
+        f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name} != 0, or pass numbers "
         f"to be added to the scores as bias"
     )
 

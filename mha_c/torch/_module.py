@@ -51,13 +51,19 @@ class StateShapeError(ShapeError, RuntimeError):
 
 
 class TakesArrays(nn.Module):
-    """A module whose weights may be loaded from arrays, as NumPy layers give them, alone or inside a model."""
+    """A module whose weights may be loaded from arrays, as NumPy layers give them, alone or inside a model, and whose
+    properties say in their own words why there is nothing to read."""
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         for name, value in state_dict.items():
             if isinstance(value, np.ndarray) and name.startswith(prefix):
                 state_dict[name] = torch.tensor(value)  # a copy of the caller's dict; the children read it next
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(getattr(type(self), name, None), property) and name not in self.__dict__.get("_parameters", {}):
+            return object.__getattribute__(self, name)  # it has failed: once more, for its own words
+        return super().__getattr__(name)
 
 
 class AttentionModule(TakesArrays, Viewable):
@@ -328,8 +334,6 @@ class AttentionModule(TakesArrays, Viewable):
         child = self.__dict__.get("_modules", {}).get(name)
         if child is not None:  # `mha.attention.attention_weights` in each call of the book's encoder
             return child
-        if isinstance(getattr(type(self), name, None), property) and name not in self.__dict__.get("_parameters", {}):
-            return object.__getattribute__(self, name)  # it has failed: once more, for its own words
         return super().__getattr__(name)
 
     # What a module remembers of the last calls goes with the mode, the numbers and the type that they had.

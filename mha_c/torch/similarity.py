@@ -11,6 +11,7 @@ from .. import similarity as of_numpy
 from .._arguments import scalars
 from ._call import mathematics
 from ._call.checks import checked_lengths
+from ._module import TakesArrays
 from ._tensors import check_inputs
 from .functional import dot_product_attention
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .._types import EmptyRows
 
 
-class KernelAttention(nn.Module):
+class KernelAttention(TakesArrays):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with

@@ -119,7 +119,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, T, T)."""
         if self.__dict__.get("_last") is None:
-            raise RuntimeError("no attention_weights yet: call the layer first, then read them")
+            raise AttributeError("no attention_weights yet: call the layer first, then read them")
         return Kept(*self._last).weights(self.num_heads)
 
     def __getstate__(self) -> dict[str, Any]:

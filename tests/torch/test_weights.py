@@ -171,7 +171,7 @@ def test_threads_read_the_same_call():
 
 def test_reading_too_early_or_behind_an_exporter():
     layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.randn(2, 5, 8)
-    for module in (layer, layer.attention):
+    for module in (layer, layer.attention, mt.variants.MultiHeadedSelfAttention(8, 2), mt.KernelAttention()):
         with pytest.raises(AttributeError, match="no attention_weights yet: call the layer first"):
             _ = module.attention_weights
         assert not hasattr(module, "attention_weights") and getattr(module, "attention_weights", None) is None
