@@ -118,13 +118,12 @@ def axes(array: Array, name: str, most: int) -> Exception:
     return ShapeError(f"{name} has {array.ndim} axes, expected 1 to {most}")
 
 
-def shape(array: Array, name: str, expected: Sizes) -> Exception:
+def shape(array: Array, name: str, expected: Union[Sizes, str]) -> Exception:
     return ShapeError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
 
 
 def lengths(array: Array, batch: int, queries: int) -> Exception:
-    wanted = f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})"
-    return ShapeError(f"valid_lens has shape {tuple(array.shape)}, expected {wanted}")
+    return shape(array, "valid_lens", f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})")
 
 
 def no_features(array: Array, name: str) -> Exception:
@@ -136,8 +135,7 @@ def x_features(x: Array, expected: int) -> Exception:
 
 
 def leading_axes(grad_y: Array, x: Array) -> Exception:
-    wanted = f"the leading axes of x, which has shape {tuple(x.shape)}"
-    return ShapeError(f"grad_y has shape {tuple(grad_y.shape)}, expected {wanted}")
+    return shape(grad_y, "grad_y", f"the leading axes of x, which has shape {tuple(x.shape)}")
 
 
 def _clash(what: str, name: str, a: Array, axis: int, other: str, b: Array, other_axis: int) -> Optional[Exception]:
@@ -224,9 +222,8 @@ def softcap(value: Any) -> Exception:
 
 
 def relative_bias(table: Array, heads: int) -> Exception:
-    return rank(table, "relative_bias", 2, "(H, 2R + 1)") or ShapeError(
-        f"relative_bias must have shape (H, 2R + 1) with H = {heads}, got {tuple(table.shape)}"
-    )
+    expected = f"(H, 2R + 1) with H = {heads}"
+    return rank(table, "relative_bias", 2, "(H, 2R + 1)") or shape(table, "relative_bias", expected)
 
 
 # --- Layers -------------------------------------------------------------------------------------------
