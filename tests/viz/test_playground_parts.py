@@ -162,8 +162,8 @@ def texts_of_the_sources():
     found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
     keys = (viz / "frame.js").read_text(encoding="utf-8").partition("const KEYS")[2].partition("];")[0]
     found |= set(re.findall(r'\["[^"]+", "([^"]+)"\]', keys))
-    for step in _TILE_STEPS:
-        found |= {step["title"], step["caption"]}
+    for _, title, _, caption in _TILE_STEPS:
+        found |= {title, caption}
     return found
 
 
