@@ -7,6 +7,7 @@ in training, in compilers, with hooks.  The rules are those of the NumPy layers 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -44,7 +45,6 @@ from .decoding import (
     known_weights,
     order_of_tensors,
     outer_weights,
-    rows_elsewhere,
     run,
     same_weights,
 )  # fmt: skip
@@ -91,17 +91,20 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
             raise TypeError(f"{name} must be {keys.dtype} as keys, got {x.dtype}")
     materialize(module, None, keys, values)
     parts = standard_parts(module, *named.values())
+    inputs: Any = keys, values
+    kind: type[ProjectedKeyValues] = _Recorded
+    held: Any = None
     if parts is not None and not torch.is_grad_enabled() and not _watched(keys):
         parameters, _, _, packed = parts
-        plain = tuple(None if x is None else without_subclass(x) for x in (keys, values))
-        compute = _numbers if keys.is_cpu else _numbers_elsewhere
-        try:
-            return compute(plain, parameters, packed, valid_lens, module.empty_rows)
-        except (BufferError, RuntimeError):  # a negated view, zeros that were never written: no memory of their own
-            pass
-    inputs: Any = keys, values
+        inputs = tuple(None if x is None else without_subclass(x) for x in inputs)
+        check_devices(keys=keys, values=values, parameters=parameters)
+        if not keys.is_cpu:
+            kind, held = ProjectedKeyValues, Held.of(parameters)
+        else:
+            with suppress(BufferError, RuntimeError):  # a negated view, zeros never written: no memory of their own
+                return _numbers(inputs, parameters, packed, valid_lens, module.empty_rows)
     rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
-    return _Recorded(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), _held(module), True)
+    return kind(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), held or _held(module), True)
 
 
 def _watched(x: Optional[Tensor] = None) -> bool:
@@ -161,18 +164,6 @@ def _through(parameters: LayerParameters, slot: int, x: Tensor, packed: Optional
     if weight.dtype is not x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     return array(linear(x, (weight, bias)))
-
-
-def _numbers_elsewhere(
-    inputs: Any, parameters: LayerParameters, packed: Any, valid_lens: Any, empty_rows: str
-) -> ProjectedKeyValues:
-    """On another device than the CPU."""
-    check_devices(keys=inputs[0], values=inputs[1], parameters=parameters)
-    rows: list[Any] = [
-        None if x is None else _own(x, rows_elsewhere(x, parameters, slot)) for slot, x in enumerate(inputs, 1)
-    ]
-    held: Any = Held.of(parameters)
-    return ProjectedKeyValues(rows[0], rows[1], (inputs[0].shape[1],) * 2, _copied(valid_lens, inputs[0]), held, True)
 
 
 # --- Calls ---------------------------------------------------------------------------------------------
