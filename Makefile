@@ -74,7 +74,7 @@ chart: $(STAMPS)/test-tools
 # The kernels alone, in plain C: no Python is involved.
 bench-core:
 	@mkdir -p build/core
-	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc \
+	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc -Itests/c \
 		benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
 
@@ -82,7 +82,7 @@ bench-core:
 bench-browser:
 	@mkdir -p build/core && rm -f build/core/*.o
 	cd build/core && emcc -w -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -DMHA_NO_THREADS \
-		-I$(CURDIR)/csrc -c $(CURDIR)/benchmarks/core.c $(CORE_SOURCES)
+		-I$(CURDIR)/csrc -I$(CURDIR)/tests/c -c $(CURDIR)/benchmarks/core.c $(CORE_SOURCES)
 	cd build/core && emcc -O1 -sALLOW_MEMORY_GROWTH=1 -sSINGLE_FILE=1 *.o -o bench.js
 	node build/core/bench.js $(ARGS)
 

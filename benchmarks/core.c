@@ -6,6 +6,7 @@
  * inputs and of its weight, and of each the share of the peak.
  */
 #define _POSIX_C_SOURCE 200809L
+#include "math_isas.h"
 #include "mha.h"
 #include "peak.h"
 
@@ -122,14 +123,14 @@ time_product(size_t rows, size_t outputs, size_t inputs, double peak)
 }
 
 static void
-time_function(const char *name, void (*function)(mha_dtype, size_t, const void *, void *), float scale)
+time_function(const char *name, void (*function)(float *, const float *, size_t), float scale)
 {
     enum { N = 4096 };
     float *x = random_floats(N, scale), *y = random_floats(N, scale);
     double best = 1e9, end = seconds_now() + SECONDS_PER_FIGURE;
     while (seconds_now() < end) {
         double before = seconds_now();
-        function(MHA_F32, N, x, y);
+        function(y, x, N);
         double taken = seconds_now() - before;
         best = taken < best ? taken : best;
     }
@@ -158,8 +159,12 @@ main(int argc, char **argv)
         for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
             time_product(products[i][0], products[i][1], products[i][2], peak);
         }
-        time_function("exp", mha_exp, 10.0f);
-        time_function("tanh", mha_tanh, 3.0f);
+        for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+            if (strcmp(isas[i].f32.isa, mha_isa_name(isa)) == 0) {
+                time_function("exp", isas[i].f32.exp, 10.0f);
+                time_function("tanh", isas[i].f32.tanh, 3.0f);
+            }
+        }
     }
     return 0;
 }

@@ -383,10 +383,6 @@ MHA_MUST_CHECK mha_status mha_masked_softmax(const mha_masked_softmax_args *args
 
 /* --- Hooks for tests and probes ------------------------------------------------------------------- */
 
-/* y[i] = exp(x[i]), 0 below -86 (float32) or -707 (float64), or tanh(x[i]), by the active kernels. */
-void mha_exp(mha_dtype dtype, size_t n, const void *x, void *y);
-void mha_tanh(mha_dtype dtype, size_t n, const void *x, void *y);
-
 /*
  * Replace the one allocator of the core (NULL, NULL: back to the C library's).  For tests that make
  * allocations fail; not to be called while another call runs.

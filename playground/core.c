@@ -135,18 +135,6 @@ EXPORT(playground_linear)(size_t rows, size_t out_features, size_t in_features, 
     return (int)mha_linear_forward(MHA_F32, &linear, rows, x, (ptrdiff_t)in_features, y, (ptrdiff_t)out_features);
 }
 
-void
-EXPORT(playground_exp)(size_t n, const float *x, float *y)
-{
-    mha_exp(MHA_F32, n, x, y);
-}
-
-void
-EXPORT(playground_tanh)(size_t n, const float *x, float *y)
-{
-    mha_tanh(MHA_F32, n, x, y);
-}
-
 const char *
 EXPORT(playground_status_text)(int status)
 {

@@ -108,13 +108,7 @@ async function startCore(bytes, isa) {
     });
   }
 
-  const each = (run) => (x) => withMemory((desk) => {
-    const y = desk.room(x.length);
-    run(x.length, desk.put(x), y);
-    return desk.read(y, x.length);
-  });
-
-  return { attention, dropoutFactors, linear, exp: each(core.playground_exp), tanh: each(core.playground_tanh) };
+  return { attention, dropoutFactors, linear };
 }
 
 // ---- arguments of scripts --------------------------------------------------------------------------------------

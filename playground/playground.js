@@ -4,7 +4,7 @@ function openPlayground(style, data) {
   const opening = inflate(bytesOf(data.core)).then((bytes) => startCore(bytes));
   const api = (window.mha_c = {});
   api.ready = opening.then((core) => {
-    Object.assign(api, { attention: callable(core), exp: core.exp, tanh: core.tanh, linear: core.linear });
+    Object.assign(api, { attention: callable(core), linear: core.linear });
   });
   mount("playground", style, data, (host) => opening.then((core) => buildPlayground(host, data, core)));
 }

@@ -93,15 +93,3 @@ mha_read(const mha_kernels *kernels, const void *numbers, size_t i)
     return kernels->itemsize == sizeof(double) ? ((const double *)numbers)[i]
                                                : (double)((const float *)numbers)[i];
 }
-
-void
-mha_exp(mha_dtype dtype, size_t n, const void *x, void *y)
-{
-    mha_kernels_for(dtype)->exp_many(n, x, y);
-}
-
-void
-mha_tanh(mha_dtype dtype, size_t n, const void *x, void *y)
-{
-    mha_kernels_for(dtype)->tanh_many(n, x, y);
-}

@@ -216,9 +216,7 @@ typedef struct {
     X(void, column_sums, (size_t rows, size_t cols, const void *x, ptrdiff_t x_row, void *sums)) \
     /* y[j * step] += x[j]. */ \
     X(void, add_row, (size_t n, const void *x, void *y, ptrdiff_t step)) \
-    X(void, additive_grads, (const mha_additive_grads *tile)) \
-    X(void, exp_many, (size_t n, const void *x, void *y)) \
-    X(void, tanh_many, (size_t n, const void *x, void *y))
+    X(void, additive_grads, (const mha_additive_grads *tile))
 /* clang-format on */
 
 #define MHA_KERNEL_MEMBER(result, name, parameters) result (*name) parameters;

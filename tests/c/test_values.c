@@ -218,32 +218,6 @@ test_dropout_factors(void)
     free(factors);
 }
 
-/* exp and tanh where they are exact, for every count of numbers; each in memory of just its size. */
-static void
-test_functions(void)
-{
-    static const double x[] = {0, -INFINITY, INFINITY, NAN, -1e6, 1e6}, exps[] = {1, 0, INFINITY, NAN, 0, INFINITY};
-    static const double tanhs[] = {0, -1, 1, NAN, -1, 1};
-
-    for (size_t n = 0; n < 70; n++) {
-        void *in = allocate(n * size_of(dtype)), *exp_out = allocate(n * size_of(dtype));
-        void *tanh_out = allocate(n * size_of(dtype));
-        for (size_t i = 0; i < n; i++) {
-            set(dtype, in, i, x[i % 6]);
-        }
-        mha_exp(dtype, n, in, exp_out);
-        mha_tanh(dtype, n, in, tanh_out);
-        for (size_t i = 0; i < n; i++) {
-            const double e = get(dtype, exp_out, i), t = get(dtype, tanh_out, i);
-            CHECK(isnan(x[i % 6]) ? isnan(e) && isnan(t) : e == exps[i % 6] && t == tanhs[i % 6],
-                  "%s, [%zu of %zu]: exp(%g) is %g, tanh %g", mha_isa_name(mha_isa_active()), i, n, x[i % 6], e, t);
-        }
-        free(in);
-        free(exp_out);
-        free(tanh_out);
-    }
-}
-
 static void
 test_overflow(void)
 {
@@ -412,7 +386,6 @@ main(int argc, char **argv)
             test_one_key(quick);
             test_mean();
             test_dropout_factors();
-            test_functions();
             test_tiny_blocks();
             test_overflow();
             for (int kind = 0; kind < 4; kind++) {
