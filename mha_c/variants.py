@@ -189,10 +189,7 @@ class _AISummer(Layer):
         (array,), as_tensor = to_arrays((x, "x"))
         check_features(floats(array, "x"), "x", self.dim)
         batch, steps, _ = array.shape
-        keep = None
-        if mask is not None:
-            drop = to_array(mask, "mask")
-            keep = kept(drop, drop.dtype == np.bool_, steps)
+        keep = None if mask is None else kept(to_array(mask, "mask"), steps)
         packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states]
         split = linear(array, packed[0]).reshape(batch, steps, 3, self.heads, self.dim_head)
         q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
@@ -321,9 +318,9 @@ def ai_summer_sizes(dim: Any, heads: Any, dim_head: Any) -> tuple[int, int, int]
     return dim, heads, dim // heads if dim_head is None else scalars.whole(dim_head, "dim_head")
 
 
-def kept(mask: Any, is_bool: bool, steps: int) -> Any:
+def kept(mask: Any, steps: int) -> Any:
     """The contrary of a mask in which True is what is dropped."""
-    if not is_bool:
+    if str(mask.dtype) not in ("bool", "torch.bool"):
         raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
     if tuple(mask.shape) != (steps, steps):
         raise ShapeError(f"mask must have shape (T, T) = ({steps}, {steps}), got {tuple(mask.shape)}")

@@ -15,13 +15,11 @@ class _Namespace(dict[str, Any]):
     """The globals of a module, with one name that means what it meant when the module was imported."""
 
     def __init__(self, module: dict[str, Any], name: str, value: Any) -> None:
-        super().__init__({name: value})
+        super().__init__({name: value, "__builtins__": builtins})
         self._module = module
 
     def __missing__(self, name: str) -> Any:
-        if name in self._module:
-            return self._module[name]
-        return vars(builtins)[name]
+        return self._module[name]
 
 
 class _Reference:

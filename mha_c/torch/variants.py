@@ -142,10 +142,7 @@ class _AISummer(TakesArrays):
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
         check_features(x, "x", self.dim)
-        keep = None
-        if mask is not None:
-            drop = torch.as_tensor(mask)
-            keep = of_numpy.kept(drop, drop.dtype is torch.bool, x.shape[1])
+        keep = None if mask is None else of_numpy.kept(torch.as_tensor(mask), x.shape[1])
         # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
         features = self.to_qvk(x).unflatten(2, (self.dim_head, 3, self.heads))
         q, k, v = features.permute(3, 0, 4, 1, 2).contiguous().unbind(0)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Bytes for what a rank says, the same whatever the call: a rank in another function must be understood too.
-_ROOM = 2048
-_LONGEST = 300  # characters of a rank's own error, each at most six bytes
+_ROOM = 4096
+_LONGEST = 300  # characters of a rank's own error, each at most twelve bytes
 _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -74,12 +74,12 @@ def talking(ranks: Ranks, caller: str, peer: Optional[int] = None) -> Iterator[N
     try:
         yield
     except RuntimeError as error:
-        whom = "the other ranks" if peer is None else f"rank {peer}"
+        whom, said = "the other ranks" if peer is None else f"rank {peer}", str(error).strip().partition("\n")[0]
         _broken[ranks.group] = f"rank {ranks.rank} lost {whom} in an earlier call of {caller}"
         raise RuntimeError(
             f"{caller}: rank {ranks.rank} of {ranks.size} waited for {whom} and got no answer within the group's "
             f"timeout, or the connection was closed: that process has died, hangs, or is not making this call.  "
-            f"torch.distributed says: {_first_line(error)}"
+            f"torch.distributed says: {said[:300]}"
         ) from error
 
 
@@ -108,15 +108,9 @@ def agree(
         raise RuntimeError(f"{caller}: the ranks are in different functions: {listed}")
     for field, of_ranks in zip(fields, zip(*values)):
         if len(set(of_ranks)) > 1:
-            where = {value: [rank for rank, other in enumerate(of_ranks) if other == value] for value in of_ranks}
-            listed = ", ".join(f"{value} on {_ranks(named)}" for value, named in where.items())
+            where = {value: [str(rank) for rank, other in enumerate(of_ranks) if other == value] for value in of_ranks}
+            listed = ", ".join(
+                f"{value} on {'rank' if len(at) == 1 else 'ranks'} {', '.join(at)}" for value, at in where.items()
+            )
             raise field.error(f"{caller}: the ranks differ in {field.name}: {listed}")
     return list(numbers)
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:300]
