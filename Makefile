@@ -6,8 +6,9 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Files of tests that run side by side.
-JOBS ?= 2
+# Files of tests that run side by side.  On two cores one more than those: tests wait a fifth of their time, for
+# processes, browsers and threads.
+JOBS ?= 3
 
 BIN := $(CURDIR)/.venv/bin
 STAMPS := .venv/stamps
