@@ -9,6 +9,8 @@ q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), scores and weights (B,H,Q,K).
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -48,10 +50,7 @@ def visible_keys(
         parts.append((key <= place + right)[None, None])
     if keep_mask is not None:
         parts.append(_with_head_axis(keep_mask))
-    visible = None
-    for part in parts:
-        visible = part if visible is None else visible & part
-    return visible
+    return reduce(and_, parts)
 
 
 def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> Tensor:

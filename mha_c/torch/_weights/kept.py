@@ -3,9 +3,9 @@
 Each way of `ways.py` leaves a tuple (saved, dtype, source), which costs a call next to nothing; `Kept(*tuple)` is what
 `attention_weights` are read from.
 
-saved   of the core      what `_saved.saved_weights` takes: ("weights", ...) or ("recompute", ...), of arrays
+saved   of the core      what `kept_weights.saved_weights` takes, of arrays
         an operator      ("weights", tensor) or ("operator", ...), the same as tensors
-        mathematics      ("tensor", weights)
+        mathematics      ("tensor", weights), as are those of a copy, if they had been read
         torch's kernels  a `by_torch.Scored`
 dtype   of the weights that are shown
 source  parts of an `autograd.WeightsSource`: what they are a function of; None where no gradient was recorded
@@ -23,13 +23,7 @@ from .._call import ops
 from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
 from .._private import in_transform, of_all_examples
-from .._tensors import (
-    HALVES,
-    exporting,
-    is_compiling,
-    optional_tensor,
-    traced,
-)  # fmt: skip
+from .._tensors import exporting, is_compiling, optional_tensor, traced
 from .lazy import Recipe, split_heads
 
 
@@ -78,10 +72,7 @@ class Kept:
         elif type(saved) is tuple and saved[0] == "tensor":
             saved = of_all_examples(saved[1])
         if isinstance(saved, Tensor):
-            weights = saved.detach()
-            if not weights.is_cpu:
-                return ("tensor", weights), self._dtype, None
-            saved = "weights", (weights.float() if self._dtype in HALVES else weights)
+            return ("tensor", saved.detach()), self._dtype, None
         return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in saved), self._dtype, None
 
     def _by_operator(self) -> bool:
