@@ -96,21 +96,19 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
       memory     ... KiB during the call; 640 B kept: the weights, which are fewer than queries and keys
     """
     if isinstance(call, AttentionLayer):
-        if list(inspect.signature(call.__call__).parameters) == ["x"]:  # self-attention of other courses
-            return _explain_layer(call, *args * 3, **{name: options["x"] for name in INPUTS if "x" in options})
+        signature = inspect.signature(call.__call__)
+        if list(signature.parameters) == ["x"]:  # self-attention of other courses
+            return _explain_layer(call, *signature.bind(*args, **options).args * 3)
         return _explain_layer(call, *args, **options)
     if hasattr(type(call), "_explained"):
         return _explain_module(call, *args, **options)
-    if call in (functional.dot_product_attention, functional.additive_attention):
+    if call is functional.dot_product_attention or call is functional.additive_attention:
         return _explain_function(call, args, options)
     given = getattr(call, "__name__", type(call).__name__)
     raise TypeError(
         f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
         f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"
     )
-
-
-INPUTS = "queries", "keys", "values"
 
 
 # --- Which call ---------------------------------------------------------------------------------------

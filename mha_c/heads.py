@@ -187,7 +187,9 @@ def importance(
     """
     methods = _methods(method, loss)
     layers = _layers_with_heads.find(model)
-    batches = _batches(data)
+    batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
+    if not batches:
+        raise ValueError("data: at least one batch is needed")
     scores: dict[str, Array] = {}
     with ExitStack() as stack:
         for layer in layers.values():
@@ -341,13 +343,6 @@ def _methods(method: Any, loss: Any) -> list[str]:
     if "gradient" in chosen and loss is None:
         raise ValueError("method 'gradient' needs loss=, a function (model, batch) that gives the loss")
     return chosen
-
-
-def _batches(data: Any) -> list[Any]:
-    batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
-    if not batches:
-        raise ValueError("data: at least one batch is needed")
-    return batches
 
 
 def _examples(batch: Any) -> list[Any]:

@@ -318,10 +318,20 @@ def test_arguments_are_checked_as_in_the_call():
         mha_c.explain(layer, x, x, x, [True, False])
 
 
-@pytest.mark.parametrize("wrong", [functional.merge, "MultiHeadAttention", None, variants.SelfAttentionAISummer(4)])
+@pytest.mark.parametrize(
+    "wrong", [functional.merge, "MultiHeadAttention", None, np.ones(3), variants.SelfAttentionAISummer(4)]
+)
 def test_what_cannot_be_explained(wrong):
     with pytest.raises(TypeError, match="explain takes an attention layer of mha_c"):
         mha_c.explain(wrong, np.zeros((1, 2, 4)))
+
+
+def test_one_input_and_nothing_else_is_taken_by_a_layer_of_one():
+    layer, x = variants.MultiHeadedSelfAttention(16, 2), np.zeros((1, 2, 16))
+    assert str(mha_c.explain(layer, x)) == str(mha_c.explain(layer, x=x))
+    for args, options in (((), {}), ((x, x), {}), ((x,), {"valid_lens": [1]})):
+        with pytest.raises(TypeError, match="argument"):
+            mha_c.explain(layer, *args, **options)
 
 
 def test_docstring():
