@@ -48,7 +48,7 @@ enum {
 };
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
-    const void *exchange; /* what is in the first of them */
+    const struct dl_exchange *exchange; /* what is in the first of them */
 } mha_py_state;
 
 /*
@@ -99,7 +99,7 @@ void mha_py_check(mha_py_call *call, mha_status status, const char *what);
  * new reference; NULL where the answer is an exception, which is then set.
  */
 PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
-void mha_py_refuse(mha_py_call *call, const char *why, const char *format, ...); /* where no other answer can be */
+#define mha_py_refuse(...) Py_XDECREF(mha_py_ask(__VA_ARGS__)) /* where no other answer can be */
 void mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected);
 
 /* --- Arguments that are no arrays: args.c ---------------------------------------------------- */

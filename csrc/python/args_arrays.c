@@ -6,6 +6,7 @@
 #include "args.h"
 
 #include <stdint.h>
+#include <string.h>
 
 size_t
 mha_py_itemsize(int type)
@@ -198,8 +199,8 @@ mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int ra
 
 /* --- Outputs ---------------------------------------------------------------------------------- */
 
-static PyArrayObject *
-new_array(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type, int zeroed)
+PyArrayObject *
+mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type)
 {
     npy_intp room = NPY_MAX_INTP / (npy_intp)mha_py_itemsize(type);
     size_t bytes = mha_py_itemsize(type);
@@ -214,25 +215,23 @@ new_array(mha_py_call *call, const char *name, int rank, const npy_intp *dims, i
     }
     if (room == 0) {
         mha_py_refuse(call, "size", "(sN)", name, mha_py_shape(rank, dims));
-    } else if (call->has_tensors && !zeroed && mha_py_is_large(bytes)) {
+    } else if (call->has_tensors && mha_py_is_large(bytes)) {
         array = mha_py_new_large(rank, dims, type, bytes);
     } else {
-        array = zeroed ? PyArray_ZEROS(rank, (npy_intp *)dims, type, 0)
-                       : PyArray_EMPTY(rank, (npy_intp *)dims, type, 0);
+        array = PyArray_EMPTY(rank, (npy_intp *)dims, type, 0);
     }
     return (PyArrayObject *)mha_py_own(call, array);
 }
 
 PyArrayObject *
-mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type)
-{
-    return new_array(call, name, rank, dims, type, 0);
-}
-
-PyArrayObject *
 mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type)
 {
-    return new_array(call, name, rank, dims, type, 1);
+    PyArrayObject *array = mha_py_new(call, name, rank, dims, type);
+
+    if (array != NULL) {
+        memset(PyArray_DATA(array), 0, (size_t)PyArray_NBYTES(array));
+    }
+    return array;
 }
 
 void *

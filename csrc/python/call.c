@@ -52,11 +52,15 @@ mha_py_own(mha_py_call *call, void *object)
 
 /* --- Refusals ---------------------------------------------------------------------------------- */
 
-static PyObject *
-ask(mha_py_call *call, const char *question, const char *format, va_list parts)
+PyObject *
+mha_py_ask(mha_py_call *call, const char *question, const char *format, ...)
 {
+    va_list parts;
+
+    va_start(parts, format);
     /* First, as it takes references; an exception that is there already comes from what made them. */
     PyObject *args = Py_VaBuildValue(format, parts);
+    va_end(parts);
     PyObject *name = args == NULL ? NULL : PyUnicode_FromString("mha_c._arguments.core_refusals");
     PyObject *words = name == NULL ? NULL : PyImport_GetModule(name); /* mha_c has imported it */
     PyObject *function = words == NULL ? NULL : PyObject_GetAttrString(words, question);
@@ -76,28 +80,6 @@ ask(mha_py_call *call, const char *question, const char *format, va_list parts)
     }
     call->failed = call->failed || answer == NULL;
     return answer;
-}
-
-PyObject *
-mha_py_ask(mha_py_call *call, const char *question, const char *format, ...)
-{
-    PyObject *answer;
-    va_list parts;
-
-    va_start(parts, format);
-    answer = ask(call, question, format, parts);
-    va_end(parts);
-    return answer;
-}
-
-void
-mha_py_refuse(mha_py_call *call, const char *why, const char *format, ...)
-{
-    va_list parts;
-
-    va_start(parts, format);
-    Py_XDECREF(ask(call, why, format, parts));
-    va_end(parts);
 }
 
 void

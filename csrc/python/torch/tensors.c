@@ -34,7 +34,7 @@ typedef struct dl_managed {
     dl_tensor tensor;
 } dl_managed;
 
-typedef struct {
+typedef struct dl_exchange {
     dl_version version;
     void *older;
     void (*allocate)(void); /* these two are not used, nor is what follows `look` */
@@ -68,12 +68,6 @@ py_serve_tensors(mha_py_call *call, PyObject *const *values)
     }
     call->state->exchange = exchange;
     Py_RETURN_NONE;
-}
-
-static const dl_exchange *
-exchange_of(const mha_py_call *call)
-{
-    return call->state->exchange;
 }
 
 /* --- Tensor to array ------------------------------------------------------------------------- */
@@ -113,7 +107,7 @@ is_tensor(const mha_py_call *call, PyObject *value)
 {
     PyObject *const *kept = call->state->objects, *const type = (PyObject *)Py_TYPE(value);
 
-    return exchange_of(call) != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
+    return call->state->exchange != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
 }
 
 /* Where a tensor without numbers begins: torch says NULL, which in the core's arguments means that there is none. */
@@ -127,7 +121,7 @@ read_tensor(const mha_py_call *call, PyObject *tensor, mha_py_array *array)
     size_t count = 1;
     int type;
 
-    if (exchange_of(call)->look(tensor, &t) < 0 || (type = array_type(&t)) < 0 || t.device != DL_CPU ||
+    if (call->state->exchange->look(tensor, &t) < 0 || (type = array_type(&t)) < 0 || t.device != DL_CPU ||
         t.rank > MHA_PY_MAX_RANK || (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
         PyErr_Clear();
         return 0;
@@ -231,7 +225,7 @@ adopt(const mha_py_call *call, PyArrayObject *array)
         shared->shape[i] = PyArray_DIM(array, i);
         shared->stride[i] = PyArray_STRIDE(array, i) / itemsize;
     }
-    return exchange_of(call)->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+    return call->state->exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
 }
 
 PyObject *
