@@ -19,7 +19,9 @@ PACKAGE = Path(mha_c.__file__).parent
 RUNNERS = {"eval", "exec", "compile", "__import__", "execfile"}
 MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "ctypes", "code", "runpy"}
 LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
-HARMLESS = {"json.loads"}  # JSON is numbers and words
+# JSON is numbers and words; Windows is asked for the processors of this process, through a function of its own.
+HARMLESS = {"json.loads"}
+ALLOWED = {"config.py: ctypes"}
 
 
 def found_in(tree):
@@ -41,7 +43,7 @@ def test_the_package_has_nothing_that_could_run_what_it_reads():
         for path in PACKAGE.rglob("*.py")
         for name in found_in(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert breaches == set()
+    assert breaches == ALLOWED
 
 
 NOTED = []
