@@ -185,12 +185,8 @@ def additive_attention(
         What each query sees.
     scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
         How scores become weights.
-    rng : None, int or torch.Generator
-        As in `dot_product_attention`.
-    empty_rows : {"zero", "uniform"}
-        What a query without visible keys gets.
-    return_weights, return_lse : bool
-        Also give them.
+    rng, empty_rows, return_weights, return_lse : as in `dot_product_attention`
+        What is drawn, given to rows without keys, and returned.
 
     Returns
     -------

@@ -87,8 +87,10 @@ def layer(
     saved: Any
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
-        what = q, k, valid_lens, empty_rows, of_keys
-        saved = Scored(*what) if stays else Scored.of(*what, weights)
+        if not (stays or exporting()):  # what is the caller's, who may change it, is copied
+            q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
+            valid_lens = None if valid_lens is None else valid_lens.clone()
+        saved = Scored(q, k, valid_lens, empty_rows, of_keys)
     else:
         if exporting() or not queries.is_cpu:
             drop = dropout_of(dropout)
@@ -127,17 +129,6 @@ class Scored:
         self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, of_keys: Optional[Tensor]
     ) -> None:
         self.q, self.k, self.valid_lens, self.empty_rows, self.of_keys = q, k, valid_lens, empty_rows, of_keys
-
-    @classmethod
-    def of(
-        cls, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, of_keys: Optional[Tensor],
-        weights: Any,
-    ) -> Scored:  # fmt: skip
-        """Of a call with these projections: what is the caller's, who may change it, is copied."""
-        if not exporting():
-            q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
-            valid_lens = None if valid_lens is None else valid_lens.clone()
-        return cls(q, k, valid_lens, empty_rows, of_keys)
 
     @property
     def shape(self) -> tuple[int, ...]:
