@@ -174,3 +174,17 @@ def test_masks_of_torchs_class_are_not_guessed():
             mha(x, x, x, **{name: torch.ones(shape, dtype=torch.int64)})
     alone, padding = x[0], torch.tensor([False, False, True])
     torch.testing.assert_close(mha(alone, alone, alone, padding)[0], mha(alone, alone[:2], alone[:2])[0])
+
+
+@pytest.mark.parametrize("empty_rows", ["zero", "uniform"])
+def test_what_is_hidden_has_no_weight_beside_nan(empty_rows):
+    q, k, v = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.ones(2, 5, 1)
+    k[0, 1, 0] = torch.nan
+    lens = torch.tensor([[1, 2, 3], [0, 4, 9]])
+
+    def weights(q):
+        return mt.functional.dot_product_attention(q, k, v, lens, return_weights=True, empty_rows=empty_rows)[1]
+
+    found, expected = torch.func.vmap(weights)(q[None])[0], weights(q)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert expected.isnan().sum() == 5 and (found[0, 1, 2:] == 0).all()

@@ -120,8 +120,8 @@ def softmax(
     empty = ~seen.any(-1, keepdim=True)
     # An empty row takes part with equal scores, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
-    weights = torch.softmax(scores, -1)
-    weights = weights if empty_rows == "uniform" and sinks is None else torch.where(empty, 0.0, weights)
+    shown = seen | empty if empty_rows == "uniform" and sinks is None else seen
+    weights = torch.where(shown, torch.softmax(scores, -1), 0.0)  # beside NaN, too, what is hidden has none
     lse = torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
     return weights if sinks is None else weights[..., :-1], lse
 
