@@ -115,7 +115,7 @@ def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool
 
 def _layer_inference(
     queries: Tensor, keys: Tensor, values: Tensor, W_q: Any, W_k: Any, W_v: Any, W_o: Any, others: Any, num_heads: int,
-    empty_rows: str, dropout: float, keeps: bool,
+    empty_rows: Any, dropout: float, keeps: bool,
 ) -> list[Tensor]:  # fmt: skip
     """A call that records no gradient: [out, weights] where `keeps_weights`, else [out, q, k, w_v, row_max, row_sum,
     lengths]."""
@@ -159,9 +159,11 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
     q, k, v, context, row_max, row_sum, lens = parts
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
-    grad_out, *tensors = map(without_subclass, (grad_out, queries, keys, values, *parameters, w_v))
+    grad_out, queries, keys, values, *parameters = map(
+        without_subclass, (grad_out, queries, keys, values, *parameters, w_v)
+    )
     grads = layer_backward(
-        grad_out, kept, *tensors[:3], lens, tuple(tensors[3:]), tensors[11], num_heads, empty_rows, dropout,
+        grad_out, kept, queries, keys, values, lens, tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
         _seed(seed), tuple(needs[:12]),
     )  # fmt: skip
     return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)
