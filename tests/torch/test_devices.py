@@ -250,10 +250,10 @@ def test_a_query_is_spoilt_by_what_it_sees_alone(own, name, which):
         clean = ~sees.to(device)
         loss = out[clean].square().sum() + shown[clean].square().sum()
         found.append([out, weights, *torch.autograd.grad(loss, [*leaves, *layer.parameters()])])
-        found[-1][:2] = out.nan_to_num(9.0), shown[clean]
+        found[-1][:2] = out.nan_to_num(9.0), weights.nan_to_num(9.0)
         assert fill == 0 or torch.equal(out.isnan().any(-1).cpu(), sees)
         assert fill == 0 or which == "values" or torch.equal(shown.isnan().flatten(2).any(-1).cpu(), sees)
-    close(found[1][:2], found[0][:2])
+    close(found[1][:2], found[0][:2])  # NaN in the same places
     close(found[1][2:], found[2][2:])
 
 

@@ -97,7 +97,7 @@ def layer(
         else:  # what the core would have done with the same seed
             drop = mathematics.drawn_dropout(dropout) if seed is None else mathematics.core_dropout(dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
-        saved = "tensor", found if of_keys is None else found + of_keys
+        saved = "tensor", found if of_keys is None else found + torch.where(visible, of_keys, 0.0)
     out = mathematics.joined(context, weights[3], biases[3])
     return (out if of_keys is None else out + (of_keys + of_values)[:, 0]), saved, None
 
@@ -155,7 +155,7 @@ class Scored:
         with without_autocast(q):
             scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))
             weights = mathematics.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
-        return weights if self.of_keys is None else weights + self.of_keys
+        return weights if self.of_keys is None else weights + torch.where(visible, self.of_keys, 0.0)
 
 
 def attention(
