@@ -47,32 +47,15 @@ core_exec(PyObject *module)
     return mha_isa_select(widest) == MHA_OK ? 0 : -1;
 }
 
-static int
-core_traverse(PyObject *module, visitproc visit, void *arg)
-{
-    mha_py_state *state = PyModule_GetState(module);
-
-    for (int i = 0; i < MHA_PY_N_OBJECTS && state != NULL; i++) {
-        Py_VISIT(state->objects[i]);
-    }
-    return 0;
-}
-
-static int
-core_clear(PyObject *module)
+/* Nothing that is kept leads back to the module, so that there are no cycles for Python to find. */
+static void
+core_free(void *module)
 {
     mha_py_state *state = PyModule_GetState(module);
 
     for (int i = 0; i < MHA_PY_N_OBJECTS && state != NULL; i++) {
         Py_CLEAR(state->objects[i]);
     }
-    return 0;
-}
-
-static void
-core_free(void *module)
-{
-    (void)core_clear((PyObject *)module);
 }
 
 static PyModuleDef_Slot slots[] = {
@@ -93,8 +76,6 @@ static PyModuleDef definition = {
     .m_size = sizeof(mha_py_state),
     .m_methods = methods,
     .m_slots = slots,
-    .m_traverse = core_traverse,
-    .m_clear = core_clear,
     .m_free = core_free,
 };
 

@@ -18,14 +18,38 @@
 #include "mha.h"
 #include "threads_interrupt.h"
 
+#include <stdatomic.h>
+
+#define MOST_THREADS (MHA_HAVE_THREADS ? 1024u : 1u)
+
+static atomic_uint thread_limit = 1;
+static _Thread_local unsigned own_limit; /* of this thread's calls; 0: none of their own */
+
+void
+mha_threads_set(unsigned n_threads)
+{
+    atomic_store(&thread_limit, n_threads < 1 ? 1 : n_threads < MOST_THREADS ? n_threads : MOST_THREADS);
+}
+
+unsigned
+mha_threads_get(void)
+{
+    const unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
+
+    return own_limit != 0 && own_limit < limit ? own_limit : limit;
+}
+
+void
+mha_threads_limit_own(unsigned n_threads)
+{
+    own_limit = n_threads;
+}
+
 #if MHA_HAVE_THREADS
 #include <errno.h>
 #include <fenv.h>
-#include <stdatomic.h>
 
 #include "threads_park.h"
-
-#define MOST_THREADS 1024u
 
 /*
  * How long a worker without work, or a caller whose tasks are all claimed, looks on before it parks: the jobs of one
@@ -63,29 +87,6 @@ static struct {
     unsigned n_started;                /* (owner) workers that exist */
     int watches_forks;                 /* (owner) */
 } pool = {.bell = MHA_COUNTER_ZERO, .finished = MHA_COUNTER_ZERO};
-
-static atomic_uint thread_limit = 1;
-static _Thread_local unsigned own_limit; /* of this thread's calls; 0: none of their own */
-
-void
-mha_threads_set(unsigned n_threads)
-{
-    atomic_store(&thread_limit, n_threads < 1 ? 1 : n_threads < MOST_THREADS ? n_threads : MOST_THREADS);
-}
-
-unsigned
-mha_threads_get(void)
-{
-    const unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
-
-    return own_limit != 0 && own_limit < limit ? own_limit : limit;
-}
-
-void
-mha_threads_limit_own(unsigned n_threads)
-{
-    own_limit = n_threads;
-}
 
 /* --- Worker threads ----------------------------------------------------------------- */
 
@@ -246,26 +247,6 @@ share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
     return n_helpers > 0;
 }
 
-#else
-#define MOST_THREADS 1u
-
-void
-mha_threads_set(unsigned n_threads)
-{
-    (void)n_threads;
-}
-
-unsigned
-mha_threads_get(void)
-{
-    return 1;
-}
-
-void
-mha_threads_limit_own(unsigned n_threads)
-{
-    (void)n_threads;
-}
 #endif
 
 /* --- How many threads, and all of it ------------------------------------------------------------ */
