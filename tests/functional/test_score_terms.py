@@ -244,7 +244,7 @@ def test_errors(rng):
         ({"softcap": -1.0}, ValueError, "softcap"),
         ({"softcap": np.nan}, ValueError, "softcap"),
         ({"softcap": True}, TypeError, "softcap"),
-        ({"relative_bias": np.ones((2, 4))}, mha_c.ShapeError, r"\(H, 2R \+ 1\) with H = 2, got \(2, 4\)"),
+        ({"relative_bias": np.ones((2, 4))}, mha_c.ShapeError, r"shape \(2, 4\), expected \(H, 2R \+ 1\) with H = 2"),
         ({"relative_bias": np.ones((3, 5))}, mha_c.ShapeError, "H = 2"),
         ({"relative_bias": np.ones(5)}, mha_c.ShapeError, "relative_bias"),
         ({"relative_bias": np.ones((2, 5), np.float32)}, TypeError, "relative_bias"),
