@@ -389,7 +389,7 @@ def test_variants_are_those_of_the_numpy_side():
     expected_pair = mha_c.variants.scaled_dot_product_attention(q.numpy(), k.numpy(), v.numpy())
     for found, expected in zip(variants.scaled_dot_product_attention(q, k, v), expected_pair):
         torch.testing.assert_close(found, torch.from_numpy(np.array(expected)))
-    with pytest.raises(RuntimeError, match="call the layer first"):
+    with pytest.raises(AttributeError, match="call the layer first"):
         variants.MultiHeadedSelfAttention(8, 2).attention_weights  # noqa: B018
     with pytest.raises(TypeError, match="True = drop"):
         variants.SelfAttentionAISummer(8)(x, torch.ones(5, 5))
