@@ -8,7 +8,6 @@ MHA_C_CACHES         a core's first and second data cache, as in 48K,2M, not wha
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import sys
@@ -217,6 +216,8 @@ def _cpus() -> int:
         return len(os.sched_getaffinity(0))
     cpus = os.cpu_count() or 1
     if sys.platform == "win32" and cpus <= 64:  # more of them stand in groups, of which a mask knows one
+        import ctypes  # which a Python may lack elsewhere
+
         kernel, mask, of_system = ctypes.windll.kernel32, ctypes.c_size_t(), ctypes.c_size_t()
         process = ctypes.c_void_p(kernel.GetCurrentProcess())
         if kernel.GetProcessAffinityMask(process, ctypes.byref(mask), ctypes.byref(of_system)):

@@ -75,7 +75,7 @@ class AttentionModule(TakesArrays, Viewable):
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
     _remembers = False  # whether calls with one query may go on from the one before: see repeated_keys.py
-    # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Shown or an
+    # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Kept or an
     # Assigned once attention_weights are read or assigned.
     _last: Any = None
 

@@ -41,12 +41,12 @@ class LayerFunction(Function):
     def forward(ctx: Any, box: list[Any], *tensors: Any) -> Tensor:
         valid_lens, num_heads, empty_rows, dropout, seed = box[0]
         queries, keys, values, W_q, W_k, *_, w_v = tensors
-        out: Tensor
         out, kept = layer_forward(
             queries, keys, values, valid_lens, tensors[3:], w_v, num_heads, empty_rows, dropout, seed, True
         )
         box[0] = kept
         lens = kept[LENGTHS]
+        of_node: Optional[tuple[Any, ...]] = kept
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
@@ -54,8 +54,8 @@ class LayerFunction(Function):
             # What nothing projects is a copy for the weights alone.
             large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, projected, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
-            kept = None
-        ctx.kept = kept, (lens, num_heads, empty_rows, dropout, seed)
+            of_node = None
+        ctx.kept = of_node, (lens, num_heads, empty_rows, dropout, seed)
         return out
 
     @staticmethod
@@ -242,10 +242,10 @@ class AttentionFunction(Function):
         lens, *options = ctx.call[:8]
         terms = ctx.call.score_terms(relative_bias, sinks)
         try:
+            operands = grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias
             of_q, of_k, of_v, of_w_v, of_bias, *of_terms = attention_backward(
-                grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias, *options,
-                ctx.needs_input_grad[6], None, terms,
-            )  # fmt: skip
+                *operands, *(*options, ctx.needs_input_grad[6], None, terms)
+            )
         except BufferError:
             return None, *attention_gradients(ctx.call, tensors, ctx.needs_input_grad[1:], (grad_out, *of_extras))
         found = (None, of_q, of_k, of_v, of_w_v, None, of_bias, *(of_terms or (None, None)))
