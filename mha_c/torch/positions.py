@@ -31,7 +31,9 @@ class PositionalEncoding(nn.Module):
     Attributes
     ----------
     P : Tensor (1, max_len, num_hiddens)
-        A float32 buffer that no state_dict holds, as d2l's attribute of that name.
+        A float32 buffer that no state_dict holds, as d2l's attribute of that name.  Whatever is put in its place, an
+        nn.Parameter to be learned or other numbers, is what is added from then on; of the module's own, float64 inputs
+        meet the numbers in float64.
 
     Notes
     -----
@@ -53,12 +55,13 @@ class PositionalEncoding(nn.Module):
         self.num_hiddens = encoding.num_hiddens
         self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
         self.register_buffer("P", self._table.float(), persistent=False)
+        self._own = self.P  # until somebody puts another in its place
 
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
         """X plus the positions of its steps, then dropout: see the class."""
         check_inputs(X=X)
         check_features(X, "X", self.num_hiddens)
-        table = self._table if X.dtype is torch.float64 else self.P
+        table = self._table if X.dtype is torch.float64 and self.P is self._own else self.P
         if isinstance(start, int) and 0 <= start <= table.shape[1] - X.shape[1]:
             rows = table[:, start : start + X.shape[1]]
         else:
@@ -68,8 +71,10 @@ class PositionalEncoding(nn.Module):
 
     def _apply(self, fn: Any, *args: Any, **options: Any) -> PositionalEncoding:
         """`to`, `double`, `to_empty` and so on, behind which P has the numbers of the table again."""
+        is_own = self.P is self._own
         super()._apply(fn, *args, **options)
-        self.P = self._table.to(self.P.device, torch.float32)
+        if is_own:
+            self.P = self._own = self._table.to(self.P.device, torch.float32)
         return self
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any

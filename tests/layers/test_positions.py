@@ -1,7 +1,9 @@
 """PositionalEncoding against the real d2l, rotary positions against complex numbers, ALiBi and T5 as published."""
 
+import copy
 import doctest
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -56,6 +58,33 @@ def test_as_d2l(version):
         np.testing.assert_array_equal(moved(X), mha_c.PositionalEncoding(20, 0.3)(X.numpy()))
         assert moved.P.dtype is torch.float32
     assert repr(twin) == repr(theirs) == repr(mha_c.PositionalEncoding(20, 0.3))
+
+
+@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
+def test_a_table_of_ones_own(version):
+    """The book's exercise: positions that are learned, or other numbers, put in the place of P."""
+    d2l = needs.d2l(version)
+    torch = needs.module("torch")
+    import mha_c.torch as ours
+
+    X = torch.randn(2, 7, 6, dtype=torch.float64)
+    found = []
+    for kind in (d2l.PositionalEncoding, ours.PositionalEncoding):
+        module = kind(6, 0.0, 9)
+        module.P = torch.nn.Parameter(torch.linspace(-1, 1, 54).reshape(1, 9, 6))
+        module = copy.deepcopy(module).double()
+        out = module(X)
+        (out * X).sum().backward()
+        assert [name for name, _ in module.named_parameters()] == ["P"] == list(module.state_dict())
+        assert torch.equal(module.P.grad[0, :7], X.sum(0)) and not module.P.grad[0, 7:].any()
+        module = kind(6, 0.0, 9)
+        module.P = torch.full((1, 9, 6), 0.5)
+        found.append((out, module.double()(X), module.P.float()))
+    for theirs, own in zip(*found):
+        assert torch.equal(theirs, own)
+    module = ours.PositionalEncoding(6, 0.0, 9)
+    for again in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module)), module.half().double()):
+        np.testing.assert_array_equal(again(X), mha_c.PositionalEncoding(6, 0.0, 9)(X.numpy()))
 
 
 def test_dropout_and_its_gradient():
