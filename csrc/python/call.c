@@ -110,16 +110,30 @@ mha_py_check(mha_py_call *call, mha_status status, const char *what)
 /* A few milliseconds: calls as short as that are over before anybody could have asked. */
 #define WATCH_FROM_WORK 1e8
 
-/* Signal handlers run in the main thread alone: a call of another one has nobody to ask. */
+/* An exception because Python is ending, and has taken its modules apart. */
+static int
+threading_is_gone(void)
+{
+    return PyErr_ExceptionMatches(PyExc_ImportError) || PyErr_ExceptionMatches(PyExc_AttributeError) ||
+           PyErr_ExceptionMatches(PyExc_TypeError);
+}
+
+/*
+ * Signal handlers run in the main thread alone: a call of another one has nobody to ask.  One may run, and raise
+ * KeyboardInterrupt, in the Python of this very question: that exception stays, and the call is given up.
+ */
 static int
 is_main_thread(void)
 {
     PyObject *threading = PyImport_ImportModule("threading");
     PyObject *thread = threading == NULL ? NULL : PyObject_CallMethod(threading, "main_thread", NULL);
     PyObject *ident = thread == NULL ? NULL : PyObject_GetAttrString(thread, "ident");
-    const int is_main = ident != NULL && PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+    const int is_main = ident == NULL ? !threading_is_gone()
+                                      : PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
 
-    PyErr_Clear();
+    if (!is_main) {
+        PyErr_Clear();
+    }
     Py_XDECREF(ident);
     Py_XDECREF(thread);
     Py_XDECREF(threading);
@@ -130,7 +144,7 @@ static int
 signal_came(void *saved)
 {
     PyEval_RestoreThread(saved);
-    const int came = PyErr_CheckSignals() != 0;
+    const int came = PyErr_Occurred() != NULL || PyErr_CheckSignals() != 0;
 
     (void)PyEval_SaveThread();
     return came;
@@ -158,6 +172,7 @@ mha_py_detach(mha_py_call *call, double work)
     }
     const int watch = work >= WATCH_FROM_WORK && is_main_thread();
 
+    call->failed = call->failed || PyErr_Occurred() != NULL;
     call->detached = PyEval_SaveThread();
     if (watch) {
         mha_interrupt_watch(signal_came, call->detached);
