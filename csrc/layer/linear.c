@@ -50,8 +50,9 @@ mha_linear_most_rows(const mha_kernels *kernels, size_t in_features)
 static size_t
 task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
-    const size_t most = mha_linear_most_rows(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
-    const size_t block = mha_max(mha_min(for_all, most), usual_rows(kernels, in_features));
+    const size_t usual = usual_rows(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
+    const size_t block =
+        for_all <= usual ? usual : mha_max(mha_min(for_all, mha_linear_most_rows(kernels, in_features)), usual);
     const size_t in_task = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
 
     return mha_max(mha_round_up(in_task, kernels->tile_rows), kernels->tile_rows);
@@ -148,15 +149,14 @@ mha_linear_work(const mha_linear *linear, size_t batch, size_t rows)
 mha_linear_plan
 mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    mha_linear_plan plan = {
-        .task_rows = task_rows(kernels, linear->in_features, rows),
-        .work = mha_linear_work(linear, 1, rows),
-    };
+    mha_linear_plan plan = {.task_rows = 1, .n_workers = 1};
 
     if (linear->weight != NULL && linear->out_features > 0) { /* of rows without numbers there may be any count */
+        plan.task_rows = task_rows(kernels, linear->in_features, rows);
         plan.n_tasks = mha_ceil_div(rows, plan.task_rows);
+        plan.work = mha_linear_work(linear, 1, rows);
+        plan.n_workers = mha_threads_for(plan.n_tasks, plan.work);
     }
-    plan.n_workers = mha_threads_for(plan.n_tasks, plan.work);
     return plan;
 }
 
