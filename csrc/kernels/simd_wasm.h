@@ -1,8 +1,9 @@
 /*
- * simd_wasm.h: the vector vocabulary (README.md) for SIMD128 of WebAssembly. A
- * vector holds 4 float or 2 double. There is no multiply-add of one rounding whose
- * bits do not hang on the machine below, so a product and a sum round twice, as in
- * simd_scalar.h: exp, tanh and products have the bits they have there.
+ * simd_wasm.h: the vector vocabulary (README.md) for SIMD128 of WebAssembly, which every browser has had since 2023. A
+ * vector holds 4 float or 2 double. There is no multiply-add of one rounding whose bits do not hang on the machine
+ * below, so a product and a sum round twice, as in simd_scalar.h: exp, tanh and products have the bits they have there.
+ * A module is checked as a whole when it is loaded, so that nothing is chosen at run time: build with MHA_NO_SIMD128
+ * for an engine without.
  */
 #include "simd_number.h"
 

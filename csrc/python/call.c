@@ -110,17 +110,10 @@ mha_py_check(mha_py_call *call, mha_status status, const char *what)
 /* A few milliseconds: calls as short as that are over before anybody could have asked. */
 #define WATCH_FROM_WORK 1e8
 
-/* An exception because Python is ending, and has taken its modules apart. */
-static int
-threading_is_gone(void)
-{
-    return PyErr_ExceptionMatches(PyExc_ImportError) || PyErr_ExceptionMatches(PyExc_AttributeError) ||
-           PyErr_ExceptionMatches(PyExc_TypeError);
-}
-
 /*
  * Signal handlers run in the main thread alone: a call of another one has nobody to ask.  One may run, and raise
- * KeyboardInterrupt, in the Python of this very question: that exception stays, and the call is given up.
+ * KeyboardInterrupt, in the Python of this very question: that exception stays, and the call is given up.  A
+ * TypeError is of Python's end, when modules are emptied.
  */
 static int
 is_main_thread(void)
@@ -128,8 +121,8 @@ is_main_thread(void)
     PyObject *threading = PyImport_ImportModule("threading");
     PyObject *thread = threading == NULL ? NULL : PyObject_CallMethod(threading, "main_thread", NULL);
     PyObject *ident = thread == NULL ? NULL : PyObject_GetAttrString(thread, "ident");
-    const int is_main = ident == NULL ? !threading_is_gone()
-                                      : PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
+    const int is_main = ident != NULL ? PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident()
+                                      : threading != NULL && !PyErr_ExceptionMatches(PyExc_TypeError);
 
     if (!is_main) {
         PyErr_Clear();
