@@ -291,6 +291,11 @@ def test_no_grad_inference_mode_and_detached_inputs():
         inside.load_state_dict(layer.state_dict())
         assert torch.equal(inside(x, x, x), expected)
         assert inside.attention_weights.shape == (2, 2, 3, 3)
+        keys = torch.randn(8, 300, 4)
+    layer.eval()
+    for _ in range(3):  # autograd's own words, from the calls that might go on from the first one too
+        with pytest.raises(RuntimeError, match="cannot be saved for backward"):
+            layer(torch.randn(8, 1, 4), keys, keys)
 
 
 # --- Accuracy --------------------------------------------------------------------------------------------

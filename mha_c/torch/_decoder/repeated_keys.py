@@ -112,7 +112,6 @@ def remembered(
         return None  # the core says what is wrong
     learns = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
     packed = None if learns else packed
-    versions = versions_of(queries, keys, parameters) if learns else None
     first = k[:, 0].tobytes()
     memory = state.get("_memory")
     if memory is None or memory.first != first:
@@ -130,8 +129,9 @@ def remembered(
         return out, saved, None
     lens = None if options[0] is None else np.array(lengths(options[0]))
     work = out, (lens, *options[1:], 0)
-    source = lens, options[1], options[2], queries, keys, parameters, versions
-    return RememberedFunction.apply(work, *inputs, *parameters), saved, source
+    out = RememberedFunction.apply(work, *inputs, *parameters)  # refuses tensors of inference mode, as run_layer's does
+    source = lens, options[1], options[2], queries, keys, parameters, versions_of(queries, keys, parameters)
+    return out, saved, source
 
 
 class RememberedFunction(Function):
