@@ -51,8 +51,7 @@ static size_t
 task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
     const size_t usual = usual_rows(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
-    const size_t block =
-        for_all <= usual ? usual : mha_max(mha_min(for_all, mha_linear_most_rows(kernels, in_features)), usual);
+    const size_t block = for_all <= usual ? usual : mha_min(for_all, mha_linear_most_rows(kernels, in_features));
     const size_t in_task = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
 
     return mha_max(mha_round_up(in_task, kernels->tile_rows), kernels->tile_rows);

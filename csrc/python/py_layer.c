@@ -9,6 +9,8 @@
  */
 #include "layer_call.h"
 
+#include <string.h>
+
 /* --- What is kept ------------------------------------------------------------------------------------ */
 
 /* Memory for it; arrays[i] is NULL where a call like this keeps no numbers. */
