@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -80,6 +81,7 @@ def shows(form: str) -> Callable[[Any], Any]:
     return with_signature
 
 
+@functools.cache
 def _signature(form: str) -> inspect.Signature:
     """Of a form as it stands in a `def`, where False is the only default there is."""
     kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
