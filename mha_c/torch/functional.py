@@ -19,8 +19,9 @@ from .._arguments import scalars
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
-from ._call.autograd import AttentionCall, apply_attention, run_attention
+from ._call.autograd import apply_attention, run_attention
 from ._call.checks import check_attention, check_options, check_terms, checked_lengths
+from ._call.mathematics import AttentionCall
 from ._private import tracing_state
 from ._tensors import (
     FLOATS,
@@ -267,43 +268,41 @@ def _attention(
         keep_mask = torch.as_tensor(keep_mask)
     check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
     cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
-    tensors, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
+    numbers, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
-    kinds = {x.dtype for x in tensors if x is not None}
+    kinds = {x.dtype for x in numbers if x is not None}
     if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # others keep 16-bit floats on their device
-        tensors = _converted(tensors, common)
-    q, k, v, w_v, bias, relative_bias, sinks = tensors
-    has_terms = bool(cap) or relative_bias is not None or sinks is not None
+        numbers = _converted(numbers, common)
+    q, k, v, w_v, bias, relative_bias, sinks = numbers
+    tensors = q, k, v, w_v, keep_mask, bias, relative_bias, sinks
     left, right = (-1, -1) if window is None else core_window(window)
     scale = scalars.scale(scale, common is torch.float32)
     corner = None if causal is False else core_corner(causal, q, k)
-    found, chosen = None, ways.way(q, tensors, None)
+
+    def call_with(lens: Any, seed: Any) -> AttentionCall:
+        return AttentionCall(
+            lens, corner, left, right, scale, dropout, seed, empty_rows, return_weights, return_lse, cap
+        )
+
+    found, chosen = None, ways.way(q, numbers, None)
     if chosen != "core":  # which looks at them itself
         check_options(empty_rows, dropout, keep_mask)
-    if chosen == "operator" and not has_terms:
-        seed_tensor = _seed_tensor(rng) if dropout else None
-        found = _by_operator(q, k, v, w_v, valid_lens, keep_mask, bias, corner, left, right, scale, dropout,
-                             seed_tensor, empty_rows, return_weights, return_lse)  # fmt: skip
+    if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
+        found = _by_operator(call_with(valid_lens, _seed_tensor(rng) if dropout else None), *tensors[:6])
     elif chosen == "core":
-        wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in numbers)
         with suppress(BufferError):
-            call = AttentionCall(lengths(valid_lens), corner, left, right, scale, dropout, _seed(rng, dropout),
-                                 empty_rows, return_weights, return_lse, cap)  # fmt: skip
-            found = (apply_attention if wants_grad else run_attention)(
-                call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks
-            )
+            call = call_with(lengths(valid_lens), _seed(rng, dropout))
+            found = (apply_attention if wants_grad else run_attention)(call, *tensors)
     if found is None:
         if exporting() or not is_compiling():  # as in `ways.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
-        if has_terms and tracing_state() is None:
+        if tracing_state() is None:
             check_terms(q, relative_bias, sinks)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
         refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
-        drop = _drop(dropout, rng, tensors)
-        found = by_torch.attention(
-            q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, empty_rows, drop, relative_bias, cap,
-            sinks, plain_dropout=dropout if rng is None and not (return_weights or return_lse) else None,
-        )  # fmt: skip
+        drop, plain = _drop(dropout, rng, numbers), rng is None and not (return_weights or return_lse)
+        found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     wanted = [x if x.dtype is dtype else x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
@@ -329,14 +328,15 @@ def _converted(tensors: Any, common: torch.dtype) -> Any:
     return tuple(None if x is None else x.to(common) for x in tensors)
 
 
-def _by_operator(q: Tensor, k: Tensor, v: Tensor, w_v: Any, valid_lens: Any, *rest: Any) -> Any:
-    if valid_lens is not None and not isinstance(valid_lens, Tensor):
-        valid_lens = torch.as_tensor(valid_lens)
-    refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=rest[0], bias=rest[1])
+def _by_operator(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any) -> Any:
+    lens = call.valid_lens
+    if lens is not None and not isinstance(lens, Tensor):
+        lens = torch.as_tensor(lens)
+    refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, bias=bias)
     if not is_compiling():  # then the operator says what is wrong when it runs
-        check_attention(q, k, v, w_v, keep_mask=rest[0], bias=rest[1])
-        valid_lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-    return torch.ops.mha_c.attention(q, k, v, w_v, valid_lens, *rest)
+        check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
+        lens = None if lens is None else checked_lengths(lens, q)
+    return torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
 
 
 def _seed(rng: Rng, dropout: float) -> int:

@@ -8,6 +8,7 @@ checkpointing works.  Where gradients shall have gradients, they are those of `m
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -18,8 +19,9 @@ from torch.autograd import Function
 from ..._core import attention_backward, attention_forward, layer_backward, layer_forward
 from ..._layer.kept_weights import LENGTHS, N_FOR_WEIGHTS, for_backward
 from .._private import in_functorch, quick_apply
-from .._tensors import optional_array, optional_tensor
+from .._tensors import optional_tensor
 from . import mathematics
+from .mathematics import AttentionCall
 from .overrides import in_mode
 
 # From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and
@@ -181,40 +183,13 @@ class WeightsFunction(Function):
         return (None, None, *mathematics.gradients(weights_of, tensors, needs, (grad,)))
 
 
-class AttentionCall(NamedTuple):
-    """What _core.attention_forward takes beside its tensors."""
-
-    valid_lens: Any = None
-    causal: Any = None
-    window_left: int = -1
-    window_right: int = -1
-    scale: Optional[float] = None
-    dropout: float = 0.0
-    seed: int = 0
-    empty_rows: Any = "zero"
-    return_weights: bool = False
-    return_lse: bool = False
-    softcap: float = 0.0
-
-    def score_terms(self, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> Any:
-        """As the core takes them; None where there are none.  BufferError where they have no plain memory."""
-        if not self.softcap and relative_bias is None and sinks is None:
-            return None
-        try:
-            return optional_array(relative_bias), self.softcap, optional_array(sinks)
-        except (TypeError, RuntimeError) as error:  # meta; a negated view
-            raise BufferError(str(error)) from error
-
-
 def run_attention(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], keep_mask: Optional[Tensor],
     bias: Optional[Tensor], relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """(out, weights or None, lse or None, (row_max, row_sum))."""
     terms = call.score_terms(relative_bias, sinks)
-    options = call[1:10]
-    found: tuple[Any, ...] = attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *options, True, None, terms)
-    return found
+    return attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *call[1:10], True, None, terms)
 
 
 class AttentionFunction(Function):
@@ -256,16 +231,6 @@ apply_attention = quick_apply(AttentionFunction)
 
 
 def attention_gradients(call: AttentionCall, tensors: Any, needs: Any, grads: Any) -> Any:
-    """The same of attention on q, k, v, w_v, keep_mask, bias, relative_bias, sinks, the first of the tensors."""
-    lens, causal, left, right, scale, dropout, seed, empty_rows, *_ = call
-    drop = mathematics.core_dropout(dropout, seed)
-
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any, relative_bias: Any, sinks: Any
-    ) -> Any:
-        return mathematics.attention(
-            q, k, v, w_v, lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop, relative_bias,
-            call.softcap, sinks,
-        )  # fmt: skip
-
-    return mathematics.gradients(attention, tensors[:8], needs, grads)
+    """The same of attention, whose tensors are the first ones."""
+    drop = mathematics.core_dropout(call.dropout, call.seed)
+    return mathematics.gradients(partial(mathematics.attention, call, drop), tensors[:8], needs, grads)

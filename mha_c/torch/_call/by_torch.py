@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .._private import in_transform, tracing_state
 from .._tensors import HALVES, autocast_on, exporting, float32_if_half
 from . import mathematics
-from .mathematics import Drop
+from .mathematics import AttentionCall, Drop
 
 
 def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
@@ -158,29 +158,22 @@ class Scored:
         return weights if self.of_keys is None else weights + torch.where(visible, self.of_keys, 0.0)
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None, keep_mask: Any = None,
-    bias: Optional[Tensor] = None, causal: Any = None, left: int = -1, right: int = -1, scale: Optional[float] = None,
-    empty_rows: str = "zero", drop: Optional[Drop] = None, relative_bias: Optional[Tensor] = None,
-    softcap: float = 0.0, sinks: Optional[Tensor] = None, plain_dropout: Optional[float] = None,
-) -> tuple[Any, ...]:  # fmt: skip
+def attention(call: AttentionCall, drop: Optional[Drop], plain: bool, *tensors: Any) -> tuple[Any, ...]:
     """(out, weights, lse) as `mathematics.attention` gives them; None for these where the output alone is wanted.
 
-    plain_dropout   where the output alone is wanted: the probability that a weight is dropped, by torch's generator
+    plain   the output alone is wanted, and weights are dropped by torch's generator
     """
-    terms = bool(softcap) or relative_bias is not None or sinks is not None
-    if plain_dropout is None or w_v is not None or terms or not says(q, k):
-        q, k, v, w_v, bias, relative_bias, sinks = map(float32_if_half, (q, k, v, w_v, bias, relative_bias, sinks))
+    q, k, v, w_v, keep_mask, bias, relative_bias, sinks = tensors
+    terms = bool(call.softcap) or relative_bias is not None or sinks is not None
+    if not plain or w_v is not None or terms or not says(q, k):
         with without_autocast(q):
-            return mathematics.attention(
-                q, k, v, w_v, valid_lens, keep_mask, bias, causal, left, right, scale, empty_rows, drop,
-                relative_bias, softcap, sinks,
-            )  # fmt: skip
-    rank, all_seen = q.dim(), valid_lens is None and keep_mask is None and bias is None and left < 0 and right < 0
+            return mathematics.attention(call, drop, *map(float32_if_half, tensors))
+    rank, causal = q.dim(), call.causal
+    all_seen = call.valid_lens is keep_mask is bias is None and call.window_left < 0 and call.window_right < 0
     if all_seen and causal is not None and not exporting() and (causal == "top_left" or q.shape[-2] == k.shape[-2]):
         q, k, v = (x.unsqueeze(1) if rank == 3 else x for x in (q, k, v))
-        out = fused(q, k, v, None, empty_rows, plain_dropout, scale, causal=True)
+        out = fused(q, k, v, None, call.empty_rows, call.dropout, call.scale, causal=True)
     else:
-        q, k, v, bias, visible = mathematics.seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
-        out = fused(q, k, v, visible, empty_rows, plain_dropout, scale, bias)
+        q, k, v, bias, visible = mathematics.seen(call, q, k, v, keep_mask, bias)
+        out = fused(q, k, v, visible, call.empty_rows, call.dropout, call.scale, bias)
     return (out if rank == 4 else out[:, 0]), None, None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import and_
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -20,11 +20,37 @@ from torch.nn.functional import dropout, linear
 from torch.utils.checkpoint import checkpoint
 
 from ..._core import dropout_factors
-from .._tensors import draw_seed_tensor, float32_if_half, has_numbers
+from .._tensors import draw_seed_tensor, float32_if_half, has_numbers, optional_array
 
 Drop = Callable[[Tensor], Tensor]
 FEATURES = 1 << 24  # numbers that additive scores have at a time: 64 MiB of float32
 NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+class AttentionCall(NamedTuple):
+    """What a call of attention is told beside its tensors, in the order of _core.attention_forward; its tensors are
+    q, k, v, w_v, keep_mask, bias, relative_bias, sinks, in this order everywhere."""
+
+    valid_lens: Any = None
+    causal: Any = None
+    window_left: int = -1
+    window_right: int = -1
+    scale: Optional[float] = None
+    dropout: float = 0.0
+    seed: Any = 0
+    empty_rows: Any = "zero"
+    return_weights: bool = False
+    return_lse: bool = False
+    softcap: float = 0.0
+
+    def score_terms(self, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> Any:
+        """As the core takes them; None where there are none.  BufferError where they have no plain memory."""
+        if not self.softcap and relative_bias is None and sinks is None:
+            return None
+        try:
+            return optional_array(relative_bias), self.softcap, optional_array(sinks)
+        except (TypeError, RuntimeError) as error:  # meta; a negated view
+            raise BufferError(str(error)) from error
 
 
 def visible_keys(
@@ -127,17 +153,16 @@ def softmax(
 
 
 def seen(
-    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, keep_mask: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None, causal: Any = None, left: int = -1, right: int = -1, empty_rows: str = "zero",
-) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:  # fmt: skip
+    call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, keep_mask: Optional[Tensor], bias: Optional[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """q, k, v and bias with an axis for heads, zeros in what no query sees (it may hold NaN), and `visible_keys`."""
     q, k, v = (_with_head_axis(x) for x in (q, k, v))
-    visible = visible_keys(q, k, valid_lens, keep_mask, causal, left, right)
+    visible = visible_keys(q, k, call.valid_lens, keep_mask, call.causal, call.window_left, call.window_right)
     if bias is not None:
         bias = _with_head_axis(bias)
         visible = bias != -torch.inf if visible is None else visible & (bias != -torch.inf)
     if visible is not None:
-        k, v = without_unseen(k, visible, None), without_unseen(v, visible, empty_rows)
+        k, v = without_unseen(k, visible, None), without_unseen(v, visible, call.empty_rows)
     return q, k, v, bias, visible
 
 
@@ -156,18 +181,14 @@ def attend(
     return (weights if drop is None else drop(weights)).to(v.dtype) @ v, weights, lse
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor] = None, valid_lens: Any = None,
-    keep_mask: Optional[Tensor] = None, bias: Optional[Tensor] = None, causal: Any = None, left: int = -1,
-    right: int = -1, scale: Optional[float] = None, empty_rows: str = "zero", drop: Optional[Drop] = None,
-    relative_bias: Optional[Tensor] = None, softcap: float = 0.0, sinks: Optional[Tensor] = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """(out, weights before dropout, lse) of q (B,[H,]Q,D), k, v; shapes as in `functional`, all with q's axes."""
+def attention(call: AttentionCall, drop: Optional[Drop], *tensors: Any) -> tuple[Tensor, ...]:
+    """(out, weights before dropout, lse) of the tensors of a call; shapes as in `functional`, all with q's axes."""
+    q, k, v, w_v, keep_mask, bias, relative_bias, sinks = tensors
     rank = q.dim()
-    q, k, v, bias, visible = seen(q, k, v, valid_lens, keep_mask, bias, causal, left, right, empty_rows)
+    q, k, v, bias, visible = seen(call, q, k, v, keep_mask, bias)
     found = attend(
-        q, k, v, w_v, visible=visible, bias=bias, causal=causal, scale=scale, empty_rows=empty_rows, drop=drop,
-        relative_bias=relative_bias, softcap=softcap, sinks=sinks,
+        q, k, v, w_v, visible=visible, bias=bias, causal=call.causal, scale=call.scale, empty_rows=call.empty_rows,
+        drop=drop, relative_bias=relative_bias, softcap=call.softcap, sinks=sinks,
     )  # fmt: skip
     return found if rank == 4 else tuple(x[:, 0] for x in found)
 

@@ -16,7 +16,8 @@ from ..._core import attention_backward, dropout_factors, isa, layer_backward, l
 from ..._layer.kept_weights import for_backward, saved_weights
 from .._private import known_to_compilers
 from .._tensors import array, is_compiling, lengths, without_subclass
-from .autograd import AttentionCall, attention_gradients, layer_gradients, run_attention
+from .autograd import attention_gradients, layer_gradients, run_attention
+from .mathematics import AttentionCall
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 _LAYER = (
