@@ -147,11 +147,10 @@ def _gradients(
         q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         False, False, True, None, terms,
     )  # fmt: skip
-    gradients: tuple[Any, ...] = attention_backward(
+    return attention_backward(
         grad_out, out, row_stats, q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
         bias is not None, None, terms,
     )  # fmt: skip
-    return gradients
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:

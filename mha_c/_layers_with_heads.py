@@ -254,13 +254,6 @@ def _not_plain(role: str, linear: Any) -> str:
     )
 
 
-def _replace(linear: Any, name: str, part: Any) -> None:
-    """A parameter of its own class with a part of the numbers; an optimizer's list does not see it."""
-    old = getattr(linear, name)
-    if old is not None:
-        setattr(linear, name, type(old)(part(old.detach()).clone(), requires_grad=old.requires_grad))
-
-
 def gate_gradients(layers: Sequence[Any], loss: Callable[[], Any]) -> list[Array]:
     """d loss / d gate of every head of every layer; `loss` goes forward, and back through NumPy layers."""
     if not isinstance(layers[0], TorchLayer):
@@ -282,8 +275,7 @@ def gate_gradients(layers: Sequence[Any], loss: Callable[[], Any]) -> list[Array
 def _by_head(weight: Any, gradient: Any, num_heads: int) -> Array:
     """Scaling head h's output by g scales its columns of W_o, so d/dg at 1 is the sum of W_o * dW_o over them."""
     product = to_numpy(weight).astype(np.float64) * to_numpy(gradient)
-    sums: Array = product.reshape(product.shape[0], num_heads, -1).sum(axis=(0, 2))
-    return sums
+    return product.reshape(product.shape[0], num_heads, -1).sum(axis=(0, 2))
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from ._layer.module import Dropout
 from .linear import Projection, State
 
 if TYPE_CHECKING:
-
     from ._types import EmptyRows, RngLike
 
 __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]

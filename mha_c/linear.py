@@ -280,16 +280,14 @@ class Parameter:
         self._linear._parameters.set_grad(self._linear._index, self._suffix, value)
 
     def _array(self) -> Optional[Array]:
-        array: Optional[Array] = getattr(self._linear._state, self._suffix)
-        return array
+        return getattr(self._linear._state, self._suffix)
 
     def _exists(self) -> bool:
         return self._suffix == "weight" or self._linear._state.has_bias
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self.data.shape
-        return shape
+        return self.data.shape
 
     def __iadd__(self, step: Any) -> Parameter:
         self.data += step
@@ -379,8 +377,7 @@ class Projection:
     def __get__(self, layer: Any, owner: type) -> Union[Linear, Projection]:
         if layer is None:
             return self
-        linear: Linear = layer._linears[self._name]
-        return linear
+        return layer._linears[self._name]
 
     def __set__(self, layer: Any, value: Any) -> None:
         raise TypeError(f"{self._name} cannot be replaced; assign {self._name}.weight instead")

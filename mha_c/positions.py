@@ -365,5 +365,4 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     ratio = np.log(np.maximum(away, 1).astype(np.float32) / n_near) / np.float32(np.log(max_distance / n_near))
     far = n_near + (ratio * (n_buckets - n_near)).astype(np.int64)
     bucket = np.where(away < n_near, away, np.minimum(far, n_buckets - 1))
-    found: Array = bucket + (n_buckets * (at > 0) if two_sided else 0)
-    return found
+    return bucket + (n_buckets * (at > 0) if two_sided else 0)

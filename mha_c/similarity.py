@@ -270,8 +270,7 @@ class KernelAttention(Trained):
 def checked_kernel(kernel: Any) -> Kernel:
     """One of LOGARITHMS (or the book's spelling), or a function."""
     if callable(kernel):
-        found: Kernel = kernel
-        return found
+        return kernel
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
     return scalars.choice(name, "kernel", tuple(LOGARITHMS))
 
@@ -300,8 +299,7 @@ def with_items(given: Any) -> Any:
 def distances(q: Array, k: Array) -> Array:
     """(B, Q, K): |q - k| by differences, since |q|**2 - 2 q.k + |k|**2 loses what near points differ by."""
     if q.shape[2] == 1:
-        apart: Array = np.abs(q - k.swapaxes(1, 2))
-        return apart
+        return np.abs(q - k.swapaxes(1, 2))
     squares = np.zeros((*q.shape[:2], k.shape[1]), q.dtype)
     for d in range(q.shape[2]):
         difference = q[:, :, d, None] - k[:, None, :, d]

@@ -162,8 +162,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     @property
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, H, T, T); see MultiHeadAttention."""
-        weights: Array = like_input(*self._weights())
-        return weights
+        return like_input(*self._weights())
 
 
 class _AISummer(Layer):

@@ -151,8 +151,7 @@ class KeyValueCache:
         if n_steps == 1:
             return None if isinstance(after, int) or isinstance(one_count(after), int) else after
         seen = self._full(self._steps)[:, None] + np.arange(1, n_steps + 1)
-        found: Array = np.minimum(seen, self._full(after)[:, None])
-        return found
+        return np.minimum(seen, self._full(after)[:, None])
 
     def _full(self, counts: Counts) -> Array:
         """One for each item, a copy."""
@@ -265,8 +264,7 @@ def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:
             f"with a cache valid_lens says how many of the {n_steps} new steps of each item count: its shape must be "
             f"(B,) = ({batch},), got {lens.shape}"
         )
-    counts: Array = np.clip(lens, 0, n_steps)
-    return counts
+    return np.clip(lens, 0, n_steps)
 
 
 def most(counts: Counts) -> int:
@@ -301,8 +299,7 @@ def checked_index(index: Any, batch: int) -> Array:
         raise ShapeError(f"index must have shape (n,) with n above 0, got {order.shape}")
     if order.min() < 0 or order.max() >= batch:
         raise ValueError(f"index must lie in 0..{batch - 1}, a place in the batch, got {order.tolist()}")
-    found: Array = order.astype(np.int64)
-    return found
+    return order.astype(np.int64)
 
 
 def _kept_or_new(old: Optional[Array], shape: tuple[int, ...], dtype: Any) -> Array:

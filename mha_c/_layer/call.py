@@ -267,8 +267,7 @@ class AttentionLayer(Layer, Viewable):
         """
         weights, as_tensor = self._weights()
         batch, heads, *matrix = weights.shape
-        shown: Array = like_input(weights if self._by_head else weights.reshape(batch * heads, *matrix), as_tensor)
-        return shown
+        return like_input(weights if self._by_head else weights.reshape(batch * heads, *matrix), as_tensor)
 
     # --- Gradients ------------------------------------------------------------------------------
 

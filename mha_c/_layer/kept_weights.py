@@ -40,8 +40,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
         name, weights, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = saved
         if weights is not None:
             if weights.ndim == 4 and weights.dtype in (np.float32, np.float64):
-                copy: Array = np.array(weights, order="C")
-                return copy
+                return np.array(weights, order="C")
         elif name == isa():
             return attention_weights(
                 view(_by_heads(q, num_heads)), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
@@ -60,5 +59,4 @@ def _by_heads(x: Array, num_heads: int) -> Array:
     """Heads are columns h*D .. (h+1)*D of the features."""
     batch, rows, features = x.shape
     head_dim = features // num_heads if num_heads > 0 else -1
-    split: Array = x.reshape(batch, rows, num_heads, head_dim).transpose(0, 2, 1, 3)
-    return split
+    return x.reshape(batch, rows, num_heads, head_dim).transpose(0, 2, 1, 3)

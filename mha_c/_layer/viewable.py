@@ -43,5 +43,4 @@ class Viewable:
         >>> print(mha.view(tokens="the cat sat").text.splitlines()[0])
         MultiHeadAttention: 2 heads, 3 queries x 3 keys
         """
-        page: Page = import_module("mha_c.viz").view(self, tokens, **options)
-        return page
+        return import_module("mha_c.viz").view(self, tokens, **options)

@@ -50,8 +50,7 @@ _disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parame
 
 def in_transform() -> bool:
     """Inside torch.func or forward-mode AD, where torch wants more of an operation than numbers and a gradient."""
-    found: bool = in_functorch() or forward_ad._current_level >= 0
-    return found
+    return in_functorch() or forward_ad._current_level >= 0
 
 
 def has_overrides(kind: type[Tensor]) -> bool:

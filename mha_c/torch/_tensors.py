@@ -84,8 +84,7 @@ def elsewhere(value: Any) -> bool:
 
 def array(tensor: Tensor) -> Array:
     """The tensor's own memory."""
-    view: Array = tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
-    return view
+    return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
 def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:

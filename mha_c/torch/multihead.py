@@ -48,10 +48,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Optional[Tensor]]:  # fmt: skip
         """The call: see the class."""
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
-            by_torch: tuple[Tensor, Optional[Tensor]] = super().forward(
+            return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
-            return by_torch
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal=True needs attn_mask as well, as in torch")
         batched, of_batch = query.dim() == 3, 0 if self.batch_first else 1

@@ -66,8 +66,7 @@ class PositionalEncoding(nn.Module):
             rows = table[:, start : start + X.shape[1]]
         else:
             rows = table[0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
-        found: Tensor = self.dropout(X + rows.to(X.device, X.dtype))
-        return found
+        return self.dropout(X + rows.to(X.device, X.dtype))
 
     def _apply(self, fn: Any, *args: Any, **options: Any) -> PositionalEncoding:
         """`to`, `double`, `to_empty` and so on, behind which P has the numbers of the table again."""

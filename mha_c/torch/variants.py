@@ -105,8 +105,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         if any(GLOBAL_HOOKS) or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
             q, k, v = (linear(x) for linear in linears[:3])
             out, self._last = attend(q, k, v, None, num_heads=self.num_heads)
-            result: Tensor = linears[3](out)
-            return result
+            return linears[3](out)
         weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
         out, self._last = attend(x, x, x, None, (*weights, *biases, None), self.num_heads)
         return out

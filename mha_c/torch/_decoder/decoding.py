@@ -87,8 +87,7 @@ def same_weights(kept: Any, now: Any) -> bool:
     if isinstance(kept, Held) != isinstance(now, Held):
         return False
     if isinstance(kept, Held):
-        same: bool = kept.same(now)
-        return same
+        return kept.same(now)
     return caches.same_numbers(kept, now)
 
 
@@ -296,8 +295,7 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
         )
     if torch.is_grad_enabled() and any_needs_grad(inputs, parts[0]):
         raise RuntimeError(NO_GRADIENT.format(what))
-    found: Parts = parts
-    return found
+    return parts
 
 
 def known_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:

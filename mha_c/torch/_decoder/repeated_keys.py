@@ -144,8 +144,7 @@ class RememberedFunction(Function):
     def forward(ctx: Any, work: Any, *tensors: Any) -> Tensor:
         out, ctx.call = work
         ctx.save_for_backward(*tensors)
-        found: Tensor = out
-        return found
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:

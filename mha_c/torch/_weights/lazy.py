@@ -69,8 +69,7 @@ class Recipe:
         """
         if source is None:
             return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
-        result: Tensor = WeightsFunction.apply(source, [self._lazy(heads), self], *source.arguments())
-        return result
+        return WeightsFunction.apply(source, [self._lazy(heads), self], *source.arguments())
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
         if not has_wrappers:

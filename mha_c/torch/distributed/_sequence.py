@@ -167,8 +167,7 @@ def _axis(x: Tensor, name: str, dim: int) -> int:
         raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
     if not -x.dim() <= dim < x.dim():
         raise ShapeError(f"dim {dim} is none of {name}, which has shape {tuple(x.shape)}")
-    axis: int = dim % x.dim()
-    return axis
+    return dim % x.dim()
 
 
 # --- Who needs what --------------------------------------------------------------------------------------

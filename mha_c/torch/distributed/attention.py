@@ -222,8 +222,7 @@ class _Arguments:
 
 def _attend(call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        out: Tensor = RingFunction.apply(call, q, k, v)
-        return out
+        return RingFunction.apply(call, q, k, v)
     return _ring.forward(call, q.detach(), k.detach(), v.detach())[0]
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Optional
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -105,8 +104,7 @@ def gather_heads(module: nn.Module) -> nn.Module:
 
 def _replaced(module: nn.Module, replace: Any, kind: type[nn.Module], caller: str) -> nn.Module:
     if isinstance(module, kind):
-        found: nn.Module = replace(module)
-        return found
+        return replace(module)
     done: dict[nn.Module, nn.Module] = {}
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
@@ -199,8 +197,7 @@ class ShardedMultiHeadAttention(nn.Module):
             out = self._dropping(q, k, v, valid_lens, p, seed)
         else:
             out = self.part(q, k, v, valid_lens, training=training)
-        total: Tensor = _Sum.apply(self._ranks, out)
-        return total
+        return _Sum.apply(self._ranks, out)
 
     def _agree(self, queries: Tensor, keys: Tensor, values: Tensor, seed: int) -> None:
         """When the shapes change: whether all ranks have the same inputs."""
@@ -230,8 +227,7 @@ class ShardedMultiHeadAttention(nn.Module):
         plan = Plan(1, q.shape[2], k.shape[2], "contiguous", Mask(lens=lens))
         one, first_head = Ranks(self._ranks.group, 0, 1), self._ranks.rank * part.num_heads
         context = _attend(_ring.Call(plan, one, None, p, seed, _CALLER, first_head, part.empty_rows), q, k, v)
-        out: Tensor = part.W_o(context.transpose(1, 2).flatten(2))
-        return out
+        return part.W_o(context.transpose(1, 2).flatten(2))
 
     def gathered(self) -> MultiHeadAttention:
         """The whole layer, on every rank.
@@ -364,8 +360,7 @@ class ShardedHeads(TorchLayer):
 
     def gates(self, gradient: Any) -> Any:
         own = super().gates(gradient)
-        found: np.ndarray[Any, Any] = _gathered(self._sharded._ranks, torch.from_numpy(own), 0).numpy()
-        return found
+        return _gathered(self._sharded._ranks, torch.from_numpy(own), 0).numpy()
 
     def check_prunable(self) -> None:
         raise TypeError("a sharded layer cannot lose heads: prune the result of gather_heads and shard that again")
