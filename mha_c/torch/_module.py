@@ -182,30 +182,7 @@ class AttentionModule(TakesArrays, Viewable):
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.
 
-        Parameters
-        ----------
-        queries, keys, values : Tensor (B, Q, .), (B, K, .), (B, K, .)
-            Of the parameters' type.  `keys` may be what `project` gave, and then there are no values.
-        valid_lens : numbers (B,) or (B, Q), optional
-            How many keys count.
-        *defaults : None
-            Those of the keywords, which torch.onnx.export(dynamo=False) gives by position.
-        training : bool, optional
-            Overrides the mode of the dropout for one call.
-        cache : KeyValueCache, optional
-            The steps before: what `new_cache` made.
-        **misnamed : Any
-            None.
-
-        Returns
-        -------
-        Tensor
-            (B, Q, .).
-
-        Raises
-        ------
-        TypeError
-            Where anything else is given by position, or by another name.
+        `defaults`: those of the keywords, None, which torch.onnx.export(dynamo=False) gives by position.
         """
         if misnamed:
             raise calls.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)

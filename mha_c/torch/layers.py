@@ -103,15 +103,16 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
     Notes
     -----
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None) gives
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None, cache=None) gives
     (B, Q, num_hiddens).
 
     queries, keys, values   of the parameters' device and type, float32 or float64; bfloat16 and float16, also mixed
                 with float32, are computed on the CPU in float32 and the result rounded to queries' type, under autocast
-                to autocast's, as is that of float32
+                to autocast's, as is that of float32.  `keys` may be what `project` gave; then there are no values
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
                 (rounded up); keys and values beyond are never read
     training    True or False: overrides the mode of the dropout for one call
+    cache       what `new_cache` made: the steps before
 
     Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
     dropout, computed when first used; where gradients are recorded, a function of inputs and parameters.  Dropout

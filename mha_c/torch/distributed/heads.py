@@ -119,7 +119,8 @@ def _replaced(module: nn.Module, replace: Any, kind: type[nn.Module], caller: st
 class ShardedMultiHeadAttention(nn.Module):
     """This rank's heads of a MultiHeadAttention; made by `shard_heads`.
 
-    Called as the layer itself, by all ranks together and with the same inputs.  `num_heads` counts all heads.
+    Call: as the layer itself, by all ranks together, with the same inputs and the same result on every rank.
+    `num_heads` counts all heads.
     `state_dict()` is that of the whole layer: all ranks call it together; `load_state_dict` takes such a one.
     `attention_weights` are those of all heads, gathered.  W_o's bias is kept by rank 0.
 
@@ -170,22 +171,7 @@ class ShardedMultiHeadAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Tensor:
-        """The call of the layer, by all ranks together.
-
-        Parameters
-        ----------
-        queries, keys, values : Tensor (B, Q, .), (B, K, .), (B, K, .)
-            The same on every rank.
-        valid_lens : numbers (B,) or (B, Q), optional
-            How many keys count.
-        training : bool, optional
-            Overrides the mode of the dropout for one call.
-
-        Returns
-        -------
-        Tensor (B, Q, num_hiddens)
-            The same on every rank.
-        """
+        """The call of the layer, by all ranks together: see the class."""
         p = self.part._dropout_now(training)
         seed = draw_seed() if p else 0
         self._agree(queries, keys, values, seed if p else 0)
