@@ -163,4 +163,4 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
 def _token(layer: AttentionLayer) -> Any:
     """Equal for equal layers: class, form and numbers."""
     numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states]
-    return type(layer).__qualname__, repr(layer), layer.empty_rows, numbers
+    return type(layer).__qualname__, repr(layer), layer._num_heads, layer.empty_rows, numbers

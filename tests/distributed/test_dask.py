@@ -104,6 +104,14 @@ def test_later_changes_of_the_layer_have_no_effect(rng):
     same(other.compute(scheduler="sync"), layer(*arrays))
 
 
+def test_layers_that_differ_in_their_heads_alone_are_two(rng):
+    arrays, lazy = operands(rng)
+    four, two = (mha_c.MultiHeadAttention(FEATURES, FEATURES, FEATURES, 8, heads, 0.0, rng=0) for heads in (4, 2))
+    both = dask.compute(*(mha_c.dask.apply(layer, *lazy) for layer in (four, two)), scheduler="sync")
+    for found, layer in zip(both, (four, two)):  # dask computes once what has one name
+        same(found, layer(*arrays))
+
+
 def test_one_array_as_queries_keys_and_values(rng):
     x = rng.standard_normal((BATCH, ROWS, FEATURES)).astype("float32")
     layer = layers()["multi-head"]
