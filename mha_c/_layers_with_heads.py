@@ -188,24 +188,27 @@ class TorchLayer:
         if not going_back:  # modes belong to the whole model: see `in_eval_mode`
             yield
             return
-        before = self._weight.requires_grad
-        try:
-            self._weight.requires_grad_(True)
+        with self._other_weight(lambda weight: weight.requires_grad_(True)):
             yield
-        finally:
-            self._weight.requires_grad_(before)
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
-        weight = self._weight.detach()  # shares memory, counts changes in place
-        size = weight.shape[1] // self._heads_here
-        columns = weight[:, head * size : (head + 1) * size]
-        before = columns.clone()
+        size = self._weight.shape[1] // self._heads_here
+        with self._other_weight(lambda weight: weight.data[:, head * size : (head + 1) * size].zero_()):
+            yield
+
+    @contextmanager
+    def _other_weight(self, change: Callable[[Any], Any]) -> Iterator[None]:
+        """A changed copy of the weight stands in its place meanwhile: no other layer may have it, and calls inside
+        `frozen`, which know their weights by the parameters, see that it is another."""
+        out, weight = self._linears[3], self._weight
+        other = type(weight)(weight.detach().clone(), requires_grad=weight.requires_grad)
+        change(other)
         try:
-            columns.zero_()
+            out.weight = other
             yield
         finally:
-            columns.copy_(before)
+            out.weight = weight
 
     def gates(self, gradient: Any) -> Array:
         """d loss / d gate of each head, from the gradient of the output projection's weight."""
@@ -239,6 +242,10 @@ class TorchLayer:
                     setattr(linear, name, type(old)(kept, requires_grad=old.requires_grad))
             linear.out_features, linear.in_features = linear.weight.shape
         self._module.num_heads = self.num_heads = self._heads_here = len(heads)
+        for part in self._module.modules():  # the weights of the last call have the heads of before
+            vars(part).pop("attention_weights", None)
+            if "_last" in vars(part):
+                vars(part)["_last"] = None
 
 
 def _is_plain(linear: Any) -> bool:

@@ -12,7 +12,7 @@ import needs
 torch = needs.module("torch")
 nn = torch.nn
 
-from mha_c import _core  # noqa: E402
+from mha_c import _core, heads  # noqa: E402
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import variants  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
@@ -249,6 +249,39 @@ def test_frozen_records_gradients_as_ever():
         found = torch.autograd.grad(model["multi-head"](x, x, x).sum(), model["multi-head"].W_q.weight)[0]
     expected = torch.autograd.grad(model["multi-head"](x, x, x).sum(), model["multi-head"].W_q.weight)[0]
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("names", [("W_o",), ("W_q", "W_k", "W_v", "W_o")])
+def test_heads_are_measured_without_those_of_others(names):
+    """Inside frozen(), which has packed the weights, and of layers that share a parameter."""
+    one, other = models()["multi-head"], models()["multi-head"]
+    x = torch.randn(2, 5, 24)
+    alone = heads.importance(one, (x, x, x), "ablation")
+    with torch.no_grad(), mt.frozen(one):
+        np.testing.assert_array_equal(heads.importance(one, (x, x, x), "ablation"), alone)
+    expected = {method: heads.importance(one, x, method, loss=loss) for method in ("ablation", "gradient")}
+    for name in names:
+        getattr(other, name).weight = getattr(one, name).weight
+    pair, before = nn.ModuleList([one, other]), one.W_o.weight
+    for method, found in expected.items():  # the second layer has no part in the loss
+        both = heads.importance(pair, x, method, loss=lambda pair, x: loss(pair[0], x))
+        np.testing.assert_allclose(both, [*found.scores[method], *[0] * other.num_heads], rtol=1e-5)
+    assert one.W_o.weight is other.W_o.weight is before and before.requires_grad
+
+
+def loss(layer, x):
+    return layer(x, x, x).square().sum()
+
+
+def test_pruned_modules_have_no_weights_of_the_heads_they_had():
+    x, mha, of_another = torch.randn(2, 5, 24), models()["multi-head"], variants.MultiHeadedSelfAttention(24, 4)
+    for layer, inputs in ((mha, (x, x, x)), (of_another, (x,))):
+        layer(*inputs)
+        heads.prune(layer, [0])
+        with pytest.raises(AttributeError, match="call the layer first"):
+            layer.attention_weights  # noqa: B018
+        layer(*inputs)
+        assert layer.attention_weights.shape == (2, layer.num_heads, 5, 5)
 
 
 def test_frozen_by_several():
