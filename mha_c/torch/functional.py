@@ -247,7 +247,9 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     larger = torch.where(torch.isneginf(larger), torch.zeros_like(larger), larger).detach()
     share_a, share_b = torch.exp(lse_a - larger), torch.exp(lse_b - larger)
     total = torch.where(a_is_empty & b_is_empty, torch.ones_like(larger), share_a + share_b)
-    out = out_a * (share_a / total)[..., None] + out_b * (share_b / total)[..., None]
+    # What stands on an empty side may be NaN, which a product would hand on to the gradient of the other's lse.
+    kept_a, kept_b = out_a.masked_fill(a_is_empty[..., None], 0.0), out_b.masked_fill(b_is_empty[..., None], 0.0)
+    out = kept_a * (share_a / total)[..., None] + kept_b * (share_b / total)[..., None]
     out = torch.where(b_is_empty[..., None], out_a, torch.where(a_is_empty[..., None], out_b, out))
     out = torch.where((a_is_empty & b_is_empty)[..., None], torch.zeros_like(out), out)
     lse = torch.where(b_is_empty, lse_a, torch.where(a_is_empty, lse_b, larger + torch.log(total)))

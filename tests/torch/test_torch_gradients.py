@@ -157,6 +157,14 @@ def test_merge():
             torch.testing.assert_close(one, other)
 
 
+def test_merge_with_nan_where_a_side_is_empty():
+    out, lse = leaf(1, 3, 2), leaf(1, 3)
+    nothing = torch.full_like(out, torch.nan), torch.full_like(lse, -torch.inf)
+    for merged in (functional.merge(out, lse, *nothing), functional.merge(*nothing, out, lse)):
+        for x in torch.autograd.grad(merged[0].sum() + merged[1].sum(), (out, lse)):
+            assert torch.equal(x, torch.ones_like(x))
+
+
 def test_variants():
     torch.manual_seed(0)
     x, drop = leaf(2, 3, 4), torch.ones(3, 3, dtype=torch.bool).triu(1)
