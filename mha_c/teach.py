@@ -21,7 +21,7 @@ from mha_c._arguments.arrays import to_lengths
 from mha_c.errors import ShapeError
 from mha_c.viz import labels
 from mha_c.viz.page import Page
-from mha_c.viz.sources import to_numpy
+from mha_c.viz.sources import on_cpu, to_numpy
 
 __all__ = ["Steps", "Tile", "Tiles", "steps", "tiles"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -291,10 +291,10 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
 def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) -> _Inputs:
     arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
-    batched = all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1
-    if batched:
-        if not 0 <= example < len(arrays[0]):
-            raise ValueError(f"example: {example} of {len(arrays[0])}, counted from 0")
+    n_items = len(arrays[0]) if all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1 else None
+    if n_items is not None:
+        if not 0 <= example < n_items:
+            raise ValueError(f"example: {example} of {n_items}, counted from 0")
         arrays = [x[example] for x in arrays]
     q, k, v = arrays
     if any(x.ndim != 2 or not len(x) for x in arrays) or q.shape[1] != k.shape[1] or len(k) != len(v):
@@ -310,8 +310,10 @@ def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) ->
         raise ValueError("q, k and v must be finite numbers")
     lengths = np.full(len(q), len(k))
     if valid_lens is not None:
-        lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
-        lens = lens[example] if batched and lens.ndim else lens
+        lens = to_lengths(on_cpu(valid_lens))
+        if n_items and lens.ndim and len(lens) != n_items:
+            raise ShapeError(f"valid_lens: lengths of {n_items} items expected, one or a row each, got {lens.shape}")
+        lens = lens[example] if n_items and lens.ndim else lens
         if lens.shape not in ((), (1,), (len(q),)):
             raise ShapeError(f"valid_lens: one length or {len(q)} (one per query) expected, got shape {lens.shape}")
         lengths = np.broadcast_to(np.clip(lens, 0, len(k)), (len(q),))

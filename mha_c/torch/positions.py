@@ -62,7 +62,7 @@ class PositionalEncoding(nn.Module):
         check_inputs(X=X)
         check_features(X, "X", self.num_hiddens)
         table = self._table if X.dtype is torch.float64 and self.P is self._own else self.P
-        if isinstance(start, int) and 0 <= start <= table.shape[1] - X.shape[1]:
+        if type(start) is int and 0 <= start <= table.shape[1] - X.shape[1]:
             rows = table[:, start : start + X.shape[1]]
         else:
             rows = table[0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], table.shape[1]))]

@@ -13,7 +13,7 @@ from mha_c._arguments.arrays import to_lengths
 from mha_c.errors import ShapeError
 from mha_c.viz import labels, pack
 from mha_c.viz.page import Page
-from mha_c.viz.sources import Layer, collect, to_numpy
+from mha_c.viz.sources import Layer, collect, on_cpu
 
 Array = NDArray[Any]
 
@@ -120,7 +120,7 @@ def _lengths(valid_lens: Any, examples: int) -> list[int]:
     """How many keys to show of each example; 0: all."""
     if valid_lens is None:
         return [0] * examples
-    lens = to_lengths(to_numpy(valid_lens, "valid_lens"))
+    lens = to_lengths(on_cpu(valid_lens))
     if lens.ndim == 2:  # one per query: show the keys that any of them sees
         lens = lens.max(axis=1)
     if lens.size not in (1, examples):

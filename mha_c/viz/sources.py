@@ -30,9 +30,8 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
     """A float32 or float64 array; shares memory with the input where it can."""
     if isinstance(value, (list, tuple)):  # may hold tensors, which NumPy does not take apart
         value = [to_numpy(item, name) if holds_arrays(item, rank=1) else item for item in value]
-    elif hasattr(value, "detach"):  # a torch tensor: drop the graph, leave the device
-        value = value.detach()
-        value = value.cpu() if hasattr(value, "cpu") else value
+    elif hasattr(value, "detach"):  # a torch tensor: drop the graph
+        value = on_cpu(value.detach())
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has no such type
             value = value.float()
     array = np.asarray(value)
@@ -41,6 +40,11 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float32)
     return array
+
+
+def on_cpu(value: Any) -> Any:
+    """The same; a tensor leaves its device."""
+    return value.cpu() if hasattr(value, "cpu") else value
 
 
 def holds_arrays(value: Any, rank: int = 2) -> bool:

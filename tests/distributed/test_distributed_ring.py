@@ -289,6 +289,8 @@ def test_a_rank_that_refuses_its_arguments_is_named_on_all(world):
     assert results[1][0] == "ValueError" and results[1][1].startswith("causal='bottom_right' is not served here")
     for kind, text in [results[0], *results[2:]]:
         assert kind == "ValueError" and "rank 1 refused its arguments: causal='bottom_right'" in text
+    for scale in ("0.5", True):
+        assert world.run(cases.ring_mismatch, {"scale": scale}, 1)[1][0] == "TypeError"
     q, k, v, _ = operands(0, "float64")
     (found,) = joined(world.run(cases.ring, (q, k, v)), "contiguous")  # the group is as good as before
     close(found, F.dot_product_attention(q, k, v), "float64")

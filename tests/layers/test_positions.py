@@ -51,6 +51,8 @@ def test_as_d2l(version):
     np.testing.assert_array_equal(
         twin(X[:, :3], start=torch.tensor([5, 7])), mha_c.PositionalEncoding(20, 0)(X[:, :3], start=[5, 7])
     )
+    with pytest.raises(TypeError, match="start must be a whole number"):
+        twin(X[:, :3], start=True)
     assert twin(X.double()).dtype is torch.float64
     meta = X.to("meta")
     assert theirs(meta).shape == twin(meta).shape == twin(meta.double()).shape == X.shape
@@ -114,8 +116,9 @@ def test_errors_of_the_encoding():
             encoding(np.ones((2, 2, 4)), start=start)
     with pytest.raises(mha_c.ShapeError, match="start"):
         encoding(np.ones((2, 2, 4)), start=[1, 2, 3])
-    with pytest.raises(TypeError, match="start"):
-        encoding(np.ones((2, 2, 4)), start=1.5)
+    for start in (1.5, True):
+        with pytest.raises(TypeError, match="start"):
+            encoding(np.ones((2, 2, 4)), start=start)
 
 
 # --- Rotary -----------------------------------------------------------------------------------------------

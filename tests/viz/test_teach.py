@@ -77,11 +77,14 @@ def test_a_batch_and_torch(inputs):
         (lambda q, k, v: (q, np.ones((65, 4)), np.ones((65, 3))), "up to 64 x 64.*viz.view"),
         (lambda q, k, v: (q * np.nan, k, v), "finite"),
         (lambda q, k, v: (q, k, v, [1, 2]), r"one length or 5 \(one per query\)"),
+        (lambda q, k, v: (*([x] * 2 for x in (q, k, v)), [1, 2, 3, 4, 5]), "lengths of 2 items expected"),
     ],
 )
 def test_what_cannot_be_taught(inputs, change, says):
     with pytest.raises(ValueError, match=says):
         teach.steps(*change(*inputs))
+    with pytest.raises(TypeError, match="looks like a mask"):
+        teach.steps(*inputs, np.ones(len(inputs[0]), bool))
     with pytest.raises(ValueError, match="block_size"):
         teach.tiles(*inputs, block_size=0)
     with pytest.raises(ValueError, match="example"):

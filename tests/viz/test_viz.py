@@ -188,6 +188,8 @@ def test_valid_lens_cut_the_keys(weights):
         assert [panel["k"] for panel in page.data["panels"]] == [3, 4]
     with pytest.raises(ValueError, match="3 lengths for 2 example"):
         view(weights(2, 3, 2, 5), valid_lens=[1, 2, 3])
+    with pytest.raises(TypeError, match="looks like a mask"):
+        view(weights(2, 3, 2, 5), valid_lens=[True, False])
 
 
 # --- Packing -------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class _Arguments:
         self.causal, self.window = _causal(causal), (-1, -1) if window is None else core_window(window)
         self.dropout = float(scalars.probability(dropout))
         self.layout = scalars.choice(layout, "layout", LAYOUTS)
-        self.scale = None if scale is None else float(scale)
+        self.scale = scalars.scale(scale, q.dtype is not torch.float64)
         self.empty_rows = scalars.empty_rows(empty_rows)
         if self.empty_rows == "uniform" and (self.causal or window is not None):
             raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
