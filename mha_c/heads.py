@@ -237,7 +237,8 @@ def prune(model: Any, heads: Any) -> Any:
     Notes
     -----
     Gradients and what `backward` would need are forgotten, and a torch module's last attention_weights; an optimizer
-    has to be made anew (torch: the parameters are new objects).  A layer that other threads are calling must not be pruned.
+    has to be made anew (torch: the parameters are new objects).  A layer that other threads are calling must not be
+    pruned.
     Source: Michel, Levy and Neubig 2019.
 
     Examples

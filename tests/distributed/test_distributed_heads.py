@@ -94,6 +94,16 @@ def test_refusals(world):
         assert "Linear has no MultiHeadAttention in it" in nothing
 
 
+def test_what_would_not_be_called_as_in_the_whole_layer_is_refused(world):
+    for of_rank in world.run(cases.hooked_layers):
+        for place, shared_out, spread in of_rank:
+            if place in ("", "W_o"):
+                assert "which would see part of a sum" in shared_out
+            else:
+                assert ("neither is called in training" in shared_out) if "attention" in place else shared_out is None
+            assert ("attention is a Dot" in spread) if place == "attention" else spread is None
+
+
 # --- spread_sequence -----------------------------------------------------------------
 
 CAUSAL = torch.arange(1, 20).repeat(2, 1)

@@ -172,6 +172,32 @@ def refusals(rank, n):
     return texts
 
 
+def hooked_layers(rank, n):
+    """What shard_heads, a call in training and spread_sequence say of layers that are hooked here and there; None where
+    they say nothing."""
+
+    def refusal(call):
+        try:
+            call()
+        except TypeError as error:
+            return str(error)
+
+    found, x = [], torch.ones(1, 2, HIDDEN)
+    for place in ("", "W_o", "W_q", "attention", "attention.dropout"):
+        for kind in ("register_forward_hook", "register_forward_pre_hook"):
+            module = mha_c.torch.MultiHeadAttention(HIDDEN, HIDDEN, HIDDEN, HIDDEN, HEADS, 0.5)
+            torch.manual_seed(0)
+            module.reset_parameters()
+            getattr(module.get_submodule(place), kind)(lambda *_: None)
+            part = [module]
+            said = refusal(lambda: part.append(D.shard_heads(module)))  # noqa: B023  called here
+            said = said or refusal(lambda: part[1](x, x, x))  # noqa: B023
+            found.append((place, said, refusal(lambda: D.spread_sequence(module))))  # noqa: B023
+            if said is None or place.startswith("attention"):
+                part[1].eval()(x, x, x)  # in evaluation they are called
+    return found
+
+
 # --- spread_sequence -------------------------------------------------------------
 
 

@@ -128,6 +128,12 @@ def is_changed(module: nn.Module) -> bool:
     )
 
 
+def has_own_attention(module: Any) -> bool:
+    """Whether the module inside a layer that has the dropout is the one that its constructor made, without hooks."""
+    inner: Any = module._inner()
+    return type(inner) is module._layout.inner[1] and not is_changed(inner)
+
+
 def checked_inputs(*tensors: Any) -> Any:
     """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
     names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)

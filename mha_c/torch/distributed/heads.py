@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..._layers_with_heads import TorchLayer
 from ...errors import ShapeError
+from .._call.children import has_own_attention, is_changed
 from .._tensors import FLOATS, array, draw_seed
 from ..functional import dot_product_attention
 from ..layers import MultiHeadAttention
@@ -55,6 +56,8 @@ def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) ->
     ValueError
         If the group does not divide num_heads or no layer is there; this or ShapeError, naming the rank, if the ranks'
         parameters or inputs differ.
+    TypeError
+        If the layer or its W_o has hooks, or, in a call with dropout, the attention in it is replaced or has some.
     RuntimeError
         If a rank does not answer.
 
@@ -130,12 +133,15 @@ class ShardedMultiHeadAttention(nn.Module):
     def __init__(self, layer: MultiHeadAttention, ranks: Ranks) -> None:
         super().__init__()
         self._ranks, self.num_heads = ranks, layer.num_heads
-        refusal, state = None, b""
+        refusal: Optional[Exception] = None
+        state = b""
         if layer.num_heads % ranks.size:
             counted = f"num_heads ({layer.num_heads}) must be divisible by the number of ranks ({ranks.size})"
             refusal = ValueError(counted)
         elif any(isinstance(child, nn.LazyLinear) for child in layer.children()):
             refusal = ValueError("the layer's sizes are still open: call it once before shard_heads")
+        elif is_changed(layer) or is_changed(layer.W_o):
+            refusal = TypeError("the layer or its W_o has hooks or a forward of its own, which would see part of a sum")
         else:
             state = b"".join(array(x).tobytes() for x in layer.state_dict().values())
         agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], (), refusal)
@@ -204,6 +210,11 @@ class ShardedMultiHeadAttention(nn.Module):
     def _dropping(self, queries: Tensor, keys: Tensor, values: Tensor, lens: Any, p: float, seed: int) -> Tensor:
         """The call with dropout, where each head has to know its number in the whole layer."""
         part = self.part
+        if not has_own_attention(part) or is_changed(part.attention.dropout):
+            raise TypeError(
+                f"attention is a {type(part.attention).__name__} that is replaced or hooked, or its dropout is: where heads are "
+                f"shared out neither is called in training with dropout"
+            )
         q, k, v = (
             linear(x).unflatten(2, (part.num_heads, -1)).transpose(1, 2)
             for linear, x in ((part.W_q, queries), (part.W_k, keys), (part.W_v, values))

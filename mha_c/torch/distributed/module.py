@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..._arguments import scalars
+from .._call.children import has_own_attention, is_changed
 from ..layers import MultiHeadAttention
 from ._group import ranks_of
 from ._sequence import LAYOUTS
@@ -45,6 +46,8 @@ def spread_sequence(
     ------
     ValueError
         Where no layer is there.
+    TypeError
+        Where the attention in a layer is replaced or has hooks: another one takes its place.
 
     See Also
     --------
@@ -65,6 +68,13 @@ def spread_sequence(
     layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
     if not layers:
         raise ValueError(f"{type(module).__name__} has no MultiHeadAttention in it")
+    for layer in layers:
+        before: Any = layer._modules["attention"]
+        if not has_own_attention(layer) and (type(before) is not _SpreadAttention or is_changed(before)):
+            raise TypeError(
+                f"attention is a {type(before).__name__} that is replaced or hooked: where a sequence is spread, "
+                f"another takes its place, and it would never be called"
+            )
     for layer in layers:
         layer.attention = _SpreadAttention(layer, spread)
     return module
@@ -101,7 +111,7 @@ class _SpreadAttention(nn.Module):
     ) -> Tensor:
         """(B*H, N/n, d) of this rank's rows; valid_lens of the whole sequence, once for each head."""
         dropout: Any = self.dropout
-        if type(dropout) is not nn.Dropout or "forward" in dropout.__dict__ or dropout._forward_hooks:
+        if type(dropout) is not nn.Dropout or is_changed(dropout):
             raise TypeError(
                 f"attention.dropout is a {type(dropout).__name__} that is replaced or hooked: where a sequence is "
                 f"spread it is never called, for no rank has all the weights; only a plain Dropout can be served"
