@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from mha_c._arguments import scalars
-from mha_c._arguments.arrays import to_lengths
-from mha_c.errors import ShapeError
-from mha_c.viz import labels
-from mha_c.viz.page import Page
-from mha_c.viz.sources import on_cpu, to_numpy
+from ._arguments import scalars
+from ._arguments.arrays import to_lengths
+from .errors import ShapeError
+from .viz import labels
+from .viz.page import Page
+from .viz.sources import on_cpu, to_numpy
 
 __all__ = ["Steps", "Tile", "Tiles", "steps", "tiles"]
 __dir__ = __all__.copy  # what dir() and completion show

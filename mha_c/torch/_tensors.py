@@ -10,7 +10,6 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from .._arguments.arrays import nested, to_lengths
 from ._private import FakeTensor, in_functorch, in_transform, is_of_a_transform, tensor_exchange, tracing_state
 
 if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
+    from .._types import Array
 
 FLOATS = (torch.float32, torch.float64)  # what the core computes in
 _CPU = torch.device("cpu")

@@ -6,10 +6,10 @@
 Neither imports torch; both take its tensors.
 """
 
-from mha_c.viz.bars import show_bars
-from mha_c.viz.heatmaps import show_heatmaps
-from mha_c.viz.interactive import view
-from mha_c.viz.page import Page
+from .bars import show_bars
+from .heatmaps import show_heatmaps
+from .interactive import view
+from .page import Page
 
 __all__ = ["Page", "show_bars", "show_heatmaps", "view"]
 __dir__ = __all__.copy  # what dir() and completion show

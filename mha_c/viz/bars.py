@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from mha_c.viz.heatmaps import name_ticks, new_figure
+from .heatmaps import name_ticks, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

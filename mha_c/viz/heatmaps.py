@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mha_c.errors import ShapeError
-from mha_c.viz import labels
-from mha_c.viz.sources import holds_arrays, to_numpy
+from ..errors import ShapeError
+from . import labels
+from .sources import holds_arrays, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Array = NDArray[Any]
+    from .._types import Array
 
 _ONE_PANEL = (2.5, 2.5)  # d2l's default; left at it, a figure of several panels grows
 _LABELS_UP_TO = 40  # names along one axis; more cannot be read in a small panel
@@ -97,7 +96,7 @@ def show_heatmaps(
 def new_figure(owner: str, figsize: tuple[float, float], managed: bool = True) -> Figure:
     """An empty figure; `managed` hands it to pyplot, which shows it at the end of a notebook cell."""
     try:
-        from mha_c.viz import _figure
+        from . import _figure
     except ImportError as missing:
         raise ImportError(f'{owner} needs matplotlib: pip install "mha_c[viz]"') from missing
     return _figure.new(figsize, managed)

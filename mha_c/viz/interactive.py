@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mha_c._arguments.arrays import to_lengths
-from mha_c.errors import ShapeError
-from mha_c.viz import labels, pack
-from mha_c.viz.page import Page
-from mha_c.viz.sources import Layer, collect, on_cpu
+from .._arguments.arrays import to_lengths
+from ..errors import ShapeError
+from . import labels, pack
+from .page import Page
+from .sources import Layer, collect, on_cpu
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from .._types import Array
 
 MAX_BYTES = 4_000_000  # of packed weights in one page
 MAX_CELLS = 1 << 22  # of one layer and example: a browser keeps them as 16 MB of floats
@@ -246,7 +246,7 @@ def _table(panel: _Panel) -> list[str]:
 
 def _picture(panel: _Panel) -> bytes:
     """A PNG of the heads, for exports that show neither HTML nor scripts."""
-    from mha_c.viz.heatmaps import draw, new_figure
+    from .heatmaps import draw, new_figure
 
     heads = panel.weights[:16]
     if max(heads.shape[1:]) > 256:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import base64
 import zlib
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from .._types import Array
 
 SMALL = 1 << 16  # up to so many weights a panel is sent with 16 bits each
 POOL_ABOVE = 64  # an axis no longer than this is never made coarser

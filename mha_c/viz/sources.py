@@ -8,14 +8,14 @@ a nested list, a list per layer or per decoding step as d2l's decoders keep them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mha_c.errors import ShapeError
+from ..errors import ShapeError
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from .._types import Array
 Tree = Any  # an array, or a list of trees
 
 

@@ -33,9 +33,8 @@ from .._tensors import (
 )
 
 if TYPE_CHECKING:
+    from ..._types import Array
     from ..frozen import Packed
-
-    Array = np.ndarray[Any, Any]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NO_GRADIENT = (

@@ -50,9 +50,8 @@ from .decoding import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
+    from ..._types import Array
     from ..frozen import Packed
-
-    Array = np.ndarray[Any, Any]
 
 WHAT = "decoding with projected keys and values"
 

@@ -26,9 +26,8 @@ from .._tensors import array, lengths
 from .decoding import KeyValueCache, kept_weights, known_weights
 
 if TYPE_CHECKING:
+    from ..._types import Array
     from ..frozen import Packed
-
-    Array = np.ndarray[Any, Any]
 
 ROOM = 32  # further rows that there is room for, once a second call has brought more
 LEAST = 1 << 13  # numbers of keys from which comparing them and the weights costs less than projecting them
