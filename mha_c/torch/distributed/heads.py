@@ -212,8 +212,8 @@ class ShardedMultiHeadAttention(nn.Module):
         part = self.part
         if not has_own_attention(part) or is_changed(part.attention.dropout):
             raise TypeError(
-                f"attention is a {type(part.attention).__name__} that is replaced or hooked, or its dropout is: where heads are "
-                f"shared out neither is called in training with dropout"
+                f"attention is a {type(part.attention).__name__} that is replaced or hooked, or its dropout is: where "
+                f"heads are shared out neither is called in training with dropout"
             )
         q, k, v = (
             linear(x).unflatten(2, (part.num_heads, -1)).transpose(1, 2)
