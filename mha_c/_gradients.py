@@ -142,15 +142,10 @@ def _gradients(
     if options.get("rng") is None and options.get("dropout"):  # a seed of its own would drop other weights
         raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
     found = core_options(q, k, valid_lens, **options)
-    lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = found
-    out, _, _, row_stats = attention_forward(
-        q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
-        False, False, True, None, terms,
-    )  # fmt: skip
-    return attention_backward(
-        grad_out, out, row_stats, q, k, v, w_v, lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows,
-        bias is not None, None, terms,
-    )  # fmt: skip
+    in_order, terms = found[:-1], found[-1]
+    out, _, _, row_stats = attention_forward(q, k, v, w_v, *in_order, False, False, True, None, terms)
+    has_bias = options.get("bias") is not None
+    return attention_backward(grad_out, out, row_stats, q, k, v, w_v, *in_order, has_bias, None, terms)
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:
