@@ -122,13 +122,13 @@ add_uniform_rows(mha_walk *walk, mha_interval keys)
     const size_t n = walk->problem->args->empty_rows == MHA_EMPTY_UNIFORM ? walk->task.rows : 0;
 
     mha_walk_describe_head(walk, 0);
-    for (size_t i = 0; i < n && !mha_interrupted(); i++) {
-        const mha_interval mean = mha_mean_keys(walk, i);
-        mha_walk one;
-
+    for (size_t i = 0; i < n; i++) {
         if (mha_read(k, walk->room->sum, i) != 0) {
             continue;
         }
+        const mha_interval mean = mha_mean_keys(walk, i);
+        mha_walk one;
+
         mha_walk_start_row(&one, walk, i, mha_interval_meet(mean, keys));
         while (mha_walk_next(&one)) {
             k->fill(one.block.keys.last - one.block.first_key, 1.0 / (double)(mean.last - mean.first),

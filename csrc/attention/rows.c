@@ -116,7 +116,7 @@ fill_empty_rows(const mha_walk *walk)
     const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && sink == NULL;
     mha_interval have_mean = {0, 0};
 
-    for (size_t i = 0; i < rows->rows && !mha_interrupted(); i++) { /* each may be a sum over all keys */
+    for (size_t i = 0; i < rows->rows; i++) {
         char *out = mha_result_at(k, &args->out, rows->item, rows->head, rows->query + i);
         if (mha_read(k, sum, i) != 0) { /* NaN is no empty row */
             continue;

@@ -25,8 +25,9 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
         if (!kept[i].wanted) {
             continue; /* its place is still NULL */
         }
-        /* The core never writes rows beyond the lengths, and a pickle must not hold garbage. */
-        const int zeroed = kept[i].rank == 3 && kept[i].place != NULL && layer->lengths.array != NULL;
+        /* Of keys and values the core never writes rows beyond the lengths, and a pickle must not hold garbage. */
+        const int has_gaps = (i == MHA_PY_KEPT_K || i == MHA_PY_KEPT_V) && layer->lengths.array != NULL;
+        const int zeroed = has_gaps && kept[i].place != NULL;
         arrays[i] = (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank, kept[i].dims,
                                                          layer->queries.type);
         if (kept[i].place != NULL) {
