@@ -180,7 +180,7 @@ def cost(
         naive_memory=_naive_memory(sizes, itemsize),
         tiled_memory=facts["scratch_bytes"] + facts["kept_bytes"],
         seconds=_measured(call) if measure else None,
-        threads=get_num_threads(),
+        threads=facts["threads"] if is_module else get_num_threads(),
         way=f"{facts['why']}, on {facts['device']}" if is_module else "",
     )
 

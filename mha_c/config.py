@@ -24,6 +24,7 @@ __dir__ = __all__.copy  # what dir() and completion show
 # How many, and who chose them.  A limit on top of it that has been lifted again leaves no trace.
 _threads_chosen = 0, ""
 _caches_reason = "this machine's"
+_isa_reason = "the widest; MHA_C_ISA changes it"
 
 
 def get_num_threads() -> int:
@@ -154,8 +155,7 @@ def show_config() -> dict[str, Any]:
         config["torch"] = str(getattr(torch, "__version__", "being imported"))
         found = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda check: None)(True)
         config["torch_device"] = getattr(found, "type", None)
-    isa_from = "MHA_C_ISA" if os.environ.get("MHA_C_ISA") else "the widest; MHA_C_ISA changes it"
-    print(f"mha_c {config['version']}   isa {config['isa']} ({isa_from}; this CPU: {' '.join(offered)})")
+    print(f"mha_c {config['version']}   isa {config['isa']} ({_isa_reason}; this CPU: {' '.join(offered)})")
     shapes = ", ".join(
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()
@@ -182,10 +182,12 @@ def version() -> str:
 
 
 def _select_isa() -> None:
+    global _isa_reason
     name = os.environ.get("MHA_C_ISA", "")
     try:
         if name:
             _core.set_isa(name)
+            _isa_reason = "MHA_C_ISA"
     except ValueError as error:
         raise RuntimeError(f"MHA_C_ISA: {error}") from None
 

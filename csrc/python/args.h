@@ -87,6 +87,7 @@ PyObject *mha_py_own(mha_py_call *call, void *object);
  * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.  On tensors the
  * core takes no more threads than torch may: a limit for this call alone.
  */
+void mha_py_limit_threads(const mha_py_call *call);
 void mha_py_detach(mha_py_call *call, double work);
 void mha_py_attach(mha_py_call *call, mha_status status);
 PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* the same, and its answer */

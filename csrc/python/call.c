@@ -143,10 +143,11 @@ signal_came(void *saved)
     return came;
 }
 
-static void
-limit_to_torchs_threads(const mha_py_call *call)
+void
+mha_py_limit_threads(const mha_py_call *call)
 {
-    PyObject *n = PyObject_CallFunctionObjArgs(call->state->objects[MHA_PY_TORCH_THREADS], NULL);
+    PyObject *limit = call->has_tensors ? call->state->objects[MHA_PY_TORCH_THREADS] : NULL;
+    PyObject *n = limit != NULL ? PyObject_CallFunctionObjArgs(limit, NULL) : NULL;
     const unsigned long allowed = n == NULL ? 0 : PyLong_AsUnsignedLong(n);
 
     mha_threads_limit_own(PyErr_Occurred() || allowed > INT_MAX ? 0 : (unsigned)allowed);
@@ -160,9 +161,7 @@ mha_py_detach(mha_py_call *call, double work)
     if (work < DETACH_FROM_WORK) {
         return; /* far too little to be shared among threads */
     }
-    if (call->has_tensors) {
-        limit_to_torchs_threads(call);
-    }
+    mha_py_limit_threads(call);
     const int watch = work >= WATCH_FROM_WORK && is_main_thread();
 
     call->failed = call->failed || PyErr_Occurred() != NULL;

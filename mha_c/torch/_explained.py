@@ -20,7 +20,7 @@ from ._call.children import checked_inputs, standard_parts
 from ._decoder.decoding import check_cache, outer_weights
 from ._decoder.projected import ProjectedKeyValues
 from ._lazy_sizes import materialize
-from ._tensors import array, check_devices, optional_array
+from ._tensors import check_devices, optional_array
 
 Facts = dict[str, Any]
 
@@ -73,7 +73,7 @@ def _of_core(module: Any, inputs: Any, parameters: LayerParameters, lens: Any, d
     projections = tuple(None if W is None else (W, b) for W, b in zip(weights, biases))
     learns = torch.is_grad_enabled() and ways.any_needs_grad(inputs, parameters)
     call: Any = (
-        *map(array, tensors[:3]), None if lens is None else to_lengths(lens), projections,
+        *tensors[:3], None if lens is None else to_lengths(lens), projections,
         *(None if x is None else x[0] for x in w_v), module.num_heads, module.empty_rows, dropout, 0, learns,
     )  # fmt: skip
     return _core.explain_layer(*call)
@@ -111,4 +111,7 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
             getattr(torch, out.device.type).synchronize()
 
     with torch.no_grad():
-        return call, inputs, explained(module, inputs, None, None, None)
+        facts = explained(module, inputs, None, None, None)
+    n_threads = torch.get_num_threads()
+    of_core = facts["way"] not in ("torch", "children")
+    return call, inputs, {**facts, "threads": min(n_threads, _core.get_num_threads()) if of_core else n_threads}

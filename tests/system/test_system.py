@@ -69,6 +69,8 @@ def test_the_instruction_set_is_chosen_at_import(isa):
     out, warned = printed(code, MHA_C_ISA=isa)
     assert out.startswith(f"mha_c {mha_c.__version__}   isa {isa} (MHA_C_ISA;") and out.endswith(f"{isa} {isa}")
     assert not warned
+    too_late = f"import os, mha_c; os.environ['MHA_C_ISA'] = {isa!r}; {code}"
+    assert "(the widest; MHA_C_ISA changes it;" in printed(too_late)[0]
 
 
 def test_the_widest_instruction_set_is_the_default():
