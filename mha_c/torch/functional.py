@@ -268,7 +268,6 @@ def _attention(
     check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
-    check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
     cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
     numbers, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
@@ -287,15 +286,16 @@ def _attention(
         )
 
     found, chosen = None, ways.way(q, numbers, None)
-    if chosen != "core":  # which looks at them itself
-        check_options(empty_rows, dropout, keep_mask)
-    if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
-        found = _by_operator(call_with(valid_lens, _seed_tensor(rng) if dropout else None), *tensors[:6])
-    elif chosen == "core":
+    if chosen == "core":
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in numbers)
         with suppress(BufferError):
             call = call_with(lengths(valid_lens), _seed(rng, dropout))
             found = (apply_attention if wants_grad else run_attention)(call, *tensors)
+    if found is None:  # what the core looks at itself is looked at here
+        check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
+        check_options(empty_rows, dropout, keep_mask)
+    if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
+        found = _by_operator(call_with(valid_lens, _seed_tensor(rng) if dropout else None), *tensors[:6])
     if found is None:
         if exporting() or not is_compiling():  # as in `ways.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
