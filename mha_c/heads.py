@@ -147,6 +147,7 @@ def importance(
         head's output: one backward pass where ablation needs a forward pass per head.  Needs a loss.
         "entropy": of the head's weights in bits, mean over all queries: 0 = looks at one key.
         "confidence": the largest weight of a query, mean over all queries.
+        These two read the weights that each batch leaves behind: of a layer's last call, where it has several.
     loss : function, optional
         A call loss(model, batch) gives the loss, a number (torch: a tensor); for "gradient" in NumPy it also goes back,
         that is it calls `backward` of the layers.  Not given: model(*batch) is called.

@@ -34,6 +34,8 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
         value = on_cpu(value.detach())
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has no such type
             value = value.float()
+    elif isinstance(value, np.ma.MaskedArray):  # what is masked is no number: left blank, or refused as NaN is
+        value = np.ma.filled(value.astype(np.result_type(value, np.float32)), np.nan)
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}")
@@ -61,14 +63,13 @@ def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[
     heads is known: then its first axis is d2l's batch * heads.
     """
     holder = not isinstance(source, (list, tuple)) and not holds_arrays(source, rank=1)
-    if holder:
-        num_heads = num_heads or _find_num_heads(source)
-        source = _read_attribute(source)
-    tree = _tree(source)
+    tree = _tree(_read_attribute(source) if holder else source)
     steps = isinstance(tree, list) and _is_list_of_steps(tree)
     if steps:
         tree = _join_steps(tree)
     leaves, names = _flatten(tree)
+    if holder and not num_heads and any(leaf.ndim == 3 for leaf in leaves):
+        num_heads = _find_num_heads(source)
     if layer_names is not None:
         if len(layer_names) != len(leaves):
             raise ValueError(f"layer_names has {len(layer_names)} names for {len(leaves)} layers")
@@ -90,10 +91,15 @@ def _read_attribute(holder: Any) -> Any:
 
 
 def _find_num_heads(holder: Any) -> Optional[int]:
-    found = getattr(holder, "num_heads", None)
-    if found is None and callable(getattr(holder, "modules", None)):  # a torch model: ask its layers
-        found = next((m.num_heads for m in holder.modules() if hasattr(m, "num_heads")), None)
-    return int(found) if isinstance(found, (int, np.integer)) else None
+    counts = [getattr(holder, "num_heads", None)]
+    if callable(getattr(holder, "modules", None)):  # a torch model: ask its layers
+        # Their own: as a class's attribute it may be that of an attention inside one, for which heads are a batch.
+        counts += [getattr(module, "__dict__", {}).get("num_heads") for module in holder.modules()]
+    found = sorted({int(count) for count in counts if isinstance(count, (int, np.integer))})
+    if len(found) > 1:  # some have been pruned
+        listed = ", ".join(map(str, found))
+        raise ValueError(f"layers of {type(holder).__name__} have different numbers of heads, {listed}: give one layer")
+    return found[0] if found else None
 
 
 def _tree(source: Any) -> Tree:

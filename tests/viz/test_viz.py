@@ -79,6 +79,10 @@ def test_layers_know_their_heads(weights):
     assert collect(joined, num_heads=2)[0].weights.shape == (3, 2, 4, 4)
     with pytest.raises(ValueError, match="no multiple of 4 heads"):
         collect(joined, num_heads=4)
+    pruned = SimpleNamespace(num_heads=2)
+    encoder = SimpleNamespace(attention_weights=[joined, joined[:4]], modules=lambda: [theirs, pruned])
+    with pytest.raises(ValueError, match="different numbers of heads, 2, 3: give one layer"):
+        collect(encoder)
     one_head = SimpleNamespace(attention_weights=joined)  # DotProductAttention: (batch, queries, keys)
     assert collect(one_head)[0].weights.shape == (6, 1, 4, 4)
 
@@ -424,6 +428,8 @@ def test_heatmaps_share_one_scale(pyplot):
     assert {ax.images[0].get_clim() for ax in panels(figure)} == {(0.0, 0.8)}
     scores = show_heatmaps(np.array([[-3.0, np.nan], [1.0, 2.0]]), "k", "q")
     assert panels(scores)[0].images[0].get_clim() == (-3.0, 2.0)
+    masked = show_heatmaps(np.ma.masked_equal([[-9, 1], [0, 2]], -9), "k", "q")  # blank, too
+    assert panels(masked)[0].images[0].get_clim() == (0.0, 2.0)
     assert panels(show_heatmaps(np.zeros((2, 2)), "k", "q"))[0].images[0].get_clim() == (0, 1)
 
 
