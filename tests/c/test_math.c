@@ -129,7 +129,7 @@ ulps_f64(double got, long double want)
     return (double)ldexpl(fabsl(got - want), 53 - (e > -1021 ? e : -1021));
 }
 
-/* exp and tanh of a float in double; shortcuts where two terms of the series are exact enough. */
+/* exp and tanh of a float in double; shortcuts where so many terms of the series are exact enough. */
 static double
 true_exp(float x)
 {
@@ -141,18 +141,19 @@ true_exp(float x)
     if (x < -86) { /* as math.inc promises: no subnormal numbers */
         return 0;
     }
-    return fabsf(x) < 0x1p-20f ? 1 + y + y * y / 2 : exp(y);
+    return fabsf(x) < 0x1p-10f ? 1 + y * (1 + y * (0.5 + y * (1 / 6. + y / 24))) : exp(y);
 }
 
+/* By exp(x), which is at hand: what 1 takes from its square is an error of 2^-42 of tanh at most, 2^-18 of an ULP. */
 static double
-true_tanh(float x)
+true_tanh(float x, double exp_x)
 {
-    const double y = x;
+    const double y = x, square = exp_x * exp_x;
 
     if (fabsf(x) > 20) {
         return copysign(1, y);
     }
-    return fabsf(x) < 0x1p-10f ? y - y * y * y / 3 : tanh(y);
+    return fabsf(x) < 0x1p-10f ? y - y * y * y / 3 : (square - 1) / (square + 1);
 }
 
 /*
@@ -171,7 +172,7 @@ measure_block_f32(struct share *share, const float *in, float out[2][BLOCK])
 
     for (size_t i = 0; i < BLOCK; i++) {
         want[0][i] = true_exp(in[i]);
-        want[1][i] = true_tanh(in[i]);
+        want[1][i] = true_tanh(in[i], want[0][i]);
     }
     for (size_t k = 0; k < ISAS; k++) {
         if (!isas[k].available()) {
@@ -253,9 +254,12 @@ measure_f64(struct share *share)
             }
             isas[k].f64.exp(out[0], in, BLOCK);
             isas[k].f64.tanh(out[1], in, BLOCK);
-            for (size_t i = 0; i < BLOCK; i++) {
-                note(&share->f64[k], 0, ulps_f64(out[0][i], want[0][i]), in[i]);
-                note(&share->f64[k], 1, ulps_f64(out[1][i], want[1][i]), in[i]);
+            for (int which = 0; which < 2; which++) {
+                for (size_t i = 0; i < BLOCK; i++) {
+                    if (out[which][i] != (double)want[which][i]) {
+                        note(&share->f64[k], which, ulps_f64(out[which][i], want[which][i]), in[i]);
+                    }
+                }
             }
         }
     }
