@@ -91,17 +91,26 @@ NOTHING = "torch.cuda.is_available"  # not asked for by a call on the CPU
 WITH = "print(*[x.double().sum().item() for x in step()])"
 
 
-# Importing torch takes seconds: one process does it, and forks one for each name, whose words go to files.
+# Importing torch takes seconds: one process does it, and forks one for each name, whose words go to files.  A fork ends
+# at once: Python's own end of it, object by object in pages that were shared, takes most of a second.
 FORKS = """
-import json, os, sys, torch
+import json, os, sys, torch, traceback
 folder, programs = sys.argv[1], json.loads(sys.argv[2])
 for path, code in programs.items():
     child = os.fork()
     if child == 0:
         for stream in (1, 2):
             os.dup2(os.open(f"{folder}/{path}.{stream}", os.O_CREAT | os.O_WRONLY), stream)
-        exec(code, {"path": path, "__name__": "__main__"})
-        sys.exit()
+        status = 1
+        try:
+            exec(code, {"path": path, "__name__": "__main__"})
+            status = 0
+        except SystemExit as end:
+            print(end, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
     with open(f"{folder}/{path}.status", "w") as file:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=file)
 """
