@@ -153,12 +153,14 @@ def _replace(module: ModuleType) -> list[ModuleType]:
     """Ours for d2l's own classes in `module`; [module], or [] where they are there already."""
     from ._classes import CLASSES, Book, is_own, written_in
 
-    if module in _patched:
-        return []
+    book = _known.get(module)
+    if book is not None and module in _patched:
+        if not book.was_loaded_again():
+            return []
+        _patched.remove(module)
     missing = [name for name in CLASSES if not hasattr(module, name)]
     if missing:
         raise RuntimeError(f"{module.__name__} has no {', '.join(missing)}: is it d2l.torch?")
-    book = _known.get(module)
     if book is None or (book.originals, book.functions) != written_in(module):
         book = _known[module] = Book(module)
         for kind in book.originals.values():

@@ -55,6 +55,12 @@ class Book:
         found._layout = Layout.of(layout.slots, inner, (*methods, *functions))
         return found
 
+    def was_loaded_again(self) -> bool:
+        """Whether the module has classes of its own that were not there when we came: importlib.reload wrote them."""
+        known = [*self.originals.values(), *self.classes.values()]
+        found = (getattr(self.module, name, None) for name in CLASSES)
+        return any(is_own(kind, self.module) and kind not in known for kind in found)
+
     def has_own(self, *names: str) -> bool:
         """Whether these functions of the module are what they were, or were never there."""
         return all(getattr(self.module, name) is self.functions[name] for name in names if name in self.functions)

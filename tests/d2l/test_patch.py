@@ -57,6 +57,21 @@ def test_patch_and_unpatch(d2l, capsys):
     assert [getattr(d2l, name) for name in NAMES] == originals
 
 
+def test_patch_after_a_reload(d2l, monkeypatch):
+    mha_c.d2l.patch(d2l)
+    mha_c.d2l.unpatch(d2l)
+    before = {name: getattr(d2l, name) for name in NAMES}
+    written_again = {name: type(name, kind.__bases__, dict(vars(kind))) for name, kind in before.items()}
+    with mha_c.d2l.patch(d2l):
+        d2l.__dict__.update(written_again)
+        mha_c.d2l.patch(d2l)
+        assert all(issubclass(getattr(d2l, name), kind) for name, kind in zip(NAMES, OURS))
+    assert all(getattr(d2l, name) is kind for name, kind in written_again.items())
+    d2l.__dict__.update(before)
+    with mha_c.d2l.patch(d2l):
+        assert all(issubclass(getattr(d2l, name), kind) for name, kind in zip(NAMES, OURS))
+
+
 def test_patch_finds_what_is_imported(d2l, monkeypatch):
     monkeypatch.setitem(sys.modules, "d2l.torch", d2l)
     with mha_c.d2l.patch():
