@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import positions as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
+from ._private import tracing_state
 from ._tensors import HALVES, check_inputs
 
 
@@ -65,6 +66,8 @@ class PositionalEncoding(nn.Module):
         if type(start) is int and 0 <= start <= table.shape[1] - X.shape[1]:
             rows = table[:, start : start + X.shape[1]]
         else:
+            if tracing_state() is not None and isinstance(start, Tensor):
+                raise RuntimeError("start is a tensor, of which a traced program would keep the numbers it has now")
             rows = table[0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
         return self.dropout(X + rows.to(X.device, X.dtype))
 
