@@ -18,8 +18,8 @@ SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
 PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) $(wildcard playground/* mha_c/viz/*)
 PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
-# Several files at once, each by one process, in the order of their names: the C programs, few tests and the longest,
-# would else be met last, and all other processes wait for them.
+# Several files at once, each by one process, in the order that conftest.py has: the C programs, few tests and the
+# longest, would else be met last, and all other processes wait for them.
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Leaves test_<word>*.py, or all of a folder, out of PYTEST's run.
 without = $(foreach word,$(1),--ignore-glob='../../tests/*/test_$(word)*' --ignore='../../tests/$(word)')

@@ -36,7 +36,18 @@ hypothesis.settings.load_profile("mha_c")
 FOR_ALL_THREADS = "set_isa( caches set_num_threads( threadpool references_are_lost leaks_ tracemalloc doctest"
 
 
+# Where files run side by side these begin first, in this order: the C programs, which keep every core busy for minutes;
+# meanwhile what waits for browsers; and the type checkers, for which all others would wait at the end.
+FIRST = "test_c_core", "test_browser", "test_playground", "test_types"
+
+
+def turn(item):
+    return next((i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST))
+
+
 def pytest_collection_modifyitems(config, items):
+    if hasattr(config, "workerinput"):
+        items.sort(key=turn)
     if config.getoption("parallel_threads", None):
         for item in items:
             if any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS.split()):
