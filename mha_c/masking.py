@@ -171,7 +171,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     (array,), as_tensor = to_arrays((X, "X"))
     batch, steps, features = check_heads(array.shape, 2, num_heads)
-    split = array.reshape(batch, steps, num_heads, features // num_heads).transpose(0, 2, 1, 3)
+    split = array.reshape(batch, steps, num_heads, features // num_heads).transpose(0, 2, 1, 3).copy()
     return like_input(split.reshape(batch * num_heads, steps, features // num_heads), as_tensor)
 
 
@@ -213,7 +213,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     (array,), as_tensor = to_arrays((X, "X"))
     rows, steps, features = check_heads(array.shape, 0, num_heads)
-    joined = array.reshape(rows // num_heads, num_heads, steps, features).transpose(0, 2, 1, 3)
+    joined = array.reshape(rows // num_heads, num_heads, steps, features).transpose(0, 2, 1, 3).copy()
     return like_input(joined.reshape(rows // num_heads, steps, num_heads * features), as_tensor)
 
 

@@ -184,6 +184,15 @@ def test_results_are_new_arrays_of_their_own(call, inputs):
     same(call(*inputs, LENS), again)
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 6), (2, 1, 6)])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_are_split_and_joined_in_memory_of_their_own(rng, heads, shape):
+    x = rng.standard_normal(shape)
+    split = mha_c.transpose_qkv(x, heads)
+    same(mha_c.transpose_output(split, heads), x)
+    assert not np.shares_memory(split, x) and not np.shares_memory(mha_c.transpose_output(split, heads), split)
+
+
 # --- Masked data -------------------------------------------------------------------------------------------------
 
 
