@@ -44,6 +44,13 @@ def test_plain(world, way, lazy):
     agrees(world.run(getattr(training, way), lazy), training.alone(0, 1, lazy))
 
 
+def test_gradients(two):
+    for alone, shared in two.run(training.gradients):
+        assert len(alone) == 8
+        for found, expected in zip(shared, alone):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # float32 sums in another order
+
+
 @pytest.mark.parametrize("lazy", [False, True], ids=["sizes", "lazy"])
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"recompute": True}, {"unused": True}], ids=str)
 def test_data_parallel(two, lazy, options):

@@ -104,6 +104,20 @@ def data_parallel(rank, n, lazy=False, accumulate=1, recompute=False, unused=Fal
     return steps(model, rank, n, accumulate=accumulate), parameters(model)
 
 
+def gradients(rank, n):
+    """Of one layer in float32 on the joined batch: by itself, and data parallel."""
+    torch.manual_seed(0)
+    model = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True)
+    x, lens = torch.randn(4, 5, 8), torch.tensor([3, 5, 1, 4])
+    (model(x, x, x, lens).square().sum() / n).backward()  # DistributedDataParallel takes the mean over processes
+    alone = [p.grad.numpy().copy() for p in model.parameters()]
+    shared = DistributedDataParallel(model)
+    for _ in range(2):
+        model.zero_grad()
+        shared(x[rank::n], x[rank::n], x[rank::n], lens[rank::n]).square().sum().backward()
+    return alone, [p.grad.numpy() for p in model.parameters()]
+
+
 def shard(model):
     for child in (model.heads, model.additive):
         fully_shard(child)

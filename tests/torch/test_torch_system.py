@@ -1,13 +1,8 @@
-"""The torch modules inside the rest of torch: compilers, checkpointing, several processes, conversion of models."""
+"""The torch modules inside the rest of torch: compilers, checkpointing, conversion of models."""
 
 import copy
 import itertools
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -166,7 +161,7 @@ def test_gradients_of_programs_with_an_empty_row_among_others(way, empty_rows):
         torch.testing.assert_close(theirs, ours, rtol=0, atol=2e-6)  # float32 sums in another order
 
 
-# --- Memory and processes ----------------------------------------------------------------------------------
+# --- Memory -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
@@ -203,60 +198,6 @@ def test_saved_tensors_can_be_moved_away():
         out = layer(x, x, x)
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], expected)
     assert sum(sizes) >= 5 * x.numel()  # inputs, projected q, k, v, context
-
-
-WORKER = """
-import sys, torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import mha_c.torch as mt
-
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="tcp://127.0.0.1:" + sys.argv[2], rank=rank, world_size=2)
-torch.manual_seed(0)
-model = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True)
-x, lens = torch.randn(4, 5, 8), torch.tensor([3, 5, 1, 4])
-out = model(x, x, x, lens)
-(out.square().sum() / 2).backward()          # DDP takes the mean over processes
-alone = [p.grad.clone() for p in model.parameters()]
-model.zero_grad()
-shared = DistributedDataParallel(model)
-part = slice(2 * rank, 2 * rank + 2)
-for _ in range(2):
-    model.zero_grad()
-    shared(x[part], x[part], x[part], lens[part]).square().sum().backward()
-for p, expected in zip(model.parameters(), alone):
-    torch.testing.assert_close(p.grad, expected, rtol=1e-5, atol=1e-6)
-del shared                                   # or its end may hang, see examples/distributed.py
-dist.destroy_process_group()
-print("same", flush=True)
-"""
-
-
-def test_two_processes_give_the_gradients_of_one():
-    if not torch.distributed.is_available():
-        pytest.skip("this torch has no distributed package")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(WORKER), str(rank), port],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            out, errors = worker.communicate(timeout=needs.HANGS)
-            assert worker.returncode == 0 and "same" in out, errors
-    finally:
-        for worker in workers:
-            worker.kill()
 
 
 # --- Conversion --------------------------------------------------------------------------------------------
