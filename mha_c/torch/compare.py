@@ -13,28 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._layers_with_heads import in_eval_mode
 from .convert import convert
 
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
-    was_training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            module(*inputs)  # fixes lazy sizes
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "convert found nothing")  # an error here
-            ours = convert(copy.deepcopy(module))
-        if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
-            raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
-        difference = _difference(module, ours, inputs)
-        forward = _timed(_forward, (module, ours), inputs, seconds / 2)
-        module.train()
-        ours.train()
-        both = _timed(_training, (module, ours), inputs, seconds / 2)
-    finally:
-        module.train(was_training)
+    with in_eval_mode(module), torch.no_grad():
+        module(*inputs)  # fixes lazy sizes, and leaves weights that can be copied
+    theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes: those of copies
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "convert found nothing")  # an error here
+        ours = convert(copy.deepcopy(theirs))
+    if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
+        raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
+    difference = _difference(theirs, ours, inputs)
+    forward = _timed(_forward, (theirs, ours), inputs, seconds / 2)
+    both = _timed(_training, (theirs.train(), ours.train()), inputs, seconds / 2)
     result = {
         "largest_difference": difference,
         "forward_us": forward[0], "forward_ours_us": forward[1], "forward_ratio": forward[0] / forward[1],

@@ -154,6 +154,28 @@ def test_a_short_training_translates(version, capsys):
 # --- compare -------------------------------------------------------------------------------------------------
 
 
+def test_compare_leaves_a_model_as_it_is():
+    """Gradients, modes of each part, running statistics."""
+    attention, norm = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.nn.BatchNorm1d(5)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.norm, self.dropout = attention, norm, torch.nn.Dropout(0.5).eval()
+
+        def forward(self, x):
+            return self.dropout(self.norm(self.attention(x, x, x)[0]))
+
+    net, x = Net(), torch.randn(4, 5, 8)
+    net(x).square().sum().backward()
+    before, grads = copy.deepcopy(net.state_dict()), [p.grad.clone() for p in net.parameters()]
+    mha_c.d2l.compare(net, x, seconds=0.01, show=False)
+    assert type(attention) is torch.nn.MultiheadAttention
+    assert net.training and norm.training and not net.dropout.training
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(net.parameters(), grads))
+
+
 def test_compare(d2l, capsys):
     sizes = (24, 24, 24) if book_models.is_eager(d2l) else ()
     module, X = d2l.MultiHeadAttention(*sizes, 24, 8, 0.5), torch.randn(2, 10, 24)
