@@ -42,22 +42,21 @@ class LayerFunction(Function):
     @staticmethod
     def forward(ctx: Any, box: list[Any], *tensors: Any) -> Tensor:
         valid_lens, num_heads, empty_rows, dropout, seed = box[0]
-        queries, keys, values, W_q, W_k, *_, w_v = tensors
         out, kept = layer_forward(
-            queries, keys, values, valid_lens, tensors[3:], w_v, num_heads, empty_rows, dropout, seed, True
-        )
+            tensors[0], tensors[1], tensors[2], valid_lens, tensors[3:], tensors[-1], num_heads, empty_rows, dropout,
+            seed, True,
+        )  # fmt: skip
         box[0] = kept
-        lens = kept[LENGTHS]
         of_node: Optional[tuple[Any, ...]] = kept
         if out.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
             _, _, q, k, _, row_max, row_sum, *_, projected, attended = kept
-            # What nothing projects is a copy for the weights alone.
+            _, _, _, W_q, W_k, *_ = tensors  # what nothing projects is a copy for the weights alone
             large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, projected, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             of_node = None
-        ctx.kept = of_node, (lens, num_heads, empty_rows, dropout, seed)
+        ctx.kept = of_node, (kept[LENGTHS], num_heads, empty_rows, dropout, seed)
         return out
 
     @staticmethod
@@ -70,11 +69,10 @@ class LayerFunction(Function):
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         needs = ctx.needs_input_grad[1:]
         if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; somebody looks on
-            queries, keys, values, *_, w_v = tensors
             try:
                 return None, *layer_backward(
-                    grad_out, kept, queries, keys, values, lens, tensors[3:], w_v, num_heads, empty_rows, dropout, seed,
-                    needs, True,
+                    grad_out, kept, tensors[0], tensors[1], tensors[2], lens, tensors[3:], tensors[-1], num_heads,
+                    empty_rows, dropout, seed, needs, True,
                 )  # fmt: skip
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
@@ -85,11 +83,12 @@ apply_layer = quick_apply(LayerFunction)
 
 
 def differentiable_layer(queries: Tensor, keys: Tensor, values: Tensor, parameters: Any, options: Any) -> Any:
-    """(out, what `saved_weights` needs, the lengths) of a call that records gradients."""
+    """(out, what `saved_weights` needs, parts of a `WeightsSource`) of a call that records gradients."""
     box = [options]
     out = apply_layer(box, queries, keys, values, *parameters)
     kept: Any = box[0]
-    return out, kept[:N_FOR_WEIGHTS], kept[LENGTHS]
+    versions = versions_of(queries, keys, parameters)  # which autograd has said of tensors of inference mode
+    return out, kept[:N_FOR_WEIGHTS], (kept[LENGTHS], options[1], options[2], queries, keys, parameters, versions)
 
 
 def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:

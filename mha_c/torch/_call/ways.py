@@ -42,7 +42,7 @@ from .._tensors import (
     traced,
 )
 from . import by_torch, ops
-from .autograd import LayerParameters, differentiable_layer, versions_of
+from .autograd import LayerParameters, differentiable_layer
 from .checks import check_layer, check_options, checked_lengths
 
 NO_PARAMETERS: LayerParameters = (None,) * 9
@@ -66,11 +66,9 @@ def run_layer(
     BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
     """
     queries, keys, values = inputs
-    valid_lens, num_heads, empty_rows, dropout = options
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
-        out, saved, lens = differentiable_layer(queries, keys, values, parameters, (*options, seed))
-        versions = versions_of(queries, keys, parameters)  # which autograd has said of tensors of inference mode
-        return out, saved, (lens, num_heads, empty_rows, queries, keys, parameters, versions)
+        return differentiable_layer(queries, keys, values, parameters, (*options, seed))
+    valid_lens, num_heads, empty_rows, dropout = options
     weights = parameters if packed is None else packed.ready
     call = queries, keys, values, valid_lens, weights, parameters[8], num_heads, empty_rows, dropout, seed
     return *call_core(layer_forward, call), None
