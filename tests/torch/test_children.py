@@ -244,7 +244,7 @@ def test_a_layout_that_is_none():
             except (SystemError, TypeError):
                 pass  # which it is does not matter: no memory but Python's own is looked at
     with pytest.raises(RuntimeError, match="layer_parts: more than 128 objects"):
-        _core.layer_parts(layer, layout._replace(hooks=layout.hooks * 200))
+        _core.layer_parts(other, other._layout._replace(slots=other._layout.slots * 200))
     assert _core.layer_parts(None, layout) is None and _core.layer_parts(torch.zeros(3), layout) is None
 
 
