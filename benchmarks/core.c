@@ -93,7 +93,7 @@ static void
 time_product(size_t rows, size_t outputs, size_t inputs, double peak)
 {
     size_t packed_size = 0;
-    check(mha_linear_packed_size(MHA_F32, outputs, inputs, &packed_size));
+    check(mha_linear_packed_size(MHA_F32, outputs, inputs, &packed_size, NULL));
     float *weight = random_floats(outputs * inputs, 1.0f), *x = random_floats(rows * inputs, 1.0f);
     float *y = random_floats(rows * outputs, 1.0f), *packed = aligned_alloc(64, (packed_size * 4 + 63) / 64 * 64);
     float *grad_y = random_floats(rows * outputs, 1.0f), *grad_x = random_floats(rows * inputs, 1.0f);

@@ -253,8 +253,8 @@ typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
 /*
  * y = x W^T + bias, the same bits for both layouts.  Packed once, a weight serves many calls.  In rows it is read as
  * it lies, by each task of a call; a layer with many of them packs it into memory of the call first.
- * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow);
- * mha_linear_pack fills them from a row-major (out_features, in_features) W.
+ * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and, where width_ret is
+ * not NULL, the width of its panels; mha_linear_pack fills them from a row-major (out_features, in_features) W.
  */
 typedef struct {
     const void *weight; /* NULL: no projection, the input is used as it is */
@@ -265,7 +265,7 @@ typedef struct {
 } mha_linear;
 
 MHA_MUST_CHECK mha_status mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
-                                                 size_t *size_ret);
+                                                 size_t *size_ret, size_t *width_ret);
 MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features,
                                           const void *weight, ptrdiff_t row_stride, void *packed);
 MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows,

@@ -11,7 +11,7 @@
 #define WORK_PER_NUMBER 16.0
 
 mha_status
-mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret)
+mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret, size_t *width_ret)
 {
     const mha_kernels *k = mha_kernels_for(dtype);
     size_t size = in_features, n_bytes;
@@ -28,6 +28,9 @@ mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
         return MHA_ERR_SIZE;
     }
     *size_ret = size;
+    if (width_ret != NULL) {
+        *width_ret = k->panel_width;
+    }
     return MHA_OK;
 }
 
@@ -52,7 +55,7 @@ mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const 
     const mha_kernels *k = mha_kernels_for(dtype);
     const mha_linear linear = {weight, NULL, out_features, in_features, MHA_WEIGHT_ROWS, row_stride};
     size_t size;
-    const mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size);
+    const mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size, NULL);
 
     for (size_t panel = 0; status == MHA_OK && panel < mha_ceil_div(out_features, k->panel_width); panel++) {
         pack_panel(k, &linear, panel, packed);

@@ -22,11 +22,8 @@ mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, const mha_linear *linear
 {
     size_t width = 1, size = 0;
 
-    if (!call->failed) { /* the smallest weight is one panel of one step */
-        mha_py_check(call, mha_linear_packed_size(dtype, 1, 1, &width), call->function);
-        mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size),
-                     call->function);
-    }
+    mha_py_check(call, mha_linear_packed_size(dtype, linear->out_features, linear->in_features, &size, &width),
+                 call->function);
     shape[0] = (npy_intp)(size / width);
     shape[1] = (npy_intp)width;
 }

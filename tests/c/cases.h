@@ -148,7 +148,7 @@ projection(size_t out_features, size_t in_features, const void **weight_ret)
     const void *weight = numbers_up_to(1 / sqrt((double)in_features), dtype, out_features * in_features);
     size_t n = 0;
 
-    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n) == MHA_OK, "%s: size", guard.doing);
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n, NULL) == MHA_OK, "%s: size", guard.doing);
     void *packed = room(dtype, n);
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, packed) == MHA_OK,
           "%s: pack", guard.doing);

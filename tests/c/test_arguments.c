@@ -125,10 +125,10 @@ check_linear_forward(void)
     void *y = room(dtype, ROWS * OUT), *packed = room(dtype, 1);
     const uint64_t before = hash_operands();
 
-    CHECK(mha_linear_packed_size(NO_DTYPE, OUT, IN, &size) == MHA_ERR_ARG, "packed size: type");
-    CHECK(mha_linear_packed_size(dtype, SIZE_MAX, IN, &size) == MHA_ERR_SIZE, "packed size: rounding up");
-    CHECK(mha_linear_packed_size(dtype, HALF, IN, &size) == MHA_ERR_SIZE, "packed size: product");
-    CHECK(mha_linear_packed_size(dtype, HALF / 4, 1, &size) == MHA_ERR_SIZE, "packed size: bytes");
+    CHECK(mha_linear_packed_size(NO_DTYPE, OUT, IN, &size, NULL) == MHA_ERR_ARG, "packed size: type");
+    CHECK(mha_linear_packed_size(dtype, SIZE_MAX, IN, &size, NULL) == MHA_ERR_SIZE, "packed size: rounding up");
+    CHECK(mha_linear_packed_size(dtype, HALF, IN, &size, NULL) == MHA_ERR_SIZE, "packed size: product");
+    CHECK(mha_linear_packed_size(dtype, HALF / 4, 1, &size, NULL) == MHA_ERR_SIZE, "packed size: bytes");
     CHECK(size == 0, "packed size: refused, and written");
     CHECK(mha_linear_pack(NO_DTYPE, OUT, IN, weight, IN, packed) == MHA_ERR_ARG, "pack: type");
     CHECK(mha_linear_pack(dtype, HALF, IN, weight, IN, packed) == MHA_ERR_SIZE, "pack: sizes");

@@ -130,7 +130,7 @@ test_linear(mha_dtype dtype, size_t draw)
     void *x = numbers(dtype, rows * inputs, 1.0), *weight = numbers(dtype, outputs * inputs, 1.0);
     void *bias = below(2) ? numbers(dtype, outputs, 1.0) : NULL, *y = allocate(rows * outputs * item);
     size_t n_packed = 0;
-    CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed, NULL) == MHA_OK, "packed size");
     void *packed = allocate(n_packed * item);
     CHECK(mha_linear_pack(dtype, outputs, inputs, weight, (ptrdiff_t)inputs, packed) == MHA_OK, "pack");
     const mha_linear linear = {packed, bias, outputs, inputs, MHA_WEIGHT_PACKED, 0};
@@ -205,7 +205,7 @@ test_status_texts(void)
     CHECK(mha_isa_name((mha_isa)99) == NULL && !mha_isa_available((mha_isa)99), "ISA 99 exists");
     CHECK(mha_isa_select((mha_isa)99) == MHA_ERR_ISA, "ISA 99 can be selected");
     size_t size = 0;
-    CHECK(mha_linear_packed_size(MHA_F32, SIZE_MAX / 2, 3, &size) == MHA_ERR_SIZE, "a size overflows unnoticed");
+    CHECK(mha_linear_packed_size(MHA_F32, SIZE_MAX / 2, 3, &size, NULL) == MHA_ERR_SIZE, "a size overflows unnoticed");
 }
 
 int

@@ -285,7 +285,7 @@ run_layer_forward(layer_call *c)
         if (w->weight == NULL) {
             continue;
         }
-        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n) == MHA_OK, "packed size");
+        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, NULL) == MHA_OK, "packed size");
         void *packed = w->weight == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->weight;
         CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
                               (ptrdiff_t)w->in_features, packed) == MHA_OK, "pack");

@@ -70,7 +70,7 @@ check_projection(size_t rows, size_t outs, size_t ins)
     int *ones = allocate(rows * sizeof(int));
     size_t size = 0;
 
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, NULL) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
     const mha_linear linear = {.weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins};
@@ -114,7 +114,7 @@ check_layouts(size_t rows, size_t outs, size_t ins)
             set(dtype, weight, i * stride + j, (double)NAN);
         }
     }
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, NULL) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
     const mha_linear of_packed = {.weight = packed, .bias = bias, .out_features = outs, .in_features = ins};

@@ -31,7 +31,7 @@ projection(self_attention *s, int i)
     const void *weight = owned(s, SIZE * SIZE);
     size_t n = 0;
 
-    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n) == MHA_OK, "size");
+    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n, NULL) == MHA_OK, "size");
     void *packed = owned(s, n);
     CHECK(mha_linear_pack(dtype, SIZE, SIZE, weight, SIZE, packed) == MHA_OK, "pack");
     s->grads.weight[i] = weight;

@@ -117,7 +117,7 @@ ask_sizes(mha_attention_args *a, mha_dtype dtype)
     REQUIRE(mha_layer_forward(&layer) != MHA_OK);
     mha_set_allocator(NULL, NULL);
     const size_t n = any_size(), m = any_size();
-    if (mha_linear_packed_size(dtype, n, m, &size) == MHA_OK) {
+    if (mha_linear_packed_size(dtype, n, m, &size, NULL) == MHA_OK) {
         REQUIRE(m == 0 || n == 0 || (size / m >= n && size <= SIZE_MAX / size_of(dtype)));
     }
 }
