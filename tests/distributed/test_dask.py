@@ -112,6 +112,20 @@ def test_layers_that_differ_in_their_heads_alone_are_two(rng):
         same(found, layer(*arrays))
 
 
+def test_layers_of_a_class_of_ones_own_are_never_one(rng):
+    class Times(mha_c.DotProductAttention):
+        def __init__(self, factor):
+            super().__init__(0.0)
+            self.factor = factor
+
+        def __call__(self, *args, **named):
+            return self.factor * super().__call__(*args, **named)
+
+    _, lazy = operands(rng)
+    once, twice = dask.compute(*(mha_c.dask.apply(Times(n), *lazy) for n in (1, 2)), scheduler="sync")
+    same(twice, 2 * once)
+
+
 def test_one_array_as_queries_keys_and_values(rng):
     x = rng.standard_normal((BATCH, ROWS, FEATURES)).astype("float32")
     layer = layers()["multi-head"]
