@@ -1,5 +1,6 @@
 """Fixtures that all tests share: isa, dtype, seed, rng."""
 
+import gc
 import inspect
 import os
 import sys
@@ -93,7 +94,11 @@ def rng(seed):
 
 
 def pytest_collection_finish():
-    """torch gets one thread: on a busy machine its own spend far more time waiting than small tensors take."""
+    """torch gets one thread: on a busy machine its own spend far more time waiting than small tensors take.
+
+    And garbage is looked for among what tests make, not in all that was imported and collected.
+    """
+    gc.freeze()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
