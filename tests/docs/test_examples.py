@@ -78,21 +78,23 @@ def test_reading_pairs(tmp_path, translation):
 # --- The scripts ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script, shape", [("bahdanau.py", (1, 1)), ("transformer.py", (2, 4))])
-def test_a_short_run(script, shape, tmp_path):
+RUNS = [  # one with a corpus and a sentence of its own
+    ("bahdanau.py", (1, 1), "She takes the car.", "150 pairs", ["--pairs", "150"], 6),
+    ("transformer.py", (2, 4), "Go now!", "141 pairs", ["--data", "own.txt", "--sentence", "Go now!"], 4),
+]
+
+
+@pytest.mark.parametrize("script, shape, sentence, pairs, options, n_keys", RUNS, ids=[run[0] for run in RUNS])
+def test_a_short_run(script, shape, sentence, pairs, options, n_keys, tmp_path):
     pytest.importorskip("matplotlib")
-    out, progress = run(tmp_path, script, "--epochs", "2", "--pairs", "150", "--out", "found")
-    assert "150 pairs" in out and "tokens/s" in out and "mean bleu" in out and "She takes the car. =>" in out
+    lines = [*CORPUS.read_text(encoding="utf-8").splitlines()[-140:], "Go now!\tVa maintenant !"]
+    (tmp_path / "own.txt").write_text("\n".join(lines), encoding="utf-8")
+    out, progress = run(tmp_path, script, "--epochs", "2", "--out", "found", *options)
+    assert out.startswith(pairs) and "tokens/s" in out and "mean bleu" in out and f"{sentence} =>" in out
     assert "2/2" in progress and "loss" in progress
     name = script.replace(".py", "_attention")
     saved = np.load(tmp_path / "found" / f"{name}.npz")
     weights = saved["weights"]
-    assert weights.shape[:2] == shape and weights.shape[3] == len(saved["keys"]) == 6
+    assert weights.shape[:2] == shape and weights.shape[3] == len(saved["keys"]) == n_keys
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert (tmp_path / "found" / f"{name}.png").stat().st_size > 5000
-
-
-def test_another_corpus_can_be_given(tmp_path):
-    (tmp_path / "own.txt").write_text("Go!\tVa !\nGo now!\tVa maintenant !\nRun!\tCours !\n" * 3, encoding="utf-8")
-    out, _ = run(tmp_path, "transformer.py", "--epochs", "1", "--data", "own.txt", "--sentence", "Go now!")
-    assert out.startswith("9 pairs") and "Go now! =>" in out
