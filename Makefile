@@ -75,8 +75,8 @@ chart: $(STAMPS)/test-tools
 # The kernels alone, in plain C: no Python is involved.
 bench-core:
 	@mkdir -p build/core
-	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -pthread -Icsrc -Itests/c \
-		benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
+	$(CC) -O3 -std=c11 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-tree-slp-vectorize -pthread \
+		-Icsrc -Itests/c benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
 
 # The same in WebAssembly, as a browser runs it, in node.  A link with -O2 asks emscripten for a minifier.
