@@ -194,6 +194,8 @@ def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[i
     last = weights[0] if weights[3] is None else weights[3]
     given = features or (64 if last is None else last.out_features)
     inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # 0 where it is open
+    if features is not None and features not in inputs:
+        raise ValueError(f"features={features}, but the layer takes {', '.join(map(str, dict.fromkeys(inputs)))}")
     q, _, v = (n if W is None else W.out_features for n, W in zip(inputs, weights))
     rows = batch * queries, batch * keys, batch * keys, batch * queries
     projections = [
