@@ -14,17 +14,13 @@ mha_status
 mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret, size_t *width_ret)
 {
     const mha_kernels *k = mha_kernels_for(dtype);
-    size_t size = in_features, n_bytes;
+    size_t size = in_features;
 
     if (k == NULL) {
         return MHA_ERR_ARG;
     }
     if (out_features > SIZE_MAX - k->panel_width ||
-        mha_mul_size(&size, mha_round_up(out_features, k->panel_width)) < 0) {
-        return MHA_ERR_SIZE;
-    }
-    n_bytes = size;
-    if (mha_mul_size(&n_bytes, 2 * k->itemsize) < 0) {
+        mha_mul_size(&size, mha_round_up(out_features, k->panel_width)) < 0 || size > SIZE_MAX / 2 / sizeof(double)) {
         return MHA_ERR_SIZE;
     }
     *size_ret = size;
