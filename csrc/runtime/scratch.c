@@ -72,7 +72,5 @@ mha_scratch_close(mha_scratch *scratch)
     if (scratch->block != NULL) {
         free_block(scratch->block);
     }
-    scratch->total_bytes = 0;
-    scratch->block = NULL;
-    scratch->base = NULL;
+    *scratch = (mha_scratch)MHA_SCRATCH_EMPTY;
 }

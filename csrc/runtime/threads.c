@@ -299,7 +299,9 @@ mha_parallel_for(size_t n_tasks, unsigned n_workers, mha_task_fn run, void *cont
 #else
     (void)n_workers;
 #endif
-    for (size_t task = 0; task < n_tasks && !mha_interrupted(); task++) { /* everything on the calling thread */
+    const int watched = mha_interrupt_flag() != NULL;
+
+    for (size_t task = 0; task < n_tasks && !(watched && mha_interrupted()); task++) { /* all on the calling thread */
         run(context, task, 0);
     }
 }
