@@ -133,7 +133,7 @@ def cost(
     Raises
     ------
     TypeError
-        Where `layer` or a number is of another kind.
+        Where `layer` or a number is of another kind, or a module calls its children one by one.
     ValueError
         Where a number is below 1 or features are given that the layer has not.
 
@@ -173,6 +173,8 @@ def cost(
     call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(
         [(n_batch, n, size) for n, size in zip((n_queries, n_keys, n_keys), sizes.inputs)], measure
     )
+    if "scratch_bytes" not in facts:
+        raise TypeError(f"cost knows calls of the core and of torch's operations; this one is {facts['why']}")
     itemsize = inputs[0].itemsize
     return Cost(
         title=f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {facts['dtype']}",

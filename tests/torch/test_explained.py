@@ -67,6 +67,13 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         assert reached[-1] == name
 
 
+def test_cost_says_why_it_has_no_counts():
+    layer = ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0)
+    layer.W_q.register_forward_hook(lambda *call: None)
+    with pytest.raises(TypeError, match=r"this one is children one by one: .*hooks"):
+        mha_c.cost(layer, 4, measure=False)
+
+
 def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
     """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
     layer, x = next(layers()), torch.randn(2, 4, 12)
