@@ -23,14 +23,12 @@ typedef struct {
 static PyObject *
 get(reading *r, PyObject *dict, PyObject *key)
 {
-    const int asks = dict != NULL && key != NULL && PyDict_Check(dict);
-    PyObject *value = asks ? PyDict_GetItemWithError(dict, key) : NULL;
+    PyObject *value = dict != NULL && key != NULL && PyDict_Check(dict) ? PyObject_GetItem(dict, key) : NULL;
 
     if (value == NULL) {
         PyErr_Clear();
         return NULL;
     }
-    Py_INCREF(value);
     return mha_py_own(r->call, value);
 }
 
@@ -52,7 +50,11 @@ plain_state(reading *r, PyObject *module, PyObject *type)
         plain = state != NULL && PyDict_Check(state) && PyDict_Contains(state, r->word[FORWARD]) == 0;
     }
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[HOOKS]); i++) {
-        plain = is_empty(PyDict_GetItemWithError(state, PyTuple_GetItem(r->part[HOOKS], i))); /* looked at, not kept */
+        PyObject *hooks = PyObject_GetItem(state, PyTuple_GetItem(r->part[HOOKS], i));
+
+        plain = is_empty(hooks);
+        Py_XDECREF(hooks); /* looked at, not kept; but held meanwhile, for another thread may put others there */
+        PyErr_Clear();     /* there are none by this name */
     }
     return plain ? state : NULL;
 }
