@@ -241,14 +241,14 @@ gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
 static int
 lie_evenly(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
 {
-    const size_t n_rows = last - first;
-    size_t n_needed = 0;
-
-    while (first < last) {
-        const mha_interval needed = next_needed(in, &first, last);
-        n_needed += needed.last - needed.first;
+    for (size_t row = first; in->needed != NULL && row < last;) {
+        const size_t start = row;
+        const mha_interval needed = next_needed(in, &row, last);
+        if (needed.first != start || needed.last != row) {
+            return 0;
+        }
     }
-    return n_needed == n_rows && mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
+    return mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
 }
 
 static void
