@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..._core import layer_step
-from ..._decoder.caches import most
+from ..._decoder.caches import most, same_numbers
 from ...errors import ShapeError
 from .._call import mathematics
 from .._call.autograd import LayerParameters, differentiable_layer, versions_of
@@ -55,7 +55,8 @@ class RepeatedKeys(KeyValueCache):
             self.clear()
             known, self._batch = 0, k.shape[0]
         self._make_room(known, n_rows, inputs)
-        widths: Any = [W.shape[0] for W in parameters[1:3] if W is not None]
+        # Not asked for once there are rows.
+        widths: Any = (0, 0) if known else [W.shape[0] for W in parameters[1:3] if W is not None]
         room = self._room(widths, k.dtype)
         new = slice(known, n_rows)
         out = call_core(layer_step, (
@@ -74,7 +75,7 @@ class RepeatedKeys(KeyValueCache):
             return False
         for old, x in zip(self._inputs, inputs):
             kept, now = (old[:, :n_rows], *kept), (x[:, :n_rows], *now)
-        return bool(self._same_numbers(kept, now))
+        return same_numbers(kept, now)
 
     def _make_room(self, known: int, n_rows: int, inputs: list[Array]) -> None:
         """For n_rows rows of each array, and hardly more; those that are known stay."""
