@@ -111,12 +111,12 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     if (call->failed) {
         return NULL;
     }
+    mha_py_limit_threads(call); /* as the call would; first, for it clears what is wrong */
     PyObject *facts = PyDict_New();
     const mha_fact bytes = {.kind = MHA_FACT_COUNT, .count = (size_t)want_kept(&layer, training)};
     const char *kept = layer.args.weights != NULL ? "weights" : "queries and keys";
     (void)add_fact(facts, "kept_bytes", bytes);
     (void)add_fact(facts, "kept", (mha_fact){.kind = MHA_FACT_WORD, .word = kept});
-    mha_py_limit_threads(call); /* as the call would */
     const mha_status status = mha_layer_explain(&layer.args, add_fact, facts);
     mha_threads_limit_own(0);
     return told(call, status, facts);

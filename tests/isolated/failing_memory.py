@@ -40,6 +40,12 @@ def backward():
     return _core.attention_backward(np.ones_like(out), out, stats, q, k, v, **masks, bias_grad=True)
 
 
+def explained():
+    """The facts as letters."""
+    facts = _core.explain_layer(p.Q, p.K, p.V, np.array(p.LENS), PLAN, None, 2, "uniform", 0.2, 5, True)
+    return np.frombuffer(repr(facts).encode(), np.uint8)
+
+
 def seen(layer):
     out = layer(p.Q, p.K, p.V, p.LENS)
     return out, layer.attention_weights
@@ -51,6 +57,7 @@ CALLS = {
     "attention backward": backward,
     "layer": lambda: b.layer(valid_lens=[3, 2]),
     "layer, trained": trained,
+    "layer, explained": explained,
     "saved weights": lambda: _core.saved_weights(b.RECOMPUTE),
     "pack_linear": lambda: _core.pack_linear(b.numbers(40, 50)),
     "linear": lambda: b.linear(b.numbers(3, 2, 5).transpose(1, 0, 2)),
