@@ -112,6 +112,5 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
 
     with torch.no_grad():
         facts = explained(module, inputs, None, None, None)
-    n_threads = torch.get_num_threads()
-    of_core = facts["way"] not in ("torch", "children")
-    return call, inputs, {**facts, "threads": min(n_threads, _core.get_num_threads()) if of_core else n_threads}
+    share = facts["attention"].get("share")  # of the core, within torch's limit; torch's own kernels use what torch may
+    return call, inputs, {**facts, "threads": torch.get_num_threads() if share is None else share["most_threads"]}
