@@ -69,6 +69,23 @@ def test_additive_attention_with_a_forward_of_its_own(d2l):
     equal_under_patch(d2l, notebook)
 
 
+def test_a_scorer_with_a_bias(d2l):
+    """Which moves all scores alike: its gradient is 0, and there, as d2l.grad_clipping wants it."""
+
+    def notebook(d2l):
+        module, x, found = additive(d2l), numbers(2, 4, 8), []
+        module.w_v = torch.nn.Linear(8, 1)
+        module(x, x, x, None)  # lazy sizes
+        for call in (module, torch.compile(module, backend="eager")):
+            module.zero_grad()
+            out = call(x, x, x, torch.tensor(LENS))
+            out.square().sum().backward()
+            found += [out, module.attention_weights, *[p.grad for p in module.parameters()]]
+        return found
+
+    equal_under_patch(d2l, notebook)
+
+
 def test_what_was_assigned_is_read_until_the_next_call(d2l):
     for make in (multi_head, additive, lambda d2l: d2l.DotProductAttention(0.0)):
         with mha_c.d2l.patch(d2l):

@@ -109,7 +109,7 @@ is_tensor(const reading *r, PyObject *tensor)
     return found;
 }
 
-/* The weight of a linear child to its place among the parameters, its bias four places on. */
+/* The weight of a linear child to its place among the parameters, its bias four places on; w_v has no place for one. */
 static int
 take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters)
 {
@@ -128,7 +128,7 @@ take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters
     if (place < N_PROJECTIONS) {
         parameters[place + N_PROJECTIONS] = bias;
     }
-    return 1;
+    return place < N_PROJECTIONS || bias == Py_None;
 }
 
 /* What `frozen` has made of exactly these parameters for this instruction set; None otherwise. */

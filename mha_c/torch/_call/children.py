@@ -88,6 +88,8 @@ def parts_in_python(module: Any) -> Optional[Parts]:
         found[slot] = own["weight"]
         if slot < 4:
             found[slot + 4] = own["bias"]
+        elif own["bias"] is not None:  # which no weight shows, but its gradient is zeros, and not None
+            return None
     return tuple(found), inner.__dict__, dropout, None
 
 
