@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .._layer.viewable import Viewable
+from ._call.children import is_changed
 from .layers import AdditiveAttention
 
 
@@ -118,7 +119,8 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = values = enc_outputs
-        if len(embedded) > 1 and isinstance(self.attention, AdditiveAttention):  # d2l's own may stand there
+        own = type(self.attention) is AdditiveAttention and not is_changed(self.attention)
+        if len(embedded) > 1 and own:  # whatever else stands there is called as in the book
             keys, values = self.attention.project(keys, values), None
         outputs, self._attention_weights = [], []
         for x in embedded:

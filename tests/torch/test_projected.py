@@ -206,12 +206,25 @@ def test_the_books_decoder_with_an_attention_of_its_owner():
         def attention_weights(self):
             return self.inner.attention_weights
 
+    class Subclass(ours.AdditiveAttention):
+        def forward(self, queries, keys, values, valid_lens):
+            scores = self.w_v(torch.tanh(self.W_q(queries).unsqueeze(2) + self.W_k(keys).unsqueeze(1)))
+            self.attention_weights = ours.masked_softmax(scores.squeeze(-1), valid_lens)
+            return self.attention_weights @ values
+
     decoder, words = ours.Seq2SeqAttentionDecoder(7, 4, 4, 1), torch.tensor([[1, 2, 3], [4, 5, 6]])
     state, found = decoder.init_state((torch.randn(5, 2, 4), torch.randn(1, 2, 4)), LENS), []
-    for attention in (decoder.attention, Owned(decoder.attention)):
+    subclass, seen, inner = Subclass(4, 4, 4, 0.0), [], decoder.attention
+    subclass.load_state_dict(decoder.attention.state_dict())
+    for attention in (decoder.attention, Owned(decoder.attention), subclass):
         decoder.attention = attention
         found.append([decoder(words, state)[0], *decoder.attention_weights])
-    close(*found)
+    close(found[0], found[1])
+    close(found[0], found[2])
+    decoder.attention = inner
+    inner.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    close(found[0], [decoder(words, state)[0]])
+    assert [tuple(x.shape) for x in seen[0]] == [(2, 1, 4), (2, 5, 4), (2, 5, 4), (2,)]
 
 
 def test_the_cpu_waits_for_what_it_reads_of_the_device(monkeypatch):
