@@ -107,7 +107,7 @@ def to_lengths(value: Any) -> Any:
         array = np.clip(np.ceil(array), -(2.0**62), 2.0**62)
     elif kind != "i":
         raise TypeError(f"valid_lens has dtype {array.dtype}, expected integers or floats (lengths)")
-    return array.astype(INT64, copy=False)
+    return np.asarray(array, INT64)  # an array also of a single number, of which ceil makes a scalar
 
 
 def _from_length_list(value: Any) -> Array:

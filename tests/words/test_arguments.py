@@ -204,6 +204,8 @@ def test_num_heads(call, heads, error):
         (np.ma.masked_array([1, 2], mask=[0, 1]), TYPE, "masked array"),
         (np.array(["2020-01-01"] * 2, "M8[D]"), TYPE, "datetime64"),
         (3, SHAPE, "()"),
+        (3.0, SHAPE, "()"),
+        (np.uint64(3), SHAPE, "()"),
         ([3], SHAPE, "(1,)"),
         ([1, 2, 3], SHAPE, "(3,)"),
         ([[1], [2]], SHAPE, "(2, 1)"),
