@@ -21,7 +21,7 @@ from dask.base import normalize_token, tokenize
 from dask.delayed import delayed
 
 from . import config
-from ._layer.call import AttentionLayer
+from ._decoder.steps import DecodingLayer
 from .errors import ShapeError
 
 __all__ = ["apply"]
@@ -33,7 +33,7 @@ _ELSEWHERE = (
 )
 
 
-def apply(layer: AttentionLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
     """What layer(queries, keys, values, valid_lens) gives, lazily, the batch's items spread over dask's workers.
 
     The layer is one node of the graph, so that each worker gets it once.  On a worker of dask.distributed a call uses
@@ -41,9 +41,9 @@ def apply(layer: AttentionLayer, queries: Any, keys: Any, values: Any, valid_len
 
     Parameters
     ----------
-    layer : a NumPy layer of this package
-        Its sizes known, in evaluation mode.  What it is now is what counts: later changes of its parameters have no
-        effect.
+    layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
+        A NumPy layer, its sizes known, in evaluation mode.  What it is now is what counts: later changes of its
+        parameters have no effect.
     queries, keys, values : dask arrays (B, Q, .), (B, K, .), (B, K, .)
         Or anything dask.array.asarray takes.
     valid_lens : None, or numbers (B,) or (B, Q)
@@ -122,8 +122,9 @@ def _share_of_worker() -> Optional[int]:
 
 
 def _check_layer(layer: Any) -> None:
-    if not isinstance(layer, AttentionLayer):
-        raise TypeError(f"layer must be a NumPy layer of mha_c, got {type(layer).__module__}.{type(layer).__name__}")
+    if not isinstance(layer, DecodingLayer):
+        kind = f"{type(layer).__module__}.{type(layer).__name__}"
+        raise TypeError(f"layer must be one of the book's NumPy layers, or a subclass of one, got {kind}")
     if layer.training:
         raise ValueError("the layer is in training mode, but dask leads no gradient back: call layer.eval() before")
     if layer._parameters.is_open():
@@ -160,8 +161,8 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
     return whole[:, :, None] if lens.ndim == 2 else whole[:, None, None]
 
 
-@normalize_token.register(AttentionLayer)
-def _token(layer: AttentionLayer) -> Any:
+@normalize_token.register(DecodingLayer)
+def _token(layer: DecodingLayer) -> Any:
     """Equal for equal layers: class, form and numbers.  One of a program's own class may compute with anything else."""
     if not type(layer).__module__.startswith("mha_c."):
         return uuid.uuid4().hex

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mha_c
+import mha_c.variants
 import needs
 from checks import same
 
@@ -152,8 +153,9 @@ def test_weights_are_refused_with_a_message(rng):
 def test_refusals(rng):
     _, (q, k, v) = operands(rng)
     layer = layers()["multi-head"]
-    with pytest.raises(TypeError, match=r"layer must be a NumPy layer of mha_c, got builtins[.]int"):
-        mha_c.dask.apply(3, q, k, v)
+    for other in (3, mha_c.KernelAttention(), mha_c.variants.MultiHeadedSelfAttention(8, 2)):
+        with pytest.raises(TypeError, match=rf"layer must be one of the book's .*, got .*[.]{type(other).__name__}$"):
+            mha_c.dask.apply(other, q, k, v)
     with pytest.raises(ValueError, match=r"call layer.eval\(\) before"):
         mha_c.dask.apply(layers()["multi-head"].train(), q, k, v)
     with pytest.raises(ValueError, match="sizes are still open"):
