@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import numpy as np
 
 from ._layer.call import AttentionLayer
-from ._layer.module import Layer
+from ._layer.module import Dropout, Trained
 from .linear import State
 from .viz.sources import collect, to_numpy
 
@@ -47,7 +47,7 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
                 found[name] = TorchLayer(module, roles, name)
     else:
         for name, layer in _numpy_layers(model, "", set(), 0):
-            if layer._roles in ROLES and all(role in layer._linears for role in layer._roles):
+            if getattr(layer, "_roles", None) in ROLES and all(role in layer._linears for role in layer._roles):
                 found[name] = NumpyLayer(layer, name)
     if not found:
         raise TypeError(
@@ -57,11 +57,19 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
     return found
 
 
-def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, AttentionLayer]]:
+def without_heads(model: Any, layers: dict[str, LayerWithHeads]) -> list[NumpyPart]:
+    """What else a NumPy model holds that drops, or has gradients; of a torch model nothing: see `in_eval_mode`."""
+    if callable(getattr(model, "named_modules", None)):
+        return []
+    return [NumpyPart(part) for name, part in _numpy_layers(model, "", set(), 0) if name not in layers]
+
+
+def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """All of this package that has a training mode."""
     if id(holder) in seen or depth > DEEPEST:
         return
     seen.add(id(holder))
-    if isinstance(holder, AttentionLayer):
+    if isinstance(holder, Trained):
         yield name, holder
         return
     if isinstance(holder, dict):
@@ -69,7 +77,7 @@ def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterato
     elif isinstance(holder, (list, tuple)):
         members = list(enumerate(holder))
     else:
-        is_object = hasattr(holder, "__dict__") and not isinstance(holder, (type, type(sys), Layer))
+        is_object = hasattr(holder, "__dict__") and not isinstance(holder, (type, type(sys)))
         members = list(vars(holder).items()) if is_object and not callable(getattr(holder, "__get__", None)) else []
     for key, member in members:
         yield from _numpy_layers(member, f"{name}.{key}" if name else str(key), seen, depth + 1)
@@ -90,33 +98,50 @@ def _of_heads(x: Any, heads: Sequence[int], num_heads: int, axis: int) -> Any:
     return x[:, numbers] if axis else x[numbers]
 
 
-class NumpyLayer:
+class NumpyPart:
+    """Anything of this package that has a training mode, in a NumPy model."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer = layer
+
+    @contextmanager
+    def measured(self, going_back: bool) -> Iterator[None]:
+        """Nothing is dropped meanwhile, and the output projection has a gradient where the loss may go back;
+        parameters, gradients and mode are afterwards what they were."""
+        layer = self._layer
+        before = {name: getattr(layer, name) for name in ("training", "_record", "width_grad") if hasattr(layer, name)}
+        dropout = getattr(layer, "_dropout", getattr(layer, "dropout", Dropout(0)))
+        parameters = getattr(layer, "_parameters", None)
+        p, states, grads = dropout.p, getattr(parameters, "states", ()), dict(getattr(parameters, "grads", ()))
+        try:
+            layer.train(going_back)
+            dropout.p = 0.0
+            yield
+        finally:
+            layer.train(before["training"])
+            vars(layer).update(before)
+            dropout.p = p
+            if parameters is not None:
+                if all(state.weight is not None for state in states):  # else a call has drawn what it was measured with
+                    parameters.states = states
+                parameters.grads.clear()
+                parameters.grads.update(grads)
+
+
+class NumpyLayer(NumpyPart):
     """A MultiHeadAttention, or MultiHeadedSelfAttention, of this package; a TorchLayer has the same methods."""
 
     def __init__(self, layer: AttentionLayer, name: str) -> None:
-        self._layer, self._name, self.num_heads = layer, name, layer._num_heads
+        super().__init__(layer)
+        self._name, self.num_heads = name, layer._num_heads
         if layer._parameters.is_open():
             raise ValueError(_open(name))
         self._at = [state.name for state in layer._parameters.states].index(layer._roles[3])
 
     @property
     def _out(self) -> State:
-        return self._layer._parameters.states[self._at]
-
-    @contextmanager
-    def measured(self, going_back: bool) -> Iterator[None]:
-        """Nothing is dropped meanwhile, and the output projection has a gradient where the loss may go back;
-        parameters, gradients and mode are afterwards what they were."""
-        layer, parameters = self._layer, self._layer._parameters
-        before = layer.training, layer._dropout._p, parameters.states, dict(parameters.grads), layer._record
-        try:
-            layer.train(going_back)._dropout._p = 0.0
-            yield
-        finally:
-            layer.train(before[0])
-            layer._dropout._p, parameters.states, grads, layer._record = before[1:]
-            parameters.grads.clear()
-            parameters.grads.update(grads)
+        found: State = self._layer._parameters.states[self._at]
+        return found
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:

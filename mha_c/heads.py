@@ -193,8 +193,8 @@ def importance(
         raise ValueError("data: at least one batch is needed")
     scores: dict[str, Array] = {}
     with ExitStack() as stack:
-        for layer in layers.values():
-            stack.enter_context(layer.measured(loss is not None))
+        for part in (*layers.values(), *_layers_with_heads.without_heads(model, layers)):
+            stack.enter_context(part.measured(loss is not None))
         stack.enter_context(_layers_with_heads.in_eval_mode(model))
         baseline = None if loss is None else _mean_loss(model, batches, loss)
         if "ablation" in methods:

@@ -81,7 +81,7 @@ class PositionalEncoding(Trained):
         self.P = sinusoids(scalars.whole(max_len, "max_len"), self.num_hiddens)[None]
         self._rng = scalars.generator(rng)
         # Of the last training call: its shape, and 0 for what was dropped, 1/(1 - p) for the rest, or one for all.
-        self._kept: Optional[tuple[tuple[int, ...], Array]] = None
+        self._record: Optional[tuple[tuple[int, ...], Array]] = None
 
     @overload
     def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...
@@ -94,8 +94,8 @@ class PositionalEncoding(Trained):
         if self.training if training is None else scalars.flag(training, "training"):
             p = self.dropout.p
             factors = (self._rng.random(array.shape) >= p) / (1 - p) if 0 < p < 1 else 1 - p
-            self._kept = array.shape, np.asarray(factors, array.dtype)
-            out *= self._kept[1]
+            self._record = array.shape, np.asarray(factors, array.dtype)
+            out *= self._record[1]
         return like_input(out, as_tensor)
 
     @overload
@@ -115,11 +115,11 @@ class PositionalEncoding(Trained):
         array of the same shape
             The gradient with respect to X.
         """
-        if self._kept is None:
+        if self._record is None:
             raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
-        shape, factors = self._kept
+        shape, factors = self._record
         grad = gradient_like(shape, factors.dtype, grad_output)
-        self._kept = None
+        self._record = None
         return like_input(grad * factors, is_tensor(grad_output))
 
     def __repr__(self) -> str:

@@ -13,10 +13,13 @@ from checks import same
 from mha_c import (
     AdditiveAttention,
     DotProductAttention,
+    KernelAttention,
     MultiHeadAttention,
+    PositionalEncoding,
     ShapeError,
     _core,
     get_num_threads,
+    heads,
     set_num_threads,
     variants,
 )
@@ -415,3 +418,41 @@ def test_training_calls_and_others_give_the_same(rng, dtype, isa):
         same(layer(*arrays, [4, 9], training=True), quiet)
         same(layer.attention_weights, weights)
         assert _core.isa() == isa
+
+
+def test_heads_are_measured_while_nothing_else_drops_or_learns():
+    """A model's positions and its decoder's attention drop too, and a student has gradients from before."""
+
+    class Model:
+        def __init__(self):
+            self.positions = PositionalEncoding(8, 0.5, rng=0)
+            self.attention = MultiHeadAttention(8, 8, 8, 8, 2, 0.5, rng=1)
+            self.decoder = AdditiveAttention(8, 8, 4, 0.5, rng=2)
+            self.pooling = KernelAttention()
+
+        def parts(self):
+            return self.positions, self.attention, self.decoder, self.pooling
+
+    def loss(model, batch):
+        (x,) = batch
+        out = model.positions(x)
+        for part in model.parts()[1:]:
+            out = part(out, out, out)
+        if model.attention.training:
+            gradient = 2 * out / out.size
+            for part in model.parts()[:0:-1]:
+                gradient = sum(part.backward(gradient))
+            model.positions.backward(gradient)
+        return (out**2).mean()
+
+    model, batch = Model(), (np.random.default_rng(3).standard_normal((3, 5, 8)),)
+    for part in model.parts():
+        part.train()
+    loss(model, batch)
+    before = model.decoder.W_q.weight_grad.copy(), model.pooling.width_grad
+    first, second = (heads.importance(model, batch, ["ablation", "gradient"], loss=loss) for _ in range(2))
+    for method in first.scores:
+        np.testing.assert_array_equal(first.scores[method], second.scores[method])
+    assert all(part.training for part in model.parts()) and model.positions.dropout.p == 0.5
+    same(model.decoder.W_q.weight_grad, before[0])
+    assert model.pooling.width_grad == before[1]
