@@ -244,11 +244,9 @@ def rotary_angles(x: Any, name: str, positions: Any, base: Any) -> Array:
         raise ShapeError(
             f"positions must have shape (T,) = ({n_steps},) or (B, T) = ({batch}, {n_steps}), got {at.shape}"
         )
-    if not scalars.is_real(base):
-        raise TypeError(f"base must be a number, got {base!r}")
-    if not (0 < base < np.inf) or not np.isfinite(at).all():
-        raise ValueError(f"base must be above 0 and positions finite, got base={base}")
-    rates = float(base) ** (-np.arange(0, shape[-1], 2) / shape[-1])
+    if not np.isfinite(at).all():
+        raise ValueError("positions must be finite, not NaN or infinite")
+    rates = scalars.positive(base, "base") ** (-np.arange(0, shape[-1], 2) / shape[-1])
     angles = np.atleast_2d(at).astype(np.float64)[..., None] * rates
     return angles[:, None] if len(shape) == 4 else angles
 

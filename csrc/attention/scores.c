@@ -109,7 +109,7 @@ cap_scores(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
     const size_t at = walk->block.from * walk->problem->kernels->itemsize;
-    /* Scores are multiplied by the cap's inverse, which is infinite for what is less than a normal number. */
+    /* Scores are multiplied by the cap's inverse: both are normal numbers from here to 1 / least. */
     const double least = args->dtype == MHA_F32 ? FLT_MIN : DBL_MIN;
     const mha_cap cap = {
         .rows = walk->tile.rows,
@@ -117,7 +117,7 @@ cap_scores(const mha_walk *walk)
         .scores = walk->room->scores + at,
         .slopes = walk->problem->pass == MHA_PASS_BACKWARD ? walk->room->slopes + at : NULL,
         .row_stride = (ptrdiff_t)walk->plan->score_stride,
-        .cap = args->softcap < least ? least : args->softcap,
+        .cap = args->softcap < least ? least : args->softcap > 1 / least ? 1 / least : args->softcap,
     };
     walk->problem->kernels->cap_scores(&cap);
 }

@@ -82,7 +82,7 @@ def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
     if not is_real(value):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not 0 < value < np.inf:
+    if not 0 < value <= sys.float_info.max:  # also refuses an int that is too large for a float
         raise ValueError(f"{name} must be above 0 and finite, got {value}")
     return float(value)
 

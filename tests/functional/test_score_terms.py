@@ -83,6 +83,17 @@ def test_the_smallest_caps(rng, isa, dtype, softcap):
     assert not grad_q[..., 1:, :].any()
 
 
+@pytest.mark.parametrize("softcap", [1e38, 1e39, 1e300, 1.7e308])
+def test_the_largest_caps_are_none(rng, isa, dtype, softcap):
+    q, k, v, grad = rng.standard_normal((4, 1, 1, 3, 4)).astype(dtype)
+    capped = functional.dot_product_attention(q, k, v, softcap=softcap)
+    tolerance = 20 * np.finfo(dtype).eps  # a few roundings of numbers of about 1
+    np.testing.assert_allclose(capped, functional.dot_product_attention(q, k, v), rtol=0, atol=tolerance)
+    found = functional.dot_product_attention_backward(grad, q, k, v, softcap=softcap)
+    for gradient, wanted in zip(found, functional.dot_product_attention_backward(grad, q, k, v)):
+        np.testing.assert_allclose(gradient, wanted, rtol=0, atol=tolerance)
+
+
 @pytest.mark.parametrize("isa", [name for name, there in _core.isas() if there], indirect=True)
 @hypothesis.given(call=calls())
 @hypothesis.settings(max_examples=400 if needs.NIGHTLY else 25)
@@ -243,6 +254,7 @@ def test_errors(rng):
         ({"softcap": 0}, ValueError, "softcap must be above 0"),
         ({"softcap": -1.0}, ValueError, "softcap"),
         ({"softcap": np.nan}, ValueError, "softcap"),
+        ({"softcap": 10**400}, ValueError, "softcap must be above 0 and finite"),
         ({"softcap": True}, TypeError, "softcap"),
         ({"relative_bias": np.ones((2, 4))}, mha_c.ShapeError, r"shape \(2, 4\), expected \(H, 2R \+ 1\) with H = 2"),
         ({"relative_bias": np.ones((3, 5))}, mha_c.ShapeError, "H = 2"),
