@@ -139,7 +139,7 @@ def _gradients(
     grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], valid_lens: Any, options: AttentionOptions
 ) -> tuple[Any, ...]:
     """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
-    if options.get("rng") is None and options.get("dropout"):  # a seed of its own would drop other weights
+    if options.get("dropout") and not isinstance(options.get("rng"), (int, np.integer)):  # others would be dropped
         raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
     found = core_options(q, k, valid_lens, **options)
     in_order, terms = found[:-1], found[-1]

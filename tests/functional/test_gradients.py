@@ -385,8 +385,9 @@ def test_dropout_backwards_needs_the_forwards_number(rng):
         lambda **o: F.dot_product_attention_backward(grad, q, k, v, **o),
         lambda **o: F.additive_attention_backward(grad, q, k, v, w_v, **o),
     ):
-        with pytest.raises(ValueError, match="rng must be the whole number that the forward call was given"):
-            call(dropout=0.5)
+        for stream in (None, np.random.default_rng(0)):  # which would give another number than forward
+            with pytest.raises(ValueError, match="rng must be the whole number that the forward call was given"):
+                call(dropout=0.5, rng=stream)
         for a, b in zip(call(dropout=1.0, rng=1), call(dropout=0.0)):
             assert not a.any() and a.shape == b.shape
 
