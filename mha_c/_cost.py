@@ -240,7 +240,7 @@ def _to_measure(layer: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, dict[str
     inputs = [np.empty(size, layer.dtype) for size in sizes]
     for x in inputs if drawn else ():
         x[...] = rng.standard_normal(x.shape, dtype=np.float32)
-    return partial(layer, *inputs, training=False), inputs, explain(layer, *inputs).as_dict()
+    return partial(layer, *inputs, training=False), inputs, explain(layer, *inputs, training=False).as_dict()
 
 
 def _measured(call: Any) -> float:

@@ -35,6 +35,8 @@ def test_multi_head_by_hand():
     assert steps["scores"].tiled_bytes == 4 * (2 * 3 * 16 + 2 * 5 * 16)
     assert steps["scores"].naive_bytes - steps["scores"].tiled_bytes == 4 * scores
     assert (steps["softmax"].naive_bytes, steps["softmax"].tiled_bytes) == (8 * scores, 0)
+    in_evaluation = mha_c.cost(layer, queries=3, keys=5, batch=2, measure=False)
+    assert mha_c.cost(layer.train(), queries=3, keys=5, batch=2, measure=False) == in_evaluation
 
 
 def test_totals_and_double_precision():
