@@ -96,6 +96,7 @@ OPTIONS = {
     "bias": dict(bias=torch.linspace(-1, 1, 20).reshape(4, 5)),
     "scale": dict(scale=0.3),
     "softcap": dict(softcap=0.5),
+    "softcap, none": dict(softcap=1e39),
     "sinks": dict(sinks=torch.tensor([0.1, 0.2, 0.3, 0.4])),
     "relative": dict(relative_bias=torch.linspace(-1, 1, 12).reshape(4, 3)),
     "uniform": dict(valid_lens=torch.tensor([[1, 0, 2, 5], [0, 0, 3, 1]]), empty_rows="uniform"),

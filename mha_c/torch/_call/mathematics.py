@@ -121,6 +121,8 @@ def with_score_terms(
 ) -> Tensor:
     """Scores (..., Q, K) capped, and with their biases by distance."""
     if softcap:
+        least = torch.finfo(scores.dtype).tiny  # as in the core: a cap and its inverse are normal numbers
+        softcap = min(max(softcap, least), 1 / least)
         scores = softcap * torch.tanh(scores / softcap)
     if relative_bias is not None:
         reach = relative_bias.shape[1] // 2
