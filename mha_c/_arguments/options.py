@@ -128,6 +128,6 @@ def projected(x: Any, name: str, weight: Any, weight_name: str, n_out: int) -> A
     if W.shape != (n_out, array.shape[-1]):
         wanted = f"(h, features of {name}) = ({n_out}, {array.shape[-1]})"
         raise ShapeError(f"{weight_name} must have shape {wanted}, got {W.shape}; {name} has shape {array.shape}")
-    if W.dtype != array.dtype:
+    if W.dtype.type is not array.dtype.type:
         raise TypeError(f"{weight_name} must have the type of {name}, {array.dtype}, got {W.dtype}")
     return like_input(linear(array, (W, None)), is_tensor(x))

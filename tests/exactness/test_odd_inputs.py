@@ -64,6 +64,23 @@ def test_a_type_with_metadata_is_that_type(qkv, dtype):
     same(found, F.dot_product_attention(*qkv))
 
 
+def test_bytes_in_another_order_are_the_same_type(qkv, dtype):
+    (q, k, v), other = qkv, dtype.newbyteorder()
+    w_v, W = np.ones(7, dtype), np.ones((7, D), dtype)
+    layer = mha_c.MultiHeadAttention(D, D, D, 4, 2, 0, rng=0)
+    a = F.dot_product_attention(q, k, v, return_lse=True)
+    for call, given in (
+        (lambda x: F.additive_attention(x, k, v, w_v, W, W), q),
+        (lambda x: F.additive_attention(q, k, v, w_v, W, x), W),
+        (lambda x: F.merge(a[0], a[1], x, a[1])[0], a[0]),
+        (lambda x: layer(q, layer.project(k, x)), v),
+        (lambda x: layer(q, q, x, cache=layer.new_cache(B, Q)), q),
+        (lambda x: mha_c.KernelAttention()(q, k, x), v),
+        (lambda x: mha_c.variants.scaled_dot_product_attention(q, x, v)[0], k),
+    ):
+        same(call(given.astype(other)), call(given))
+
+
 def test_torchs_numbers_of_8_bits():
     torch = needs.module("torch")
     tensor = torch.zeros(B, K, D).to(torch.float8_e4m3fn)
