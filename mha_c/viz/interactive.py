@@ -95,6 +95,7 @@ def view(
     if title is None:
         plain = isinstance(weights, (list, tuple)) or hasattr(weights, "shape")
         title = "Attention weights" if plain else type(weights).__name__
+    title = str(title)
     examples = min(len(layer.weights) for layer in layers)
     lens = _lengths(valid_lens, examples)
 
@@ -104,8 +105,9 @@ def view(
 
     shown = panels(0)
     encoded, notes = _encode_all(shown, panels, examples, max_bytes)
-    if head_names is not None and len(head_names) != encoded[0]["h"]:
-        raise ValueError(f"head_names has {len(head_names)} names for {encoded[0]['h']} heads")
+    for n_heads in {panel["h"] for panel in encoded}:
+        if head_names is not None and len(head_names) != n_heads:
+            raise ValueError(f"head_names has {len(head_names)} names for {n_heads} heads")
     data = {
         "title": title,
         "layers": [layer.name for layer in layers],

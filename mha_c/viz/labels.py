@@ -43,6 +43,8 @@ def _sentence(tokens: Any) -> Sentence:
         return tokens.split()
     if hasattr(tokens, "tolist"):  # an array of strings or of token ids
         tokens = tokens.tolist()
+    if not hasattr(tokens, "__iter__"):
+        raise TypeError(f"tokens: sentences expected, lists or strings; got {tokens!r}")
     return [token if isinstance(token, str) else str(token) for token in tokens]
 
 
@@ -60,7 +62,7 @@ def _pick(sentences: list[Sentence], size: int, what: str) -> Sentence:
     if sentences[0] is None:
         return None
     known = [sentence for sentence in sentences if sentence is not None]
-    fitting = [x for x in known if len(x) == size] or [x for x in known if len(x) < size]
+    fitting = [x for x in known if len(x) == size] or [x for x in known if 0 < len(x) < size]
     if not fitting:
         raise ValueError(f"tokens: {len(known[0])} tokens for {size} {what}")
     return fitting[0]

@@ -123,7 +123,7 @@ class Page:
             The same.
         """
         path = Path(path)
-        path.write_bytes(self.html().encode("utf-8"))
+        path.write_bytes(self.html().encode("utf-8", "replace"))  # half a character, of a tokenizer's, is a ?
         return path
 
     def _repr_html_(self) -> str:

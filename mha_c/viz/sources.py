@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
+from .._arguments import scalars
 from ..errors import ShapeError
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _four_axes(weights: Array, num_heads: Optional[int], first_is_batch: bool) -
             f"got shape {weights.shape}"
         )
     if num_heads is not None:
-        if num_heads < 1 or weights.shape[0] % num_heads:
+        if weights.shape[0] % scalars.whole(num_heads, "num_heads"):
             raise ShapeError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
         return weights.reshape(-1, num_heads, *weights.shape[1:])
     return weights[:, None] if first_is_batch else weights[None]
