@@ -338,7 +338,7 @@ class Reading(np.ndarray):
         self._parameter = None
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        for x in out:
+        for x in (*out, *inputs[: method == "at"]):  # what is written to; `at` does not always ask
             if isinstance(x, Reading):
                 x._need_writeable()
         if out:
