@@ -292,9 +292,9 @@ def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) ->
     arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
     n_items = len(arrays[0]) if all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1 else None
+    if scalars.whole(example, "example", least=0) >= (1 if n_items is None else n_items):
+        raise ValueError(f"example: {example} of {n_items or 1}, counted from 0")
     if n_items is not None:
-        if not 0 <= example < n_items:
-            raise ValueError(f"example: {example} of {n_items}, counted from 0")
         arrays = [x[example] for x in arrays]
     q, k, v = arrays
     if any(x.ndim != 2 or not len(x) for x in arrays) or q.shape[1] != k.shape[1] or len(k) != len(v):

@@ -87,8 +87,11 @@ def test_what_cannot_be_taught(inputs, change, says):
         teach.steps(*inputs, np.ones(len(inputs[0]), bool))
     with pytest.raises(ValueError, match="block_size"):
         teach.tiles(*inputs, block_size=0)
-    with pytest.raises(ValueError, match="example"):
-        teach.steps(*(x[None] for x in inputs), example=1)
+    for arrays, example in ((inputs, 1), ([x[None] for x in inputs], 1), (inputs, -1)):
+        with pytest.raises(ValueError, match="example"):
+            teach.steps(*arrays, example=example)
+    with pytest.raises(TypeError, match="example must be a whole number"):
+        teach.steps(*inputs, example=0.5)
 
 
 def test_the_text_shows_every_step(inputs):
