@@ -246,6 +246,14 @@ def weights_of(*states: Optional[State]) -> Weights:
     return tuple(array for state in states if state is not None for array in (state.weight, state.bias))
 
 
+def lengths_of(valid_lens: Any, batch: int) -> Optional[Array]:
+    """Lengths (B,) or (B, Q) for the calls to come, a copy."""
+    lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
+    if lens is not None and (lens.ndim not in (1, 2) or lens.shape[0] != batch):
+        raise ShapeError(f"valid_lens must have shape (B,) or (B, Q) with B = {batch}, got {lens.shape}")
+    return lens
+
+
 def rows_read(valid_lens: Any, n_keys: int, empty_rows: str) -> tuple[int, int]:
     """How many keys and how many values calls with these lengths read: those without keys may ask for all values."""
     if valid_lens is None or not valid_lens.size:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-import numpy as np
-
 from .._arguments import scalars
-from .._arguments.arrays import of_one_type, to_arrays, to_lengths
+from .._arguments.arrays import of_one_type, to_arrays
 from .._core import layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
@@ -19,6 +17,7 @@ from .caches import (
     KeyValueCache,
     ProjectedKeyValues,
     check_steps,
+    lengths_of,
     most,
     project_rows,
     rows_read,
@@ -110,7 +109,7 @@ class DecodingLayer(AttentionLayer):
             if array.ndim != 3 or array.shape[:2] != keys.shape[:2]:
                 raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {keys.shape}")
         of_one_type(arrays, "keys", "values")
-        lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
+        lens = lengths_of(valid_lens, keys.shape[0])
         n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
         n_read = n_keys, n_values if len(arrays) == 2 else keys.shape[1]  # values come with the call
         states, dtype = self._sized(dict(zip(("W_k", "W_v"), arrays))), packing_type(keys, self.dtype)

@@ -185,6 +185,9 @@ def test_errors(rng):
     layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 3, 24))
     cache = layer.new_cache(2, 9)
     kv = layer.project(x, x, [1, 2])
+    for lens in ([1, 2, 3], 2, [[[1], [2]]]):  # which `reorder` could make lengths of the batch
+        with pytest.raises(mha_c.ShapeError, match=r"valid_lens must have shape \(B,\) or \(B, Q\) with B = 2"):
+            layer.project(x, x, lens)
     for args, options, kind, message in (
         ((x, x, x), {"cache": 3}, TypeError, "new_cache"),
         ((x[:1], x[:1], x[:1]), {}, mha_c.ShapeError, "batch of 1, but the cache one of 2"),

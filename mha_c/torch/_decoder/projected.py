@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..._arguments import calls
-from ..._arguments.arrays import to_lengths
 from ..._core import layer_forward, linear
 from ..._decoder import caches
 from ...errors import ShapeError
@@ -136,7 +135,7 @@ def _numbers(
 ) -> ProjectedKeyValues:
     """In the core's type; rows that no call will read are zeros."""
     n_keys = inputs[0].shape[1]
-    lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
+    lens = caches.lengths_of(valid_lens, inputs[0].shape[0])
     n_read = caches.rows_read(lens, n_keys, empty_rows)
     n_read = n_read if inputs[1] is not None else (n_read[0], n_keys)  # values come with the call
     rows: list[Any] = []
