@@ -48,14 +48,21 @@ def play(browser, page):
 
 
 @pytest.fixture
-def call(play):
-    """mha_c.attention in the page: what it returns, or the text of its error."""
-    shown = play()
-    shown.browser.run("return mha_c.ready")
+def call(browser, page):
+    """mha_c.attention in the page: what it returns, or the text of its error.  It leaves nothing there, so that one
+    page, once open, serves test after test."""
+    if browser.run("return location.href") != page.as_uri():
+        browser.javascript(True)
+        browser.open(page.as_uri())
+        browser.wait("return document.querySelector('[data-mhac-ready]') !== null")
+        browser.run("return mha_c.ready")
+    browser.console()
 
     def attention(**options):
-        return shown.browser.run(
+        return browser.run(
             "try { return mha_c.attention(arguments[0]); } catch (error) { return error.message; }", options
         )
 
-    return attention
+    yield attention
+    assert browser.console() == []
+    assert browser.run("return performance.getEntriesByType('resource').length") == 0
