@@ -33,8 +33,8 @@ class PositionalEncoding(nn.Module):
     ----------
     P : Tensor (1, max_len, num_hiddens)
         A float32 buffer that no state_dict holds, as d2l's attribute of that name.  Whatever is put in its place, an
-        nn.Parameter to be learned or other numbers, is what is added from then on; of the module's own, float64 inputs
-        meet the numbers in float64.
+        nn.Parameter to be learned or other numbers, or written into it, is what is added from then on; of the module's
+        own, float64 inputs meet the numbers in float64.
 
     Notes
     -----
@@ -62,21 +62,24 @@ class PositionalEncoding(nn.Module):
         """X plus the positions of its steps, then dropout: see the class."""
         check_inputs(X=X)
         check_features(X, "X", self.num_hiddens)
-        table = self._table if X.dtype is torch.float64 and self.P is self._own else self.P
-        if type(start) is int and 0 <= start <= table.shape[1] - X.shape[1]:
-            rows = table[:, start : start + X.shape[1]]
+        if type(start) is int and 0 <= start <= self.P.shape[1] - X.shape[1]:
+            at: Any = (slice(None), slice(start, start + X.shape[1]))
         else:
             if tracing_state() is not None and isinstance(start, Tensor):
                 raise RuntimeError("start is a tensor, of which a traced program would keep the numbers it has now")
-            rows = table[0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], table.shape[1]))]
-        return self.dropout(X + rows.to(X.device, X.dtype))
+            at = 0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], self.P.shape[1]))
+        rows = self.P[at].to(X.device, X.dtype)
+        if X.dtype is torch.float64 and self.P is self._own:
+            exact = self._table[at].to(X.device)
+            rows = torch.where(rows == exact.float(), exact, rows)
+        return self.dropout(X + rows)
 
     def _apply(self, fn: Any, *args: Any, **options: Any) -> PositionalEncoding:
-        """`to`, `double`, `to_empty` and so on, behind which P has the numbers of the table again."""
-        is_own = self.P is self._own
+        """`to`, `double`, `to_empty` and so on, which leave P its numbers, in float32; from `meta` on, the table's."""
+        own = self.P if self.P is self._own else None
         super()._apply(fn, *args, **options)
-        if is_own:
-            self.P = self._own = self._table.to(self.P.device, torch.float32)
+        if own is not None:
+            self.P = self._own = (self._table if own.is_meta else own).to(self.P.device, torch.float32)
         return self
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any

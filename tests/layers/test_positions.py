@@ -82,6 +82,10 @@ def test_a_table_of_ones_own(version):
         module = kind(6, 0.0, 9)
         module.P = torch.full((1, 9, 6), 0.5)
         found.append((out, module.double()(X), module.P.float()))
+        module = kind(6, 0.0, 9)
+        module.P[:, :, :4] = 0.1  # written into it, before the model is moved
+        module.P[:, :, 4:].zero_()
+        found[-1] += module(X), module(X.float()), module.to("cpu")(X), module(X.float())
     for theirs, own in zip(*found):
         assert torch.equal(theirs, own)
     module = ours.PositionalEncoding(6, 0.0, 9)
