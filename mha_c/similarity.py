@@ -74,7 +74,7 @@ class KernelAttention(Trained):
     derivative : function, optional
         Of a kernel that is a function, for `backward`.
     empty_rows : {"uniform", "zero"}
-        What a query without a key of weight above 0 gets: the mean of all its keys' values, or 0.
+        What a query without a key of weight above 0 gets: the mean of all values, those behind its length too, or 0.
 
     Raises
     ------

@@ -242,6 +242,9 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
         if x.shape != shape or x.dtype != out_a.dtype:
             raise ShapeError(f"{name} must have shape {tuple(shape)} and {out_a.dtype}, as out_a has it, "
                              f"got {tuple(x.shape)} and {x.dtype}")  # fmt: skip
+    if out_a.dtype in HALVES:  # rounded once
+        out, lse = merge(out_a.float(), lse_a.float(), out_b.float(), lse_b.float())
+        return out.to(out_a.dtype), lse.to(out_a.dtype)
     a_is_empty, b_is_empty = torch.isneginf(lse_a), torch.isneginf(lse_b)
     larger = torch.maximum(lse_a, lse_b)
     larger = torch.where(torch.isneginf(larger), torch.zeros_like(larger), larger).detach()

@@ -157,6 +157,14 @@ def test_merge():
             torch.testing.assert_close(one, other)
 
 
+def test_merge_of_halves_is_rounded_once():
+    for dtype in (torch.bfloat16, torch.float16):
+        parts = [x.to(dtype) for x in (*torch.randn(2, 1, 2, 3, 4), *torch.randn(2, 1, 2, 3))]
+        order = [parts[0], parts[2], parts[1], parts[3]]
+        for found, exact in zip(functional.merge(*order), functional.merge(*[x.float() for x in order])):
+            assert torch.equal(found, exact.to(dtype))
+
+
 def test_merge_with_nan_where_a_side_is_empty():
     out, lse = leaf(1, 3, 2), leaf(1, 3)
     nothing = torch.full_like(out, torch.nan), torch.full_like(lse, -torch.inf)
