@@ -205,3 +205,31 @@ def test_what_is_known_without_the_numbers_is_torchs_answer():
     assert type(weights) is lazy.LazyWeights and weights.grad_fn is plain.grad_fn is None
     assert [weights.requires_grad, weights.is_leaf, weights.is_cuda] == [False, True, False]
     assert weights.requires_grad_().requires_grad is True
+
+
+@pytest.mark.parametrize("keys", [6, 400])  # kept as they are; rebuilt when used
+@pytest.mark.parametrize("before", [False, True])
+def test_a_look_under_inference_mode_takes_no_gradient_away(keys, before):
+    found = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        layer, (q, k, v) = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs(keys=keys, queries=50)
+        layer(q, k, v)
+        weights = layer.attention_weights if before else None
+        if looks:
+            with torch.inference_mode():
+                layer.attention_weights.sum()
+        weights = layer.attention_weights if weights is None else weights
+        weights.square().sum().backward()
+        found.append(layer.W_q.weight.grad)
+    assert torch.equal(*found)
+
+
+def test_weights_first_seen_under_inference_mode_are_tensors_like_others():
+    layer, factor = mt.DotProductAttention(0.0), torch.ones((), requires_grad=True)
+    with torch.no_grad():
+        layer(*inputs(sizes=(10, 10, 14)))
+    with torch.inference_mode():
+        layer.attention_weights.sum()
+    (layer.attention_weights * factor).sum().backward()
+    torch.testing.assert_close(factor.grad, torch.tensor(8.0))  # rows of weights

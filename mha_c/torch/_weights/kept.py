@@ -52,7 +52,7 @@ class Kept:
                 self._saved.check_numbers()
             if self.passes():
                 return split_heads(self._now().to(self._dtype), heads)
-            with torch.enable_grad():  # a function of what the call recorded, wherever they are read
+            with torch.inference_mode(False), torch.enable_grad():  # of what the call recorded, wherever they are read
                 found = self._tensors[heads] = self._shown(heads)
         return found
 

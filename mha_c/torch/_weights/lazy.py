@@ -49,11 +49,9 @@ class Recipe:
     def tensor(self) -> Tensor:
         saved = self._saved  # before the look: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
-            if type(saved) is tuple:
-                self._keep(saved_weights(saved, torch.from_numpy))
-            else:
-                with torch.no_grad():
-                    self._keep(saved.weights(*saved.arguments()))
+            with torch.inference_mode(False), torch.no_grad():  # tensors that autograd takes, wherever they are read
+                found = saved_weights(saved, torch.from_numpy) if type(saved) is tuple else None
+                self._keep(saved.weights(*saved.arguments()) if found is None else found)
         assert self._tensor is not None
         return self._tensor
 
