@@ -101,6 +101,17 @@ def test_weights_that_have_changed_are_noticed(kind):
                 module(queries, kv)
 
 
+def test_a_buffer_of_a_projection_that_has_changed_is_noticed():
+    """As the mask of a pruned weight, or the scale of a quantized one."""
+    module, (queries, encoded) = KINDS["multi-head"](), inputs()
+    module.W_k = torch.nn.Sequential(module.W_k, torch.nn.BatchNorm1d(encoded.shape[1]).eval())
+    kv = module.project(encoded, encoded)
+    module(queries, kv)
+    module.W_k[1].running_var.mul_(2)
+    with pytest.raises(ValueError, match="project again"):
+        module(queries, kv)
+
+
 def test_weights_that_have_been_replaced_are_noticed(kind):
     """As averaged ones take the place of others for an evaluation: no count of changes tells it."""
     module, (queries, encoded) = KINDS[kind](), inputs()

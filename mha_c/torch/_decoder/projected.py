@@ -111,11 +111,11 @@ def _watched(x: Optional[Tensor] = None) -> bool:
 
 
 def _held(module: Any) -> Any:
-    """Whatever W_k and W_v are: their parameters.  None where tensors have no versions that tell something."""
+    """Whatever W_k and W_v are: parameters and buffers.  None where tensors have no versions that tell something."""
     if _watched():
         return None
     children = [module._modules[name] for slot, name in module._layout.slots if slot in (1, 2)]
-    return Held.these(tuple(x for child in children for x in child.parameters()))
+    return Held.these(tuple(x for child in children for x in (*child.parameters(), *child.buffers())))
 
 
 def _own(given: Tensor, rows: Tensor) -> Tensor:
