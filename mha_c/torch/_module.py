@@ -221,7 +221,7 @@ class AttentionModule(TakesArrays, Viewable):
         if autocasting() and result_type(dtype) is not dtype:
             dtype = result_type(dtype)
             out = out.to(dtype)
-        self.__dict__["_last"] = None  # what was assigned, where another module shows the weights of the call
+        self._forget_assigned()
         holder["_last"] = saved, dtype, source
         return out
 
