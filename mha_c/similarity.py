@@ -272,7 +272,7 @@ def checked_kernel(kernel: Any) -> Kernel:
     if callable(kernel):
         return kernel
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
-    return scalars.choice(name, "kernel", tuple(LOGARITHMS))
+    return scalars.choice(name, "kernel", *LOGARITHMS)
 
 
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:

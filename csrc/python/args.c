@@ -74,7 +74,7 @@ mha_py_seed(mha_py_call *call, PyObject *value)
     seed = PyLong_CheckExact(value) ? PyLong_AsUnsignedLongLong(value) : none;
     if (seed == none) {
         PyErr_Clear();
-        PyObject *const exact = mha_py_ask(call, "seed", "(O)", value);
+        PyObject *const exact = mha_py_ask(call, "seed", "(Os)", value, "seed");
 
         seed = exact == NULL ? 0 : PyLong_AsUnsignedLongLong(exact);
         Py_XDECREF(exact);

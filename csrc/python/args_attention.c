@@ -180,7 +180,7 @@ take_terms(mha_py_call *call, PyObject *value, mha_py_attention *attention)
     }
     const double softcap = mha_py_given(part[1]) ? mha_py_real(call, part[1], "softcap") : 0;
     if (!call->failed && !(softcap >= 0 && softcap < HUGE_VAL)) {
-        mha_py_refuse(call, "softcap", "(O)", part[1]);
+        mha_py_refuse(call, "positive", "(Os)", part[1], "softcap");
     }
     attention->args.softcap = softcap;
     if (mha_py_given(part[0])) {

@@ -74,8 +74,8 @@ mha_py_ask(mha_py_call *call, const char *question, const char *format, ...)
         PyErr_SetObject((PyObject *)Py_TYPE(answer), answer);
         Py_CLEAR(answer);
     } else if (answer == Py_None || (answer == NULL && !PyErr_Occurred())) {
-        /* Another thread changed what was refused before it could be said why; or the interpreter is ending. */
-        PyErr_Format(PyExc_RuntimeError, "an argument is refused: %s", question);
+        /* Another thread changed what was refused, no memory was left to say why, or the interpreter is ending. */
+        PyErr_Format(function != NULL && answer == NULL ? PyExc_MemoryError : PyExc_RuntimeError, "%s", question);
         Py_CLEAR(answer);
     }
     call->failed = call->failed || answer == NULL;

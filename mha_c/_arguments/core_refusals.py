@@ -1,19 +1,19 @@
 """Why the compiled core refuses an argument, in the user's words; and numbers of less usual types for it.
 
 Called by name from csrc/python: the core decides what is safe for memory, and asks here only when something is not.
-A function answers with the exception to raise, or with the number that was asked for.  Those of shapes read nothing
-else: `torch/_call/checks.py` asks them about tensors that never reach the core.
+A function answers with the exception to raise, or raises it, or gives the number that was asked for.  Those of shapes
+read nothing else: `torch/_call/checks.py` asks them about tensors that never reach the core.
 """
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 
 from .. import _core
 from ..errors import ShapeError
+from . import scalars
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -38,54 +38,25 @@ def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[st
     )
 
 
-def real(value: Any, name: str) -> Union[float, Exception]:
-    # float() takes some of these, silently dropping what they mean.
-    no_number = isinstance(value, (bool, np.bool_, str, bytes, np.complexfloating)) or (
-        isinstance(value, np.ndarray) and value.ndim > 0
-    )
+def real(value: Any, name: str) -> float:
+    number = scalars.real(value, name)
+    if number != number:
+        raise ValueError(f"{name} must not be NaN")
+    return number
+
+
+probability, whole, seed, choice = scalars.probability, scalars.whole, scalars.seed, scalars.choice
+positive = scalars.positive
+
+
+def threads(value: Any, most: int) -> int:
     try:
-        number = None if no_number else float(value)
-    except TypeError:
-        number = None
-    except OverflowError:
-        return ValueError(f"{name} is too large for a float")
-    if number is None:
-        return kind(value, name, "a real number")
-    return ValueError(f"{name} must not be NaN") if number != number else number
-
-
-def probability(value: Any, name: str) -> Exception:
-    return ValueError(f"{name} must lie in 0..1, got {value!r:.100}")
-
-
-def whole(value: Any, name: str, least: int) -> Union[int, Exception]:
-    try:
-        number = None if isinstance(value, (bool, np.bool_, np.ndarray)) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        return kind(value, name, "a whole number")
-    return number if number >= least else ValueError(f"{name} must be at least {least}, got {value!r:.100}")
-
-
-def seed(value: Any) -> Union[int, Exception]:
-    number = whole(value, "seed", -(2**64))
-    if isinstance(number, TypeError) or (isinstance(number, int) and 0 <= number < 2**64):
-        return number
-    return ValueError(f"seed must lie in 0 .. 2**64 - 1, got {value!r:.100}")
-
-
-def choice(value: Any, name: str, first: str, second: str) -> Exception:
-    if not isinstance(value, str):
-        return kind(value, name, "a string")
-    return ValueError(f"{name} must be {first!r} or {second!r}, got {value!r:.100}")
-
-
-def threads(value: Any, most: int) -> Union[int, Exception]:
-    number = whole(value, "the number of threads", 1)
-    if not isinstance(number, int):  # one kind of error: api.md, 7
-        return ValueError(f"the number of threads must be a whole number >= 1, got {value!r:.100}")
-    return number if number <= most else ValueError(f"the number of threads is too large: {value!r:.100}")
+        number = scalars.whole(value, "the number of threads")
+    except (TypeError, ValueError):  # one kind of error: api.md, 7
+        raise ValueError(f"the number of threads must be a whole number >= 1, got {value!r:.100}") from None
+    if number > most:
+        raise ValueError(f"the number of threads is too large: {value!r:.100}")
+    return number
 
 
 def isa(name: Any) -> Exception:
@@ -179,8 +150,8 @@ def bool_bias(name: str) -> Exception:
 
 
 def mask_kind(value: Any, name: str) -> Exception:
-    if not isinstance(value, np.ndarray):
-        return kind(value, name, "a NumPy array of bool")
+    if not hasattr(value, "dtype") or isinstance(value, np.generic):
+        return kind(value, name, "an array of bool")
     return TypeError(
         f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name} != 0, or pass numbers "
         f"to be added to the scores as bias"
@@ -215,10 +186,6 @@ def corner_with_origin() -> Exception:
 
 def far_origin(origin: Any, last: int) -> Exception:
     return ValueError(f"origin must be at most {last}, the last place that dropout counts, got {origin!r:.100}")
-
-
-def softcap(value: Any) -> Exception:
-    return ValueError(f"softcap must be above 0 and finite, got {value!r:.100}")
 
 
 def relative_bias(table: Array, heads: int) -> Exception:

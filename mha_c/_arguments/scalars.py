@@ -6,8 +6,8 @@ layer is built, or what the core never sees.
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
@@ -23,44 +23,55 @@ LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 def whole(value: Any, name: str, least: int = 1) -> int:
     """A size as a Python int.  True, 4.0 and '4' are mistakes, not sizes."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
+    try:
+        number = None if isinstance(value, (bool, np.bool_, np.ndarray)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be a whole number, got {value!r:.100} ({type(value).__name__})")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {value!r:.100}")
+    return number
 
 
-def is_real(value: Any) -> bool:
-    """Whether it is a number; True is none."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+def real(value: Any, name: str, wanted: str = "a real number") -> float:
+    """As a Python float.  float() takes some of what is no number, silently dropping what it means."""
+    dropped = isinstance(value, (bool, np.bool_, str, bytes, np.complexfloating))
+    try:
+        number = None if dropped or (isinstance(value, np.ndarray) and value.ndim) else float(value)
+    except TypeError:
+        number = None
+    except OverflowError:
+        raise ValueError(f"{name} is too large for a float") from None
+    if number is None:
+        raise TypeError(f"{name} must be {wanted}, got {value!r:.100} ({type(value).__name__})")
+    return number
 
 
-def seed(value: Any) -> int:
-    """`rng` as a given seed: 64 bits without sign."""
-    number = whole(value, "rng", least=0)
-    if number >= 2**64:
-        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {number}")
+def seed(value: Any, name: str = "rng") -> int:
+    """A given seed: 64 bits without sign."""
+    number = whole(value, name, least=-(2**64))
+    if not 0 <= number < 2**64:
+        raise ValueError(f"{name} must lie in 0 .. 2**64 - 1, got {value!r:.100}")
     return number
 
 
 def probability(value: Any, name: str = "dropout") -> float:
     """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
-    if not is_real(value):
-        raise TypeError(f"{name} must be a real number in 0..1, got {value!r} ({type(value).__name__})")
-    if not 0 <= value <= 1:  # also refuses NaN
-        raise ValueError(f"{name} must lie in 0..1, got {value}")
-    return value if isinstance(value, (int, float)) else float(value)
+    number = real(value, name, "a real number in 0..1")
+    if not 0 <= number <= 1:  # also refuses NaN
+        raise ValueError(f"{name} must lie in 0..1, got {value!r:.100}")
+    return value if isinstance(value, (int, float)) else number
 
 
 def scale(value: Any, single: bool) -> Optional[float]:
     """A factor for scores, finite in the type they are computed in: float32 if `single`, else float64; or None."""
     if value is None:
         return None
-    if not is_real(value):
-        raise TypeError(f"scale must be None or a real number, got {value!r} ({type(value).__name__})")
-    if not abs(value) <= (LARGEST_FLOAT32 if single else sys.float_info.max):  # also refuses NaN
+    number = real(value, "scale", "None or a real number")
+    if not abs(number) <= (LARGEST_FLOAT32 if single else sys.float_info.max):  # also refuses NaN
         raise ValueError(f"scale must be finite in {'float32' if single else 'float64'}, not NaN or inf, got {value}")
-    return float(value)
+    return number
 
 
 def element(value: Any, dtype: Any, limits: Any) -> Any:
@@ -80,11 +91,10 @@ def element(value: Any, dtype: Any, limits: Any) -> Any:
 
 def positive(value: Any, name: str) -> float:
     """A finite number above 0."""
-    if not is_real(value):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not 0 < value <= sys.float_info.max:  # also refuses an int that is too large for a float
-        raise ValueError(f"{name} must be above 0 and finite, got {value}")
-    return float(value)
+    number = real(value, name)
+    if not 0 < number <= sys.float_info.max:  # also refuses NaN
+        raise ValueError(f"{name} must be above 0 and finite, got {value!r:.100}")
+    return number
 
 
 def flag(value: Any, name: str) -> bool:
@@ -98,16 +108,16 @@ def switch(value: Any, name: str) -> bool:
     return bool(value) if isinstance(value, int) and value in (0, 1) else flag(value, name)
 
 
-def choice(value: Any, name: str, allowed: Sequence[str]) -> str:
+def choice(value: Any, name: str, *allowed: str) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be a string, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name} must be a string, got {value!r:.100} ({type(value).__name__})")
     if value not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r:.100}")
     return value
 
 
 def empty_rows(value: Any) -> EmptyRows:
-    return cast("EmptyRows", choice(value, "empty_rows", ("uniform", "zero")))
+    return cast("EmptyRows", choice(value, "empty_rows", "uniform", "zero"))
 
 
 def float_type(value: Any) -> DType:

@@ -159,7 +159,7 @@ class Layer(Trained):
         >>> mha = mha_c.MultiHeadAttention(100, 5, 0.5, use_bias=False)     # the form of the mxnet edition
         >>> mha.initialize(rng=0)
         """
-        scalars.choice(method, "method", INITIALIZERS)
+        scalars.choice(method, "method", *INITIALIZERS)
         self._drawing = (self._rng if rng is None else scalars.generator(rng), method)
         parameters = self._parameters
         with parameters.lock:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
+from .._arguments.core_refusals import bool_bias
 from ._private import FakeTensor, in_functorch, in_transform, is_of_a_transform, tensor_exchange, tracing_state
 
 if TYPE_CHECKING:
@@ -123,10 +124,7 @@ def check_inputs(**named: Any) -> None:
         if value.is_nested:
             raise TypeError(nested(name))
         if name == "bias" and value.dtype is torch.bool:
-            raise TypeError(
-                "bias has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
-                "keep_mask"
-            )
+            raise bool_bias(name)
         if value.layout is not torch.strided or not value.is_floating_point():
             raise TypeError(
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "

@@ -99,8 +99,9 @@ def test_an_isa_uses_one_vocabulary(path):
 ORDER = [
     ("_core", "_no_core", "_types"),
     ("errors",),
+    ("_arguments.scalars",),
     ("_arguments.core_refusals",),
-    ("_arguments.scalars", "_arguments.arrays", "_arguments.calls", "_layer.viewable", "_layer.kept_weights"),
+    ("_arguments.arrays", "_arguments.calls", "_layer.viewable", "_layer.kept_weights"),
     ("config",),
     ("masking", "linear"),
     ("_layer.module",),

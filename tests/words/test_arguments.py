@@ -270,7 +270,7 @@ SCORES = (2, 3, 5)
         ("dropout", np.nan, VALUE, ["NaN"]),
         ("dropout", "0.1", TYPE, ["real number"]),
         ("dropout", True, TYPE, ["real number"]),
-        ("rng", -1, VALUE, ["at least 0"]),
+        ("rng", -1, VALUE, ["0 .. 2**64 - 1", "-1"]),
         ("rng", 1.5, TYPE, ["numpy.random.Generator"]),
         ("rng", True, TYPE, ["True"]),
         ("rng", np.random.RandomState(0), TYPE, ["numpy.random.Generator"]),

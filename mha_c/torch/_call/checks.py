@@ -32,10 +32,7 @@ def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = N
     scalars.empty_rows(empty_rows)
     scalars.probability(dropout)
     if keep_mask is not None and keep_mask.dtype is not torch.bool:
-        raise TypeError(
-            f"keep_mask has dtype {keep_mask.dtype}, expected bool (True = may attend): use keep_mask != 0, or pass "
-            f"numbers to be added to the scores as bias"
-        )
+        raise core_refusals.mask_kind(keep_mask, "keep_mask")
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:

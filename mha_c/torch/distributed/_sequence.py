@@ -110,7 +110,7 @@ def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "cont
     >>> split_sequence(x, 0, 2, dim=0), split_sequence(x, 0, 2, layout="zigzag", dim=0)
     (tensor([0, 1, 2, 3]), tensor([0, 1, 6, 7]))
     """
-    scalars.choice(layout, "layout", LAYOUTS)
+    scalars.choice(layout, "layout", *LAYOUTS)
     world_size = scalars.whole(world_size, "world_size")
     if scalars.whole(rank, "rank", least=0) >= world_size:
         raise ValueError(f"rank must be below world_size ({world_size}), got {rank}")
@@ -146,7 +146,7 @@ def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: 
     >>> join_sequence(pieces, layout="zigzag", dim=0)
     tensor([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10])
     """
-    scalars.choice(layout, "layout", LAYOUTS)
+    scalars.choice(layout, "layout", *LAYOUTS)
     if not pieces:
         raise ValueError("pieces: at least one is needed")
     dim = _axis(pieces[0], "pieces[0]", dim)

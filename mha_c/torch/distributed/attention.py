@@ -136,7 +136,7 @@ def ring_traffic(
     >>> ring_traffic(4, 1000, causal=True), ring_traffic(4, 1000, window=(100, 0))
     ([250, 500, 750, 0], [250, 250, 250, 0])
     """
-    scalars.choice(layout, "layout", LAYOUTS)
+    scalars.choice(layout, "layout", *LAYOUTS)
     left, right = (-1, -1) if window is None else core_window(window)
     mask = Mask(left, 0 if _causal(causal) else right, _whole_lengths(valid_lens))
     size = scalars.whole(world_size, "world_size")
@@ -163,7 +163,7 @@ class _Arguments:
         self.q, self.k, self.v = q, k, v
         self.causal, self.window = _causal(causal), (-1, -1) if window is None else core_window(window)
         self.dropout = float(scalars.probability(dropout))
-        self.layout = scalars.choice(layout, "layout", LAYOUTS)
+        self.layout = scalars.choice(layout, "layout", *LAYOUTS)
         self.scale = scalars.scale(scale, q.dtype is not torch.float64)
         self.empty_rows = scalars.empty_rows(empty_rows)
         if self.empty_rows == "uniform" and (self.causal or window is not None):
@@ -253,7 +253,7 @@ def _causal(causal: Any) -> bool:
         return bool(causal)
     if causal == "bottom_right":
         raise ValueError("causal='bottom_right' is not served here: queries and keys count from the same first place")
-    return scalars.choice(causal, "causal", ("top_left",)) == "top_left"
+    return scalars.choice(causal, "causal", "top_left") == "top_left"
 
 
 def _whole_lengths(valid_lens: Any, batch: Optional[int] = None) -> Any:

@@ -90,7 +90,7 @@ class SequenceGroup:
 
     def __init__(self, group: Any, layout: Any) -> None:
         self._ranks = ranks_of(group, "spread_sequence")
-        self.layout = scalars.choice(layout, "layout", LAYOUTS)
+        self.layout = scalars.choice(layout, "layout", *LAYOUTS)
 
     @property
     def group(self) -> Any:
