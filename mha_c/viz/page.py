@@ -24,35 +24,13 @@ from typing import Any, Optional, Union
 # yet the same each time a notebook is run, so that notebooks kept in git do not change for nothing.
 _shown: Counter[str] = Counter()
 
+FOLDER = Path(__file__).parent  # of the scripts and styles
+
 # The scripts of a kind of page, and which of their functions builds it.
 SCRIPTS = {
     "view": (["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"], "buildView"),
     "teach": (["base.js", "grids.js", "scenes.js", "teach.js"], "buildPlayer"),
 }
-
-_DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body data-mhac-page>
-{blob}
-</body>
-</html>
-"""
-
-_PAGE_STYLE = (
-    ":root{color-scheme:light dark}"
-    "body{margin:0 auto;padding:clamp(8px,2.5vw,32px);max-width:1240px;background:#f4f2ef;color:#1d1b1a}"
-    "pre{font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}"
-    "@media (prefers-color-scheme:dark){body{background:#101114;color:#e9e7e4}}"
-    "@media print{body{background:none;padding:0}}"
-)
 
 
 class Page:
@@ -147,10 +125,10 @@ class Page:
         return f"mhac-{number}-{hashlib.sha256(as_javascript(self.data).encode()).hexdigest()[:10]}"
 
     def _script(self, number: int) -> str:
-        folder, (files, builder) = Path(__file__).parent, SCRIPTS[self.kind]
-        style = asset(folder / "base.css") + asset(folder / f"{self.kind}.css")
+        files, builder = SCRIPTS[self.kind]
+        style = asset(FOLDER / "base.css") + asset(FOLDER / f"{self.kind}.css")
         start = f'mount("{self._id(number)}", {json.dumps(style)}, {as_javascript(self.data)}, {builder});'
-        return joined([*(asset(folder / name) for name in files), start])
+        return joined([*(asset(FOLDER / name) for name in files), start])
 
 
 def joined(parts: Sequence[str]) -> str:
@@ -165,7 +143,8 @@ def document(title: str, blob: str, script: str, allowed: str = "") -> str:
         f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; style-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _DOCUMENT.format(policy=policy, title=html.escape(title), style=_PAGE_STYLE, blob=blob)
+    template, style = asset(FOLDER / "document.html"), asset(FOLDER / "document.css")
+    return template.format(policy=policy, title=html.escape(title), style=style, blob=blob)
 
 
 def as_javascript(data: Any) -> str:
@@ -176,7 +155,7 @@ def as_javascript(data: Any) -> str:
 
 @cache
 def asset(path: Path) -> str:
-    """A script or style without indentation and comment lines: they are for readers of the sources."""
+    """A script, style or document without indentation and comment lines: they are for readers of the sources."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".css":
         text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
