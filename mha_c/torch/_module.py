@@ -20,14 +20,13 @@ from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call.children import Layout, checked_inputs, standard_parts
-from ._call.overrides import in_mode
 from ._call.ways import attend, run_layer
 from ._decoder import decoding, projected, repeated_keys
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
 from ._explained import explained, to_measure
 from ._lazy_sizes import materialize
-from ._private import in_transform, n_dispatch_modes, n_function_modes, tracing_state
+from ._private import in_mode, in_transform, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
 from ._weights.kept import Assigned, Kept, detached, restored
 from .masking import masked_softmax

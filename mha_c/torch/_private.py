@@ -53,14 +53,6 @@ def in_transform() -> bool:
     return in_functorch() or forward_ad._current_level >= 0
 
 
-def has_overrides(kind: type[Tensor]) -> bool:
-    """Whether a class of tensors has a __torch_function__ or a __torch_dispatch__ of its own."""
-    function: Any = kind.__torch_function__
-    inherited = Tensor.__torch_function__.__func__, _disabled_function
-    own = getattr(function, "__func__", function) not in inherited
-    return own or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
-
-
 # --- Missed -------------------------------------------------------------------------------------------
 
 # Without their names hooks of all modules cannot be seen: there might be one, and children are called one by one.
@@ -93,6 +85,28 @@ try:
     from torch.utils._device import DeviceContext as DeviceContext  # of torch.device and torch.set_default_device
 except ImportError:
     DeviceContext = ()
+
+
+def in_mode() -> bool:
+    """Whether a mode wants to see each of torch's operations, of which a call of the core is none.
+
+    Not that of torch.device, which sees new tensors alone, nor that of fake tensors, for which there are our operators.
+    """
+    if n_function_modes() and any(not isinstance(mode, DeviceContext) for mode in function_modes()):
+        return True
+    return bool(n_dispatch_modes()) and any(not isinstance(mode, FakeTensorMode) for mode in dispatch_modes())
+
+
+def any_overridden(*tensors: Any) -> bool:
+    """Whether one is of a class with a __torch_function__ or a __torch_dispatch__ of its own, which it wants called."""
+    return any(isinstance(x, Tensor) and not isinstance(x, FakeTensor) and _has_overrides(type(x)) for x in tensors)
+
+
+def _has_overrides(kind: type[Tensor]) -> bool:
+    function: Any = kind.__torch_function__
+    inherited = Tensor.__torch_function__.__func__, _disabled_function
+    own = getattr(function, "__func__", function) not in inherited
+    return own or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def of_all_examples(tensor: Tensor) -> Tensor:

@@ -18,11 +18,10 @@ from torch.autograd import Function
 
 from ..._core import attention_backward, attention_forward, layer_backward, layer_forward
 from ..._layer.kept_weights import LENGTHS, N_FOR_WEIGHTS, for_backward
-from .._private import in_functorch, quick_apply
+from .._private import in_functorch, in_mode, quick_apply
 from .._tensors import optional_tensor
 from . import mathematics
 from .mathematics import AttentionCall
-from .overrides import in_mode
 
 # From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and
 # hands to its hooks (checkpointing); what is smaller stays with the node, which saves some microseconds a call.

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from ..._core import layer_parts
 from ...errors import ShapeError
-from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
+from .._private import GLOBAL_HOOKS, HOOKS, any_overridden, constant_to_compilers, in_mode
 from .._tensors import check_inputs, exporting, is_compiling
 from .._weights.lazy import LazyWeights, computed
 from .autograd import LayerParameters
-from .overrides import any_overridden, in_mode
 
 if TYPE_CHECKING:
     from ..frozen import Packed
