@@ -6,13 +6,15 @@ Any.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Optional, TypedDict, TypeVar, Union
+from typing import Any, Generic, Literal, Optional, TypedDict, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 Real = TypeVar("Real", np.float32, np.float64)
 Number = TypeVar("Number", bound=np.generic)
+Operand = TypeVar("Operand")
+Stream = TypeVar("Stream")
 Array = NDArray[Any]
 
 EmptyRows = Literal["zero", "uniform"]
@@ -21,17 +23,20 @@ Window = Optional[tuple[Optional[int], Optional[int]]]
 RngLike = Union[None, int, np.integer[Any], np.random.Generator]
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The keywords of `mha_c.functional`, but for those that ask for further results."""
+class Options(TypedDict, Generic[Operand, Stream], total=False):
+    """The keywords of the functions of attention, but for those that ask for further results."""
 
-    keep_mask: Any
-    bias: Any
+    keep_mask: Operand
+    bias: Operand
     causal: Causal
     window: Window
     scale: Optional[float]
     softcap: Optional[float]
-    relative_bias: Any
-    sinks: Any
+    relative_bias: Operand
+    sinks: Operand
     dropout: float
-    rng: RngLike
+    rng: Stream
     empty_rows: EmptyRows
+
+
+AttentionOptions = Options[Any, RngLike]  # of mha_c.functional

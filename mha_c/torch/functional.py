@@ -8,7 +8,7 @@ rounded.  Where nothing else is said, arguments mean what they mean in `mha_c.fu
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Optional, TypedDict, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 import numpy as np
 import torch
@@ -42,29 +42,15 @@ from .positions import rotary
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._types import Causal, EmptyRows, Window
+    from .._types import Options
+
+    TensorOptions = Options[Optional[Tensor], "Rng"]
 
 Rng = Union[None, int, torch.Generator]
 WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 __all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
 __dir__ = __all__.copy  # what dir() and completion show
-
-
-class TensorOptions(TypedDict, total=False):
-    """The keywords of the functions here, but for those that ask for further results; for type checkers."""
-
-    keep_mask: Optional[Tensor]
-    bias: Optional[Tensor]
-    causal: Causal
-    window: Window
-    scale: Optional[float]
-    softcap: Optional[float]
-    relative_bias: Optional[Tensor]
-    sinks: Optional[Tensor]
-    dropout: float
-    rng: Rng
-    empty_rows: EmptyRows
 
 
 @overload
