@@ -263,10 +263,11 @@ $(STAMPS)/build-tools: $(STAMPS)/venv
 	$(BIN)/pip install -q build 'setuptools>=77' 'numpy>=2.0'
 	@touch $@
 
-# The source archive first, and the wheel from it: so the archive is complete.
+# The source archive first, and the wheel from it: so the archive is complete.  That is done in a folder that is thrown
+# away; objects stay in build/, for the next wheel and for the C programs of the tests.
 $(STAMPS)/wheel: $(STAMPS)/build-tools $(SOURCES)
 	@rm -rf build/wheel && mkdir -p build
-	$(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 \
+	MHA_C_OBJECTS=$(CURDIR) $(BIN)/python -m build --no-isolation --outdir build/wheel . > build/wheel.log 2>&1 \
 		|| { grep -E 'error|undefined|multiple definition' build/wheel.log | cut -c 1-300; \
 		echo 'All of it: build/wheel.log'; exit 1; }
 	@ls build/wheel

@@ -7,7 +7,8 @@ Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
     MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
     MHA_C_COVERAGE=1   line coverage for gcov
-and MHA_C_REPOSITORY, the address of the repository, for the links of a published package.
+and MHA_C_REPOSITORY, the address of the repository, for the links of a published package; MHA_C_OBJECTS, a folder whose
+build/ keeps the objects for the next build, where this one's is thrown away.
 """
 
 import os
@@ -66,7 +67,7 @@ class BuildExt(build_ext):
 
     def finalize_options(self):
         super().finalize_options()
-        self.build_temp = "-".join([self.build_temp, *ACTIVE])
+        self.build_temp = os.path.join(os.environ.get("MHA_C_OBJECTS", ""), "-".join([self.build_temp, *ACTIVE]))
 
     def copy_extensions_to_source(self):
         """In place: a module left by another build of this Python may come first when imported, so it goes."""

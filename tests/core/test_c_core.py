@@ -6,8 +6,9 @@ every instruction set of the CPU by itself, prints what failed and exits with 0 
 A line ` * build: ...` in its head adds words to the link; sources of csrc/ among them are compiled anew with these
 words and take the place of the core's own.  ` * nightly: ...` has its arguments in `make nightly`;
 ` * not emulated: why` skips it under qemu; ` * leaks not counted: why` turns the search for leaks at its exit off.
-Three builds: as shipped; with address and undefined-behaviour sanitizers; for 64-bit ARM, run under qemu, which
-is where the NEON kernels are tested on other machines.  `make coverage` has one of its own instead, with counters.
+Three builds: as shipped, of the objects that setup.py makes; with address and undefined-behaviour sanitizers; for
+64-bit ARM, run under qemu, which is where the NEON kernels are tested on other machines.  `make coverage` has one of
+its own instead, with counters.
 """
 
 import os
@@ -16,6 +17,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -67,6 +69,14 @@ def said_in_head(program, key):
     return found and found.group(1)
 
 
+def shipped_objects(folder):
+    """What setup.py makes of the core: compiled now only where `make wheel` or `make dev` has left no newer object."""
+    needs.module("setuptools")
+    run([sys.executable, "setup.py", "-q", "build_ext", "--build-lib", folder], cwd=ROOT)
+    (kept,) = ROOT.glob(f"build/temp.*-{sys.implementation.cache_tag}")
+    return sorted(path for path in kept.glob("csrc/*/*.o") if path.parent.name != "python")
+
+
 @pytest.fixture(scope="session", params=BUILDS)
 def build(request, tmp_path_factory):
     """(function that links a test program, command prefix, arguments) of one build; compiles the core once."""
@@ -86,8 +96,11 @@ def build(request, tmp_path_factory):
         run([*flags, *unoptimised, "-c", source, "-o", target])
         return target
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(compile_source, sources))
+    if request.param == "native":
+        objects = shipped_objects(folder)
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compile_source, sources))
 
     def link(program, *more):
         target, extra = folder / program.stem, shlex.split(said_in_head(program, "build") or "")
