@@ -3,6 +3,7 @@
  *
  *     test_failures [quick]
  * build: -Wl,--wrap=pthread_create
+ * not emulated: that memory and threads are not to be had is the same for every processor
  *
  * For every entry point that allocates, the N-th allocation fails, for every N, once and for ever after.  The call then
  * says MHA_ERR_NOMEM and has touched no operand; the core holds no block; the next call gives the bits of an untroubled

@@ -422,7 +422,7 @@ main(int argc, char **argv)
             check_words_f32(&isas[k].f32, page_end);
             check_words_f64(&isas[k].f64, page_end);
         } else {
-            printf("%s: this CPU does not have it\n", isas[k].f32.isa);
+            printf("%s: not on this CPU, or not asked for\n", isas[k].f32.isa);
         }
     }
     check_bits_of_scalar();
