@@ -92,10 +92,10 @@ def test_numbers_drawn_with_a_seed_are_numpys(play):
 
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_python_computes_what_is_shown(play, state):
+def test_python_computes_what_is_shown(turn, state):
     if "tab=" in state:
         state += "&tab=attend"
-    shown = play(state)
+    shown = turn(state)
     names = run_python(python_of(shown))
     head = names["weights"] if names["weights"].ndim == 2 else names["weights"][0]
     if head.shape[0] > 16:  # too large for a table: the chosen query has one
@@ -115,13 +115,13 @@ BOOK = [
 
 
 @pytest.mark.parametrize("state", BOOK)
-def test_the_lines_for_d2l_compute_the_same(play, state, monkeypatch):
+def test_the_lines_for_d2l_compute_the_same(turn, state, monkeypatch):
     d2l = needs.d2l("1.0.3")
     package = types.ModuleType("d2l")
     package.torch = d2l
     monkeypatch.setitem(sys.modules, "d2l", package)
     monkeypatch.setitem(sys.modules, "d2l.torch", d2l)
-    names = run_python(python_of(play(state)), book=True)
+    names = run_python(python_of(turn(state)), book=True)
     book = names["book"].numpy()
     ours = names["output"] if names["output"].ndim == 3 else names["output"][None]
     np.testing.assert_allclose(ours, book.reshape(ours.shape), atol=1e-5)
@@ -132,8 +132,8 @@ def test_the_lines_for_d2l_compute_the_same(play, state, monkeypatch):
     ("from=toy-additive&kind=additive&len=2", [2, 3, 4, 5]),
     ("from=toy-additive&kind=additive&len=6&item=1", [10, 11, 12, 13]),
 ])  # fmt: skip
-def test_the_books_examples_show_what_the_book_prints(play, state, printed):
-    assert results(play(state), "output").tolist() == [printed]
+def test_the_books_examples_show_what_the_book_prints(turn, state, printed):
+    assert results(turn(state), "output").tolist() == [printed]
 
 
 def test_a_sentence_can_be_read_whenever_there_is_one(play):
@@ -192,9 +192,9 @@ def test_a_cell_explains_itself_with_its_numbers(play):
 @pytest.mark.parametrize(
     "state", [*BOOK[:-2], "kind=additive&softcap=0.5&scale=2", "kind=distance&kernel=epanechnikov"]
 )
-def test_the_scores_that_are_explained_are_those_of_the_weights(play, state):
+def test_the_scores_that_are_explained_are_those_of_the_weights(turn, state):
     """Scores are the page's own formula, in float64; weights are the core's.  Four digits of either are shown."""
-    shown = play(state)
+    shown = turn(state)
     scores, weights = results(shown, "scores"), results(shown, "weights")
     seen = np.isfinite(scores).any(axis=1)
     e = np.exp(scores[seen] - scores[seen].max(axis=1, keepdims=True))

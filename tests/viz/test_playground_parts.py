@@ -180,16 +180,16 @@ def test_every_text_has_its_words_in_every_language():
 @pytest.mark.parametrize(("language", "attend", "why"), [
     ("de", "Gewicht", "Softmax in Blöcken"), ("zh", "权重", "分块的 softmax"), ("tr", "Ağırlık", "Bloklarla softmax"),
 ])  # fmt: skip
-def test_the_page_speaks(play, language, attend, why):
+def test_the_page_speaks(play, turn, language, attend, why):
     shown = play("text=good+day")
     type_into(shown, "Language", language)
     assert attend in shown.texts(".mhac-explained h4")
     assert shown.run("return R.querySelector('.mhac-root').lang") == language
     assert "“good” looks at" not in shown.run("return R.textContent")
     for state in STATES.values():
-        shown = play(f"lang={language}&{state}", 390)
+        shown = turn(f"lang={language}&{state}", 390)
         assert shown.overflow() == 0
         shown.browser.size(1280, 900)
         shown.settle()
         assert shown.overflow() == 0
-    assert why in play(f"lang={language}&tab=why").texts(".mhac-choice")
+    assert why in turn(f"lang={language}&tab=why").texts(".mhac-choice")
