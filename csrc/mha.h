@@ -1,10 +1,10 @@
 /*
  * mha.h: the C API of mha_c, attention mathematics on plain buffers.  Read this file first.
  *
- * Nothing here knows Python or NumPy.  Every entry point takes plain structs, returns a
- * status, never prints, aborts or keeps a pointer after it returns, and may be called from
- * any number of threads at once.  Sizes are counts of numbers, never bytes, unless the name
- * ends in _bytes; strides are counts of numbers too and may be zero or negative.
+ * Nothing here knows Python or NumPy.  Every entry point takes plain structs and returns a
+ * status.  It never prints or aborts, keeps no pointer after it returns, and may be called
+ * from any number of threads at once.  Sizes are counts of numbers, never bytes, unless the
+ * name ends in _bytes; strides are counts of numbers too and may be zero or negative.
  * The last axis of every floating-point operand is dense (stride 1).
  *
  * mha_explain.h has the rest: what a call will do, and why.
@@ -25,8 +25,8 @@ typedef enum {
     MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
     MHA_ERR_ISA = -3,   /* this instruction set is unknown, not compiled in, or not on this CPU */
     MHA_ERR_SIZE = -4,  /* a product of sizes does not fit in memory's address range */
-    MHA_ERR_INTERRUPTED = -5, /* given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
-    MHA_ERR_FORKED = -6 /* its watcher forked, and this is the child, which has no threads that helped; likewise */
+    MHA_ERR_INTERRUPTED = -5, /* the call was given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
+    MHA_ERR_FORKED = -6 /* the call's watcher forked: the child has no helper threads; outputs hold nothing of use */
 } mha_status;
 
 #if defined(__GNUC__)
@@ -50,14 +50,14 @@ mha_isa mha_isa_active(void);
 
 /*
  * Use the kernels of `isa` from now on.  For start-up and tests: the caller must make sure
- * that no other call is running.  MHA_ERR_ISA, and no change, if it is not available.
+ * that no other call is running.  If `isa` is not available: MHA_ERR_ISA, and nothing changes.
  * Weights packed under another ISA must be packed again.
  */
 MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
 
 /*
- * The data caches of one core, in bytes.  Some choices follow them that change the time of a call and none of its bits.
- * The smallest in use, 32 and 512 KiB, until mha_caches_select has been called.
+ * The first and second data cache of one core, in bytes.  Some choices depend on them; these change the time of a call,
+ * but none of its bits.  Until mha_caches_select is called, the sizes are the smallest in use, 32 and 512 KiB.
  */
 typedef struct {
     size_t first, second;
@@ -66,25 +66,25 @@ typedef struct {
 mha_cache_sizes mha_caches_active(void);
 
 /*
- * Choose by these sizes from now on; where they are 0 or absurd, by what the processor or the system says of itself.
+ * From now on choices depend on these sizes, or, if they are 0 or absurd, on those that processor or system report.
  * For start-up and tests, as mha_isa_select.
  */
 void mha_caches_select(mha_cache_sizes sizes);
 
 /*
- * How many threads a call may use, this one included; at least 1, which it is until somebody sets it.  Threads are
+ * The most threads that a call may use, the calling thread included: at least 1, and 1 until it is set.  Threads are
  * started at the first call that is large enough to gain from them, and results do not depend on their number.
  */
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
 
-/* Calls of this thread use at most n_threads as well, until it says 0; `mha_threads_get` tells this thread so. */
+/* A further limit, for calls of this thread alone; 0 ends it.  mha_threads_get returns this thread the lower limit. */
 void mha_threads_limit_own(unsigned n_threads);
 
 /*
- * Calls that can be given up: from now on, while a call of this thread runs, it asks `check` about every 50 ms, between
- * pieces of its work; once that returns non-zero, the call ends with MHA_ERR_INTERRUPTED, everything freed.  NULL: no
- * call is.  What a check calls of this library is not watched.
+ * Lets calls of this thread be interrupted: from now on, each of them asks `check` about every 50 ms, between pieces of
+ * its work.  Once `check` returns non-zero, the call frees its memory and ends with MHA_ERR_INTERRUPTED.  NULL: calls
+ * cannot be interrupted.  Calls of this library that `check` itself makes are not watched.
  */
 typedef int (*mha_interrupt_fn)(void *context);
 void mha_interrupt_watch(mha_interrupt_fn check, void *context);
@@ -99,7 +99,7 @@ typedef struct {
     ptrdiff_t batch_stride, head_stride, row_stride;
 } mha_operand;
 
-/* The same, written. */
+/* The same layout, for a result, which is written. */
 typedef struct {
     void *data;
     ptrdiff_t batch_stride, head_stride, row_stride;
@@ -111,26 +111,26 @@ typedef struct {
     ptrdiff_t batch_stride, head_stride, query_stride, key_stride;
 } mha_mask;
 
-/* Where query 0 stands on the causal diagonal: at key 0, or so that the last query sees the last key. */
+/* Where the causal diagonal begins: query 0 at key 0 (top-left), or so that the last query sees the last key. */
 typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } mha_causal;
 
-/* The last place of a part in a larger call: dropout counts in 32 bits, and sums of places do not wrap. */
+/* The most that first_query, first_key, first_item and first_head may be: dropout counts in 32 bits, no sum wraps. */
 #define MHA_LAST_PLACE (PTRDIFF_MAX / 4 < UINT32_MAX ? (size_t)(PTRDIFF_MAX / 4) : (size_t)UINT32_MAX)
 
 #define MHA_NO_LIMIT ((int64_t)-1) /* window_left, window_right: that side is open */
 
 /*
- * Which keys a query may see, as far as that is an interval: the intersection of
- * lengths, causal corner and window.  Keys that no query of a tile sees are never read.
+ * Which keys a query may see, masks apart: one interval, the intersection of lengths, causal
+ * corner and window.  Keys that no query of a tile sees are never read.
  *
  *   valid_lens      NULL for all keys; else B lengths (lens_per_batch 1) or B*Q lengths
- *                   (lens_per_batch Q), clamped to 0..K.  Must not change during the call.
+ *                   (lens_per_batch Q), clamped to 0..K.  They must not change during the call.
  *   window_left, window_right
  *                   query i sees key j when i - left <= j <= i + right, with i counted along
  *                   the diagonal of `causal` (top-left unless it says bottom-right)
  *   first_query, first_key
- *                   where query 0 and key 0 stand in a larger call of which this is a part: lengths, causal corner
- *                   and window are those of that call (not bottom-right, which needs its sizes); at most MHA_LAST_PLACE
+ *                   for a part of a larger call: the places of query 0 and key 0 in it.  Lengths, causal corner and
+ *                   window are then the larger call's (bottom-right needs its sizes: both 0).  At most MHA_LAST_PLACE
  */
 typedef struct {
     const int64_t *valid_lens;
@@ -141,8 +141,8 @@ typedef struct {
 } mha_visibility;
 
 /*
- * What a query that sees no key gets: the mean of all K values (d2l), or zeros (torch, ONNX).  A query all of
- * whose scores are -inf counts as one; if they came to that by overflow, the mean is over the keys it sees.
+ * The output of a query that sees no key: the mean of all K values (d2l), or zeros (torch, ONNX).  A query whose
+ * scores are all -inf counts as one; if overflow made them -inf, the mean is over the keys that it sees.
  */
 typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
 
@@ -157,22 +157,22 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *   score       additive_weights NULL:  scale * sum_d q[i,d] k[j,d]
  *               else (D numbers):       scale * sum_d w[d] tanh(q[i,d] + k[j,d])
  *   softcap     above 0: the score becomes softcap * tanh(score / softcap), before anything is added to it
- *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1: added by the distance j - i of key and query,
- *               clipped to -relative_reach .. relative_reach, with i counted along the diagonal of `causal`
- *   sinks       H numbers of `dtype`: one more logit a row, which takes its share of the weight and has no value.
- *               A row without keys then gives all of it to the sink: out 0, weights 0, whatever empty_rows says.
- *   keep_mask   bytes, 0 hides the key from the query; its value then has no influence at all
- *   bias        numbers of `dtype`, added to the scaled score; -inf throughout a row empties it
+ *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1.  The distance j - i of key and query, clipped
+ *               to -relative_reach .. relative_reach, says which is added; i is counted along the diagonal of `causal`
+ *   sinks       H numbers of `dtype`: one more logit per row, which takes its share of the weight but has no value.
+ *               In a row without keys the sink takes all the weight: out 0, weights 0, whatever empty_rows says.
+ *   keep_mask   bytes: 0 hides the key from the query, and the key's value then has no influence at all
+ *   bias        numbers of `dtype`, added to the scaled score; a row of -inf throughout is a row without keys
  *   dropout     in 0..1: each weight is zeroed with that probability, the rest divided by
  *               1 - dropout; the decision is a pure function of (seed, b, h, i, j, dropout)
- *   first_item, first_head   where item 0 and head 0 stand in a larger call of which this is a part, as
- *               visible.first_query and first_key say of query 0 and key 0: dropout decides as that call would
+ *   first_item, first_head   for a part of a larger call: the places of item 0 and head 0 in it (those of query 0 and
+ *               key 0 are visible.first_query and first_key).  Dropout then decides as the larger call would
  *
  * Optional outputs, each NULL or dense:
  *   weights     (B,H,Q,K), before dropout; exactly 0 for keys a query may not see
- *   row_max, row_sum   (B,H,Q), both or neither: the largest score m and sum of exp(score - m), the sink's included,
- *               the pair from which mha_attention_weights rebuilds the weights; (0, 0) for a row without keys or sink
- *   lse         (B,H,Q): natural log of the sum of exp(score), the sink's included; -inf for a row without either
+ *   row_max, row_sum   (B,H,Q), both or neither: the largest score m; the sum of exp(score - m) with the sink's term.
+ *               mha_attention_weights rebuilds the weights from them.  (0, 0) for a row with neither keys nor sink
+ *   lse         (B,H,Q): natural log of the sum of exp(score) with the sink's term; -inf for a row with neither
  *
  * Errors: MHA_ERR_ARG, MHA_ERR_SIZE, MHA_ERR_NOMEM; outputs are then untouched.
  * Results are the same bits for every thread count, batch, query split and alignment.
@@ -200,12 +200,12 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_attention_forward(const mha_attention_args *args);
 
-/* How many multiply-adds that is, roughly, by sizes alone: what decides about threads. */
+/* About how many multiply-adds such a call takes, by its sizes alone; the number of threads depends on it. */
 double mha_attention_work(const mha_attention_args *args);
 
 /*
- * The weights of an earlier call, to the bit, from its q, k, masks and its (row_max, row_sum):
- * fills args->weights; v and out are not looked at.
+ * Fills args->weights with the weights of an earlier call, bit for bit, from its q, k, masks and
+ * (row_max, row_sum); v and out are not read.
  */
 MHA_MUST_CHECK mha_status mha_attention_weights(const mha_attention_args *args);
 
@@ -218,13 +218,13 @@ typedef struct {
 /*
  * Gradients of a loss with respect to q, k, v (and w, bias) of an earlier mha_attention_forward.
  *
- *   args        that call's arguments; row_max and row_sum (its results), dropout and seed are read,
- *               its out, weights and lse are not looked at
- *   out         (B,H,Q,Dv): what that call returned;  grad_out: the loss's gradient with respect to it
+ *   args        the arguments of that call.  row_max and row_sum, which it wrote, dropout and seed are
+ *               read; its out, weights and lse are not
+ *   out         (B,H,Q,Dv): what that call returned;  grad_out: the gradient of the loss with respect to `out`
  *   grad_q (B,H,Q,D), grad_k (B,Hkv,K,D), grad_v (B,Hkv,K,Dv): overwritten; exactly 0 for keys that
  *               no query may see.  They may overlap nothing.
  *   grad_additive_weights   D numbers, or NULL
- *   grad_bias   broadcast like bias, with strides of its own
+ *   grad_bias   broadcast like bias, but with its own strides
  *   grad_relative_bias, grad_sinks   dense, like relative_bias and sinks, or NULL
  *
  * Scores are computed again tile by tile: no Q x K buffer.  Same bits for every thread count.
@@ -240,21 +240,21 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads);
 
 /*
- * Fills args->weights with what the weights of a call with these sizes, dropout and seed are multiplied by: 0 or
- * 1 / (1 - dropout).  Nothing else of args is looked at.
+ * Fills args->weights with the factors by which a call with these sizes, dropout and seed multiplies its weights: 0 or
+ * 1 / (1 - dropout).  Nothing else of args is read.
  */
 MHA_MUST_CHECK mha_status mha_dropout_factors(const mha_attention_args *args);
 
 /* --- Linear projections --------------------------------------------------------------------- */
 
-/* How the numbers of a weight lie: packed for the active ISA by mha_linear_pack, or in rows as they come. */
+/* How the numbers of a weight lie: packed for the active ISA by mha_linear_pack, or in rows, as the caller has them. */
 typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
 
 /*
- * y = x W^T + bias, the same bits for both layouts.  Packed once, a weight serves many calls.  In rows it is read as
- * it lies, by each task of a call; a layer with many of them packs it into memory of the call first.
- * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and, where width_ret is
- * not NULL, the width of its panels; mha_linear_pack fills them from a row-major (out_features, in_features) W.
+ * y = x W^T + bias, the same bits for both layouts.  A weight packed once serves many calls.  Each task of a call reads
+ * a weight in rows in place; a layer call with many tasks packs it into the call's own memory first.
+ * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and, if width_ret is
+ * not NULL, the width of its panels; mha_linear_pack fills the panels from a row-major (out_features, in_features) W.
  */
 typedef struct {
     const void *weight; /* NULL: no projection, the input is used as it is */
@@ -271,13 +271,13 @@ MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, 
 MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows,
                                              const void *x, ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
 
-/* Multiply-adds of `rows` rows of each item; 0 where there is no projection. */
+/* Multiply-adds of projecting `rows` rows of each item; 0 if there is no projection (weight NULL). */
 double mha_linear_work(const mha_linear *linear, size_t batch, size_t rows);
 
 /*
- * The cache of a decoder: dense (batch, room, out_features), of which item b has before[b * before_step] rows.
- * mha_linear_append puts the first counts[b * counts_step] of its `rows` new rows of x through the projection, or as
- * they are, and behind them; a step is 0, one number for all items, or 1.  There has to be room.
+ * The cache of a decoder is dense (batch, room, out_features), and has before[b * before_step] rows of item b already.
+ * mha_linear_append projects the first counts[b * counts_step] of the item's `rows` new rows of x (without a projection
+ * it copies them) and writes them behind those.  A step is 1, or 0: one number for all items.  There has to be room.
  */
 typedef struct {
     mha_dtype dtype;
@@ -295,7 +295,7 @@ MHA_MUST_CHECK mha_status mha_linear_append(const mha_append *append);
 /*
  * Gradients of y = x W^T + bias.  x (rows, in_features) and grad_y (rows, out_features) with the given
  * row strides, weight row-major dense.  grad_x dense (rows, in_features), grad_weight dense (out, in),
- * grad_bias out_features numbers: each overwritten, NULL if not wanted; grad_x is added to if add_to_grad_x.
+ * grad_bias out_features numbers: each is overwritten, or NULL if not wanted; with add_to_grad_x, grad_x is added to.
  */
 typedef struct {
     mha_dtype dtype;
@@ -315,14 +315,14 @@ MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
  *
  * MultiHeadAttention has all four projections; AdditiveAttention has W_q, W_k and
  * additive_weights; DotProductAttention has none.  queries (B,Q,.), keys (B,K,.), values (B,K,.);
- * out (B,Q,W_o.out_features) dense.  Heads are columns h*D .. (h+1)*D of the projected
- * features.  Rows of keys and values outside the smallest interval that holds all the visible ones of
- * their item are neither read nor projected
- * (but all values of an item with an empty row, under MHA_EMPTY_UNIFORM).
+ * out (B,Q,W_o.out_features) dense.  Head h is columns h*D .. (h+1)*D of the projected
+ * features.  Of each item, only the smallest interval of rows of keys and values that holds all visible
+ * ones is read and projected (under MHA_EMPTY_UNIFORM, all values of an item with an empty row are).
  *
- * Optional outputs, NULL or dense: q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.)
- * (rows that no query sees are left as they were; only where there is a projection), context
- * (B,Q,W_o.in_features: what W_o is applied to; only with W_o), row_max, row_sum, weights as above.
+ * Optional outputs, NULL or dense:
+ *   q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.): only where there is a projection;
+ *       rows that no query sees are left as they were
+ *   context (B,Q,W_o.in_features): what W_o is applied to; only with W_o.  row_max, row_sum, weights: as above
  */
 typedef struct {
     mha_dtype dtype;
@@ -341,17 +341,17 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
 
-/* As mha_attention_work. */
+/* The same for a layer as mha_attention_work for attention. */
 double mha_layer_work(const mha_layer_args *args);
 
 /*
- * Gradients of a whole layer.  `args` is the forward call's, with every optional output but `weights`
- * asked for then and read now (and `out`, where there is no W_o); its packed weights only say which
- * projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
- * row-major dense.  Everything that is not NULL is overwritten.  grad_inputs are those of queries, keys and
- * values, their rows dense, head_stride not looked at; inputs that are one array may share theirs, with the same
- * strides: their gradients are added up there.  Rows of keys and values that no query sees get gradient 0 and
- * give none.
+ * Gradients of a whole layer.  `forward` has the arguments of the forward call, which must have been asked for
+ * every optional output but `weights`: they are read here (and `out`, if there is no W_o).  Its packed weights
+ * only say which projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
+ * row-major dense.  Everything that is not NULL is overwritten.  grad_inputs are the gradients of queries, keys
+ * and values; their rows are dense, head_stride is not read.  Inputs that are one array may share one gradient,
+ * with the same strides: their gradients are summed in it.  Rows of keys and values that no query sees get
+ * gradient 0 and add nothing to other gradients.
  */
 typedef struct {
     const mha_layer_args *forward;
@@ -367,8 +367,8 @@ MHA_MUST_CHECK mha_status mha_layer_backward(const mha_layer_grads *grads);
 /* --- Masked softmax ----------------------------------------------------------------------------- */
 
 /*
- * Softmax over the last axis of dense (batch, queries, keys) scores into dense `out` (may be the
- * same memory), each row over the keys that `visible` (lengths only) leaves it; the others become 0.
+ * Softmax over the last axis of dense (batch, queries, keys) scores into dense `out` (may be the same
+ * memory).  Each row's softmax is over the keys that `visible` (lengths only) lets it see; the others become 0.
  */
 typedef struct {
     mha_dtype dtype;
