@@ -1,8 +1,8 @@
 /*
  * explain.c: what a call will do, and why, without doing it: read off the plan that the call itself follows.
  *
- * Nothing is decided here.  What a plan does not say in so many words, such as how many tiles its
- * tasks meet, is counted by walking over the tasks as the drivers do.
+ * Nothing is decided here.  What a plan does not contain, such as how many tiles its tasks meet, is
+ * counted by walking over the tasks as the drivers do.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "mha_explain.h"
@@ -19,7 +19,7 @@
 #define WORD(text) ((mha_fact){.kind = MHA_FACT_WORD, .word = (text)})
 #define GROUP ((mha_fact){.kind = MHA_FACT_GROUP})
 
-/* What threads share: tasks, of so many multiply-adds. */
+/* What threads share: n_tasks tasks of `work` multiply-adds in all. */
 typedef struct {
     size_t n_tasks;
     double work;
@@ -38,8 +38,8 @@ explain_share(sharing shared, mha_emit_fn *emit, void *to)
     emit(share, "most_threads", COUNT(mha_threads_get()));
     emit(share, "reason", WORD(reason)); /* see mha_threads_decide */
     emit(share, "seconds", TIME_OF(shared.work));
-    emit(share, "least_seconds", TIME_OF(MHA_WORTH_SHARING)); /* work is shared from so much on, */
-    emit(share, "least_each", TIME_OF(MHA_WORK_PER_THREAD));  /* so that each thread gets at least so much */
+    emit(share, "least_seconds", TIME_OF(MHA_WORTH_SHARING)); /* work is shared from this much on */
+    emit(share, "least_each", TIME_OF(MHA_WORK_PER_THREAD));  /* every thread gets at least this much */
 }
 
 /* Vectors of `lanes` numbers; products in register tiles of rows x columns. */
@@ -65,7 +65,7 @@ mha_kernels_explain(mha_emit_fn *emit, void *to)
 
 /* --- Attention ------------------------------------------------------------------------------- */
 
-/* Tiles of queries that meet a key block.  All heads of an item see the same keys: one of them is counted. */
+/* Counts tiles that meet a key block.  All heads of an item see the same keys, so one of them is counted. */
 static mha_status
 count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
 {
@@ -96,14 +96,14 @@ count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
         }
     }
     mha_scratch_close(&scratch);
-    /* Pairs (queries, key block) that are computed, and if every query saw every key; the most blocks of a query. */
+    /* Pairs (tile, key block) that are computed; as many if every query saw every key; the most blocks of a tile. */
     emit(to, "n_tiles", COUNT(n_tiles * args->heads));
     emit(to, "n_tiles_all", COUNT(n_tiles_all * args->heads));
     emit(to, "most_blocks", COUNT(most_blocks)); /* > 1: their softmaxes are joined */
     return MHA_OK;
 }
 
-/* args: as the caller gave them; at_a_time: the plan of what runs at a time, which is the call or a slice of it. */
+/* `args` are the caller's; `at_a_time` is the plan of what runs at a time: of the call, or of a slice of it. */
 static mha_status
 explain_job(const mha_attention_job *job, const mha_attention_args *args, const mha_plan *at_a_time, mha_emit_fn *emit,
             void *to)
@@ -120,14 +120,14 @@ explain_job(const mha_attention_job *job, const mha_attention_args *args, const 
     emit(to, "head_dim", COUNT(args->head_dim));
     emit(to, "value_dim", COUNT(args->value_dim));
     emit(to, "key_block", COUNT(plan->key_block)); /* keys that are packed, scored and summed together */
-    emit(to, "tile_queries", COUNT(mha_min(plan->tile_rows, queries))); /* that meet a block together */
-    /* Queries of a task, for each of the heads that share a key head; and those heads, or, where items with one query
-     * each go side by side, so many times as many. */
+    emit(to, "tile_queries", COUNT(mha_min(plan->tile_rows, queries))); /* queries that meet a block together */
+    /* Queries of a task, for each of its heads; and its heads: those that share a key head, or, where items with one
+     * query each go side by side, those of all these items. */
     emit(to, "task_queries", COUNT(mha_min(at_a_time->task_queries, queries)));
     emit(to, "task_heads", COUNT(plan->task_heads / job->problem.group * (args->heads / args->kv_heads)));
     emit(to, "n_splits", COUNT(at_a_time->blocks_abreast)); /* > 1: a task's blocks that are tasks of their own */
     emit(to, "by_columns", FLAG(mha_by_columns(plan)));     /* scores stand transposed: see columns.c */
-    emit(to, "weights_again", FLAG(plan->weights_later));   /* those asked for are computed by a second pass */
+    emit(to, "weights_again", FLAG(plan->weights_later));   /* weights asked for are computed by a second pass */
     return count_tiles(job, emit, to);
 }
 
@@ -160,7 +160,7 @@ static void
 explain_linear(const mha_linear *linear, size_t rows, size_t rows_needed, size_t task_rows, mha_emit_fn *emit, void *to)
 {
     emit(to, "rows", COUNT(rows));
-    emit(to, "rows_needed", COUNT(rows_needed)); /* those that somebody sees; the others are left out */
+    emit(to, "rows_needed", COUNT(rows_needed)); /* rows that some query sees; the others are left out */
     emit(to, "in_features", COUNT(linear->in_features));
     emit(to, "out_features", COUNT(linear->out_features));
     emit(to, "task_rows", COUNT(task_rows));
@@ -228,9 +228,9 @@ mha_layer_explain(const mha_layer_args *args, mha_emit_fn *emit, void *to)
         return status;
     }
     const mha_attention_job *job = &call.whole.attention_job;
-    const sharing slices = {call.n_slices, call.work}; /* which every step of them shares */
+    const sharing slices = {call.n_slices, call.work}; /* every step is shared out by slices */
     const int cut = call.n_slices > 1;
-    emit(to, "slice_items", COUNT(call.slice_items)); /* so many items at a time take all steps */
+    emit(to, "slice_items", COUNT(call.slice_items)); /* items that take all steps together */
     emit(to, "n_slices", COUNT(call.n_slices));
     emit(to, "scratch_bytes", COUNT(call.scratch.total_bytes));
     explain_projections(&call.whole, cut ? &slices : NULL, emit, emit(to, "projections", GROUP));

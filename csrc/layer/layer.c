@@ -3,9 +3,8 @@
  * layer is one such job, or one for each slice of the batch (slices.c).
  *
  * Nothing is transposed: a projection writes (B, rows, H*D) and head h is its columns h*D .. (h+1)*D,
- * which attention reads and writes through strides.  Rows of keys and values that no query sees are
- * left out of the projections altogether: that is where padding saves time, and why what stands in
- * it has no influence.
+ * which attention reads and writes through strides.  The projections leave out rows of keys and values
+ * that no query sees.  That is how padding saves time, and why its contents have no influence.
  */
 #include "layer.h"
 
@@ -16,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-/* Sizes of the three inputs, and who holds their projected rows; 0 if the sizes do not fit together. */
+/* Fills in the three inputs' sizes, and where the caller keeps projected rows; 0 if the sizes do not fit together. */
 static int
 describe_inputs(mha_layer_job *job)
 {
@@ -42,7 +41,7 @@ describe_inputs(mha_layer_job *job)
            (a->W_o.weight == NULL || a->W_o.in_features == job->inputs[MHA_VALUES].features);
 }
 
-/* The attention problem between the projections; addresses follow once there is memory.  0 as above. */
+/* Describes attention between the projections; its addresses follow once there is memory.  Returns 0 as above. */
 static int
 describe_attention(mha_layer_job *job)
 {
@@ -88,7 +87,7 @@ plan_projections(mha_layer_job *job, mha_pass pass)
         job->work += in->plan.work;
         if (in->linear->weight != NULL) {
             widest = mha_max(widest, in->linear->in_features);
-            /* Of any smaller call, too: a slice uses the memory of the largest one. */
+            /* Enough for any smaller call, too: a slice uses memory that was measured for the largest slice. */
             most_rows = mha_max(most_rows, mha_linear_most_rows(job->kernels, in->linear->in_features));
             job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
         }
@@ -110,7 +109,7 @@ mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize)
     return scratch->base == NULL ? NULL : scratch->base + at;
 }
 
-/* What lies where in scratch memory: taken once to measure it, and once more when it has an address. */
+/* Lays out scratch memory: called once to measure it, and once more when it has an address. */
 static void
 lay_out(mha_layer_job *job, mha_scratch *scratch)
 {
@@ -202,7 +201,7 @@ place_memory(mha_layer_job *job)
     mha_attention_place(&job->attention_job, &job->scratch);
 }
 
-/* Of row *row of all items' rows and those that follow in its item, before `last`, the needed ones; then the next. */
+/* The needed rows from *row to the end of its item, or to `last`; *row moves there.  Rows count through all items. */
 static mha_interval
 next_needed(const mha_layer_input *in, size_t *row, size_t last)
 {
@@ -214,7 +213,7 @@ next_needed(const mha_layer_input *in, size_t *row, size_t last)
     return (mha_interval){from, mha_max(from, to)};
 }
 
-/* The needed ones of rows first .. last-1 side by side, so that tiles are full. */
+/* Copies the needed ones of rows first .. last-1 side by side, so that tiles are full. */
 static void
 gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, mha_linear_rows *rows)
 {
@@ -237,7 +236,7 @@ gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
     }
 }
 
-/* 1 if rows first .. last-1 are needed, and lie at the same distance. */
+/* 1 if all rows first .. last-1 are needed, and all lie at one constant distance. */
 static int
 lie_evenly(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
 {
@@ -273,7 +272,7 @@ project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, u
     mha_linear_apply(job->kernels, in->linear, &rows);
 }
 
-/* Tasks go through the inputs side by side: where all three are one array, its rows are still in cache. */
+/* Tasks take the three inputs in turn: if all are one array, its rows are still in the cache for the next input. */
 static void
 project_task(void *context, size_t task, unsigned worker)
 {
@@ -315,7 +314,7 @@ mha_layer_work(const mha_layer_args *a)
 {
     const size_t features = a->W_q.weight != NULL ? a->W_q.out_features : a->query_size;
     const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
-    const size_t heads = mha_max(a->num_heads, 1); /* none is refused later */
+    const size_t heads = mha_max(a->num_heads, 1); /* 0 heads are refused later */
     const mha_attention_args attention = {
         .batch = a->batch,
         .heads = heads,

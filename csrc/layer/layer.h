@@ -1,6 +1,6 @@
 /*
- * layer.h: what the forward (layer.c, slices.c) and backward (layer_backward.c) of a whole layer share: its
- * three inputs on their way to attention, and the attention problem between the projections.
+ * layer.h: what the forward pass (layer.c, slices.c) and the backward pass (layer_backward.c) of a whole layer
+ * share: its three inputs on their way to attention, and the attention problem between the projections.
  */
 #ifndef MHA_LAYER_H
 #define MHA_LAYER_H
@@ -28,49 +28,49 @@ typedef struct {
     mha_attention_args attention;
     mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
-    mha_interval *needed;  /* room for rows of keys of all items, and then of values */
-    size_t n_tasks;        /* of the projections of inputs, */
-    double work;           /* and their multiply-adds */
+    mha_interval *needed;  /* the needed rows of keys of each item, and behind them those of values of each item */
+    size_t n_tasks;        /* of the projections of the inputs */
+    double work;           /* multiply-adds of these projections */
     unsigned n_workers;
     mha_linear_plan output; /* of W_o */
 
-    /* Scratch memory: that of attention, and the job's own from own_at on. */
+    /* Scratch memory: first that of attention, then, from own_at on, the job's own. */
     mha_scratch scratch;
     size_t own_at;
     void *context;                         /* the attention output */
-    char *gathered, *places, *panels;      /* for each worker: needed rows, where their results go, a weight's panel */
+    char *gathered, *places, *panels;      /* for each worker: needed rows, addresses of results, a weight's panel */
     size_t gathered_bytes, places_bytes, panel_bytes;
 } mha_layer_job;
 
-/* 1 if rows of all items, as many as the input has, lie one after the other at the same distance. */
+/* 1 if the rows of all items lie at one constant distance, also from the last row of an item to the next item. */
 MHA_INLINE int
 mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t batch_stride, ptrdiff_t row_stride)
 {
     return job->args->batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
 }
 
-/* Sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together. */
+/* Fills in the sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together. */
 MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
 
-/* mha_layer_describe, the plan of attention, and all sizes of the forward call's scratch memory. */
+/* mha_layer_describe, then the plan of attention and all sizes of the forward call's scratch memory. */
 MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass);
 
-/* The next `count` things of scratch memory: NULL while they are only measured, and its address is to come. */
+/* Takes the next `count` elements of scratch memory; NULL while the memory is only measured and has no address yet. */
 void *mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize);
 
-/* All steps of a planned job whose scratch memory is there. */
+/* Runs all steps of a planned job whose scratch memory is there. */
 void mha_layer_run(mha_layer_job *job);
 
 /*
- * A call, planned: the batch as a whole, or cut into slices of it, each of which takes all steps in one task; and the
- * weights in rows that it packs.
+ * A planned call: the batch as a whole, or cut into slices, each of which is one task that takes all steps; and the
+ * weights in rows that the call packs.
  */
 typedef struct {
     mha_layer_job whole;
     mha_layer_args args; /* those of `whole`, with the weights packed */
     mha_linear_packing packing;
-    size_t slice_items, n_slices; /* not cut: 1 */
-    size_t slices_at, slice_bytes; /* in scratch memory, for each worker: enough for any one slice */
+    size_t slice_items, n_slices; /* n_slices is 1 if the batch is not cut */
+    size_t slices_at, slice_bytes; /* where the workers' parts of scratch memory begin; bytes that any slice fits in */
     double work;                  /* multiply-adds of the whole call, roughly */
     unsigned n_workers;           /* for slices */
     mha_scratch scratch;
@@ -78,7 +78,7 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args);
 
-/* Slice number `slice` as a job of its own, with these arguments. */
+/* Plans slice number `slice` as a job of its own; writes its arguments to *args. */
 MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *args,
                                                mha_layer_job *job);
 
@@ -86,8 +86,8 @@ MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_
 void mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_N_INPUTS]);
 
 /*
- * Where attention finds its inputs, once it is known where their projected rows are, and in job->needed which rows of
- * keys and values each item needs.
+ * Tells attention where its inputs are, once the addresses of their projected rows are known, and fills job->needed
+ * with the rows of keys and values that each item needs.
  */
 void mha_layer_place_inputs(mha_layer_job *job);
 

@@ -23,8 +23,8 @@ typedef struct {
     /* Scratch memory. */
     char *context;                 /* gradient of what W_o is applied to */
     char *projected[MHA_N_INPUTS]; /* gradients of the projected inputs */
-    char *rows, *row_grads;        /* needed rows side by side, and their gradients; */
-    void **places;                 /* where those of the inputs go */
+    char *rows, *row_grads;        /* needed rows of an input side by side; gradients of their projections */
+    void **places;                 /* where the gradient of each needed row of the input goes */
 } backward_job;
 
 static const mha_linear *
@@ -64,12 +64,12 @@ plan_projections(backward_job *job)
         const size_t rows = i == W_O ? layer->args->queries : layer->inputs[i].rows;
         mha_linear_grads grads = linear_grads(job, i, layer->args->batch * rows, NULL, 0, NULL);
 
-        grads.grad_x = job; /* any address: it is asked for */
+        grads.grad_x = job; /* any address but NULL: grad_x is wanted */
         mha_linear_grads_plan(layer->kernels, &grads, &job->room);
     }
 }
 
-/* As that of layer.c: taken once to measure scratch memory, and once more when it has an address. */
+/* Lays out scratch memory, as in layer.c: called once to measure it, and once more when it has an address. */
 static void
 lay_out(backward_job *job, mha_scratch *scratch)
 {
@@ -136,7 +136,7 @@ share_gradient(const backward_job *job, int i, int j)
     return grads[i].data != NULL && grads[i].data == grads[j].data;
 }
 
-/* Whether nothing has been written yet where the gradient of input i goes, which now is: several may share a place. */
+/* 1 if nothing is yet where the gradient of input i goes (inputs may share a place); notes that now something is. */
 static int
 is_first(backward_job *job, int i)
 {
@@ -149,7 +149,7 @@ is_first(backward_job *job, int i)
     return 1;
 }
 
-/* Where attention writes the gradient of input i, in order: straight to its place where there is no projection. */
+/* Where attention writes the gradient of input i: straight to its place if it is not projected.  Call in order of i. */
 static mha_result
 gradient_of(backward_job *job, int i)
 {
@@ -185,7 +185,7 @@ attention_grads(backward_job *job, const void *grad_context)
     return grads;
 }
 
-/* Where attention could not write the gradient of an input without projection because another one is there. */
+/* Adds gradients of inputs without projection that attention could not write: another one is in their place. */
 static void
 add_shared(const backward_job *job)
 {
@@ -206,7 +206,7 @@ add_shared(const backward_job *job)
     }
 }
 
-/* The needed rows of an input, and their gradients, side by side; how many.  The others get 0, unless these `add`. */
+/* Copies an input's needed rows and their gradients side by side; how many.  Unless `add`, the others' become 0. */
 static size_t
 gather(const backward_job *job, int i, int add)
 {
@@ -232,7 +232,7 @@ gather(const backward_job *job, int i, int add)
     return n;
 }
 
-/* Back through the projection of an input: as its rows lie, where all count and are evenly spaced. */
+/* Back through the projection of an input: its rows are read in place if all are needed and evenly spaced. */
 static void
 project_input(backward_job *job, int i)
 {

@@ -1,10 +1,10 @@
 /*
- * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, of
- * which each task makes a panel at a time.
+ * linear.c: y = x W^T + bias with W packed (linear_pack.c) into the panels that the product reads, or in rows, from
+ * which each task packs a panel at a time.
  *
- * Blocking: the product walks the depth in blocks of MHA_LINEAR_DEPTH, so that a block of one panel
- * and the block's rows of x stay near, in the second-level cache or the first, while all rows of the
- * block pass by.  Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
+ * Blocking: the product walks the depth in blocks of MHA_LINEAR_DEPTH.  So the depth block of one panel
+ * and that of a task's rows of x stay in the first or second cache while all these rows meet the panel.
+ * Van Zee & van de Geijn 2015 (BLIS) explain the scheme.
  */
 #include "linear.h"
 
@@ -12,13 +12,13 @@
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-/* Rows of a block, and the bytes of one depth block that they may have: half the smallest second cache in use. */
+/* Limits of a task's rows: their bytes in one depth block (half the smallest second cache in use), and their number. */
 #define BLOCK_BYTES ((size_t)256 * 1024)
 #define BLOCK_MOST ((size_t)192)
-/* Where the second cache is larger, and all threads have a block even so: see mha_linear_most_rows. */
+/* The most rows if the second cache is larger, and all threads have a task even so: see mha_linear_most_rows. */
 #define LARGE_BLOCK_MOST ((size_t)288)
 
-/* The rows, `most` of `bytes` in all at most, in whole register tiles. */
+/* As many rows, in whole register tiles, as have at most `bytes` in a depth block, but not more than `most`. */
 static size_t
 rows_within(const mha_kernels *kernels, size_t in_features, size_t most, size_t bytes)
 {
@@ -35,8 +35,8 @@ usual_rows(const mha_kernels *kernels, size_t in_features)
 }
 
 /*
- * In three tenths of the second cache, of 2 MiB, 288 rows took 0.96 to 0.99 of the time of 192 (layers of 512 rows, 512
- * to 1024 features), 0.94 in float64 (of 120); 384 were no better.
+ * The rows may fill three tenths of the second cache.  With 2 MiB, 288 rows took 0.96 to 0.99 of the time of 192
+ * (layers of 512 rows, 512 to 1024 features), in float64 0.94 of the time of 120; 384 rows were no better.
  */
 size_t
 mha_linear_most_rows(const mha_kernels *kernels, size_t in_features)
@@ -46,7 +46,7 @@ mha_linear_most_rows(const mha_kernels *kernels, size_t in_features)
     return mha_max(large, usual_rows(kernels, in_features));
 }
 
-/* `rows` rows in nearly equal tasks: a last one of few rows would read the whole weight for them. */
+/* Rows per task, for nearly equal tasks: a short last task would read the whole weight for its few rows. */
 static size_t
 task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
@@ -58,10 +58,10 @@ task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 }
 
 /*
- * A weight of more bytes than half the second cache has is rarely met there, where others have been since the last
- * call: each panel is prefetched while rows, unless these are few, meet the one before it.  (With 2 MiB, layers of 512
- * rows took 1.02 to 1.04 of the time where weights of 1.6 to 4 MB were not, and layers of 96 to 592 rows 1.01
- * to 1.03 where those of 1 MB were.)
+ * A weight larger than half the second cache is rarely in it: other data has been there since the last call.  Unless
+ * rows are few, each panel is therefore prefetched while rows meet the panel before it.  (With 2 MiB, layers of 512
+ * rows took 1.02 to 1.04 of the time if weights of 1.6 to 4 MB were not prefetched, and layers of 96 to 592 rows took
+ * 1.01 to 1.03 if weights of 1 MB were.)
  */
 static int
 is_far(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
@@ -150,7 +150,7 @@ mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t
 {
     mha_linear_plan plan = {.task_rows = 1, .n_workers = 1};
 
-    if (linear->weight != NULL && linear->out_features > 0) { /* of rows without numbers there may be any count */
+    if (linear->weight != NULL && linear->out_features > 0) { /* rows without numbers may have any count */
         plan.task_rows = task_rows(kernels, linear->in_features, rows);
         plan.n_tasks = mha_ceil_div(rows, plan.task_rows);
         plan.work = mha_linear_work(linear, 1, rows);

@@ -9,16 +9,16 @@
 #include "runtime/common.h"
 #include "runtime/scratch.h"
 
-/* Steps of the depth multiplied at a time: a panel of so many, 64 KiB, comes from the second-level cache in time. */
+/* Steps of a depth block: a panel of that many steps, 64 KiB, arrives from the second-level cache in time. */
 #define MHA_LINEAR_DEPTH ((size_t)256)
 
-/* So few rows are not worth a copy of a right side, or a prefetch. */
+/* With fewer rows than this, neither a copy of the right side nor a prefetch is worth while. */
 #define MHA_LINEAR_FEW_ROWS ((size_t)48)
 
 /*
- * y[r] = W x[r] + bias for the `rows` rows of x, y_rows[r] saying where each result goes (NULL:
- * y + r*y_row_stride).  No allocation, no threads: the unit of work that callers run in parallel.
- * `panel` is aligned room for mha_linear_panel_bytes, which are 0 but for a weight in rows.
+ * y[r] = W x[r] + bias for the `rows` rows of x.  Result r goes to y_rows[r], or, if y_rows is NULL, to
+ * y + r*y_row_stride.  No allocation, no threads: the unit of work that callers run in parallel.
+ * `panel` is aligned room of mha_linear_panel_bytes, which is 0 unless the weight lies in rows.
  */
 typedef struct {
     size_t rows;
@@ -33,7 +33,7 @@ typedef struct {
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
-/* How so many rows are split over threads. */
+/* How the rows of a projection are split over threads. */
 typedef struct {
     size_t task_rows, n_tasks;
     double work; /* multiply-adds */
@@ -42,11 +42,11 @@ typedef struct {
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* mha_linear_apply so split, of at most as many rows; at rows->panel are the panels of all workers of the plan. */
+/* mha_linear_apply, split by `plan`, which may be for more rows; rows->panel holds a panel for each of its workers. */
 void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows,
                     const mha_linear_plan *plan);
 
-/* The most rows of a task, of so many numbers: a packed panel serves many, and they stay in cache meanwhile. */
+/* The most rows, of in_features numbers, of a task: a packed panel serves many rows, which all stay in the cache. */
 size_t mha_linear_most_rows(const mha_kernels *kernels, size_t in_features);
 
 MHA_INLINE int
@@ -61,19 +61,19 @@ typedef struct {
     size_t at[4], n, n_panels;
 } mha_linear_packing;
 
-/* From now on *linear counts as packed, but has its numbers only after mha_linear_packing_run. */
+/* Plans the packing of *linear, which counts as packed from now on; mha_linear_packing_run packs its numbers. */
 void mha_linear_pack_later(mha_linear_packing *packing, const mha_kernels *kernels, mha_linear *linear,
                            mha_scratch *scratch);
 void mha_linear_packing_run(const mha_linear_packing *packing, const mha_kernels *kernels, const mha_scratch *scratch);
 
-/* Memory in which products of gradients pack what they would walk with long strides: a part for each worker. */
+/* Memory, a part for each worker: products of gradients copy there what they would else read with long strides. */
 typedef struct {
     size_t bytes; /* of one part */
     unsigned n_workers;
     char *memory;
 } mha_linear_room;
 
-/* Makes room for these gradients too. */
+/* Enlarges *room so that it suffices for these gradients too. */
 void mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room);
 
 /*

@@ -1,5 +1,5 @@
 /*
- * linear_append.c: new rows of a decoder's keys or values into their places in its cache, projected on the way.
+ * linear_append.c: writes new rows of a decoder's keys or values into its cache, projected on the way.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "linear.h"
@@ -26,7 +26,7 @@ place_of(const append_job *job, size_t item, size_t row)
     return (char *)a->cache + (item * a->room + before + row) * job->out_bytes;
 }
 
-/* The rows that count: to their places, or side by side to `dense`, and `places` says where each goes; their number. */
+/* Copies the rows that count to their places, or side by side to `dense` and their addresses to `places`; how many. */
 static size_t
 copy_rows(const append_job *job, char *dense, void **places)
 {
@@ -47,7 +47,7 @@ copy_rows(const append_job *job, char *dense, void **places)
     return n;
 }
 
-/* One new row of each item, behind as many, or rows of one item: both sides lie evenly, and nothing is copied. */
+/* For one row of each item, behind equally many, or rows of one item: x and y are evenly spaced, nothing is copied. */
 static mha_status
 project_in_place(const append_job *job)
 {

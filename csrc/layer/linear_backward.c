@@ -2,10 +2,10 @@
  * linear_backward.c: gradients of y = x W^T + bias: grad_x = G W, grad_W = G^T x, grad_bias = column sums
  * of G, where G is the gradient of y.
  *
- * The right sides, W and x, lie in rows as the product wants them, but a panel's width of each row is far from
- * that of the next: hundreds of such pieces fall on few sets of the caches.  So a block of the depth of each panel is
- * copied side by side by the first tile that meets it, and prefetched while the panel before it is multiplied; the
- * columns or rows of G are copied first, unless they lie close together; small operands are read where they are.
+ * The right sides, W and x, lie in rows, as the product wants them.  But a row's part of a panel is far from the next
+ * row's, and hundreds of such parts share few sets of the caches.  So the first tile that meets a depth block of a
+ * panel copies it side by side, and each panel is prefetched while the one before it is multiplied.  Columns or rows
+ * of G are copied first, unless they lie close together.  Small operands are read in place.
  */
 #include "runtime/common.h"
 #include "linear.h"
@@ -13,21 +13,21 @@
 #include "runtime/threads_interrupt.h"
 
 #define COPY_STRIDE (MHA_LINEAR_DEPTH + MHA_LEFT_GAP) /* of rows of the left side's copy */
-#define TASK_LEAST ((size_t)192)           /* rows of a result per task: what a copied panel is used for, */
-#define TASK_USUAL ((size_t)384)           /* up to so many at least, and to so many where the second cache is large: */
-#define TASK_MOST ((size_t)512)            /* see most_task_rows */
+#define TASK_LEAST ((size_t)192)           /* the fewest rows of a result per task: they share a copied panel */
+#define TASK_USUAL ((size_t)384)           /* the most rows per task, see most_task_rows */
+#define TASK_MOST ((size_t)512)            /* the most rows per task where the second cache is large */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
-#define LONG_STRIDE ((size_t)512)          /* bytes; what lies closer together finds places in the cache */
-#define FAR_STEP ((ptrdiff_t)1024)         /* bytes between steps of a column; closer ones are read as they lie, */
-#define FAR_ROWS ((ptrdiff_t)4096)         /* and rows closer than this: a page, or all of them in one cache set */
-#define ASKED_DEPTH (4 * MHA_LINEAR_DEPTH) /* after so much of a long depth a call is asked whether it was given up */
+#define LONG_STRIDE ((size_t)512)          /* bytes of a row; shorter ones find places in the cache */
+#define FAR_STEP ((ptrdiff_t)1024)         /* bytes between steps of a column; closer ones are read in place */
+#define FAR_ROWS ((ptrdiff_t)4096)         /* bytes, a page: rows so far apart may share one cache set */
+#define ASKED_DEPTH (4 * MHA_LINEAR_DEPTH) /* after so many steps of a long depth, was the call interrupted? */
 
 typedef struct {
     const mha_linear_grads *grads;
     const mha_kernels *kernels;
     void *const *grad_x_rows;
     const mha_linear_room *room;
-    size_t task_rows[2], n_input_tasks; /* of grad_x, of grad_W */
+    size_t task_rows[2], n_input_tasks; /* rows per task of grad_x and of grad_W; tasks of grad_x, which come first */
     mha_scalar one;
 } grads_job;
 
@@ -46,7 +46,7 @@ panel_bytes(const mha_kernels *k)
     return MHA_LINEAR_DEPTH * k->panel_width * k->itemsize;
 }
 
-/* Adds what the product needs beside its operands, and takes it; a long one in several calls. */
+/* Completes the product's description and computes it, in several calls if its depth is long. */
 static void
 run_product(const grads_job *job, mha_product product, unsigned worker)
 {
@@ -96,7 +96,7 @@ input_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
     run_product(job, product, worker);
 }
 
-/* Sums of so many columns of G: a vector of them at a time, as the kernel goes. */
+/* Sums of `columns` columns of G: a vector of columns at a time, as the kernel takes them. */
 static void
 bias_grads(const grads_job *job, size_t first, size_t columns)
 {
@@ -152,9 +152,9 @@ run_task(void *context, size_t task, unsigned worker)
 }
 
 /*
- * What is copied of the left side, a block of the depth of all rows of a task, takes two fifths of the second cache at
- * most: with 2 MiB, 512 rows took 0.98 to 0.995 of the time of 384 (gradients of 4096 x 512 x 512 and 512 x 768 x 768),
- * 768 as long, and 1536, four fifths, 1.02.
+ * The copy of the left side, a depth block of all rows of a task, takes at most two fifths of the second cache.  With
+ * 2 MiB, 512 rows took 0.98 to 0.995 of the time of 384 (gradients of 4096 x 512 x 512 and 512 x 768 x 768), 768 rows
+ * took as long, and 1536 rows, four fifths of the cache, 1.02.
  */
 static size_t
 most_task_rows(const mha_kernels *k)
@@ -171,7 +171,7 @@ rows_per_task(const mha_kernels *k, size_t rows)
     const size_t n_threads = mha_threads_get(), least = mha_max(mha_ceil_div(rows, n_threads), TASK_LEAST);
     size_t n_tasks = mha_ceil_div(rows, mha_min(least, most_task_rows(k)));
 
-    if (n_tasks > n_threads) { /* as many for each of them */
+    if (n_tasks > n_threads) { /* equally many for each thread */
         n_tasks = mha_min(mha_round_up(n_tasks, n_threads), mha_ceil_div(rows, TASK_LEAST));
     }
 
@@ -203,7 +203,7 @@ mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads,
 {
     grads_job job = {.kernels = kernels};
     const unsigned n_workers = workers_for(grads, count_tasks(grads, &job));
-    /* Whatever the threads and the rows are when it runs: rows that nobody needs are left out then. */
+    /* Enough for any number of threads and rows at run time, when rows that nobody needs are left out. */
     const size_t most = mha_min(mha_max(grads->rows, grads->out_features), most_task_rows(kernels));
     const size_t in = grads->in_features;
 

@@ -1,13 +1,13 @@
 /*
- * linear_pack.c: weights into the panels that the product reads: once for many calls (mha_linear_pack), or once in a
- * call, for weights that lie in rows and meet many rows of x.
+ * linear_pack.c: packs weights into the panels that the product reads: once for many calls (mha_linear_pack), or once
+ * in a call, for weights that lie in rows and meet many rows of x.
  */
 #include "linear.h"
 
 #include "runtime/common.h"
 #include "runtime/threads.h"
 
-/* One number of a weight costs about as much as so many multiply-adds: it is read and written once. */
+/* Packing one number of a weight, which is read and written once, costs about as much as so many multiply-adds. */
 #define WORK_PER_NUMBER 16.0
 
 mha_status
@@ -30,7 +30,7 @@ mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
     return MHA_OK;
 }
 
-/* Rows of a weight in its last panel; of them whole vectors are written by pack_panels, and the rest is not. */
+/* Packs one panel.  Of a last panel that is not full, pack_panels writes only the whole vectors that hold rows. */
 static void
 pack_panel(const mha_kernels *k, const mha_linear *linear, size_t panel, char *packed)
 {
@@ -38,7 +38,7 @@ pack_panel(const mha_kernels *k, const mha_linear *linear, size_t panel, char *p
     const char *source = (const char *)linear->weight + (ptrdiff_t)first * linear->row_stride * (ptrdiff_t)k->itemsize;
     char *to = packed + first * linear->in_features * k->itemsize;
 
-    if (columns + k->lanes <= width) { /* so that equal weights give equal bytes */
+    if (columns + k->lanes <= width) { /* clears the rest, so that equal weights give equal bytes */
         k->fill(width * linear->in_features, 0, to);
     }
     k->pack_panels(source, linear->row_stride, 0, columns, linear->in_features, to);
@@ -68,7 +68,7 @@ mha_linear_pack_later(mha_linear_packing *packing, const mha_kernels *kernels, m
     size_t panel_bytes = kernels->panel_width * kernels->itemsize;
 
     if (mha_mul_size(&panel_bytes, linear->in_features) < 0) {
-        panel_bytes = SIZE_MAX; /* opening that memory says so */
+        panel_bytes = SIZE_MAX; /* opening the memory will report it */
     }
     linear->layout = MHA_WEIGHT_PACKED;
     packing->linears[packing->n] = linear;

@@ -1,10 +1,10 @@
 /*
  * slices.c: mha_layer_forward: the layer's job (layer.c) for the batch as a whole, or for slices of it.
  *
- * Projected queries, keys and values of a large batch fill memory that is read again only when the last
- * item is done.  A few items at a time, through all steps by one thread, leave them in its cache, need no
- * meeting of threads between the steps, and take no more memory for a larger batch.  Rows do not depend on
- * their neighbours, so neither do the results on how the batch is cut.
+ * The projected queries, keys and values of a large batch fill memory that is read again only when the last
+ * item is done.  So one thread takes a few items at a time through all steps: their rows stay in its cache,
+ * threads need not wait for each other between the steps, and a larger batch takes no more memory.  Rows do
+ * not depend on their neighbours, so the results do not depend on how the batch is cut.
  */
 #include "layer.h"
 
@@ -13,13 +13,13 @@
 #include "runtime/threads_interrupt.h"
 
 /*
- * What the steps hand each other for one slice: what the smallest second-level caches hold.  (Larger ones do not ask
- * for more: with 2 MiB, slices of 1 MiB took 1.00 to 1.03 of the time, of 2 MiB 1.00 to 1.15, of 256 KiB as long.)
+ * The bytes that the steps hand each other for one slice: as many as the smallest second-level caches hold.  (Larger
+ * caches gain nothing: with 2 MiB, slices of 1 MiB took 1.00 to 1.03 of the time, 2 MiB 1.00 to 1.15, 256 KiB as long.)
  */
 #define SLICE_BYTES ((size_t)512 * 1024)
 /* The least rows of a slice: as many as one pass over the weights projects together in any case. */
 #define SLICE_ROWS ((size_t)192)
-/* Slices for each thread, or a long one at the end leaves the others waiting. */
+/* Slices for each thread: with fewer, a long one at the end would leave the other threads waiting. */
 #define SLICES_PER_WORKER ((size_t)4)
 
 /* Numbers that one item leaves behind between the steps. */
@@ -44,11 +44,11 @@ cut(mha_layer_call *call)
 
     call->slice_items = a->batch;
     call->n_slices = call->n_workers = 1;
-    /* What mha_layer_work says, from what is known here. */
+    /* The same as mha_layer_work, from what is known here. */
     call->work = whole->work + whole->attention_job.problem.work + mha_linear_work(&a->W_o, a->batch, a->queries);
     if (whole->attention_job.plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
-        return; /* the second: sizes that overflow, which opening that memory will say */
+        return; /* SIZE_MAX: the sizes overflowed, which opening the memory will report */
     }
     const size_t workers = mha_threads_for(a->batch, call->work);
     const size_t least = mha_ceil_div(SLICE_ROWS, a->queries);
@@ -63,14 +63,14 @@ cut(mha_layer_call *call)
     }
 }
 
-/* `numbers` numbers further; NULL stays NULL. */
+/* The address `numbers` numbers behind `data`; NULL stays NULL. */
 static void *
 advanced(const mha_layer_job *job, const void *data, ptrdiff_t numbers)
 {
     return data == NULL ? NULL : (char *)(uintptr_t)data + numbers * (ptrdiff_t)job->kernels->itemsize;
 }
 
-/* At most so many items of the batch from item `first` on, as arguments of their own. */
+/* Arguments of a call for at most `most` items of the batch, from item `first` on. */
 static mha_layer_args
 items_of(const mha_layer_job *whole, size_t first, size_t most)
 {
@@ -114,13 +114,13 @@ mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *a
     return status;
 }
 
-/* SIZE_MAX where that overflows. */
+/* Bytes that suffice for any slice; SIZE_MAX if they overflow. */
 static size_t
 slice_bytes(const mha_layer_call *call)
 {
     size_t most = call->n_slices == 1 ? call->whole.scratch.total_bytes : 0;
 
-    /* All slices are alike but for the last: a smaller one, which may go another way and need more of something. */
+    /* Only the last slice differs: it is smaller, and so may go another way and need more of some memory. */
     for (size_t slice = 0; call->n_slices > 1 && slice < call->n_slices; slice += call->n_slices - 1) {
         mha_layer_args args;
         mha_layer_job job;
@@ -139,19 +139,19 @@ run_slice(void *context, size_t slice, unsigned worker)
     mha_layer_job job;
     const mha_status status = mha_layer_slice_plan(call, slice, &args, &job);
 
-    (void)status; /* sizes that were planned before: see slice_bytes */
+    (void)status; /* cannot fail: slice_bytes has planned these sizes */
     MHA_ASSERT(status == MHA_OK && job.scratch.total_bytes <= call->slice_bytes);
     job.scratch.base = call->scratch.base + call->slices_at + worker * call->slice_bytes;
     mha_layer_run(&job);
 }
 
 /*
- * In slices, whose tasks take turns at the weights, a layer of 64 x 128 rows of 256 features took 1.06 of the time when
- * each task read its weights in rows.
+ * The most tasks that may each read a weight in rows.  (In slices, whose tasks take turns at the weights, a layer of
+ * 64 x 128 rows of 256 features took 1.06 of the time when each task read its weights in rows.)
  */
 #define MOST_READS ((size_t)3)
 
-/* A weight in rows would be read by each task: if one by too many, the call packs them all. */
+/* Each task would read a weight in rows: if too many tasks read one of them, the call packs all weights in rows. */
 static void
 pack_later(mha_layer_call *call)
 {
