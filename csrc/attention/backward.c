@@ -18,7 +18,7 @@
 
 #include <string.h>
 
-/* Where the gradient of q of the task's head goes: the caller's array, or one of this span, by worker or by round. */
+/* Where the gradient of q of the task's head goes: the caller's array, or the span's own in the room or in partials. */
 static mha_result
 grad_q_rows(const mha_walk *walk, size_t span)
 {
@@ -36,7 +36,7 @@ grad_q_rows(const mha_walk *walk, size_t span)
                         (ptrdiff_t)args->head_dim};
 }
 
-/* dV += (P F)^T G, or dK += dS^T Q (= if nothing is there yet), described: rows are keys, depth is queries. */
+/* Describes dV += (P F)^T G, or dK += dS^T Q (= in place of +=, to overwrite): rows are keys, depth is queries. */
 static mha_product
 product_of_queries(const mha_walk *walk, int of_values, int overwrite)
 {
@@ -114,7 +114,7 @@ clear_rows(const mha_kernels *k, const mha_result *grad, size_t item, size_t hea
     }
 }
 
-/* Queries without keys that got the mean of all values: each value j of `keys` gets F[j]/K of their gradient. */
+/* For queries without keys, which got the mean of all values: each value j of `keys` gets F[j]/K of their gradient. */
 static void
 add_uniform_rows(mha_walk *walk, mha_interval keys)
 {
@@ -135,14 +135,14 @@ add_uniform_rows(mha_walk *walk, mha_interval keys)
                     walk->room->scores);
             mha_drop_weights(&one);
             const mha_product product = product_of_queries(&one, 1, 0);
-            k->product(&product); /* nothing is hidden from this row: an infinite gradient arrives */
+            k->product(&product); /* no guard: nothing is hidden from this row, infinite gradients arrive */
         }
     }
 }
 
 /*
- * The tile of queries against the block of keys where the walk stands.  Where it is the first to give something to the
- * gradients of keys and values, or of queries, it stores what others add, and nothing is cleared.
+ * Takes the tile of queries against the block of keys where the walk stands.  The first tile to give something to the
+ * gradients of keys and values, or of queries, stores it; later tiles add theirs, so nothing need be cleared.
  */
 static void
 backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first_of_keys, int first_of_queries)
@@ -151,7 +151,7 @@ backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first
     const mha_kernels *k = walk->problem->kernels;
 
     mha_backward_tile(walk, args->scale);
-    if (args->softcap > 0) { /* not before: what is added to a capped score has no slope */
+    if (args->softcap > 0) { /* not in the tile: what is added to a capped score has no slope */
         const size_t at = walk->block.from * k->itemsize;
         k->multiply_rows(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
                          (ptrdiff_t)walk->plan->score_stride);
@@ -194,7 +194,7 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
     const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
     const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
-    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else there since the span before */
+    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else they are left of the span before */
         mha_backward_rows(walk);
     }
     if (!stores || args->additive_weights != NULL) {
@@ -222,7 +222,7 @@ run_span(mha_walk *walk, size_t span, void *grad_w)
     const size_t item = walk->task.item, key_head = walk->task.key_head;
     const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
     const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(walk->task.keys, keys);
-    /* Where all queries see the same keys, the first tile of queries writes all of these, and the others add. */
+    /* Where all queries see the same keys, the first tile of queries writes all their gradients; the others add. */
     const int written = walk->problem->same_visibility && args->queries > 0 && seen.first < seen.last;
     const mha_interval unwritten = {written ? seen.last : keys.first, keys.last};
 

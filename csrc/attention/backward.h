@@ -7,10 +7,10 @@
 
 #include "values.h"
 
-/* Statistics, 1/sum and delta of the task's rows, which are of one head, to their places in the room. */
+/* Writes statistics, 1/sum and delta of the task's rows, which are of one head, to their places in the room. */
 void mha_backward_rows(mha_walk *walk);
 
-/* P (times F) in room->scores and dS * scale in room->grads, for the tile and its block. */
+/* Leaves P (times F) in room->scores and dS * scale in room->grads, for the tile and its block. */
 void mha_backward_tile(mha_walk *walk, double scale);
 
 /* The gradients of bias, relative bias and sinks, as far as they are wanted (score_grads.c). */

@@ -3,20 +3,20 @@
  * of several items.
  *
  * The work per head is then little more than the two products, and the scores stand transposed, a row for
- * each key: softmax_columns.inc says why.  Queries are packed in place of keys, and the product with the
+ * each key: softmax_columns.inc says why.  Queries are packed instead of keys, and the product with the
  * values reads the weights by columns, which costs nothing.  All additions are those of forward.c,
  * in the same order.
  */
 #include "forward.h"
 
-/* average_row takes one sum over all keys of a row, other tiles one a part: the same bits, if there is one part. */
+/* average_row takes one sum over all keys of a row, other tiles one per part: the same bits, for there is one part. */
 _Static_assert(MHA_SHORT_KEYS <= MHA_VALUE_PART, "short rows have several parts");
 
-/* How many keys the query of column i sees, as a number that compares with those of keys in vectors. */
+/* Writes how many keys the query of column i sees, as a `real`: vectors of key numbers are compared with it. */
 MHA_INLINE void
 write_end(const mha_walk *walk, size_t i, size_t seen)
 {
-    const int few = (int)seen; /* which becomes a float in one instruction */
+    const int few = (int)seen; /* an int becomes a float in one instruction */
 
     if (walk->problem->kernels->itemsize == sizeof(double)) {
         ((double *)(void *)walk->room->ends)[i] = few;
@@ -26,8 +26,8 @@ write_end(const mha_walk *walk, size_t i, size_t seen)
 }
 
 /*
- * The softmax of n columns of `keys` scores, of which the first is the tile's first row; and the weights, if they are
- * wanted.  `ends`: NULL where all see all of these keys.  Returns 1 if a row is empty.
+ * Takes the softmax of n columns of `keys` scores (the first column is the tile's first row), and writes the weights if
+ * they are wanted.  `ends` is NULL if all queries see all of these keys.  Returns 1 if a row is empty.
  */
 static int
 softmax_columns(const mha_walk *walk, size_t n, size_t keys, const char *ends)
@@ -100,7 +100,7 @@ mha_attend_columns(const mha_walk *walk)
     const char *ends = tile->row_keys != NULL ? walk->room->ends : NULL;
     mha_product product;
 
-    if (ends != NULL) { /* some time before they are read as vectors */
+    if (ends != NULL) { /* early: a vector load of numbers just stored would wait */
         write_ends(walk);
     }
     score_columns(walk);
@@ -130,7 +130,7 @@ score_item(const mha_walk *walk, size_t column)
     write_end(walk, column, walk->task.keys.last);
 }
 
-/* The columns behind the last row: a score of 0 for one key, so that no lane works with what memory held. */
+/* Gives the columns behind the last row a score of 0 for one key, so that no lane works with what memory held. */
 static void
 fill_columns(const mha_walk *walk, size_t first)
 {
@@ -180,7 +180,7 @@ mha_items_task(void *context, size_t number, unsigned worker)
         mha_walk_describe_task(&walk, first + i);
         score_item(&walk, i);
         rows[i] = walk.task;
-        rows[i].row_keys = NULL; /* of one row */
+        rows[i].row_keys = NULL; /* `keys` says it for one row */
     }
     fill_columns(&walk, n);
     walk.task = rows[0];

@@ -6,7 +6,7 @@
  * rescaling and goes straight to the output.  Dao et al. 2022, arXiv 2205.14135.
  *
  * Order of additions, which fixes the bits: values in key order within parts of 64 keys, parts
- * in order within a block, blocks in order, with what rounding loses.  All borders are multiples counted from
+ * in order within a block, blocks in order with a compensation.  All borders are multiples counted from
  * key 0, and hidden keys add exact zeros, so a row does not depend on its neighbours.  Summing small blocks
  * first is also 4 to 12 times more accurate on long rows than one long sum.
  */
@@ -54,7 +54,7 @@ softmax_block(mha_walk *walk, char *max, char *sum)
     k->softmax_rows(&softmax);
 }
 
-/* Weights times values, to out; inverse, one per row, divides by their sums, or is NULL. */
+/* Writes weights times values to `out`, times `inverse` (1 / sum, one per row) unless that is NULL. */
 static void
 average_values(const mha_walk *walk, void *out, ptrdiff_t out_row, const char *inverse)
 {
@@ -118,8 +118,8 @@ attend_block(mha_walk *walk, const block_result *result)
 }
 
 /*
- * Adds the block's result to those of the blocks before it; the last one's sums divide the output.  Returns 1 if then
- * a row is empty.
+ * Adds the block's result to those of the blocks before it.  After the last block, the sums divide the output; returns
+ * 1 if a row is empty then.
  */
 static int
 join_block(const mha_walk *walk, const block_result *result)
@@ -164,8 +164,8 @@ join_block(const mha_walk *walk, const block_result *result)
 }
 
 /*
- * Few queries on many keys: the blocks of a task are tasks of their own (block_task), and are joined when all of them
- * are there.  Where this block leaves the results of the tile's rows:
+ * With few queries on many keys, the blocks of a task are tasks of their own (block_task), and are joined when all of
+ * them are done.  Returns where this block leaves the results of the tile's rows.
  */
 static block_result
 partial_result(const mha_walk *walk, size_t task)

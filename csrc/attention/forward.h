@@ -1,5 +1,5 @@
 /*
- * forward.h: the tasks of a forward call that other files than forward.c do.
+ * forward.h: what other files than forward.c do of a forward call: a tile, and whole tasks.
  */
 #ifndef MHA_FORWARD_H
 #define MHA_FORWARD_H

@@ -6,28 +6,28 @@
 #include "runtime/common.h"
 #include "runtime/threads_interrupt.h"
 
-/* Room in the call's memory, as an address counted from 0 on. */
+/* Reserves room in the call's memory; returns its address, counted from 0 on. */
 static char *
 reserve(mha_scratch *scratch, size_t count, size_t size)
 {
     return (char *)(uintptr_t)mha_scratch_add(scratch, count, size);
 }
 
-/* Do queries see different keys, but those of all items the same? */
+/* 1 if queries of an item see different keys, but those of all items see the same ones. */
 static int
 shares_row_keys(const mha_problem *problem)
 {
     return !problem->same_visibility && problem->args->visible.valid_lens == NULL;
 }
 
-/* The second pass works from the statistics; where the caller did not ask for them, they are ours. */
+/* The second pass needs the statistics: if the caller did not ask for them, the job has its own. */
 static int
 has_own_statistics(const mha_attention_job *job)
 {
     return job->plan.weights_later && job->problem.args->row_max == NULL;
 }
 
-/* What tasks leave behind for those that join it. */
+/* Memory for the results of tasks that are joined later. */
 static void
 reserve_partials(mha_attention_job *job, mha_scratch *scratch)
 {
@@ -73,7 +73,7 @@ mha_attention_init(mha_attention_job *job, const mha_attention_args *args, mha_p
     return MHA_OK;
 }
 
-/* *address was counted from 0 on. */
+/* Adds the base to an address that was counted from 0 on. */
 #define MOVE(address, base) ((address) = (void *)((base) + (uintptr_t)(address)))
 
 void

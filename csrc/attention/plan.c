@@ -1,5 +1,5 @@
 /*
- * plan.c: how a call of attention is gone about: its way, tiles, blocks and tasks.
+ * plan.c: makes the plan of a call of attention: its way, tiles, blocks and tasks.
  */
 #include "plan.h"
 
@@ -7,25 +7,25 @@
 #include "runtime/threads.h"
 
 /*
- * A block of keys and values should stay in the second-level cache, of which the smallest in use have 512 KiB, beside
- * a tile of scores.  A little over half of it, so that 512 keys of 64 floats fit, and 256 of 128.  Whole parts of both
- * products, which a key block's borders must not cut.  Never by the size of this machine's caches: it decides about the
- * order of sums, which is the same on every machine.
+ * A block of keys and values should stay in the second-level cache (the smallest in use have 512 KiB) beside a tile of
+ * scores.  It takes a little over half of that, so that 512 keys of 64 floats fit, and 256 of 128.  It has whole parts
+ * of both products: its borders must not cut a part.  It does not depend on this machine's caches, because it decides
+ * about the order of sums, which is the same on every machine.
  */
 #define BLOCK_BYTES ((size_t)272 * 1024)
 #define BLOCK_STEP ((size_t)128)
 #define BLOCK_MOST ((size_t)512)
 _Static_assert(BLOCK_STEP % MHA_VALUE_PART == 0 && BLOCK_MOST % BLOCK_STEP == 0, "a key block cuts a part");
 /*
- * Rows of a tile in register tiles: enough to use a packed panel several times while it is in the first cache.  (With
- * 48 KiB and 2 MiB, 6 and 8 took 0.99 to 1.01 of the time of 4 at 512, 2048 and 4096 keys, so no cache is asked.)
+ * Height of a tile in register tiles: enough to use a packed panel several times while it is in the first cache.  (With
+ * 48 KiB and 2 MiB, 6 and 8 took 0.99 to 1.01 of the time of 4 at 512, 2048 and 4096 keys: it follows no cache size.)
  */
 #define TILES_HIGH ((size_t)4)
 /* Rows of a low tile whose scores stand by columns: whole vectors of them, whatever the instruction set. */
 #define LOW_COLUMNS ((size_t)16)
-/* The most queries of a task: its row statistics.  (2048 took 0.99 to 1.00 of the time, 4096 0.99 to 1.03.) */
+/* The most queries of a task, for its row statistics.  (2048 took 0.99 to 1.00 of the time, 4096 0.99 to 1.03.) */
 #define TASK_QUERIES_MOST ((size_t)1536)
-/* The most rows of a task whose key blocks may be shared out: their partial results are small. */
+/* The most rows of a task whose key blocks may become tasks of their own: their partial results are small. */
 #define SPLIT_ROWS ((size_t)64)
 /* Tasks for each thread, which even out their different lengths. */
 #define TASKS_PER_WORKER ((size_t)4)
@@ -37,7 +37,7 @@ _Static_assert(BLOCK_STEP % MHA_VALUE_PART == 0 && BLOCK_MOST % BLOCK_STEP == 0,
 _Static_assert(BACKWARD_BLOCK % MHA_GRAD_PART == 0, "a key block cuts a part");
 /* Register tiles in a tile of queries: the depth of the dK and dV products. */
 #define BACKWARD_TILES_HIGH ((size_t)8)
-/* Fewer heads than this, and their keys are cut into tasks as well. */
+/* With fewer key heads (of all items) than this, the backward pass cuts their keys into tasks as well. */
 #define ENOUGH_TASKS ((size_t)8)
 
 static size_t
@@ -49,7 +49,7 @@ choose_key_block(const mha_attention_args *args, size_t itemsize)
     return mha_min(mha_max(fit, BLOCK_STEP), BLOCK_MOST);
 }
 
-/* 1 if no result has any number: there may be any count of rows then, and no memory behind it. */
+/* 1 if no result has any number: the count of rows may then be anything, with no memory behind it. */
 static int
 writes_nothing(const mha_attention_args *args)
 {
@@ -60,8 +60,8 @@ writes_nothing(const mha_attention_args *args)
 }
 
 /*
- * May scores stand by columns?  Rows must be short, with nothing between scores and softmax, and begin with key 0:
- * those before a window's left edge nobody promised to have.
+ * 1 if scores may stand by columns.  Rows must be short, with nothing between scores and softmax, and must begin with
+ * key 0: the caller need not have keys before a window's left edge.
  */
 static int
 can_go_by_columns(const mha_attention_args *args)
@@ -72,9 +72,9 @@ can_go_by_columns(const mha_attention_args *args)
 }
 
 /*
- * And is it worth while?  They take no sum or maximum across the lanes of a vector, which costs about as much as four
- * exponentials; but they fill their lanes with queries, of which there may be too few, unless those of
- * several items go side by side.
+ * Chooses the way.  By columns, no sum or maximum is taken across the lanes of a vector, which costs about as much as
+ * four exponentials.  But queries must fill the lanes, and there may be too few of them, unless those of several items
+ * go side by side.
  */
 static mha_way
 choose_way(const mha_problem *problem)
@@ -132,7 +132,7 @@ choose_tasks(mha_plan *plan, const mha_problem *problem)
     plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, problem->work);
 }
 
-/* Whole vectors of queries by columns; else of keys, and one more: rows a power of two apart would share cache sets. */
+/* By columns whole vectors of queries; else whole panels of keys and a vector: powers of two would share cache sets. */
 static size_t
 choose_score_stride(const mha_problem *problem, const mha_plan *plan)
 {
@@ -149,7 +149,7 @@ may_copy_rows(const mha_problem *problem, const mha_plan *plan)
 {
     return problem->args->queries >= COPY_QUERIES &&
            (plan->way == MHA_WAY_PACKED ||
-            (plan->way == MHA_WAY_ADDITIVE && problem->pass != MHA_PASS_BACKWARD)); /* which reads its keys once */
+            (plan->way == MHA_WAY_ADDITIVE && problem->pass != MHA_PASS_BACKWARD)); /* backward reads them once */
 }
 
 void

@@ -1,5 +1,5 @@
 /*
- * plan.h: how a call of attention is gone about: choices alone, made once, from the sizes of the problem.
+ * plan.h: the plan of a call of attention: choices alone, made once, from the sizes of the problem.
  *
  * Shape of the work: a task is some queries of all heads that share one key head.  It walks over
  * key blocks (packed once per task), and in each over tiles of query rows.
@@ -9,14 +9,14 @@
 
 #include "problem.h"
 
-/* Products in a part of a score's sum: half the error of one long sum, and it costs nothing. */
+/* Products in a part of a score's sum: parts halve the error of one long sum, and cost nothing. */
 #define MHA_SCORE_PART ((size_t)32)
 
 /* Keys in a part of an output's sum, and of a gradient's. */
 #define MHA_VALUE_PART ((size_t)64)
 #define MHA_GRAD_PART ((size_t)128)
 
-/* Most single-query rows of different items that are scored by columns side by side. */
+/* The most rows of a task of MHA_WAY_ITEMS: single queries of different items, scored by columns side by side. */
 #define MHA_SHORT_ITEMS ((size_t)64)
 
 #define MHA_SPAN_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
@@ -26,7 +26,7 @@ typedef enum {
     MHA_WAY_PACKED,   /* a block's keys are packed into panels, which all tiles of the task meet */
     MHA_WAY_IN_PLACE, /* one register tile of queries: keys are read where they lie, once, a panel of them at a time */
     MHA_WAY_COLUMNS,  /* few keys: scores stand transposed and a tile's queries are packed (columns.c) */
-    MHA_WAY_ADDITIVE, /* additive scores, of keys where they lie */
+    MHA_WAY_ADDITIVE, /* additive scores: keys are read where they lie */
     MHA_WAY_ITEMS     /* additive scores by columns, of one query from each of several items (columns.c) */
 } mha_way;
 
@@ -38,11 +38,11 @@ typedef struct {
     int copies_rows;       /* rows of a key block may be worth a copy, see walk.c */
     int weights_later;     /* rows may span several blocks: weights are written by a second pass */
     size_t task_queries;   /* queries per task */
-    size_t task_heads;     /* heads per task whose row statistics are there together */
+    size_t task_heads;     /* heads per task (MHA_WAY_ITEMS: rows), whose row statistics are in the room together */
     size_t tasks_per_head; /* tasks per key head */
     size_t n_tasks;
     size_t blocks_abreast; /* key blocks of a task that are tasks of their own and are joined afterwards; 1: none is */
-    size_t n_spans, spans_abreast; /* backward: see backward.c */
+    size_t n_spans, spans_abreast; /* backward: spans, and how many run side by side; see backward.c */
     unsigned n_workers;
 } mha_plan;
 

@@ -19,7 +19,7 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
            mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
 }
 
-/* Where a part stands in a larger call: no further than may be, and with no corner that it cannot know. */
+/* 1 if a part's places in a larger call are not too large, and its causal corner does not need that call's sizes. */
 static int
 origin_is_sane(const mha_attention_args *args)
 {
@@ -41,7 +41,7 @@ is_sane(const mha_attention_args *args)
            args->dropout >= 0 && args->dropout <= 1 && args->softcap >= 0 && origin_is_sane(args);
 }
 
-/* Nothing that goes by the number of a head or by a query's place, but that a last query sees all keys. */
+/* 1 if nothing depends on a head's number or a query's place.  (Bottom-right, the only query sees all keys.) */
 static int
 can_fold_heads(const mha_attention_args *args)
 {
@@ -111,7 +111,7 @@ mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_p
         .group = args->heads / args->kv_heads,
         .same_visibility = mha_same_for_all_queries(&args->visible),
         .watched = mha_interrupt_flag() != NULL,
-        .work = (pass == MHA_PASS_BACKWARD ? 2.5 : 1.0) * mha_attention_work(args), /* five products for two */
+        .work = (pass == MHA_PASS_BACKWARD ? 2.5 : 1.0) * mha_attention_work(args), /* five products, not two */
     };
     return MHA_OK;
 }

@@ -30,8 +30,8 @@ typedef struct {
 MHA_MUST_CHECK mha_status mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_pass pass);
 
 /*
- * One query a head, as in a decoder: the heads that share a key head are as good as its queries, which read each key
- * once, and where it lies.  *folded is the call so put, or *args where something tells heads from queries.
+ * With one query a head, as in a decoder, heads that share a key head become as many queries of one head: so each key
+ * is read once, and in place.  *folded is that call, or *args if some argument treats heads and queries differently.
  */
 void mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded);
 

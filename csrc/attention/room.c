@@ -1,5 +1,5 @@
 /*
- * room.c: how large the buffers of a worker are, and where they lie: both in the one list of mha_room_measure.
+ * room.c: how large the buffers of a worker are, and where they lie: the list in mha_room_measure says both.
  */
 #include "room.h"
 
@@ -9,15 +9,15 @@
 
 #define LARGEST ((size_t)PTRDIFF_MAX)
 
-/* The next `count` things of at most MHA_ALIGN bytes, behind what is used so far. */
+/* Takes the next `count` elements of `size` (at most MHA_ALIGN) bytes, behind what is used so far. */
 MHA_INLINE void *
 take(size_t *used, size_t count, size_t size)
 {
     const size_t at = *used;
 
-    if (count > 0) { /* most of what there may be, a call has no use for */
+    if (count > 0) { /* a call has no use for most of the buffers */
         const size_t n_bytes = count > LARGEST / MHA_ALIGN ? LARGEST : mha_round_up(count * size, MHA_ALIGN);
-        *used = mha_min(at, LARGEST) + n_bytes; /* never less than LARGEST again */
+        *used = mha_min(at, LARGEST) + n_bytes; /* once LARGEST, never less */
     }
     return (void *)(uintptr_t)at;
 }

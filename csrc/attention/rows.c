@@ -1,6 +1,6 @@
 /*
  * rows.c: rows of queries before and after their key blocks: where their statistics stand, what
- * those get that saw no key, and the statistics that the caller asked for.
+ * a row that saw no key gets, and the statistics that the caller asked for.
  */
 #include "values.h"
 
@@ -36,8 +36,8 @@ mha_mean_keys(const mha_walk *walk, size_t row)
 }
 
 /*
- * The mean of these values, summed in the same order as any row: d2l's answer, over all K, for a query
- * without keys, row `row` of the tile, whose own weights are dropped where there is dropout.
+ * The mean of the values of `keys`, summed in the same order as any row: d2l's answer, over all K, for a query
+ * without keys.  That query is row `row` of the tile; with dropout, its own weights are dropped.
  */
 static void
 mean_of_values(const mha_walk *walk, size_t row, mha_interval keys)
@@ -118,7 +118,7 @@ fill_empty_rows(const mha_walk *walk)
 
     for (size_t i = 0; i < rows->rows; i++) {
         char *out = mha_result_at(k, &args->out, rows->item, rows->head, rows->query + i);
-        if (mha_read(k, sum, i) != 0) { /* NaN is no empty row */
+        if (mha_read(k, sum, i) != 0) { /* a row whose sum is NaN is not empty */
             continue;
         }
         if (args->weights != NULL && !walk->plan->weights_later) {
@@ -134,7 +134,7 @@ fill_empty_rows(const mha_walk *walk)
             continue;
         }
         memset(out, 0, args->value_dim * k->itemsize);
-        if (sink != NULL) { /* a row without keys has that alone: a sum of exp(0) */
+        if (sink != NULL) { /* a row without keys has the sink alone: a sum of exp(0) */
             memcpy(max + i * k->itemsize, sink, k->itemsize);
             k->fill(1, 1, sum + i * k->itemsize);
         }
@@ -158,7 +158,7 @@ write_statistics(const mha_walk *walk)
         char *lse = (char *)walk->problem->args->lse + at;
         k->logsumexp(n, max, sum, lse);
         for (size_t i = 0; sink != NULL && i < n; i++) {
-            if (mha_read(k, sum, i) == HUGE_VAL) { /* a sink so large that there is nothing beside it */
+            if (mha_read(k, sum, i) == HUGE_VAL) { /* a sink so large that all else vanishes beside it */
                 memcpy(lse + i * k->itemsize, sink, k->itemsize);
             }
         }

@@ -10,7 +10,7 @@
 const char *mha_operand_at(const mha_kernels *kernels, const mha_operand *x, size_t item, size_t head, size_t row);
 char *mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row);
 
-/* The tile's rows in dense (B,H,Q) arrays begin with this one. */
+/* Number of the tile's first row in dense (B,H,Q) arrays. */
 MHA_INLINE size_t
 mha_row_index(const mha_walk *walk)
 {
@@ -42,15 +42,15 @@ mha_row_keys_here(const mha_walk *walk, size_t row)
 }
 
 /*
- * The keys whose mean a row without weights gets under MHA_EMPTY_UNIFORM: all K; but if the row does see keys,
- * and no mask or bias hid them, their scores overflowed to -inf: then those, for nobody promised to have the rest.
+ * The keys over whose values a row without weights takes the mean under MHA_EMPTY_UNIFORM: all K.  But if the row does
+ * see keys, and no mask or bias hid them, their scores overflowed to -inf: then only those; the rest need not exist.
  */
 mha_interval mha_mean_keys(const mha_walk *walk, size_t row);
 
 /* Writes the weights of such a row: 1/n for each of those n keys, or zeros. */
 void mha_fill_empty_weights(const mha_walk *walk, size_t row);
 
-/* The tile's first row among those of its task: row r of head g is number g * task_queries + r. */
+/* Number of the tile's first row in its task: row r of head g is number g * task_queries + r. */
 MHA_INLINE size_t
 mha_row_in_task(const mha_walk *walk)
 {
@@ -72,7 +72,7 @@ void mha_load_statistics(const mha_walk *walk);
 /* After the last block: the sinks of the tile's rows join their sums. */
 void mha_add_sinks(const mha_walk *walk, const char *max, char *sum);
 
-/* After the last block: rows that are empty, if there may be any, and the statistics that were asked for. */
+/* After the last block: fills empty rows, if there may be any, and writes the statistics that were asked for. */
 void mha_finish_task(mha_walk *walk, int has_empty);
 
 #endif

@@ -1,9 +1,9 @@
 /*
  * score_grads.c: the gradients of what is added to scores: a bias, a head's relative biases, and its sink.
  *
- * The first two are dS, summed over the axes along which the bias is repeated, or by distance.  Whoever adds to a
- * number is in one task and comes in a fixed order: a tile of queries of all items and heads for a bias, all items of
- * one head for what the head has of its own.  The price is a second computation of dS, paid only by those who ask.
+ * The first two are dS, summed over the axes along which the bias is broadcast, or by distance.  One task adds up all
+ * terms of a number, in a fixed order: for a bias, a task is a tile of queries of all items and heads; for what a head
+ * has of its own, all items of that head.  The price is that a call that asks for them computes dS a second time.
  */
 #include "backward.h"
 
@@ -16,7 +16,7 @@
 /* Adds the gradients of the scores of one row of the tile, for those keys of the block that it sees. */
 typedef void (*add_row_fn)(const mha_walk *walk, size_t row, mha_interval keys, const char *grads);
 
-/* All gradients of the scores of the task's rows, row by row. */
+/* Calls `add` with the gradients of the scores of the task's rows, row by row. */
 static void
 visit_rows(mha_walk *walk, add_row_fn add)
 {
@@ -32,7 +32,7 @@ visit_rows(mha_walk *walk, add_row_fn add)
     }
 }
 
-/* All queries of one head of one item, as the task. */
+/* Makes all queries of one head of one item the task. */
 static void
 describe_head(mha_walk *walk, size_t item, size_t head)
 {
@@ -70,7 +70,7 @@ clear_bias_rows(const mha_walk *walk)
     }
 }
 
-/* Tile `task` of the queries of all heads and items, or all queries if they share their biases: cleared, or added. */
+/* For all items and heads: clears, or adds, bias gradients of query tile `task` (of all queries, if they share). */
 static void
 bias_rows(mha_walk *walk, size_t task, int clear)
 {
@@ -111,7 +111,7 @@ bias_task(void *context, size_t task, unsigned worker)
 
 /* --- What each head has of its own --------------------------------------------------------------- */
 
-/* sums[0], sums[step], ... += n numbers. */
+/* Adds n numbers to sums[0], sums[step], ...; with step 0 all of them to sums[0]. */
 static void
 add_numbers(const mha_kernels *k, const char *numbers, size_t n, double *sums, size_t step)
 {
@@ -133,7 +133,7 @@ add_by_distance(const mha_walk *walk, size_t row, mha_interval keys, const char 
     add_numbers(k, grads + (r.far - keys.first) * k->itemsize, keys.last - r.far, table + 2 * args->relative_reach, 0);
 }
 
-/* The sink's weights are exp(sink - max) / sum; their gradients -delta, for its value is 0. */
+/* The sink has weight w = exp(sink - max) / sum and value 0 in each row: its logit has the gradient w * (0 - delta). */
 static double
 sink_gradient(const mha_walk *walk)
 {

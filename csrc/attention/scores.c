@@ -27,7 +27,7 @@ dot_scores(const mha_walk *walk)
         .c_row = (ptrdiff_t)walk->plan->score_stride,
         .scale = &walk->problem->scale,
     };
-    if (walk->plan->way == MHA_WAY_IN_PLACE) { /* as they lie: none but the visible ones */
+    if (walk->plan->way == MHA_WAY_IN_PLACE) { /* keys in place: only the visible ones */
         product.cols = block->keys.last - block->keys.first;
         product.b.data = mha_operand_at(k, &args->k, tile->item, tile->key_head, block->keys.first);
         product.b.layout = MHA_COLUMNS;
@@ -89,7 +89,7 @@ mha_relative_keys(const mha_attention_args *args, size_t query, mha_interval key
     return (mha_relative){near, far, near < far ? (size_t)((int64_t)near - diagonal + reach) : 0};
 }
 
-/* scores[0] is that of the first of these keys. */
+/* scores[0] is the score of the first of these keys. */
 static void
 add_relative_bias(const mha_walk *walk, size_t row, mha_interval keys, char *scores)
 {
@@ -109,7 +109,7 @@ cap_scores(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
     const size_t at = walk->block.from * walk->problem->kernels->itemsize;
-    /* Scores are multiplied by the cap's inverse: both are normal numbers from here to 1 / least. */
+    /* Scores are multiplied by the cap's inverse.  For caps from `least` to 1 / least, neither is subnormal. */
     const double least = args->dtype == MHA_F32 ? FLT_MIN : DBL_MIN;
     const mha_cap cap = {
         .rows = walk->tile.rows,
@@ -122,7 +122,7 @@ cap_scores(const mha_walk *walk)
     walk->problem->kernels->cap_scores(&cap);
 }
 
-/* What the caller adds to scores or hides of them, in the order in which that happens. */
+/* What the caller adds to scores, and what hides them, in the order in which they are applied. */
 enum { RELATIVE_BIAS = 1, BIAS = 2, KEEP_MASK = 4 };
 
 static void
@@ -157,14 +157,14 @@ apply_by_rows(const mha_walk *walk, int terms)
     }
 }
 
-/* Does a key's part of the mask lie side by side for all queries, as that of a transposed array? */
+/* 1 if the mask is contiguous along the queries, not the keys, as a transposed array is. */
 static int
 lies_by_keys(const mha_mask *mask)
 {
     return mask->query_stride == 1 && mask->key_stride != 1;
 }
 
-/* What lies by keys meets all rows and keys of the tile in squares: what a row may not see is hidden afterwards. */
+/* Masks that lie by keys are applied to all rows and keys of the tile in squares; hide_ends then hides the ends. */
 static void
 apply_terms(const mha_walk *walk)
 {
@@ -193,7 +193,7 @@ apply_terms(const mha_walk *walk)
     apply_by_rows(walk, terms);
 }
 
-/* What the ends of rows hide: all that lies outside of the keys that a row sees. */
+/* Hides, in each row, all keys outside the interval that the row sees. */
 static void
 hide_ends(const mha_walk *walk)
 {
@@ -221,7 +221,7 @@ mha_score_tile(mha_walk *walk)
     mha_key_block *block = &walk->block;
     const size_t first = block->keys.first - block->first_key;
 
-    /* From the first panel that holds a visible key on, or vector where keys are not packed, to a full vector. */
+    /* From the first panel (of additive scores, vector) with a visible key on, to the end of a full vector. */
     block->from = first - first % (additive ? k->lanes : k->panel_width);
     block->visible = block->keys.last - block->first_key - block->from;
     block->width = mha_round_up(block->visible, k->lanes);

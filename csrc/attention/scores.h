@@ -6,7 +6,7 @@
 
 #include "rows.h"
 
-/* Where the number for a row of the tile and a key of the block is, among numbers that lie like scores. */
+/* Address of the number for (row of the tile, key of the block), in an array laid out like scores. */
 MHA_INLINE char *
 mha_score_at(const mha_walk *walk, char *scores, size_t row, size_t key)
 {
@@ -25,8 +25,8 @@ mha_mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t 
 }
 
 /*
- * How a row's keys lie to its table of relative biases: those before `near` take its first number, those from `far` on
- * its last, and the key `near` takes number `at` and so on.
+ * Which relative bias each of a row's keys takes from the table: keys before `near` its first number, keys from `far`
+ * on its last; the keys between take its numbers from `at` on, in order.
  */
 typedef struct {
     size_t near, far, at;
@@ -34,10 +34,10 @@ typedef struct {
 
 mha_relative mha_relative_keys(const mha_attention_args *args, size_t query, mha_interval keys);
 
-/* Describes additive scores of these rows and keys; the caller adds where to. */
+/* Describes additive scores of these rows and keys; the caller adds where they go. */
 mha_additive mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_interval keys);
 
-/* Scores of the tile against its block, masks applied, into room->scores; walk->block says where. */
+/* Writes the tile's scores against its block, masks applied, to room->scores, and their columns to walk->block. */
 void mha_score_tile(mha_walk *walk);
 
 #endif

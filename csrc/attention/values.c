@@ -37,8 +37,8 @@ row_sees(const mha_walk *walk, size_t row, size_t key)
 }
 
 /*
- * The product row by row, with the rows of b that its row may not see replaced by 0.  For the rare
- * block that holds NaN or infinity: 0 * NaN would leak from hidden keys into rows that hide them.
+ * Takes the product row by row, with 0 for the rows of b that the row may not see.  For the rare block
+ * that holds NaN or infinity: 0 * NaN would leak from hidden keys into rows that may not see them.
  */
 static void
 product_of_visible(const mha_walk *walk, const mha_product *all, int rows_are_keys)
@@ -73,7 +73,7 @@ mha_guarded_product(const mha_walk *walk, const mha_product *product, int rows_a
     const mha_kernels *k = walk->problem->kernels;
     const int ragged = is_ragged(walk);
 
-    /* What is added to must be known to stay sound before.  Else a first row tells afterwards: each meets all of b. */
+    /* A sum that goes on must not be spoilt: b is checked first.  Else c's first row, which met all of b, tells. */
     if (ragged && product->accumulate &&
         !k->all_finite(product->depth, product->cols, product->b.data, product->b.stride)) {
         product_of_visible(walk, product, rows_are_keys);

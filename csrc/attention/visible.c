@@ -61,7 +61,7 @@ mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, siz
 
 static const mha_interval NOTHING_JOINED = {SIZE_MAX, 0}, EMPTY = {0, 0};
 
-/* An empty interval has no say about where the keys start. */
+/* An empty interval does not count for where the keys start. */
 MHA_INLINE mha_interval
 join(mha_interval all, mha_interval x)
 {
@@ -83,7 +83,7 @@ mha_interval
 mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query, size_t rows,
                  mha_interval *intervals)
 {
-    const mha_visibility v = *visible; /* of this call alone: what does not change is worked out once */
+    const mha_visibility v = *visible; /* a local copy, so that what does not change is computed once */
     mha_interval all = NOTHING_JOINED;
 
     for (size_t i = 0; i < rows; i++) {

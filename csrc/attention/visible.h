@@ -17,7 +17,7 @@ typedef struct {
 mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
                               size_t query);
 
-/* Those of each of `rows` queries from `query` on; returns the smallest interval that holds all of them. */
+/* The keys of each of `rows` queries from `query` on; returns the smallest interval that holds all of them. */
 mha_interval mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query,
                               size_t rows, mha_interval *intervals);
 
@@ -46,7 +46,7 @@ mha_interval_meet(mha_interval a, mha_interval b)
 }
 
 /*
- * The keys that some query of the item sees, and in *n_empty_ret the number of queries that see none.
+ * The smallest interval that holds all keys that queries of the item see; *n_empty_ret: how many queries see none.
  */
 mha_interval mha_visible_item(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
                               size_t *n_empty_ret);

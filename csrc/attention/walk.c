@@ -47,10 +47,10 @@ mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interv
 }
 
 /*
- * Rows FAR_ROWS bytes apart, as those of one head among the features of all, share few sets of the first cache: tiles
- * of a call whose plan copies rows read them more than once, and from a copy.  For more queries a copy costs 1 %, and
- * vectors that cross a line, as most do of NumPy's large arrays, 4 to 7 % (Xeon with AVX-512, 1,12,512,64 and
- * 1,4,512,128).
+ * Rows at least FAR_ROWS bytes apart, as those of one head among the features of all, share few sets of the first
+ * cache.  If the plan copies rows, tiles read them more than once, and so from a copy.  From ALIGN_QUERIES queries on,
+ * a copy costs 1 %, but vectors that cross cache lines, as most of NumPy's large arrays do, cost 4 to 7 %: such rows
+ * are copied, too (Xeon with AVX-512, 1,12,512,64 and 1,4,512,128).
  */
 #define FAR_ROWS ((size_t)1024)
 #define ALIGN_QUERIES ((size_t)256)
@@ -70,7 +70,7 @@ pack_rows(const mha_walk *walk, const mha_operand *rows, size_t depth, char *pan
                                         walk->keys_here.last - first, depth, panels);
 }
 
-/* Rows of keys or values, where tiles shall not read them as they lie. */
+/* Copies rows of keys or values if tiles should not read them in place. */
 static void
 copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
 {
@@ -81,7 +81,7 @@ copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
     const int far = stride > cols && stride * k->itemsize >= FAR_ROWS;
     const int aligned = ((uintptr_t)first | (stride * k->itemsize)) % (k->lanes * k->itemsize) == 0;
 
-    walk->dense_rows = NULL; /* not those of the block before */
+    walk->dense_rows = NULL; /* not the copy of the block before */
     if (far || (!aligned && walk->problem->args->queries >= ALIGN_QUERIES)) {
         walk->dense_rows = walk->room->dense_rows;
         k->copy_rows(walk->keys_here.last - walk->keys_here.first, cols, first, rows->row_stride,
@@ -89,7 +89,7 @@ copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
     }
 }
 
-/* What tiles will meet of the keys and values of this block. */
+/* Packs and copies what tiles will read of the keys and values of this block. */
 static void
 prepare_block(mha_walk *walk)
 {

@@ -1,6 +1,6 @@
 /*
- * walk.h: how a task goes over its work: key blocks, in each the heads, in each tiles of query rows.  All passes
- * (forward.c, weights.c, backward.c, score_grads.c) take this walk and differ in what they do where it stands.
+ * walk.h: how a task goes over its work: over key blocks, in each block over heads, for each head over tiles of query
+ * rows.  All passes (forward.c, weights.c, backward.c, score_grads.c) take this walk; each does its own work at a tile.
  */
 #ifndef MHA_WALK_H
 #define MHA_WALK_H
@@ -8,21 +8,21 @@
 #include "job.h"
 #include "runtime/threads_interrupt.h"
 
-/* Rows of queries: those of a task (of each of its heads, `head` is the first), of one of its heads, or of a tile. */
+/* Rows of queries: of a task (`head` is then the first of its heads), of one of its heads, or of a tile. */
 typedef struct {
     size_t item, head, key_head;
-    size_t query, rows;    /* the first query and their number */
+    size_t query, rows;    /* the first query, and the number of queries */
     const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
     mha_interval keys;     /* what any of them sees */
 } mha_rows;
 
 /*
- * A tile meets a key block: columns [from, from + width) of the scores, counted from the block's first
- * key; the first `visible` of them reach to the last visible key, the rest only fill a vector.
+ * The key block that a tile meets.  The tile's scores are columns [from, from + width), counted from the block's
+ * first key: the first `visible` of them reach to the last visible key, the rest only fill a vector.
  */
 typedef struct {
     size_t first_key;  /* of the block */
-    mha_interval keys; /* of the block, as far as the tile sees them */
+    mha_interval keys; /* those of the block that the tile sees */
     size_t from, width, visible;
 } mha_key_block;
 
@@ -33,9 +33,9 @@ typedef struct {
     const mha_plan *plan;
     const mha_room *room;
     mha_rows task;       /* what the walk goes over; `head` is the first of n_heads */
-    size_t n_heads;      /* 1, or those of the group */
-    mha_interval keys;   /* of the task, as far as the walk goes */
-    int prepares;        /* keys and values of a block are packed or copied when it is entered; the start says 1 */
+    size_t n_heads;      /* 1, or all heads of the group */
+    mha_interval keys;   /* those of the task's keys that the walk goes over */
+    int prepares;        /* entering a block packs or copies its keys and values; the start of a walk sets 1 */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval keys_here; /* the task's keys in this block */
@@ -53,7 +53,7 @@ mha_walk_init(mha_walk *walk, const mha_attention_job *job, const mha_room *room
     walk->room = room;
 }
 
-/* Task number `task` as the one that the walk goes over; fills room->row_keys. */
+/* Makes task number `task` the one that the walk goes over; fills room->row_keys if it needs them. */
 void mha_walk_describe_task(mha_walk *walk, size_t task);
 
 /* What every task begins with. */
@@ -65,11 +65,11 @@ mha_walk_task(mha_walk *walk, const mha_attention_job *job, size_t task, unsigne
 }
 
 /*
- * Tiles are filled member by member: a whole struct is copied in vectors, and a vector load of what was
- * stored in words just before waits for tens of cycles, in every task.
+ * Tiles are filled member by member: a whole struct would be copied in vectors, and a vector load of words
+ * that were stored just before waits for tens of cycles, in every task.
  */
 
-/* All of the task's rows of head `group_head`, as the tile. */
+/* Makes all of the task's rows of head `group_head` the tile. */
 MHA_INLINE void
 mha_walk_describe_head(mha_walk *walk, size_t group_head)
 {
@@ -86,7 +86,7 @@ mha_walk_describe_head(mha_walk *walk, size_t group_head)
     tile->keys.last = task->keys.last;
 }
 
-/* Rows [row, row + tile_rows) of head `group_head` of the task, cut at its end, as the tile. */
+/* Makes rows [row, row + tile_rows) of the task's head `group_head`, cut at the task's end, the tile. */
 MHA_INLINE void
 mha_walk_describe_tile(mha_walk *walk, size_t group_head, size_t row)
 {
@@ -102,7 +102,7 @@ mha_walk_describe_tile(mha_walk *walk, size_t group_head, size_t row)
     }
 }
 
-/* Begins: over those of the task's keys that are among `keys`, for n_heads of its heads from the first on. */
+/* Begins a walk over those of the task's keys that are among `keys`, for the first n_heads of its heads. */
 MHA_INLINE void
 mha_walk_start(mha_walk *walk, size_t n_heads, mha_interval keys)
 {
@@ -115,19 +115,19 @@ mha_walk_start(mha_walk *walk, size_t n_heads, mha_interval keys)
     walk->dense_rows = NULL;
 }
 
-/* Begins: one query of the tile of another walk against `keys`, which are read where they lie. */
+/* Begins a walk of one query of another walk's tile over `keys`, which are read where they lie. */
 void mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interval keys);
 
-/* On to the next block, before its first tile; 0 when there is none. */
+/* Goes on to the next block, before its first tile; 0 if there is none. */
 int mha_walk_enter_block(mha_walk *walk);
 
-/* On to the next tile that sees keys of its block; 0 when there is none. */
+/* Goes on to the next tile that sees keys of its block; 0 if there is none. */
 MHA_INLINE int
 mha_walk_next(mha_walk *walk)
 {
     do {
         if ((walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) ||
-            (walk->problem->watched && mha_interrupted())) { /* before every tile: a task may be many walks of one */
+            (walk->problem->watched && mha_interrupted())) { /* at every tile: many walks have only one */
             return 0;
         }
         mha_walk_describe_tile(walk, walk->head, walk->row);

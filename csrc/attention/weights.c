@@ -1,6 +1,6 @@
 /*
  * weights.c: the attention weights themselves, from scores computed again and the row
- * statistics of the call: exp(score - max) / sum, to the bit what the forward pass used.
+ * statistics of the call: exp(score - max) / sum, bit for bit what the forward pass used.
  *
  * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
  * of rows longer than one key block.
@@ -45,7 +45,7 @@ mha_fill_empty_weights(const mha_walk *walk, size_t row)
     }
 }
 
-/* Zeros outside the keys of each row of the tile; and what empty rows get. */
+/* Writes zeros outside the keys of each row of the tile, and the weights of empty rows. */
 static void
 fill_outside(const mha_walk *walk)
 {
