@@ -1,6 +1,6 @@
 /*
- * common.h: what GCC and clang, for which this is written, say differently, and small helpers that every C file of the
- * core may use.
+ * common.h: what GCC and clang, the compilers of the core, spell differently; and small helpers that every C file of
+ * the core may use.
  * No libc beyond the headers named here; Python, NumPy and stdio never come in.
  */
 #ifndef MHA_COMMON_H
@@ -61,7 +61,7 @@ mha_ceil_div(size_t a, size_t b)
     return a / b + (a % b != 0);
 }
 
-/* a rounded up to a multiple of b, for most callers a power of two; they know that it does not overflow. */
+/* a rounded up to a multiple of b, for most callers a power of two; callers know that it does not overflow. */
 MHA_INLINE size_t
 mha_round_up(size_t a, size_t b)
 {
@@ -72,7 +72,7 @@ mha_round_up(size_t a, size_t b)
 MHA_INLINE int
 mha_mul_size(size_t *total, size_t factor)
 {
-    const size_t half = (size_t)1 << (4 * sizeof(size_t)); /* below, no division: a small call would notice it */
+    const size_t half = (size_t)1 << (4 * sizeof(size_t)); /* below, no division: it would slow small calls */
 
     if ((*total >= half || factor >= half) && factor != 0 && *total > SIZE_MAX / factor) {
         return -1;

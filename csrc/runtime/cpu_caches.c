@@ -1,8 +1,8 @@
 /*
- * cpu_caches.c: how large the data caches of one core are, asked of the system once, at import (mha_caches_select).
+ * cpu_caches.c: how large the data caches of one core are; the system is asked once, at import (mha_caches_select).
  *
- * Drivers choose by these sizes what changes the time of a call and none of its bits: how many rows a task has, what is
- * prefetched.  It is worth 1 to 4 % of it, so systems with a question of their own (Windows, musl) go without.
+ * By these sizes drivers choose how many rows a task has and what is prefetched, which changes the time of a call and
+ * none of its bits.  It gains 1 to 4 % of the time: too little for code that asks Windows or musl in their own way.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #if defined(__linux__)
@@ -19,7 +19,7 @@
 #endif
 
 #define KIB ((size_t)1024)
-/* Of the smallest in use, for systems that do not know, and hypervisors that say what they like. */
+/* The smallest in use, for systems that do not know their caches, and hypervisors that report anything. */
 #define DEFAULTS ((mha_cache_sizes){32 * KIB, 512 * KIB})
 
 #if defined(_SC_LEVEL1_DCACHE_SIZE) /* glibc, which asks the processor */
@@ -36,7 +36,7 @@ ask(void)
 static size_t
 told(const char *name)
 {
-    uint64_t value = 0; /* some are 32 bits long, of a little-endian number */
+    uint64_t value = 0; /* some values have 32 bits: the lower half, as numbers are little-endian */
     size_t n_bytes = sizeof value;
 
     return sysctlbyname(name, &value, &n_bytes, NULL, 0) == 0 ? (size_t)value : 0;

@@ -21,7 +21,7 @@ static mha_free_fn free_block = free;
 void
 mha_set_allocator(mha_alloc_fn alloc, mha_free_fn release)
 {
-    /* Never one of ours with one of theirs. */
+    /* Both functions are the caller's, or both are ours. */
     const int custom = alloc != NULL && release != NULL;
 
     alloc_block = custom ? alloc : malloc;
@@ -35,7 +35,7 @@ mha_scratch_add(mha_scratch *scratch, size_t count, size_t itemsize)
     size_t n_bytes = count;
 
     MHA_ASSERT(scratch->block == NULL);
-    if (count == 0) { /* what a plan has no use for, most of what it may ask for */
+    if (count == 0) { /* a plan has no use for most of what it may ask for */
         return offset;
     }
     if (offset == OVERFLOWED || mha_mul_size(&n_bytes, itemsize) < 0 || n_bytes > LARGEST_BLOCK) {

@@ -1,5 +1,5 @@
 /*
- * status.c: the words for the numbers.
+ * status.c: the texts of the status numbers.
  *
  * The binding turns a status into an exception; these texts are what C callers and that exception show.
  * SPDX-License-Identifier: BSD-3-Clause

@@ -23,7 +23,7 @@
 #define MOST_THREADS (MHA_HAVE_THREADS ? 1024u : 1u)
 
 static atomic_uint thread_limit = 1;
-static _Thread_local unsigned own_limit; /* of this thread's calls; 0: none of their own */
+static _Thread_local unsigned own_limit; /* for calls of this thread alone; 0: no such limit */
 
 void
 mha_threads_set(unsigned n_threads)
@@ -52,9 +52,9 @@ mha_threads_limit_own(unsigned n_threads)
 #include "threads_park.h"
 
 /*
- * How long a worker without work, or a caller whose tasks are all claimed, looks on before it parks: the jobs of one
- * layer follow each other closer than that, and in vain it costs about what leaving the kernel costs.  The last part
- * of it yields, or else 16 threads on 2 CPUs spend most of their time in each other's way.
+ * How long a worker without work, or a caller whose tasks are all claimed, spins before it parks.  The jobs of one
+ * layer follow each other faster than that, and spinning in vain costs about as much as leaving the kernel does.  After
+ * YIELD_AFTER_NS it yields: without that, 16 threads on 2 CPUs spend most of their time in each other's way.
  */
 #define SPIN_NS 50000
 #define YIELD_AFTER_NS 10000
@@ -79,7 +79,7 @@ static struct {
     void *context;   /* (owner) */
     size_t n_tasks;  /* (owner) */
     fenv_t fp_mode;  /* (owner) of the calling thread */
-    const void *interrupt; /* (owner) its flag, see threads_interrupt.h */
+    const void *interrupt; /* (owner) the call's flag, see threads_interrupt.h */
     /* written by everybody, each on its own line */
     _Alignas(64) atomic_size_t next_task;
     _Alignas(64) mha_counter finished; /* joined workers that have left the job again */
@@ -116,7 +116,7 @@ join_job(void)
         }
     } while (!atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
                                                     memory_order_relaxed));
-    /* Rounding and subnormals as the caller has them, so that it makes no difference who runs a task. */
+    /* Rounds, and treats subnormals, as the caller does, so that it makes no difference who runs a task. */
     fesetenv(&pool.fp_mode);
     mha_interrupt_follow(pool.interrupt);
     claim_tasks(GATE_JOINED(gate) + 1);
@@ -137,7 +137,7 @@ work_forever(void *unused)
     (void)unused;
     mha_name_thread();
     for (;;) {
-        /* Read before looking at the gate: a job posted after that look changes it. */
+        /* Reads the bell before the gate: a job posted after the look at the gate changes the bell. */
         const unsigned jobs_seen = atomic_load_explicit(&pool.bell.count, memory_order_acquire);
         if (join_job()) {
             worked_at = mha_now_ns(); /* only work earns the right to spin */
@@ -172,7 +172,7 @@ start_workers(unsigned wanted)
 {
     const int saved_errno = errno;
 
-    /* Without the news of a fork its child would own workers that do not exist: then better none at all. */
+    /* If the pool cannot learn of forks, a child would count on workers that do not exist: then none is started. */
     pool.watches_forks = pool.watches_forks || mha_at_fork(forget_pool);
     if (pool.n_started < wanted && pool.watches_forks) {
         pool.n_started += mha_start_threads(wanted - pool.n_started, work_forever);
@@ -190,7 +190,7 @@ post_job(unsigned n_helpers)
     atomic_store_explicit(&pool.gate, GATE_OPEN(n_helpers), memory_order_release);
     atomic_fetch_add(&pool.bell.count, 1);
 
-    /* Those who are up hear the bell themselves; wake only as many as are missing. */
+    /* Workers that are awake hear the bell themselves; only as many as are missing are woken. */
     const unsigned n_parked = atomic_load(&pool.bell.parked);
     const unsigned n_awake = pool.n_started > n_parked ? pool.n_started - n_parked : 0;
     if (n_awake < n_helpers) {
@@ -210,10 +210,10 @@ wait_for_helpers(void)
         if (n_finished == n_joined) {
             return;
         }
-        /* Not only after a park: a call of the watcher's own, in the child, may have counted other helpers. */
-        if (mha_interrupt_status() == MHA_ERR_FORKED) { /* they are not in this process */
+        /* Asked every time, not only after a park: in the child, a call by the watcher may have counted its helpers. */
+        if (mha_interrupt_status() == MHA_ERR_FORKED) { /* our helpers are not in this process */
             return;
-        } /* the helpers see any other reason to end */
+        } /* for any other reason to end, the helpers end by themselves */
         const int64_t now = mha_now_ns();
         if (!mha_counter_spin(&pool.finished, n_finished, now + YIELD_AFTER_NS, now + SPIN_NS)) {
             mha_counter_park(&pool.finished, n_finished, pool.interrupt != NULL ? LOOK_AGAIN_NS : MHA_FOREVER);
@@ -225,7 +225,7 @@ wait_for_helpers(void)
 static int
 share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
 {
-    /* A pool that is taken has another caller, or is the one that this very task runs in. */
+    /* A busy pool has another caller, or runs the very task that calls. */
     if (atomic_exchange_explicit(&pool.busy, 1, memory_order_acquire) != 0) {
         return 0;
     }

@@ -1,10 +1,10 @@
 /*
  * threads.h: the core's own small pool.  Drivers call mha_parallel_for; kernels never see it.
  *
- * Lazy: the first call that is worth it starts the workers.  Fork-safe: a child starts afresh.
- * A pool that is busy with another caller's work, a call from inside a worker, or threads that
- * cannot be started make the calling thread do everything itself: same results, for tasks are
- * independent and write disjoint memory.
+ * Lazy: the first call that is worth it starts the workers.  Fork-safe: a child starts its own.
+ * If the pool is busy with another caller's work, if the call comes from inside a worker, or if
+ * threads cannot be started, the calling thread does everything itself, with the same results:
+ * tasks are independent and write disjoint memory.
  */
 #ifndef MHA_THREADS_H
 #define MHA_THREADS_H
@@ -12,7 +12,7 @@
 #include <stddef.h>
 
 #if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(MHA_NO_THREADS)
-#define MHA_NO_THREADS /* a page without special headers has none */
+#define MHA_NO_THREADS /* a web page without special headers has no threads */
 #endif
 #if (defined(__unix__) || defined(__APPLE__) || defined(_WIN32)) && !defined(MHA_NO_THREADS)
 #define MHA_HAVE_THREADS 1
@@ -33,15 +33,15 @@ typedef void (*mha_task_fn)(void *context, size_t task, unsigned worker);
 unsigned mha_threads_for(size_t n_tasks, double work);
 
 /*
- * The same decision, and why: "one task", so nothing to share; "little work", less than waking another thread is worth;
- * "work", of which one more would get too little; "tasks", there are no more; "all" that mha_threads_get allows.
+ * The same decision, and its reason.  "one task": nothing to share; "little work": not worth waking another thread;
+ * "work": one more thread would get too little; "tasks": there are no more; "all": as many as mha_threads_get allows.
  */
 unsigned mha_threads_decide(size_t n_tasks, double work, const char **reason);
 
 /*
- * From work to time: what a core does in a second, in multiply-adds.  Waking a parked worker takes 10 to 25 us
- * (tests/c/time_threads.c), so that a second thread gains little below 30 us of work, which it would at best halve;
- * and every further thread should bring 15 us of work as well.
+ * From work to time: the multiply-adds that a core does in a second.  Waking a parked worker takes 10 to 25 us
+ * (tests/c/time_threads.c), so a second thread, which at best halves the time, gains little below 30 us of work;
+ * and every further thread should have 15 us of work as well.
  */
 #define MHA_WORK_PER_SECOND 25e9
 #define MHA_WORTH_SHARING (30e-6 * MHA_WORK_PER_SECOND)

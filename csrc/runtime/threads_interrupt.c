@@ -1,5 +1,5 @@
 /*
- * threads_interrupt.c: asks whoever watches a call, often enough and not more often.
+ * threads_interrupt.c: asks the watcher of a call, every ASK_EVERY_NS, whether the call is to be given up.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #if !defined(_WIN32) && !defined(__APPLE__) && !defined(_POSIX_C_SOURCE)
@@ -13,9 +13,9 @@
 #include "common.h"
 #include "threads_clock.h"
 
-/* So often the watcher is asked: what it does may have to wait for others (the binding's, for Python's lock). */
+/* How often the watcher is asked; not more often, for it may have to wait (the binding's watcher for Python's lock). */
 #define ASK_EVERY_NS 50000000
-/* The clock is looked at when pieces of work have taken about so long, but not more than MOST_SKIPPED of them. */
+/* The clock is read when pieces of work have taken about so long, or after at most MOST_SKIPPED of them. */
 #define LOOK_EVERY_NS 1000000
 #define MOST_SKIPPED 64u
 
@@ -27,7 +27,7 @@ static _Thread_local struct {
     int64_t looked_at, ask_at;
 } watch;
 static _Thread_local atomic_int stopped;       /* this thread's own call: the status it ends with, MHA_OK to go on */
-static _Thread_local const atomic_int *follow; /* that of the call it works for */
+static _Thread_local const atomic_int *follow; /* the `stopped` of the call that this thread works for */
 
 void
 mha_interrupt_watch(mha_interrupt_fn check, void *context)

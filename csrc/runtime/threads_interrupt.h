@@ -1,6 +1,6 @@
 /*
- * threads_interrupt.h: giving a call up half-way.  Who watches (mha_interrupt_watch in mha.h) is asked by the calling
- * thread alone, between pieces of work; the threads that help it only look whether it has said yes.
+ * threads_interrupt.h: giving a call up half-way.  The calling thread alone asks the watcher (mha_interrupt_watch in
+ * mha.h), between pieces of work; the threads that help it only look whether the watcher has said yes.
  */
 #ifndef MHA_THREADS_INTERRUPT_H
 #define MHA_THREADS_INTERRUPT_H
@@ -8,15 +8,15 @@
 #include "mha.h"
 
 /*
- * 1 if the call that this thread works for is to be given up: what is left of its work counts no more.  To be asked
+ * 1 if the call that this thread works for is to be given up: the rest of its work no longer counts.  To be called
  * between pieces of work.
  */
 int mha_interrupted(void);
 
-/* What an entry point returns at its end. */
+/* The status that an entry point returns at its end. */
 MHA_MUST_CHECK mha_status mha_interrupt_status(void);
 
-/* The flag of the calling thread's call, NULL if nobody watches; and a helper's promise to look at it from now on. */
+/* The flag of this thread's call, NULL if nobody watches it.  A helper follows the caller's flag from then on. */
 const void *mha_interrupt_flag(void);
 void mha_interrupt_follow(const void *flag);
 

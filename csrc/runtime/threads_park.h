@@ -1,12 +1,12 @@
 /*
  * threads_park.h: counters that threads wait on; the only place where the pool sleeps.  For threads.c alone.
  *
- * Who waits looks at the counter for a while, which catches a change within a fraction of a
- * microsecond, and then parks in the kernel, which takes microseconds to leave but costs no CPU.
+ * A waiting thread first spins: it looks at the counter, and sees a change within a fraction of a
+ * microsecond.  Then it parks in the kernel, which costs no CPU but takes microseconds to leave.
  *
- * A change is never slept through: who changes the counter looks for parked threads afterwards, who
- * parks says so first and looks at the counter afterwards, all in one total order (seq_cst).  Either
- * the changer sees the parked thread, or that thread sees the change.
+ * No change is slept through.  A thread that changes the counter looks for parked threads afterwards;
+ * a thread that parks says so first and looks at the counter afterwards; all in one total order
+ * (seq_cst).  So either the first sees that the second is parked, or the second sees the change.
  */
 #ifndef MHA_THREADS_PARK_H
 #define MHA_THREADS_PARK_H
@@ -17,7 +17,7 @@
 #include "threads_posix.h"
 #endif
 
-/* Tells the core that this is a waiting loop: it saves power and leaves more to its sibling. */
+/* Tells the core that this is a waiting loop: the core saves power and leaves more to its other thread. */
 MHA_INLINE void
 mha_spin_pause(void)
 {
@@ -30,7 +30,7 @@ mha_spin_pause(void)
 
 /*
  * Looks at the counter until it is no longer `seen` (then 1), but not beyond the deadline (then 0).  After `yield_ns`
- * it offers the CPU to others between looks: what we wait for may need it, if threads outnumber the CPUs.
+ * it offers the CPU to others between looks: the thread we wait for may need it, if threads outnumber the CPUs.
  */
 MHA_INLINE int
 mha_counter_spin(const mha_counter *counter, unsigned seen, int64_t yield_ns, int64_t deadline_ns)

@@ -2,7 +2,7 @@
  * threads_posix.h: what the pool needs of a POSIX system: a counter to sleep on, a clock, threads, forks.
  *
  * On Linux the kernel parks on the counter itself (futex); elsewhere a mutex and a condition do it.
- * threads_windows.h says the same words for Windows.  For threads_park.h and threads.c alone.
+ * threads_windows.h defines the same names for Windows.  For threads_park.h and threads.c alone.
  */
 #ifndef MHA_THREADS_POSIX_H
 #define MHA_THREADS_POSIX_H
@@ -138,8 +138,8 @@ mha_start_threads(unsigned n_threads, mha_thread_fn run)
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, MHA_STACK_BYTES);
 
-    /* A new thread inherits the mask.  Signals are for the program's own threads, except those that a fault of
-     * the thread itself raises: blocked, they would kill the process past its crash handler. */
+    /* A new thread inherits the mask.  Signals are for the program's own threads, except those that a fault of the
+     * thread itself raises: if they were blocked, they would kill the process past its crash handler. */
     sigfillset(&blocked);
     sigdelset(&blocked, SIGSEGV);
     sigdelset(&blocked, SIGBUS);

@@ -1,8 +1,8 @@
 /*
  * threads_windows.h: what the pool needs of Windows 8 and later: a counter to sleep on, a clock, threads.
  *
- * The same words as threads_posix.h.  There are no forks; what Windows has instead is that a library can be unloaded
- * while its threads sleep in it, so the first thread pins ours.  For threads_park.h and threads.c alone.
+ * It defines the same names as threads_posix.h.  Windows has no forks, but can unload a library while its threads sleep
+ * in it: so starting a thread pins ours.  For threads_park.h and threads.c alone.
  */
 #ifndef MHA_THREADS_WINDOWS_H
 #define MHA_THREADS_WINDOWS_H
