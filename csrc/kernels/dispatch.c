@@ -2,7 +2,7 @@
  * dispatch.c: the compiled instruction sets, and the one in use.
  *
  * The choice is made once, when the module is imported, and then only read; mha_isa_select serves
- * start-up and tests.  Nothing here runs an instruction that the CPU was not asked for.
+ * start-up and tests.  No table is used before the CPU was asked whether it has the instructions.
  */
 #include "dispatch.h"
 

@@ -15,30 +15,30 @@
 /* How the right side of a product, b[p][j], lies. */
 typedef enum {
     MHA_PANELS, /* packed: panel_width columns of all steps, step by step, and then the next panel */
-    MHA_ROWS,   /* as rows of values: step p from data + p*stride on */
-    MHA_COLUMNS /* as rows of keys and weights: column j from data + j*stride on; with a_step 1, rows >= 1 */
+    MHA_ROWS,   /* as rows of values lie: step p begins at data + p*stride */
+    MHA_COLUMNS /* as rows of keys and weights lie: column j begins at data + j*stride; needs a_step 1, rows >= 1 */
 } mha_layout;
 
 /*
- * The right side.  With room for a panel, panel_width * min(depth_block, depth) numbers, the first tile of rows leaves
- * each panel there for the others, so that these read it front to back.  MHA_COLUMNS needs that room.
+ * The right side.  If there is room for a panel, panel_width * min(depth_block, depth) numbers, the first tile of rows
+ * leaves each panel there, and the other tiles read it front to back.  MHA_COLUMNS needs that room.
  */
 typedef struct {
     const void *data;
     mha_layout layout;
     ptrdiff_t stride; /* of MHA_ROWS and MHA_COLUMNS */
     int padded;       /* of MHA_ROWS: the last vector of columns may be read whole, as that of panels */
-    int far;          /* the next panel is prefetched while rows meet this one; not of MHA_COLUMNS, which always are */
-    void *panel;      /* not of MHA_PANELS; or NULL: read as it lies by all rows */
+    int far;          /* the next panel is prefetched while rows meet this one; MHA_COLUMNS always prefetch */
+    void *panel;      /* room for a panel, not of MHA_PANELS; NULL: all rows read b as it lies */
 } mha_right;
 
 /*
  * c[i][j] = scale_i * ((accumulate ? c[i][j] : 0) + sum_p a[i][p] b[p][j]) + bias[j]
  *
- * The sum over p runs in order within parts of `part` steps, and part sums are added in order.  Step p is the
- * (first_step + p)th of a longer sum, from whose start parts are counted.  So a result depends on p alone, never on how
- * rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
- * `depth_block`, a multiple of `part`, is for the cache alone: after so many steps it is the next columns' turn.
+ * The sum over p runs in order within parts of `part` steps, and part sums are added in order.  Step p is step
+ * first_step + p of a longer sum, and parts are counted from the start of that sum.  So a result depends on p alone,
+ * never on how rows and columns were cut into tiles.  Short parts are what keeps long sums exact.
+ * `depth_block`, a multiple of `part`, is for the cache alone: after so many steps the next columns follow.
  */
 typedef struct {
     size_t rows, cols, depth;
@@ -46,7 +46,7 @@ typedef struct {
     size_t first_step;
     const void *a; /* a[i][p] at a + i*a_row + p*a_step: a transposed operand costs nothing */
     ptrdiff_t a_row, a_step;
-    void *a_room; /* NULL, or room for rows * (depth_block + MHA_LEFT_GAP) numbers of a, which lie far apart */
+    void *a_room; /* NULL, or, if a's numbers lie far apart, room to copy rows * (depth_block + MHA_LEFT_GAP) of them */
     mha_right b;
     void *c; /* row i at c + i*c_row, or at c_rows[i] if that is given */
     ptrdiff_t c_row;
@@ -57,7 +57,7 @@ typedef struct {
     const void *bias;  /* cols numbers or NULL */
 } mha_product;
 
-/* Behind each row of a copied left side: a vector's end, and so that lines of all rows are in all sets of a cache. */
+/* Numbers behind each row of a copied left side: a vector may end there, and rows spread over all sets of a cache. */
 #define MHA_LEFT_GAP ((size_t)16)
 
 /* scores[i][j] = scale * sum_d w[d] tanh(q[i][d] + k[j][d]), for additive attention. */
@@ -74,7 +74,7 @@ typedef struct {
 typedef struct {
     size_t rows;
     size_t visible; /* columns; what fills up the last vector behind them counts as hidden */
-    size_t phase;   /* vectors from the block's first key to column 0: sums are cut at multiples counted from there */
+    size_t phase;   /* vectors from the block's first key to column 0: parts of sums are counted from that key */
     void *scores; /* in: scores, -inf where hidden; out: exp(score - max) */
     ptrdiff_t scores_row;
     void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
@@ -83,7 +83,7 @@ typedef struct {
 /* The most keys of rows whose softmax is taken by columns. */
 #define MHA_SHORT_KEYS ((size_t)64)
 
-/* The same with the scores transposed: row j holds key j of all queries: lanes are queries. */
+/* The same with the scores transposed: row j holds key j of all queries, so lanes are queries. */
 typedef struct {
     size_t queries, keys;
     const void *ends; /* NULL, or whole vectors: keys from ends[i] on are hidden from query i */
@@ -92,7 +92,7 @@ typedef struct {
     void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
 } mha_softmax_columns;
 
-/* One row: out[c] = scale * sum_j weights[j * weights_step] values[j][c]; at most 64 keys, and product's additions. */
+/* One row: out[c] = scale * sum_j weights[j * weights_step] values[j][c]; at most 64 keys; additions as in product. */
 typedef struct {
     size_t keys, cols;
     const void *weights, *values;
@@ -102,12 +102,12 @@ typedef struct {
 } mha_average;
 
 /*
- * out = (first ? 0 : out * rescale) + block * factor, then * inverse where that is not NULL; one of each per row.
- * `compensation` keeps what these sums lose to rounding, until the inverse comes.
+ * out = (first ? 0 : out * rescale) + block * factor, then * inverse if that is not NULL; each row has its own factors.
+ * `compensation` keeps what these sums lose to rounding, until the call that has `inverse`.
  */
 typedef struct {
     size_t rows, cols;
-    int first; /* then out and compensation are not read, and rescale and factor are not looked at */
+    int first; /* 1: the first block, for which out, compensation, rescale and factor are not read */
     void *out;
     ptrdiff_t out_row;
     const void *block;
@@ -126,7 +126,7 @@ typedef struct {
     ptrdiff_t factors_row;
 } mha_dropout;
 
-/* score = cap * tanh(score / cap), and where slopes is not NULL, what that multiplies a score's gradient with. */
+/* score = cap * tanh(score / cap); slopes, if not NULL, get the factors by which that multiplies scores' gradients. */
 typedef struct {
     size_t rows, cols; /* cols is a multiple of the lanes */
     void *scores, *slopes;
@@ -135,8 +135,8 @@ typedef struct {
 } mha_cap;
 
 /*
- * A tile of weights, still scores, and of their gradients on the way back through the softmax; cols is a multiple of
- * the lanes.  The first `visible` columns count, and of these those whose score is above -inf.
+ * A tile of scores, which become weights, and of gradients on their way back through the softmax; cols is a multiple
+ * of the lanes.  Of the first `visible` columns those count whose score is above -inf.
  */
 typedef struct {
     size_t rows, cols, visible;
@@ -151,7 +151,7 @@ typedef struct {
 /* Gradients of a tile of additive scores, added to grad_q, grad_k, grad_w; `grads` includes the scale. */
 typedef struct {
     size_t rows, keys, depth;
-    size_t phase; /* of the first key in its block: sums over keys are cut at multiples counted from its start */
+    size_t phase; /* place of the first key in its block: parts of sums over keys are counted from the block's start */
     const void *q, *k, *w;
     ptrdiff_t q_row, k_row;
     const void *grads;
@@ -174,7 +174,7 @@ typedef struct {
     /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
     X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
-    /* The same for rows, where one key's numbers or bytes lie side by side for all of them: x[i + j * key_stride]. */ \
+    /* The same for several rows, if one key's numbers or bytes lie side by side for them: x[i + j * key_stride]. */ \
     X(void, add_bias_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const void *bias, \
                                ptrdiff_t key_stride)) \
     X(void, keep_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const uint8_t *keep, \
@@ -189,7 +189,7 @@ typedef struct {
                               const void *block_sum, void *rescale, void *factor)) \
     /* As softmax_rows for transposed scores; returns 1 if some query's row is empty. */ \
     X(int, softmax_columns, (const mha_softmax_columns *tile)) \
-    /* Then the weights, a row of `keys` numbers for each query: 0 behind the tile's keys. */ \
+    /* After softmax_columns: the weights, a row of `keys` numbers for each query, 0 behind the tile's keys. */ \
     X(void, weights_columns, (const mha_softmax_columns *tile, size_t keys, void *weights)) \
     /* inverse[i] = 1 / sum[i], 0 for an empty row, whose max becomes 0. Returns 1 if there is such a row. */ \
     X(int, invert_sums, (size_t rows, void *max, const void *sum, void *inverse)) \
@@ -204,7 +204,7 @@ typedef struct {
     X(void, logsumexp, (size_t rows, const void *max, const void *sum, void *lse)) \
     /* 1 if every number of the rows is finite. */ \
     X(int, all_finite, (size_t rows, size_t cols, const void *x, ptrdiff_t x_row)) \
-    /* Softmax over the first n of cols scores, in place; the rest become 0, all become `empty` if n is 0. */ \
+    /* Softmax over the first n of cols scores, in place; 0 behind them; all `empty` if no score is above -inf. */ \
     X(void, softmax_row, (void *row, size_t cols, size_t n, double empty)) \
     X(void, dropout_factors, (const mha_dropout *tile)) \
     /* x[i][j] *= factors[i][j], rows of both row_stride apart; what is 0 stays 0, whatever the factor. */ \
@@ -227,7 +227,7 @@ typedef struct {
     size_t lanes;       /* numbers in a vector */
     size_t panel_width; /* columns of a packed panel */
     size_t tile_rows;   /* the most rows of a register tile */
-    size_t tile_sums;   /* vectors of sums in it */
+    size_t tile_sums;   /* vectors of sums in a register tile */
     MHA_KERNELS(MHA_KERNEL_MEMBER)
 } mha_kernels;
 

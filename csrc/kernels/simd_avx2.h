@@ -7,9 +7,9 @@
 
 #include <immintrin.h>
 
-/* The rest of the file that includes this; all in it is static but the table, so that no others pick wide functions. */
+/* For the rest of the file that includes this: all but its table is static, so that no other file uses wide code. */
 #if defined(__clang__)
-#define VF_CLANG_TARGET 1 /* who includes this ends it */
+#define VF_CLANG_TARGET 1 /* texts.inc ends it */
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #pragma GCC target("avx2,fma")
@@ -125,7 +125,7 @@ vf_transpose(vf r[VF_LANES])
 #endif
 }
 
-/* The blocks need no shuffling if each is loaded to its place; a block from memory is blended in, on any port. */
+/* Each block is loaded to its place, so blocks need no shuffling; any port can blend in a block from memory. */
 MHA_INLINE void
 vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
 {

@@ -8,9 +8,9 @@
 
 #include <immintrin.h>
 
-/* The rest of the file that includes this; all in it is static but the table, so that no others pick wide functions. */
+/* For the rest of the file that includes this: all but its table is static, so that no other file uses wide code. */
 #if defined(__clang__)
-#define VF_CLANG_TARGET 1 /* who includes this ends it */
+#define VF_CLANG_TARGET 1 /* texts.inc ends it */
 #pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))),                   \
                              apply_to = function)
 #else
@@ -37,8 +37,8 @@ typedef __mmask8 vf_mask;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
-#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are here, */
-#define VF_OWN_SCALE2 1 /* and vf_scale2 */
+#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are defined here */
+#define VF_OWN_SCALE2 1 /* vf_scale2 is defined here */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
 
@@ -105,7 +105,7 @@ vf_table(const real *table, vf x)
 }
 #endif
 
-/* One instruction does it all, but it wants n itself. */
+/* One instruction does it all, but it takes n itself, not k. */
 MHA_INLINE vf
 vf_scale2(vf a, vf k)
 {
@@ -125,14 +125,14 @@ vf_hmax(vf v)
     return VF_OP(reduce_max)(v);
 }
 
-/* One step of vf_hsum4 and vf_hmax4: each lane and its partner, in the order of those that take one vector. */
+/* One step of vf_hsum4 and vf_hmax4: joins each lane with its partner, in the order of vf_hsum and vf_hmax. */
 MHA_INLINE vf
 reduce_pair(vf high, vf low, const int largest)
 {
     return largest ? vf_max(high, low) : high + low;
 }
 
-/* Blocks of four vectors are joined until each has one, and the lanes of the blocks side by side. */
+/* Joins the blocks of each of four vectors until it has one left, then the lanes of these four blocks side by side. */
 MHA_INLINE void
 reduce4(const vf *v, real *out, const int largest)
 {
@@ -164,7 +164,7 @@ vf_hmax4(const vf *v, real *out)
     reduce4(v, out, 1);
 }
 
-/* Of whole blocks, a0 a1 a2 a3 and b0 b1 b2 b3: a0 a2 b0 b2 and a1 a3 b1 b3. */
+/* Blocks a0 a1 a2 a3 and b0 b1 b2 b3 become a0 a2 b0 b2 and a1 a3 b1 b3. */
 MHA_INLINE void
 sort_blocks(vf *a, vf *b)
 {
@@ -205,7 +205,7 @@ vf_transpose(vf r[VF_LANES])
 #endif
 }
 
-/* The blocks need no shuffling if each is loaded to its place; a block from memory is blended in, on any port. */
+/* Each block is loaded to its place, so blocks need no shuffling; any port can blend in a block from memory. */
 MHA_INLINE void
 vf_load_square(const real *p, ptrdiff_t row, vf r[VF_LANES])
 {

@@ -2,9 +2,9 @@
  * simd_number.h: the number type, float where VF_F64 is 0 and double where it is 1, for each vocabulary simd_<isa>.h.
  *
  * A number of the type has a sign bit, an exponent (stored plus VF_BIAS) and
- * VF_MANTISSA bits of mantissa. VF_MAGIC is 1.5 * 2^VF_MANTISSA: around it the
- * numbers are exactly the whole ones, so that adding it rounds to a whole
- * number, which then stands in the low bits as an integer.
+ * VF_MANTISSA bits of mantissa. VF_MAGIC is 1.5 * 2^VF_MANTISSA: near it the type
+ * has exactly the whole numbers. So adding it rounds to a whole number, which then
+ * stands in the low bits as an integer.
  */
 #include "runtime/common.h"
 
@@ -29,6 +29,6 @@
 #define VF_MAGIC 12582912.0f
 #endif
 
-/* What stands for n = 0 in the k of vf_pow2(k) and of vf_scale2(a, k). */
+/* The k that stands for n = 0 in vf_pow2(k) and in vf_scale2(a, k). */
 #define VF_POW2_BASE (VF_MAGIC + VF_BIAS)
 #define VF_SCALE2_BASE (VF_MAGIC - 1)

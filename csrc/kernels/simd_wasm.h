@@ -1,15 +1,15 @@
 /*
  * simd_wasm.h: the vector vocabulary (README.md) for SIMD128 of WebAssembly, which every browser has had since 2023. A
- * vector holds 4 float or 2 double. There is no multiply-add of one rounding whose bits do not hang on the machine
- * below, so a product and a sum round twice, as in simd_scalar.h: exp, tanh and products have the bits they have there.
- * A module is checked as a whole when it is loaded, so that nothing is chosen at run time: build with MHA_NO_SIMD128
- * for an engine without.
+ * vector holds 4 float or 2 double. It has no multiply-add with one rounding that gives the same bits on every machine,
+ * so a product and a sum round twice, as in simd_scalar.h: exp, tanh and products have the same bits as there.
+ * An engine checks a module as a whole when it loads it, so nothing is chosen at run time: for an engine without
+ * SIMD128, build with MHA_NO_SIMD128.
  */
 #include "simd_number.h"
 
 #include <wasm_simd128.h>
 
-/* The rest of the file that includes this. */
+/* For the rest of the file that includes this. */
 #define VF_CLANG_TARGET 1
 #pragma clang attribute push(__attribute__((target("simd128"))), apply_to = function)
 
