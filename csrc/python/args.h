@@ -2,10 +2,10 @@
  * args.h: what every binding function shares: the call and what it owns, arguments, arrays and lengths as the core
  * takes them, outputs, refusals and the one status translator.
  *
- * Convention throughout: call->failed means that a Python exception is set.  From then on what takes an argument or
- * makes an output does nothing, and gives zeros or NULL: an entry reads as a list, and looks once, before it computes.
- * The first exception stays.  Who goes by sizes of an argument looks before: of what was not taken they mean nothing.
- * Here is decided what is safe for memory; why something is refused is said by mha_c/_arguments/core_refusals.py.
+ * Convention throughout: call->failed means that a Python exception is set.  From then on functions that take an
+ * argument or make an output do nothing, and give zeros or NULL: an entry reads as a list, and looks once, before it
+ * computes.  The first exception stays.  Code that uses an argument's sizes looks before: if it failed, they mean
+ * nothing.  C decides what is safe for memory; mha_c/_arguments/core_refusals.py says why something is refused.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H
@@ -35,12 +35,12 @@
 #define MHA_PY_MAX_ARGS 24
 #define MHA_PY_MAX_OWNED 128
 
-/* What the module keeps, one set per module object: what it is given of torch, NULL without it, and names. */
+/* What the module keeps, one set per module object: what it is given of torch (NULL without torch), and names. */
 enum {
     MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
-    MHA_PY_IS_NEG,        /* its method */
+    MHA_PY_IS_NEG,        /* torch.Tensor.is_neg */
     MHA_PY_TORCH_THREADS, /* torch.get_num_threads */
     MHA_PY_N_OF_TORCH,
     MHA_PY_ISA_NAMES = MHA_PY_N_OF_TORCH, /* of all instruction sets: making one takes 4 % of the smallest call */
@@ -48,7 +48,7 @@ enum {
 };
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
-    const struct dl_exchange *exchange; /* what is in the first of them */
+    const struct dl_exchange *exchange; /* what the capsule objects[MHA_PY_EXCHANGE] holds */
 } mha_py_state;
 
 /*
@@ -60,14 +60,14 @@ typedef struct {
     mha_py_state *state;
     PyThreadState *detached; /* while other threads may run */
     int failed;              /* an exception is set */
-    int has_tensors;         /* among its arguments: its results are tensors, too */
+    int has_tensors;         /* an argument is a tensor: then results are tensors, too */
     int n_owned;
     PyObject *owned[MHA_PY_MAX_OWNED];
 } mha_py_call;
 
 /*
- * What a function of the module does with its arguments: values[i] is the i-th (borrowed), NULL where the caller's end
- * before; all are positional.  mha_py_run begins and ends the call around it.
+ * What a function of the module does with its arguments: values[i] is argument i (borrowed), or NULL if the caller gave
+ * fewer; all are positional.  mha_py_run begins and ends the call around it.
  */
 typedef PyObject *mha_py_function(mha_py_call *call, PyObject *const *values);
 
@@ -79,35 +79,35 @@ typedef struct {
 
 PyObject *mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args);
 
-/* Takes the reference; what was given.  Of NULL, whose exception is set, or of too many: NULL, and the call failed. */
+/* Takes over the reference and returns the object; if it is NULL or one too many: NULL, and the call failed. */
 PyObject *mha_py_own(mha_py_call *call, void *object);
 
 /*
  * Let other threads run during a core call of `work` multiply-adds, and come back with its status.  Below the threshold
- * nothing is released: a handful of microseconds is shorter than waiting to get the interpreter back.  On tensors the
- * core takes no more threads than torch may: a limit for this call alone.
+ * the interpreter is not released: to wait for it again takes longer than such a call.  On tensors the core uses no
+ * more threads than torch may: a limit for this call alone.
  */
 void mha_py_limit_threads(const mha_py_call *call);
 void mha_py_detach(mha_py_call *call, double work);
 void mha_py_attach(mha_py_call *call, mha_status status);
-PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* the same, and its answer */
+PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* attaches, then answers */
 
 /* The only place that turns a status into an exception. */
 void mha_py_check(mha_py_call *call, mha_status status, const char *what);
 
 /*
- * What _arguments/core_refusals.py answers to `question`, whose arguments are built as by Py_BuildValue, in brackets: a
- * new reference; NULL where the answer is an exception, which is then set.
+ * Calls `question` of _arguments/core_refusals.py, with arguments built as by Py_BuildValue (`format` in brackets), and
+ * returns its answer, a new reference.  If the answer is an exception, that is set, and NULL returned.
  */
 PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
-#define mha_py_refuse(...) Py_XDECREF(mha_py_ask(__VA_ARGS__)) /* where no other answer can be */
+#define mha_py_refuse(...) Py_XDECREF(mha_py_ask(__VA_ARGS__)) /* if only an exception can come */
 void mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected);
 
 /* --- Arguments that are no arrays: args.c ---------------------------------------------------- */
 
 int mha_py_given(PyObject *value); /* neither left out nor None */
 
-/* A real number that is not NaN: no bool, text, complex or array.  Between 0 and 1. */
+/* A real number that is not NaN: no bool, text, complex or array.  A probability is between 0 and 1. */
 double mha_py_real(mha_py_call *call, PyObject *value, const char *name);
 double mha_py_probability(mha_py_call *call, PyObject *value);
 
@@ -155,14 +155,14 @@ PyArrayObject *mha_py_floats(mha_py_call *call, PyObject *value, const char *nam
 void mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py_layout layout,
                     mha_py_array *array);
 int mha_py_is_float(int type, const mha_py_array *like);
-/* Does it lie like that?  Axes of length 0 or 1, whose stride means nothing, get that of a dense array. */
+/* 1 if it lies as `layout` says.  Axes of length 0 or 1, whose stride means nothing, get that of a dense array. */
 int mha_py_fits(mha_py_array *array, mha_py_layout layout);
 
-/* ShapeError unless the rank, the whole shape is this one; `expected` is what the message shows: "(B, Q, features)". */
+/* ShapeError unless the rank, or the whole shape, is this; `expected` is what the message shows: "(B, Q, features)". */
 void mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, const char *expected);
 void mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims);
 
-/* The numbers as they lie, for NumPy to read; the call's, whose array lives as long as they do. */
+/* An array of the call's on the numbers where they lie, for NumPy to read; `array` must live as long. */
 PyArrayObject *mha_py_view(mha_py_call *call, const mha_py_array *array);
 
 mha_operand mha_py_operand(const mha_py_array *array);
@@ -184,25 +184,25 @@ mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4
 
 /* --- Tensors: torch/tensors.c -------------------------------------------------------------- */
 
-/* The array on a tensor's memory in its place (BufferError if that cannot be); anything else as it is.  Borrowed. */
+/* For a tensor, an array on its memory (BufferError if that cannot be); anything else as it is.  Borrowed. */
 PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 
-/* What mha_py_take makes of a float tensor, without an array in between: 1; 0 where that is not possible. */
+/* mha_py_take for a float tensor, without an array in between; returns 1, or 0 if that is not possible. */
 int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_array *array);
 
-/* A new reference to a float result: a tensor on its memory if the call had tensors, else itself; None for NULL; NULL
- * where the call failed. */
+/* A new reference to a float result: a tensor on its memory if the call had tensors, else the array; None for NULL;
+ * NULL if the call failed. */
 PyObject *mha_py_answer(const mha_py_call *call, PyArrayObject *array);
 PyObject *mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n); /* as a tuple */
 
 /* --- Masks and lengths: args_masks.c ---------------------------------------------------------- */
 
-/* bias of like's type, or, where like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
+/* A bias of like's type, or, if like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
 void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
                       mha_py_array *array);
 
-/* Its strides over scores of shape (B, Q, K) or (B, H, Q, K), axes of length 1 repeated; none of none. */
+/* The mask over scores of shape (B, Q, K) or (B, H, Q, K): axes of length 1 broadcast; without an array, no mask. */
 mha_mask mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *scores);
 
 /* A private snapshot of valid_lens; array is NULL where all keys are valid. */
@@ -230,8 +230,8 @@ typedef struct {
 } mha_py_attention;
 
 /*
- * values: one for each of the names, NULL where not given.  origin: None, or (item, head, query, key), where the call's
- * first ones stand in a larger call of which it is a part.  terms: None, or (relative_bias or None, softcap, sinks or
+ * values: one for each of the names, NULL if not given.  origin: None, or, for a part of a larger call, the places
+ * (item, head, query, key) of its first ones in that call.  terms: None, or (relative_bias or None, softcap, sinks or
  * None).  *attention is zeroed by the caller.
  */
 void mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,

@@ -25,7 +25,7 @@ mha_py_dtype(int type)
 
 /* --- Taking arrays ------------------------------------------------------------------- */
 
-/* NPY_FLOAT32 or NPY_FLOAT64, or exactly the one that `like` has. */
+/* 1 for NPY_FLOAT32 and NPY_FLOAT64, or, with `like`, for exactly its type. */
 int
 mha_py_is_float(int type, const mha_py_array *like)
 {
@@ -67,7 +67,7 @@ mha_py_fits(mha_py_array *array, mha_py_layout layout)
     return 1;
 }
 
-/* Notes where the numbers are; may the core read them there? */
+/* Notes where the numbers are; returns 1 if the core may read them there. */
 static int
 note(PyArrayObject *value, mha_py_layout layout, mha_py_array *array)
 {
@@ -78,7 +78,7 @@ note(PyArrayObject *value, mha_py_layout layout, mha_py_array *array)
     array->data = PyArray_DATA(value);
     for (int i = 0; i < array->rank; i++) {
         const npy_intp bytes = PyArray_STRIDE(value, i);
-        /* A division by what is not known would take longer than all the rest. */
+        /* Divides by constants: a division by a variable would take longer than all the rest. */
         const npy_intp stride = itemsize == 4 ? bytes / 4 : itemsize == 8 ? bytes / 8 : bytes;
 
         array->shape[i] = PyArray_DIM(value, i);
@@ -106,7 +106,7 @@ mha_py_lay_out(mha_py_call *call, PyArrayObject *value, const char *name, mha_py
 
         value = (PyArrayObject *)mha_py_own(call, native == NULL ? NULL : PyArray_FromArray(value, native, flags));
         if (value != NULL) {
-            (void)note(value, layout, array); /* one without numbers may have any strides, harmlessly */
+            (void)note(value, layout, array); /* without numbers, any strides are harmless */
         }
     }
 }
@@ -194,7 +194,7 @@ mha_py_take_numbers(mha_py_call *call, PyObject *value, const char *name, int ra
 
     mha_py_take(call, value, name, MHA_PY_DENSE, like, &array);
     mha_py_need_shape(call, &array, rank, dims);
-    return (void *)(uintptr_t)array.data; /* only read, whatever the place for them is */
+    return (void *)(uintptr_t)array.data; /* only read, even if the caller's place for it is not const */
 }
 
 /* --- Outputs ---------------------------------------------------------------------------------- */

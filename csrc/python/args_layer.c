@@ -13,7 +13,7 @@ is_projected(const mha_py_layer *layer, int which)
 
 /* --- Inputs ---------------------------------------------------------------------------------- */
 
-/* Keys, or values, which are often the array before: a tensor has to be asked a few things. */
+/* Takes keys, or values.  Often they are the same array as the one before, and reading a tensor takes some calls. */
 static void
 take_another(mha_py_call *call, PyObject *const *value, const char *name, const mha_py_array *before,
              const mha_py_array *like, mha_py_array *array)
@@ -53,7 +53,7 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 
 static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
 
-/* Of four projections, or of nine parameters: a bias stands four places behind its weight. */
+/* Takes four projections, or nine parameters, among which a bias stands four places behind its weight. */
 static void
 take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
@@ -76,7 +76,7 @@ take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 
 /* --- Feature sizes ------------------------------------------------------------------------------ */
 
-/* What comes out of a projection given `features`; *fits becomes 0 if they are not what it takes. */
+/* How many features come out of a projection of `features`; *fits becomes 0 if it does not take so many. */
 static npy_intp
 projected(const mha_py_layer *layer, int which, npy_intp features, int *fits)
 {
@@ -89,7 +89,7 @@ projected(const mha_py_layer *layer, int which, npy_intp features, int *fits)
     return (npy_intp)linear->out_features;
 }
 
-/* Those of a projection, or None; a new reference. */
+/* The feature sizes of a projection, or None; a new reference. */
 static PyObject *
 sizes_of(const mha_py_layer *layer, int which)
 {
@@ -182,7 +182,7 @@ mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
 
 /* --- What is kept ------------------------------------------------------------------------------------ */
 
-/* As doubles, which do not wrap; that they are rounded matters to nobody. */
+/* In doubles, which do not wrap around; their rounding does not matter here. */
 static int
 weights_are_smaller(const mha_py_layer *layer)
 {
@@ -202,7 +202,7 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
 
-    kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* these are none */
+    kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* no arrays of numbers */
     kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = 0;
     kept[MHA_PY_KEPT_WEIGHTS] = (mha_py_kept_array){"attention_weights", 4, !again,
                                                     {batch, heads, queries, keys}, &args->weights};

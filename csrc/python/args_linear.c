@@ -29,8 +29,8 @@ mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, const mha_linear *linear
 }
 
 /*
- * packed, and (out_features, in_features): must be what this binary would have made for these sizes and this ISA, as
- * pack_linear shapes it: the width tells layouts apart that take as many numbers.
+ * Takes a packed weight and (out_features, in_features).  It must have the shape that pack_linear of this binary gives
+ * these sizes under this ISA: the width tells layouts apart that take as many numbers.
  */
 static void
 take_packed(mha_py_call *call, PyObject *value, PyObject *sizes, const char *name, const mha_py_array *like,

@@ -4,7 +4,7 @@
  * A mask of rank 2 means (Q, K), the rank of the scores means all axes; any other rank is refused, because guessing
  * between "one per batch item" and "one per head" gives silently wrong answers.  Lengths are int64, as a private
  * snapshot: the copy is what the core reads and clamps, so neither another thread nor a lying array can move a loop
- * bound during the call.  What may be given for lengths is for Python to say (to_lengths in _arguments/).
+ * bound during the call.  Python decides what may be given for lengths (to_lengths in _arguments/).
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"

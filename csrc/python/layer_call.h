@@ -32,18 +32,18 @@ typedef struct {
 /* values: one for each of the names.  *layer is zeroed by the caller. */
 void mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer);
 
-/* From now on keys and values, `n_keys` rows of each, have been through their projections. */
+/* From now on keys and values count as projected: `n_keys` rows of each. */
 void mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys);
 
 /* The forward call: (out, kept). */
 PyObject *mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training);
 
 /*
- * What a forward call keeps of itself, a tuple in this order.  Of the first ten the attention weights are a function:
+ * What a forward call keeps of itself, a tuple in this order.  The first ten are enough for the attention weights:
  * the instruction set; the weights themselves, or queries and keys as they were scored (projected by the core, or
  * copies of the inputs), a copy of w_v and the row statistics; a copy of the lengths; two options.  A call in training
  * keeps more for the backward call: the projected values, and what W_o was applied to (without W_o, a copy of the
- * output).  None where there is none.
+ * output).  An entry that is not kept is None.
  */
 enum {
     MHA_PY_KEPT_ISA,
@@ -69,7 +69,7 @@ typedef struct {
     void **place; /* among the core's arguments; NULL: the core does not fill it in */
 } mha_py_kept_array;
 
-/* Those that are arrays of numbers, for this layer; of the others, only that none is wanted. */
+/* Describes the entries that are arrays of numbers, for this layer; of the others it says that none is wanted. */
 void mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT]);
 
 #endif /* MHA_PY_LAYER_CALL_H */

@@ -28,7 +28,7 @@ static int
 core_exec(PyObject *module)
 {
     mha_py_state *state = PyModule_GetState(module);
-    mha_isa widest = MHA_ISA_SCALAR; /* that this CPU offers; Python may ask for another one later */
+    mha_isa widest = MHA_ISA_SCALAR; /* the widest that this CPU offers; Python may ask for another one later */
 
     if (PyArray_ImportNumPyAPI() < 0) {
         return -1;

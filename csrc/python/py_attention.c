@@ -84,7 +84,7 @@ zeros_like(mha_py_call *call, const char *name, const mha_py_array *operand)
     return operand->array == NULL ? NULL : mha_py_zeros(call, name, operand->rank, operand->shape, operand->type);
 }
 
-/* The gradient of a bias has the bias's shape: what it repeats along is added up. */
+/* The gradient of a bias has the bias's shape: it is summed over the axes along which the bias broadcasts. */
 static mha_mask_result
 bias_gradient(mha_py_call *call, const mha_py_attention *attention, PyArrayObject *grad_bias)
 {

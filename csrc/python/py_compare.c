@@ -1,13 +1,13 @@
 /*
- * py_compare.c: whether two arrays hold the same numbers, bit by bit: then what was computed from one may stand for
- * what would be computed from the other (caches of a decoder: mha_c/_decoder/caches.py, mha_c/torch/_decoder/).
+ * py_compare.c: whether two arrays hold the same numbers, bit by bit.  If so, what was computed from one may be used
+ * for the other (caches of a decoder: mha_c/_decoder/caches.py, mha_c/torch/_decoder/).
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
 
 #include <string.h>
 
-/* Of arrays of one shape, in pieces: the numbers of the last axes that have no gaps in either. */
+/* Compares arrays of one shape, in pieces: a piece is the last axes, as far as neither array has gaps. */
 static int
 same_numbers(const mha_py_array *a, const mha_py_array *b)
 {

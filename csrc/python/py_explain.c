@@ -37,10 +37,10 @@ add_fact(void *to, const char *name, mha_fact fact)
     }
     const int added = value != NULL && PyDict_SetItemString(to, name, value) == 0;
     Py_XDECREF(value);
-    return added ? value : NULL; /* the dict has it */
+    return added ? value : NULL; /* the dict owns it */
 }
 
-/* The facts as they are answered: of a failed call they are dropped. */
+/* Returns the facts; if the call failed, mha_py_run drops them. */
 static PyObject *
 told(mha_py_call *call, mha_status status, PyObject *facts)
 {
@@ -75,7 +75,7 @@ py_explain_attention(mha_py_call *call, PyObject *const *values)
     return told(call, mha_attention_explain(&attention.args, add_fact, facts), facts);
 }
 
-/* The outputs that the call would ask for; how many bytes the layer keeps of them until the next call. */
+/* Asks for the outputs that the call would ask for; returns how many bytes of them the layer keeps until the next. */
 static double
 want_kept(mha_py_layer *layer, int training)
 {
@@ -111,7 +111,7 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     if (call->failed) {
         return NULL;
     }
-    mha_py_limit_threads(call); /* as the call would; first, for it clears what is wrong */
+    mha_py_limit_threads(call); /* as the call would; first, for it clears exceptions */
     PyObject *facts = PyDict_New();
     const mha_fact bytes = {.kind = MHA_FACT_COUNT, .count = (size_t)want_kept(&layer, training)};
     const char *kept = layer.args.weights != NULL ? "weights" : "queries and keys";

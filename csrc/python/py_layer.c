@@ -3,8 +3,8 @@
  *
  * What is kept for `attention_weights`: the weights themselves where they are no more numbers than q and k; else q and
  * k (projected by the core, or copied from the inputs) with the row statistics, from which kept_weights.py rebuilds the
- * weights on demand.  In training the projected q and k are kept anyway, so there the weights never are if both are
- * projected: the call then pays nothing for a later look at them.
+ * weights on demand.  In training the projected q and k are kept anyway: so if both are projected, the weights never
+ * are kept, and the call pays nothing for a later look at them.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
@@ -13,7 +13,7 @@
 
 /* --- What is kept ------------------------------------------------------------------------------------ */
 
-/* Memory for it; arrays[i] is NULL where a call like this keeps no numbers. */
+/* Makes memory for what is kept; arrays[i] is NULL if a call like this keeps no numbers there. */
 static void
 make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *arrays[MHA_PY_N_KEPT])
 {
@@ -25,7 +25,7 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
         if (!kept[i].wanted) {
             continue; /* its place is still NULL */
         }
-        /* Of keys and values the core never writes rows beyond the lengths, and a pickle must not hold garbage. */
+        /* The core never writes rows of keys and values beyond the lengths, and a pickle must not hold garbage. */
         const int has_gaps = (i == MHA_PY_KEPT_K || i == MHA_PY_KEPT_V) && layer->lengths.array != NULL;
         const int zeroed = has_gaps && kept[i].place != NULL;
         arrays[i] = (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank, kept[i].dims,
@@ -37,8 +37,8 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
 }
 
 /*
- * From now on the array is its copy in `kept`, if there is one: what is kept is then what the core was given, even if
- * another thread is writing, or an optimizer changes a weight in place later.
+ * Makes the array its copy in `kept`, if there is one: so what is kept is what the core was given, even if another
+ * thread is writing, or an optimizer changes a weight in place later.
  */
 static void
 use_copy(mha_py_call *call, mha_py_array *array, PyArrayObject *kept)
@@ -51,7 +51,7 @@ use_copy(mha_py_call *call, mha_py_array *array, PyArrayObject *kept)
     }
 }
 
-/* Of w_v, and of queries and keys that nothing projects. */
+/* Uses the copies of w_v, and of queries and keys that nothing projects. */
 static void
 use_copies(mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
 {

@@ -2,12 +2,12 @@
  * py_layer_backward.c: layer_backward, the gradients of a whole layer from what layer_forward kept in training.
  *
  * What was kept may come from anywhere: type, shape and layout of everything in it are checked as if it were a user's
- * argument.  Its numbers are only computed with.
+ * argument.  Its numbers are used in computations alone.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
 
-/* Between them, the arguments of layer_forward. */
+/* From FORWARD to NEEDS stand the arguments of layer_forward. */
 enum { GRAD_OUT, KEPT, FORWARD, NEEDS = FORWARD + MHA_PY_N_LAYER, JOIN };
 
 /* Places of the tensors that have gradients: three inputs, four weights, their biases, w_v. */
@@ -70,8 +70,8 @@ take_needs(mha_py_call *call, PyObject *const *values, gradients *of)
 }
 
 /*
- * An array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU, permuted)
- * the gradient has it there too: torch then takes it as it is, and copies it otherwise.
+ * Makes an array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU,
+ * permuted) the gradient has its batch there too: torch takes such a gradient as it is, and would copy another.
  */
 static PyArrayObject *
 new_like(mha_py_call *call, const mha_py_array *input, const char *name)
@@ -155,7 +155,7 @@ py_layer_backward(mha_py_call *call, PyObject *const *values)
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
     grads.grad_out = mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries);
     if (call->failed) {
-        return NULL; /* gradients are made by what was taken */
+        return NULL; /* gradients have the sizes of what was taken */
     }
     make_input_gradients(call, &layer, values + FORWARD, &of, &grads);
     make_parameter_gradients(call, &layer, &of, &grads);

@@ -27,7 +27,7 @@ new_aligned(mha_py_call *call, const npy_intp shape[2], int type)
 
     if (view != NULL) {
         Py_INCREF((PyObject *)whole);
-        call->failed = PyArray_SetBaseObject(view, (PyObject *)whole) < 0; /* steals whole, even then */
+        call->failed = PyArray_SetBaseObject(view, (PyObject *)whole) < 0; /* steals `whole`, even if it fails */
     }
     return view;
 }

@@ -39,7 +39,7 @@ take_counts(mha_py_call *call, PyObject *value, const char *name, npy_intp batch
     to->step = 1;
 }
 
-/* Nothing is written behind the room, and nothing read that was never written. */
+/* 1 if nothing will be written behind the room, and nothing read that was never written. */
 static int
 counts_fit(const counts *before, const counts *added, npy_intp batch, npy_intp rows, npy_intp room, int64_t longest)
 {
@@ -53,7 +53,7 @@ counts_fit(const counts *before, const counts *added, npy_intp batch, npy_intp r
     return fit;
 }
 
-/* The rows to be attended to in the place of new ones: `array` becomes the cache's. */
+/* Makes `array`, which has the new rows, the cache, to whose rows the queries attend. */
 static void
 take_cached(mha_py_call *call, PyObject *value, const char *name, npy_intp features, mha_py_array *array)
 {

@@ -1,10 +1,10 @@
 /*
- * blocks.c: 5 of 12.5 ms of a training step of 64,8,37,64 (Xeon with AVX-512): memory of large results that become
- * tensors, from the start of a cache line on, and kept for later calls.
+ * blocks.c: memory of large results that become tensors: it begins on a cache line, and is kept for later calls.
+ * Saves 5 of 12.5 ms of a training step of 64,8,37,64 (Xeon with AVX-512).
  *
- * A step frees its gradients and makes them again.  malloc gives so much memory back to the system each time, which
- * clears new pages for it.  So the last freed blocks, together at most KEPT_BYTES, wait here for a result of nearly
- * their size.
+ * A step frees its gradients and makes them again.  malloc gives so much memory back to the system each time, and the
+ * system clears new pages for the next step.  So the last freed blocks, together at most KEPT_BYTES, wait here for a
+ * result of nearly their size.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "python/args.h"
@@ -19,8 +19,8 @@
 
 /*
  * A block is an array of bytes: NumPy gets the memory, counts it, and asks for huge pages.
- * `busy` is never set in the child of a fork: Python without a global lock forks when all other threads stand still,
- * which none does between setting and clearing it; with one, no other thread runs then.
+ * `busy` is never set in the child of a fork: Python without a global lock forks while all other threads stand still,
+ * and no thread stands still between setting and clearing `busy`; with the lock, no other thread runs during a fork.
  */
 static struct {
     atomic_flag busy;
@@ -118,7 +118,7 @@ mha_py_new_large(int rank, const npy_intp *dims, int type, size_t bytes)
                                  (void *)start, NPY_ARRAY_CARRAY, NULL);
     if (array == NULL) {
         Py_DECREF(capsule);
-    } else if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0) { /* which has taken the capsule */
+    } else if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0) { /* it has taken the capsule even so */
         Py_CLEAR(array);
     }
     return array;

@@ -1,6 +1,6 @@
 /*
- * children.c: layer_parts, 1.1 us in the place of 9.3 us of Python in each call, of 37 us in all for 2,5,4,4 at 100
- * features: the parameters of a torch layer whose children do what their classes say and no more.
+ * children.c: layer_parts: the parameters of a torch layer whose children do what their classes say and no more.
+ * Takes 1.1 us where Python takes 9.3 us in each call, of 37 us in all for 2,5,4,4 at 100 features.
  *
  * Nothing is kept from one call to the next.  Which children there are and what must be empty is told by mha_c.torch,
  * which has the same in Python for compilers (children.py, `parts_in_python`).
@@ -19,7 +19,7 @@ typedef struct {
     mha_py_call *call;                       /* owns all that was read: another thread may be changing the module */
 } reading;
 
-/* Of a dictionary; NULL, and no exception, where it is none or has no such thing. */
+/* The value of a key of a dictionary; NULL, and no exception, if it is no dictionary or has no such key. */
 static PyObject *
 get(reading *r, PyObject *dict, PyObject *key)
 {
@@ -38,7 +38,7 @@ is_empty(PyObject *dict)
     return dict != NULL && PyDict_Check(dict) && PyDict_Size(dict) == 0;
 }
 
-/* The state of a module of exactly this type if to call it is to call the type's `forward`; NULL otherwise. */
+/* The state of a module of exactly this type, if a call of it only calls the type's `forward`; NULL otherwise. */
 static PyObject *
 plain_state(reading *r, PyObject *module, PyObject *type)
 {
@@ -53,7 +53,7 @@ plain_state(reading *r, PyObject *module, PyObject *type)
         PyObject *hooks = PyObject_GetItem(state, PyTuple_GetItem(r->part[HOOKS], i));
 
         plain = is_empty(hooks);
-        Py_XDECREF(hooks); /* looked at, not kept; but held meanwhile, for another thread may put others there */
+        Py_XDECREF(hooks); /* held while it was looked at, as another thread may put other hooks there */
         PyErr_Clear();     /* there are none by this name */
     }
     return plain ? state : NULL;
@@ -68,16 +68,16 @@ has_method(PyObject *layer, PyObject *state, PyObject *owner, PyObject *name, Py
     if (owner == NULL || name == NULL || (owner == Py_None && PyDict_Contains(state, name) != 0)) {
         return 0;
     }
-    if (PyDict_Check(owner)) { /* a third of what asking the module takes */
+    if (PyDict_Check(owner)) { /* a third of the time that asking the module takes */
         now = PyDict_GetItemWithError(owner, name);
     } else {
         now = PyObject_GetAttr(owner == Py_None ? (PyObject *)Py_TYPE(layer) : owner, name);
-        Py_XDECREF(now); /* its class has it, and only its address is looked at */
+        Py_XDECREF(now); /* its class still has it, and only the address is compared */
     }
     return now != NULL && now == method;
 }
 
-/* What the layout remembers is what there is now. */
+/* 1 if the methods are still those that the layout remembers, and there are still no hooks for all modules. */
 static int
 has_own_methods(const reading *r, PyObject *layer, PyObject *state)
 {
@@ -97,7 +97,7 @@ has_own_methods(const reading *r, PyObject *layer, PyObject *state)
     return 1;
 }
 
-/* Whether it is a tensor whose numbers the core may take: a class of its own may have operations of its own. */
+/* 1 if it is a tensor whose numbers the core may take: a subclass may have operations of its own. */
 static int
 is_tensor(const reading *r, PyObject *tensor)
 {
@@ -109,7 +109,7 @@ is_tensor(const reading *r, PyObject *tensor)
     return found;
 }
 
-/* The weight of a linear child to its place among the parameters, its bias four places on; w_v has no place for one. */
+/* Puts a linear child's weight to its place among the parameters, its bias four places on; w_v may not have a bias. */
 static int
 take_linear(reading *r, PyObject *modules, PyObject *slot, PyObject **parameters)
 {
@@ -153,8 +153,8 @@ frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
 }
 
 /*
- * (parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL where one call does not
- * stand for all.
+ * (parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL if one call of the core
+ * cannot stand for the calls of all children.
  */
 static PyObject *
 read_layer(reading *r, PyObject *layer)

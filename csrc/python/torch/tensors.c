@@ -1,6 +1,6 @@
 /*
- * tensors.c: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic: torch tensors where
- * ndarrays are expected, and results as tensors, without a line of Python in between.
+ * tensors.c: takes torch tensors where ndarrays are expected, and gives results as tensors, without a line of Python in
+ * between: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic.
  *
  * torch 2.10 and later offer DLPack's exchange functions in a capsule (dlpack.h, DLPackExchangeAPI);
  * mha_c.torch hands it over with `serve_tensors`.  Nothing of torch is compiled in or linked.
@@ -72,7 +72,7 @@ py_serve_tensors(mha_py_call *call, PyObject *const *values)
 
 /* --- Tensor to array ------------------------------------------------------------------------- */
 
-/* NumPy's number for the type, or -1; what to think of the type is for those who take the array. */
+/* NumPy's number for the type, or -1; whoever takes the array decides whether the type is allowed. */
 static int
 array_type(const dl_tensor *t)
 {
@@ -91,7 +91,7 @@ array_type(const dl_tensor *t)
     return -1;
 }
 
-/* DLPack does not tell that the numbers are to be read with the other sign (imag of a conjugate). */
+/* DLPack does not say whether numbers are to be read with the other sign (as the imag of a conjugate). */
 static int
 is_negated(const mha_py_call *call, PyObject *tensor)
 {
@@ -110,7 +110,7 @@ is_tensor(const mha_py_call *call, PyObject *value)
     return call->state->exchange != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
 }
 
-/* Where a tensor without numbers begins: torch says NULL, which in the core's arguments means that there is none. */
+/* Where a tensor without numbers begins: torch says NULL, which would tell the core that there is no array at all. */
 static double nothing[1];
 
 /* Where the tensor's numbers lie; 0, and no exception, if it has no memory that we can read. */
@@ -133,7 +133,7 @@ read_tensor(const mha_py_call *call, PyObject *tensor, mha_py_array *array)
         count *= (size_t)t.shape[i];
     }
     array->data = t.data != NULL ? (const char *)t.data + t.byte_offset : count == 0 ? (const char *)nothing : NULL;
-    return array->data != NULL; /* else zeros that were never written down */
+    return array->data != NULL; /* else its numbers are zeros that have no memory */
 }
 
 PyObject *
@@ -182,7 +182,7 @@ typedef struct {
     int64_t shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
 } shared_array;
 
-/* torch is done with the memory; on any thread, and perhaps after Python has ended. */
+/* Called when torch is done with the memory: on any thread, and perhaps after Python has ended. */
 static void
 release(dl_managed *managed)
 {
@@ -198,8 +198,8 @@ release(dl_managed *managed)
 }
 
 /*
- * Where torch fails after it has made a tensor, the tensor's end calls `release`; where it fails before, nobody does.
- * Nothing tells the one from the other, so we do not either: an array that is lost does less harm than one freed twice.
+ * If torch fails after it has made a tensor, the tensor's end calls `release`; if it fails before, nobody does.
+ * Nothing tells the two cases apart, so we do not call it: a lost array does less harm than one that is freed twice.
  */
 static PyObject *
 adopt(const mha_py_call *call, PyArrayObject *array)
