@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments import scalars
-from ._arguments.arrays import check_features, floats, gradient_like, is_tensor, like_input, to_array, to_arrays
+from ._arguments.arrays import (
+    MOST, check_features, floats, gradient_like, is_tensor, like_input, to_array, to_arrays, to_int64,
+)  # fmt: skip
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 
@@ -357,7 +359,7 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     n_near = n_buckets // 2
     if scalars.whole(max_distance, "max_distance") <= n_near:
         raise ValueError(f"max_distance must be above {n_near}, the distances with a bucket of their own")
-    at = at.astype(np.int64)
+    at = np.maximum(to_int64(at), -MOST)  # the smallest int64 has no abs
     away = np.abs(at) if two_sided else np.maximum(-at, 0)
     # T5 takes float32 logarithms, whose rounding decides at the borders: float32 here as well.
     ratio = np.log(np.maximum(away, 1).astype(np.float32) / n_near) / np.float32(np.log(max_distance / n_near))

@@ -95,9 +95,7 @@ def to_lengths(value: Any) -> Any:
             "query may see), here mask.sum(-1) if True marks the keys that count and they come first; another mask "
             "goes to mha_c.functional or mha_c.torch.functional as keep_mask"
         )
-    if kind == "u":
-        array = array if array.itemsize < 8 else np.minimum(array, np.uint64(MOST))
-    elif kind == "f":
+    if kind == "f":
         array = array.astype(np.float64)
         finite = np.isfinite(array)
         if not finite.all():
@@ -105,9 +103,15 @@ def to_lengths(value: Any) -> Any:
                 f"valid_lens must be finite, but has a NaN or infinity at position {int(np.argmin(finite.ravel()))}"
             )
         array = np.clip(np.ceil(array), -(2.0**62), 2.0**62)
-    elif kind != "i":
+    elif kind not in "iu":
         raise TypeError(f"valid_lens has dtype {array.dtype}, expected integers or floats (lengths)")
-    return np.asarray(array, INT64)  # an array also of a single number, of which ceil makes a scalar
+    return to_int64(array)
+
+
+def to_int64(array: Any) -> Array:
+    """Whole numbers of any type, of which those beyond int64 become its largest; a scalar becomes an array."""
+    beyond = array.dtype.kind == "u" and array.itemsize == 8
+    return np.asarray(np.minimum(array, np.uint64(MOST)) if beyond else array, INT64)
 
 
 def _from_length_list(value: Any) -> Array:

@@ -235,6 +235,13 @@ def test_t5_as_published(bidirectional, n_buckets, farthest):
     assert functional.t5_buckets([[0, 1], [-1, 0]]).shape == (2, 2)
 
 
+def test_t5_of_the_farthest_distances():
+    first, last = functional.t5_buckets([-1000, 1000])
+    assert functional.t5_buckets([-(2**63), 2**63 - 1]).tolist() == [first, last]  # the first has no abs in int64
+    assert functional.t5_buckets(np.array([2**63, 2**64 - 1], np.uint64)).tolist() == [last, last]
+    assert functional.t5_buckets([-(2**63)], bidirectional=False).tolist() == [31]
+
+
 def test_errors_of_t5():
     with pytest.raises(ValueError, match="even"):
         functional.t5_buckets([1], 33)
