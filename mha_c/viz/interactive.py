@@ -60,7 +60,7 @@ def view(
     valid_lens : optional
         Keys from this position on are left out: one number, or one per example.
     num_heads : int, optional
-        Splits d2l's (batch * heads, queries, keys); layers know it themselves.
+        Splits d2l's (batch * heads, queries, keys), other weights have to have as many; layers know it themselves.
     head_names, layer_names : list of str, optional
         What to write instead of "head 0" (heads count from 0, as in mha_c.heads) and "layer 1".
     title : str, optional

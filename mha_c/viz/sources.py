@@ -63,19 +63,24 @@ def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[
     A rank-3 array is (heads, queries, keys), unless it comes from a layer (batch, queries, keys) or the number of
     heads is known: then its first axis is d2l's batch * heads.
     """
+    asked = None if num_heads is None else scalars.whole(num_heads, "num_heads")
     holder = not isinstance(source, (list, tuple)) and not holds_arrays(source, rank=1)
     tree = _tree(_read_attribute(source) if holder else source)
     steps = isinstance(tree, list) and _is_list_of_steps(tree)
     if steps:
         tree = _join_steps(tree)
     leaves, names = _flatten(tree)
-    if holder and not num_heads and any(leaf.ndim == 3 for leaf in leaves):
+    if holder and num_heads is None and any(leaf.ndim == 3 for leaf in leaves):
         num_heads = _find_num_heads(source)
     if layer_names is not None:
         if len(layer_names) != len(leaves):
             raise ValueError(f"layer_names has {len(layer_names)} names for {len(leaves)} layers")
         names = [str(name) for name in layer_names]
-    return [Layer(name, _four_axes(leaf, num_heads, holder or steps)) for name, leaf in zip(names, leaves)]
+    layers = [Layer(name, _four_axes(leaf, num_heads, holder or steps)) for name, leaf in zip(names, leaves)]
+    for leaf, layer in zip(leaves, layers):
+        if asked not in (None, layer.weights.shape[1]):
+            raise ShapeError(f"weights {leaf.shape} have {layer.weights.shape[1]} head(s), but num_heads is {asked}")
+    return layers
 
 
 def _read_attribute(holder: Any) -> Any:
@@ -169,7 +174,7 @@ def _four_axes(weights: Array, num_heads: Optional[int], first_is_batch: bool) -
             f"got shape {weights.shape}"
         )
     if num_heads is not None:
-        if weights.shape[0] % scalars.whole(num_heads, "num_heads"):
+        if weights.shape[0] % num_heads:
             raise ShapeError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
         return weights.reshape(-1, num_heads, *weights.shape[1:])
     return weights[:, None] if first_is_batch else weights[None]

@@ -77,8 +77,10 @@ def test_layers_know_their_heads(weights):
     for source in (ours, theirs, encoder):
         np.testing.assert_array_equal(collect(source)[0].weights, joined.reshape(2, 3, 4, 4))
     assert collect(joined, num_heads=2)[0].weights.shape == (3, 2, 4, 4)
-    with pytest.raises(ValueError, match="no multiple of 4 heads"):
-        collect(joined, num_heads=4)
+    assert collect(ours, num_heads=3)[0].weights.shape == (2, 3, 4, 4)
+    for source, says in ((joined, "no multiple of 4 "), (ours, "3 head.s., but num"), (joined[0], "1 head.s., but num")):
+        with pytest.raises(ValueError, match=says):
+            collect(source, num_heads=4)
     pruned = SimpleNamespace(num_heads=2)
     encoder = SimpleNamespace(attention_weights=[joined, joined[:4]], modules=lambda: [theirs, pruned])
     with pytest.raises(ValueError, match="different numbers of heads, 2, 3: give one layer"):
@@ -204,8 +206,7 @@ def test_valid_lens_cut_the_keys(weights):
 def test_small_weights_are_exact_to_the_digits_shown(weights):
     array = weights(4, 12, 12)
     panel = view(array).data["panels"][0]
-    assert panel["bits"] == 16
-    assert np.abs(unpacked(panel) - array).max() < 1e-5
+    assert panel["bits"] == 16 and np.abs(unpacked(panel) - array).max() < 1e-5
 
 
 def test_large_weights_keep_their_shape(weights):
@@ -230,8 +231,7 @@ def test_neighbours_are_joined_where_even_that_is_too_large(weights):
     (panel,) = page.data["panels"]
     assert len(panel["w"]) < 300_000 and (panel["q"], panel["k"]) != (700, 900)
     np.testing.assert_allclose(unpacked(panel).sum(axis=-1), 1, atol=0.02)  # rows still sum to 1
-    assert "joined into one cell" in page.text
-    assert panel["qt"][0].startswith("0 … ")
+    assert "joined into one cell" in page.text and panel["qt"][0].startswith("0 … ")
     assert (panel["queries"], panel["keys"]) == (700, 900)  # what the page says; and its positions are those of tokens
     assert panel["q"] == -(-700 // panel["qStep"]) and panel["k"] == -(-900 // panel["kStep"])
 
