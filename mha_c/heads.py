@@ -188,6 +188,8 @@ def importance(
     """
     methods = _methods(method, loss)
     layers = _layers_with_heads.find(model)
+    if not np.iterable(data):
+        raise TypeError(f"data must be a batch (tuple, dict or array) or an iterable over batches, got {data!r:.100}")
     batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
     if not batches:
         raise ValueError("data: at least one batch is needed")
@@ -338,7 +340,9 @@ def _output(model: Any, batch: Any) -> Array:
 def _methods(method: Any, loss: Any) -> list[str]:
     if method == "all":
         return [name for name in METHODS if name != "gradient" or loss is not None]
-    chosen = [method] if isinstance(method, str) else list(method)
+    if not (loss is None or callable(loss)):
+        raise TypeError(f"loss must be a function (model, batch) that gives the loss, got {loss!r:.100}")
+    chosen = list(method) if np.iterable(method) and not isinstance(method, str) else [method]
     unknown = [name for name in chosen if name not in METHODS]
     if unknown or not chosen:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, several of them, or 'all'; got {method!r}")
@@ -371,21 +375,29 @@ def _examples(batch: Any) -> list[Any]:
 def _chosen(heads: Any, layers: dict[str, LayerWithHeads]) -> dict[str, set[int]]:
     """The heads to take out, by layer."""
     if isinstance(heads, Mapping):
-        pairs = [(name, head) for name, numbers in heads.items() for head in numbers]
+        pairs = [(name, head) for name, numbers in heads.items() for head in _listed(numbers)]
     else:
-        listed = [heads] if isinstance(heads, (int, np.integer)) else list(heads)
-        pairs = [head if isinstance(head, tuple) else ("", head) for head in listed]
+        pairs = [head if isinstance(head, tuple) else ("", head) for head in _listed(heads)]
     removed: dict[str, set[int]] = {}
-    for name, head in pairs:
-        if name not in layers:
+    for pair in pairs:
+        if len(pair) != 2 or pair[0] not in [*layers]:
             known = ", ".join(map(repr, layers))
-            raise ValueError(f"heads: pairs (layer, head) expected, with a layer of {known}; got {(name, head)!r}")
+            raise ValueError(f"heads: pairs (layer, head) expected, with a layer of {known}; got {pair!r}")
+        name, head = pair
         if isinstance(head, bool) or not isinstance(head, (int, np.integer)):
             raise TypeError(f"heads: whole numbers expected, got {head!r}")
         if not 0 <= head < layers[name].num_heads:
             raise ValueError(f"heads: there is no head {head}{_of(name)}, which has 0 to {layers[name].num_heads - 1}")
         removed.setdefault(name, set()).add(int(head))
     return removed
+
+
+def _listed(heads: Any) -> list[Any]:
+    if isinstance(heads, (int, np.integer)):
+        return [heads]
+    if not np.iterable(heads):
+        raise TypeError(f"heads must be numbers, pairs (layer, head), or a dict of layers, got {heads!r:.100}")
+    return list(heads)
 
 
 def _of(name: str) -> str:

@@ -193,7 +193,7 @@ def test_models_of_numpy_layers(batch):
 
 def test_bad_calls_of_importance(layer, batch):
     x, _, _ = batch
-    for method in ("taylor", [], ["ablation", "x"]):
+    for method in ("taylor", [], ["ablation", "x"], None):
         with pytest.raises(ValueError, match="method must be one of ablation, gradient, entropy, confidence"):
             heads.importance(layer, batch, method, loss=squared)
     with pytest.raises(ValueError, match="needs loss="):
@@ -204,6 +204,9 @@ def test_bad_calls_of_importance(layer, batch):
         heads.importance(layer, batch, loss=lambda layer, batch: np.ones(2))
     with pytest.raises(ValueError, match="at least one batch"):
         heads.importance(layer, [])
+    for data, loss, says in ((None, None, "data must be a batch .*, got None"), (batch, 1.0, "loss must be a function")):
+        with pytest.raises(TypeError, match=says):
+            heads.importance(layer, data, loss=loss)
     with pytest.raises(ValueError, match="fixed by the first call"):
         heads.importance(mha_c.MultiHeadAttention(8, 2, 0), (x, x, x))
     for model in (mha_c.AdditiveAttention(8, 0.1), mha_c.DotProductAttention(0), {}, 3):
@@ -319,9 +322,9 @@ def test_bad_calls_of_prune_change_nothing(layer, batch):
         ([4], ValueError, "no head 4 of this layer, which has 0 to 3"),
         ([-1], ValueError, "no head -1"),
         ([0, 1, 2, 3], ValueError, "one at least must stay"),
-        ([1.0], TypeError, "whole numbers expected"),
-        ([True], TypeError, "whole numbers expected"),
-        ([("x", 1)], ValueError, "with a layer of ''"),
+        *[([head], TypeError, "whole numbers expected") for head in (1.0, True)],
+        *[(none, TypeError, "heads must be .*, got ") for none in (None, 1.5, {"": None})],
+        *[([pair], ValueError, "with a layer of ''") for pair in (("x", 1), ("", 0, 1), ([], 0))],
     ]:
         with pytest.raises(error, match=text):
             heads.prune(layer, wrong)
