@@ -80,7 +80,9 @@ class PositionalEncoding(Trained):
         if num_hiddens % 2:
             raise ValueError(f"num_hiddens must be even, a sine and a cosine for each frequency, got {num_hiddens}")
         self.dropout = Dropout(dropout)
-        self.P = sinusoids(scalars.whole(max_len, "max_len"), self.num_hiddens)[None]
+        shape = scalars.whole(max_len, "max_len"), self.num_hiddens
+        scalars.check_size("P", 1, *shape)
+        self.P = sinusoids(*shape)[None]
         self._rng = scalars.generator(rng)
         # Of the last training call: its shape, and 0 for what was dropped, 1/(1 - p) for the rest, or one for all.
         self._record: Optional[tuple[tuple[int, ...], Array]] = None

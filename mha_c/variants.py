@@ -175,6 +175,7 @@ class _AISummer(Layer):
         self, dim: int, heads: int, dim_head: int, dtype: Any, rng: RngLike, behind: tuple[State, ...] = ()
     ) -> None:
         self.dim, self.heads, self.dim_head = dim, heads, dim_head
+        scalars.check_size("to_qvk.weight", dim_head * 3 * heads, dim)
         feature = np.arange(dim_head * 3 * heads).reshape(dim_head, 3, heads)
         to_qvk = State("to_qvk", feature.size, dim, reorder=feature.transpose(1, 2, 0).reshape(-1))
         super().__init__((to_qvk, *behind), dtype, rng)

@@ -7,6 +7,8 @@ read nothing else: `torch/_call/checks.py` asks them about tensors that never re
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
@@ -45,13 +47,13 @@ def real(value: Any, name: str) -> float:
     return number
 
 
-probability, whole, seed, choice = scalars.probability, scalars.whole, scalars.seed, scalars.choice
-positive = scalars.positive
+probability, positive, seed, choice = scalars.probability, scalars.positive, scalars.seed, scalars.choice
+whole = partial(scalars.whole, most=math.inf)  # what int64 does not hold is as good as its largest
 
 
 def threads(value: Any, most: int) -> int:
     try:
-        number = scalars.whole(value, "the number of threads")
+        number = whole(value, "the number of threads")
     except (TypeError, ValueError):  # one kind of error: api.md, 7
         raise ValueError(f"the number of threads must be a whole number >= 1, got {value!r:.100}") from None
     if number > most:

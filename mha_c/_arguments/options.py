@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -98,7 +99,7 @@ def core_window(window: Any) -> tuple[int, int]:
     """(left, right) in the core's words, where -1 is no limit."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
-    left, right = (-1 if side is None else scalars.whole(side, "window", least=0) for side in window)
+    left, right = (-1 if side is None else scalars.whole(side, "window", least=0, most=math.inf) for side in window)
     return left, right
 
 

@@ -6,6 +6,7 @@ layer is built, or what the core never sees.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from typing import TYPE_CHECKING, Any, Optional, cast
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+LARGEST_SIZE = 2**63 - 1  # in bytes
 
 
-def whole(value: Any, name: str, least: int = 1) -> int:
+def whole(value: Any, name: str, least: float = 1, most: float = LARGEST_SIZE) -> int:
     """A size as a Python int.  True, 4.0 and '4' are mistakes, not sizes."""
     try:
         number = None if isinstance(value, (bool, np.bool_, np.ndarray)) else operator.index(value)
@@ -31,7 +33,15 @@ def whole(value: Any, name: str, least: int = 1) -> int:
         raise TypeError(f"{name} must be a whole number, got {value!r:.100} ({type(value).__name__})")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r:.100}")
+    if number > most:
+        raise ValueError(f"{name} must be at most {most}, got {value!r:.100}")
     return number
+
+
+def check_size(name: str, *shape: int) -> None:
+    """ValueError where no array of float64 can have this shape."""
+    if math.prod(shape) > LARGEST_SIZE // 8:
+        raise ValueError(f"{name} of shape {shape} would be too large")
 
 
 def real(value: Any, name: str, wanted: str = "a real number") -> float:
@@ -50,7 +60,7 @@ def real(value: Any, name: str, wanted: str = "a real number") -> float:
 
 def seed(value: Any, name: str = "rng") -> int:
     """A given seed: 64 bits without sign."""
-    number = whole(value, name, least=-(2**64))
+    number = whole(value, name, least=-math.inf, most=math.inf)
     if not 0 <= number < 2**64:
         raise ValueError(f"{name} must lie in 0 .. 2**64 - 1, got {value!r:.100}")
     return number
@@ -138,7 +148,7 @@ def generator(rng: RngLike) -> np.random.Generator:
     if rng is None:
         return np.random.default_rng()
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
-        return np.random.default_rng(whole(rng, "rng", least=0))
+        return np.random.default_rng(whole(rng, "rng", least=0, most=math.inf))
     raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {rng!r}")
 
 

@@ -61,6 +61,7 @@ class KeyValueCache:
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = scalars.whole(max_len, "max_len")
         self._batch = scalars.whole(batch, "batch")
+        scalars.check_size("a cache", self._batch, self._max_len)
         self._steps: Counts = 0  # that each item has: a number where all have as many
         self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
         self._values: Optional[Array] = None

@@ -180,6 +180,7 @@ class Layer(Trained):
                 continue
             n_in = in_features[state.name] if state.in_features is None else state.in_features
             n_out = state.out_features
+            scalars.check_size(f"{state.name}.weight", n_out, n_in)
             bias = np.zeros(n_out) if state.has_bias else None
             if method == "torch":
                 limit = 1 / math.sqrt(max(n_in, 1))

@@ -169,6 +169,29 @@ def test_values_of_constructor_arguments(change, error, message):
         MultiHeadAttention(**{"num_hiddens": 12, "num_heads": 3, "dropout": 0.1, **change})
 
 
+@pytest.mark.parametrize("n", [2**70, 2**62])
+def test_sizes_that_no_array_can_have(n):
+    refused, x = "must be at most|would be too large", np.ones((1, 2, 4))
+    for build in (
+        lambda: MultiHeadAttention(4, 4, 4, n, 1, 0),
+        lambda: MultiHeadAttention(n, 4, 4, 4, 1, 0),
+        lambda: MultiHeadAttention(n, n, 0)(x, x, x),
+        lambda: AdditiveAttention(4, 4, n, 0),
+        lambda: AdditiveAttention(n, 0)(x, x, x),
+        lambda: mha_c.PositionalEncoding(n, 0),
+        lambda: mha_c.PositionalEncoding(4, 0, max_len=n),
+        lambda: mha_c.KeyValueCache(n, 3),
+        lambda: mha_c.variants.MultiHeadedSelfAttention(n, 1),
+        lambda: mha_c.variants.SelfAttentionAISummer(n),
+        lambda: mha_c.variants.MultiHeadSelfAttentionAISummer(4, n, 1),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            build()
+    if n > 2**63:  # other whole numbers are no sizes
+        assert mha_c.functional.dot_product_attention(x, x, x, window=(n, 0)).shape == x.shape
+        assert DotProductAttention(0.1, rng=n).dropout.p == 0.1
+
+
 # --- Random numbers and initial weights ----------------------------------------------------------
 
 
