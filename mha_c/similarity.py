@@ -70,7 +70,7 @@ class KernelAttention(Trained):
         there; elsewhere that is the triangular kernel, and Epanechnikov's own is
         `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of them and gives numbers >= 0.
     width : float
-        The distance that counts as 1, above 0; it can be read and assigned.
+        The distance that counts as 1, above 0, in the type of the inputs too; it can be read and assigned.
     derivative : function, optional
         Of a kernel that is a function, for `backward`.
     empty_rows : {"uniform", "zero"}
@@ -83,12 +83,13 @@ class KernelAttention(Trained):
     TypeError
         Where types are others.
     ValueError
-        For a width that is not above 0 and for a kernel that is below 0 or NaN.
+        For a width that is not above 0, or infinite, and for a kernel that is below 0 or NaN.
 
     Notes
     -----
     Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
-    quotient of numbers that have underflowed); weights have queries in rows.  A (B, Q, K) array of distances exists.
+    quotient of numbers that have underflowed), as far as u**2 is a number of the inputs' type; weights have queries in
+    rows.  A (B, Q, K) array of distances exists.
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
 
     Examples
@@ -153,7 +154,7 @@ class KernelAttention(Trained):
         numbers = arrays[0].ndim == 1
         q, k, v = with_items(arrays)
         lens = to_lengths(valid_lens)
-        bias = self._log_kernel(distances(q, k))
+        bias = self._log_kernel(distances(q, k, self._width))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, lens, bias=bias, empty_rows=self._empty_rows, return_weights=True
         )
@@ -167,8 +168,7 @@ class KernelAttention(Trained):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_record": None}
 
-    def _log_kernel(self, away: Array) -> Any:
-        u = away / away.dtype.type(self._width)
+    def _log_kernel(self, u: Array) -> Any:
         if callable(self._kernel):
             similarity = np.asarray(to_array(self._kernel(u), "kernel(u)"))
             check_of_distances("kernel", similarity.shape, u.shape)
@@ -177,7 +177,7 @@ class KernelAttention(Trained):
             if not (similarity[np.isfinite(u)] >= 0).all():
                 raise ValueError(NEGATIVE)
             similarity = similarity.astype(u.dtype, copy=False)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             return np.log(similarity) if callable(self._kernel) else LOGARITHMS[self._kernel](u)
 
     @overload
@@ -225,7 +225,7 @@ class KernelAttention(Trained):
         _, _, grad_v, of_bias = dot_product_attention_backward(
             grad, q[..., :0], k[..., :0], v, record.lens, bias=record.bias, empty_rows=self._empty_rows
         )
-        u = distances(q, k) / of_bias.dtype.type(record.width)
+        u = distances(q, k, record.width)
         grad_q, grad_k, grad_width = _of_distances(q, k, record.width, *self._slopes(record, u, of_bias))
         self._record = None
         self.width_grad = grad_width + (self.width_grad or 0.0)
@@ -237,7 +237,8 @@ class KernelAttention(Trained):
         counts = of_bias != 0  # elsewhere there may be NaN: keys that no query saw
         if record.kernel == "gaussian":
             over_u = np.where(counts, -of_bias, 0)
-            return over_u, np.where(counts, over_u * u * u, 0)
+            near = np.where(counts, u, 0)
+            return over_u, over_u * near * near
         if record.kernel in ("boxcar", "constant"):
             return np.zeros_like(of_bias), np.zeros_like(of_bias)
         counts &= u > 0
@@ -275,6 +276,12 @@ def checked_kernel(kernel: Any) -> Kernel:
     return scalars.choice(name, "kernel", *LOGARITHMS)
 
 
+def check_width(width: float, limits: Any) -> None:
+    """ValueError for a width that is 0 or infinite in the type of these limits: distances would be 0/0 and inf/inf."""
+    if not float(limits.tiny) <= width <= float(limits.max):
+        raise ValueError(f"width must lie in {limits.tiny:.2g} .. {limits.max:.2g} for {limits.dtype}, got {width}")
+
+
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:
     """queries (B, Q, d), keys (B, K, d), values (B, K, Dv), or all with one axis."""
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
@@ -296,21 +303,23 @@ def with_items(given: Any) -> Any:
     return (x.reshape(1, -1, 1) for x in given) if given[0].ndim == 1 else given
 
 
-def distances(q: Array, k: Array) -> Array:
-    """(B, Q, K): |q - k| by differences, since |q|**2 - 2 q.k + |k|**2 loses what near points differ by."""
+@np.errstate(over="ignore")  # what is too far for a number is inf
+def distances(q: Array, k: Array, width: float) -> Array:
+    """(B, Q, K): |q - k| / width by differences, since |q|**2 - 2 q.k + |k|**2 loses what near points differ by."""
+    check_width(width, np.finfo(q.dtype))
+    width = q.dtype.type(width)
     if q.shape[2] == 1:
-        return np.abs(q - k.swapaxes(1, 2))
+        return np.abs(q - k.swapaxes(1, 2)) / width
     squares = np.zeros((*q.shape[:2], k.shape[1]), q.dtype)
     for d in range(q.shape[2]):
         difference = q[:, :, d, None] - k[:, None, :, d]
         squares += difference * difference
-    apart = np.sqrt(squares)
-    return apart
+    return np.sqrt(squares) / width
 
 
 def _of_distances(q: Array, k: Array, width: float, over_u: Array, times_u: Array) -> tuple[Array, Array, float]:
     """Gradients of q, k and the width, from those of u = |q - k| / width, over u and times u: see `_slopes`."""
-    by_square = over_u / over_u.dtype.type(width) ** 2
+    by_square = over_u / over_u.dtype.type(width) / over_u.dtype.type(width)  # a square might be 0
     grad_q, grad_k = np.zeros_like(q), np.zeros_like(k)
     for d in range(q.shape[2]):
         difference = np.where(by_square != 0, q[:, :, d, None] - k[:, None, :, d], 0) * by_square

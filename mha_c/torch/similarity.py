@@ -54,7 +54,9 @@ class KernelAttention(TakesArrays):
         super().__init__()
         self.kernel = of_numpy.checked_kernel(kernel)
         self.empty_rows = scalars.empty_rows(empty_rows)
-        self.width = nn.Parameter(torch.tensor(scalars.positive(width, "width")))
+        width = scalars.positive(width, "width")
+        of_numpy.check_width(width, torch.finfo(torch.get_default_dtype()))
+        self.width = nn.Parameter(torch.tensor(width))
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:

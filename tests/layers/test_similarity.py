@@ -97,6 +97,33 @@ def test_batches_lengths_and_what_lies_behind_them(kernel, rng, dtype):
     assert np.isfinite(out).all() and (attention.attention_weights[1, :, 4:] == 0).all()
 
 
+@pytest.mark.parametrize("kernel", BOOK)
+def test_widths_that_the_type_cannot_hold(kernel, dtype):
+    x, limits = np.array([0.0, 1.0, 3.0], dtype), np.finfo(dtype)
+    for width in (1e-320, 1e-50, 1e300):
+        attention = mha_c.KernelAttention(kernel, width)
+        if limits.bits == 64 and width != 1e-320:
+            assert np.isfinite(attention(x, x, x)).all()
+        else:
+            with pytest.raises(ValueError, match=f"width must lie in .* for {limits.dtype}, got 1e"):
+                attention(x, x, x)
+
+
+@pytest.mark.parametrize("kernel", BOOK)
+def test_farther_than_the_type_can_say(kernel, dtype):
+    """A distance whose square is no number any more counts as infinite: its weight is 0, its gradients too."""
+    limits = np.finfo(dtype)
+    for q, width in (([0.0], float(limits.tiny)), ([0.0, 0.0], 2.0)):
+        queries = np.array([[q]], dtype)
+        keys = np.stack([queries[0], queries[0] + limits.max / 2], axis=1)
+        attention = mha_c.KernelAttention(kernel, width).train()
+        out = attention(queries, keys, np.array([[[3.0], [5.0]]], dtype))
+        assert out == (4 if kernel == "constant" else 3)
+        for grad in attention.backward(np.ones_like(out))[:2]:
+            assert not grad.any()
+        assert attention.width_grad == 0
+
+
 def test_near_points_far_from_zero(dtype):
     """|q|**2 - 2 q.k + |k|**2 would give nonsense here."""
     k = 1000 + np.array([[[0.0, 0.0], [0.125, 0.0], [0.25, 0.0]]], dtype)
@@ -287,6 +314,15 @@ def test_torch_where_points_meet(rng):
         assert grad.isfinite().all()
     numbers = torch.linspace(0, 4, 9)
     assert ours.KernelAttention(lambda u: (1 - u).clamp(min=0))(numbers, numbers, numbers).shape == (9,)
+
+
+def test_widths_that_a_parameter_cannot_hold():
+    needs.module("torch")
+    import mha_c.torch as ours
+
+    for width in (1e-50, 1e300):
+        with pytest.raises(ValueError, match="width must lie in .* for float32, got"):
+            ours.KernelAttention(width=width)
 
 
 def test_torch_learns_the_width(rng):
