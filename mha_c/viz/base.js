@@ -120,7 +120,7 @@ function number(x, exact) {
   if (x === 0) return "0";
   if (Math.abs(x - 1) < 5e-4) return exact ? "1" : "≈ 1";
   const digits = Math.abs(x) >= 0.0995 ? 3 : clamp(2 - Math.floor(Math.log10(Math.abs(x))), 3, 6);
-  const text = Math.abs(x) < 5e-7 ? "< 0.000001" : x.toFixed(digits);
+  const text = Math.abs(x) < 5e-7 ? "< 0.00001" : x.toFixed(digits);
   return exact ? text : "≈ " + text;
 }
 
@@ -232,7 +232,8 @@ async function decode(panel) {
   const levels = panel.bits === 16 ? new Uint16Array(bytes.buffer) : bytes;
   const top = new Float32Array(bytesOf(panel.m).buffer);
   const share = new Float32Array(panel.bits === 16 ? 65536 : 256); // of the row's largest weight, by level
-  for (let i = 0; i < share.length; i++) share[i] = panel.bits === 16 ? i / 65535 : (i / 255) ** 2;
+  share[1] = 1e-9; // less than half of the next level, but more than nothing
+  for (let i = 2; i < share.length; i++) share[i] = panel.bits === 16 ? (i - 1) / 65534 : ((i - 1) / 254) ** 2;
   const heads = [];
   for (let h = 0, at = 0; h < panel.h; h++) {
     const head = new Float32Array(panel.q * panel.k);

@@ -4,7 +4,7 @@ A row of weights becomes bytes, sqrt(weight / largest weight of the row), plus t
 row that spreads over 512 keys keeps its shape, where one scale for all rows would round it to nothing; and the root
 keeps the many small weights beside a large one, which would otherwise be lost together with their sum.  The largest
 error is 0.4 % of the row's largest weight.  Small matrices get 16 bits per weight without the root: an error of less
-than 0.00001.
+than 0.00001.  Only a weight of 0 becomes 0: one that is rounded to nothing becomes 1, which is shown as "< 0.00001".
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def encode(weights: Array) -> dict[str, Any]:
     top = weights.max(axis=-1, keepdims=True).astype(np.float32)
     scale = np.where(top > 0, top, 1).astype(np.float64)
     share = weights / scale
-    levels = np.rint(share * 65535) if bits == 16 else np.rint(np.sqrt(share) * 255)
+    levels = np.rint(share * 65534) if bits == 16 else np.rint(np.sqrt(share) * 254)
+    levels = np.where(weights > 0, 1 + levels, 0)
     raw = levels.astype("<u2" if bits == 16 else "u1").tobytes()
     packed = zlib.compress(raw, 9)
     deflated = len(packed) < SHORTER * len(raw) and len(raw) > 4096

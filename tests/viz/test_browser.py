@@ -240,6 +240,13 @@ def test_without_tokens_there_is_no_sentence_and_positions_are_shown(show, weigh
     assert float(shown.text(".mhac-value")) == pytest.approx(weights[0, query, key], abs=6e-4)
 
 
+def test_no_weight_at_all_is_said_of_zeros_alone(show):
+    shown = show(view([[1.0, 1e-7, 0.0]] * 3))
+    for key, said in enumerate(["1 rank 1 of 3 keys", "< 0.00001 rank 2 of 3 keys", "0 no weight at all"]):
+        shown.point(MATRIX, 0.3 + 0.3 * key, 0.5)
+        assert " ".join([shown.text(".mhac-value"), shown.text(".mhac-value + .mhac-note")]) == said
+
+
 # --- Layers, examples, shapes --------------------------------------------------------------------
 
 
