@@ -265,6 +265,8 @@ SCORES = (2, 3, 5)
         ("scale", np.inf, VALUE, ["finite", "inf"]),
         ("scale", -np.inf, VALUE, ["finite", "-inf"]),
         ("scale", 1j, TYPE, ["real number"]),
+        ("scale", np.float32(np.inf), VALUE, ["finite", "inf"]),
+        ("softcap", np.float32(np.inf), VALUE, ["finite", "inf"]),
         ("dropout", -0.1, VALUE, ["0..1", "-0.1"]),
         ("dropout", 1.1, VALUE, ["0..1", "1.1"]),
         ("dropout", np.nan, VALUE, ["NaN"]),
@@ -280,6 +282,14 @@ SCORES = (2, 3, 5)
 )
 def test_options(call, option, value, error, texts):
     refused(call, error, option, *texts, **{option: value})
+
+
+@functions
+def test_numbers_of_numpys_types_are_numbers(call):
+    """Beside one of float32, NumPy takes Python's numbers for float32 too: the limits of float64 overflowed there."""
+    for kind in (np.float16, np.float32, np.float64, np.longdouble, np.int8):
+        for name in ("scale", "softcap"):
+            np.testing.assert_array_equal(run(call, **{name: kind(2)}), run(call, **{name: 2.0}))
 
 
 @functions
