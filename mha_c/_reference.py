@@ -122,7 +122,7 @@ def _attend(
     if kept is not None:
         used = np.where(_with_head_axis(kept), weights / (1 - dropout), 0) if dropout < 1 else np.zeros_like(weights)
     # A key that a row may not see has no influence on it, whatever its value holds: 0 * NaN must not happen.
-    counts = visible | (~visible.any(-1, keepdims=True) & (empty_rows == "uniform"))
+    counts = visible | (weights > 0)  # of an empty row all, if it is uniform
     if np.isfinite(v).all():
         out = used @ v
     else:

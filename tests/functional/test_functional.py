@@ -119,6 +119,17 @@ def test_additive_attention_with_all_options(isa, dtype, case):
     check(F.additive_attention(*arguments, lens, **options, **EVERYTHING), expected, dtype, scale=40)
 
 
+def test_a_row_that_a_bias_empties_has_the_mean_of_all_values(isa, dtype, rng):
+    """Those behind the length too; the reference left them out as soon as one value was no number."""
+    q, k, v = operands(rng, dtype, batch=1, queries=2, keys=4)
+    v[0, 3] = np.inf
+    bias = np.array([[-np.inf] * 4, [0] * 4], dtype)
+    for empty_rows, wanted in (("uniform", np.inf), ("zero", 0)):
+        for attention in (F.dot_product_attention, _reference.dot_product_attention):
+            out = attention(q, k, v, [3], bias=bias, empty_rows=empty_rows)
+            assert (out[0, 0] == wanted).all() and np.isfinite(out[0, 1]).all()
+
+
 # --- Results ------------------------------------------------------------------------------------
 
 
