@@ -142,7 +142,7 @@ typedef struct {
 
 /*
  * The output of a query that sees no key: the mean of all K values (d2l), or zeros (torch, ONNX).  A query whose
- * scores are all -inf counts as one; if overflow made them -inf, the mean is over the keys that it sees.
+ * scores are all -inf counts as one; if no mask and no bias made them so, the mean is over the keys that it sees.
  */
 typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
 
