@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments import scalars
+from .._arguments.arrays import to_array
 from ..errors import ShapeError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
             value = value.float()
     elif isinstance(value, np.ma.MaskedArray):  # what is masked is no number: left blank, or refused as NaN is
         value = np.ma.filled(value.astype(np.result_type(value, np.float32)), np.nan)
-    array = np.asarray(value)
+    array = to_array(value, name) if isinstance(value, (list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}")
     if array.dtype not in (np.float32, np.float64):

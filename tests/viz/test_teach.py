@@ -85,6 +85,8 @@ def test_what_cannot_be_taught(inputs, change, says):
         teach.steps(*change(*inputs))
     with pytest.raises(TypeError, match="looks like a mask"):
         teach.steps(*inputs, np.ones(len(inputs[0]), bool))
+    with pytest.raises(ValueError, match="k is a list that makes no array"):
+        teach.steps(inputs[0], [[1.0, 2.0], [3.0]], inputs[2])
     with pytest.raises(ValueError, match="block_size"):
         teach.tiles(*inputs, block_size=0)
     for arrays, example in ((inputs, 1), ([x[None] for x in inputs], 1), (inputs, -1)):
