@@ -151,7 +151,7 @@ backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first
     const mha_kernels *k = walk->problem->kernels;
 
     mha_backward_tile(walk, args->scale);
-    if (args->softcap > 0) { /* not in the tile: what is added to a capped score has no slope */
+    if (args->softcap > 0) { /* not in mha_backward_tile: what is added to a capped score has no slope */
         const size_t at = walk->block.from * k->itemsize;
         k->multiply_rows(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
                          (ptrdiff_t)walk->plan->score_stride);
@@ -194,7 +194,7 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
     const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
     const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
-    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else they are left of the span before */
+    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else they are those of the span before */
         mha_backward_rows(walk);
     }
     if (!stores || args->additive_weights != NULL) {

@@ -19,7 +19,7 @@ typedef struct {
     char *block_out;    /* what one key block gives to a tile's output, rows padded to whole vectors */
     char *ends;         /* one for each column of scores: how many keys that query sees */
     char *max, *sum, *sum_compensation, *inverse, *delta; /* one for each row of the task; delta: backward */
-    char *out_compensation;                               /* of outputs of the task's rows; laid out like block_out */
+    char *out_compensation;                               /* what the task's outputs lose to rounding; as block_out */
     char *rescale, *factor, *block_max, *block_sum;       /* one for each row of a tile */
     char *mean, *mean_compensation; /* a row like those of block_out: the mean of all values, for empty rows */
     char *span_grad_q;              /* backward: one span's gradient of the queries of one head */

@@ -109,7 +109,7 @@ cap_scores(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
     const size_t at = walk->block.from * walk->problem->kernels->itemsize;
-    /* Scores are multiplied by the cap's inverse.  For caps from `least` to 1 / least, neither is subnormal. */
+    /* Scores are multiplied by the cap's inverse.  For caps from `least` to 1 / least, both are normal numbers. */
     const double least = args->dtype == MHA_F32 ? FLT_MIN : DBL_MIN;
     const mha_cap cap = {
         .rows = walk->tile.rows,

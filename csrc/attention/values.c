@@ -73,7 +73,7 @@ mha_guarded_product(const mha_walk *walk, const mha_product *product, int rows_a
     const mha_kernels *k = walk->problem->kernels;
     const int ragged = is_ragged(walk);
 
-    /* A sum that goes on must not be spoilt: b is checked first.  Else c's first row, which met all of b, tells. */
+    /* A sum that goes on must not be spoilt: b is checked first.  Else c's first row, which met all of b, is enough. */
     if (ragged && product->accumulate &&
         !k->all_finite(product->depth, product->cols, product->b.data, product->b.stride)) {
         product_of_visible(walk, product, rows_are_keys);

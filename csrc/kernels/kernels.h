@@ -126,7 +126,7 @@ typedef struct {
     ptrdiff_t factors_row;
 } mha_dropout;
 
-/* score = cap * tanh(score / cap); slopes, if not NULL, get the factors by which that multiplies scores' gradients. */
+/* score = cap * tanh(score / cap); slopes, if not NULL, get its derivative, which multiplies a score's gradient. */
 typedef struct {
     size_t rows, cols; /* cols is a multiple of the lanes */
     void *scores, *slopes;

@@ -8,7 +8,7 @@
 
 #include <immintrin.h>
 
-/* For the rest of the file that includes this: all but its table is static, so that no other file uses wide code. */
+/* The target for the rest of the including file, in which all but the table is static: no other file uses wide code. */
 #if defined(__clang__)
 #define VF_CLANG_TARGET 1 /* texts.inc ends it */
 #pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))),                   \

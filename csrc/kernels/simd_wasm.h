@@ -9,7 +9,7 @@
 
 #include <wasm_simd128.h>
 
-/* For the rest of the file that includes this. */
+/* The target for the rest of the including file. */
 #define VF_CLANG_TARGET 1
 #pragma clang attribute push(__attribute__((target("simd128"))), apply_to = function)
 

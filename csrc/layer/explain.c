@@ -96,7 +96,7 @@ count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
         }
     }
     mha_scratch_close(&scratch);
-    /* Pairs (tile, key block) that are computed; as many if every query saw every key; the most blocks of a tile. */
+    /* Pairs (tile, key block): those computed; those if every query saw every key; the most blocks of one tile. */
     emit(to, "n_tiles", COUNT(n_tiles * args->heads));
     emit(to, "n_tiles_all", COUNT(n_tiles_all * args->heads));
     emit(to, "most_blocks", COUNT(most_blocks)); /* > 1: their softmaxes are joined */

@@ -19,7 +19,7 @@
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes of a row; shorter ones find places in the cache */
 #define FAR_STEP ((ptrdiff_t)1024)         /* bytes between steps of a column; closer ones are read in place */
-#define FAR_ROWS ((ptrdiff_t)4096)         /* bytes, a page: rows so far apart may share one cache set */
+#define FAR_ROWS ((ptrdiff_t)4096)         /* bytes, a page: rows so far apart share one cache set; closer: in place */
 #define ASKED_DEPTH (4 * MHA_LINEAR_DEPTH) /* after so many steps of a long depth, was the call interrupted? */
 
 typedef struct {

@@ -4,8 +4,8 @@
  *
  * Convention throughout: call->failed means that a Python exception is set.  From then on functions that take an
  * argument or make an output do nothing, and give zeros or NULL: an entry reads as a list, and looks once, before it
- * computes.  The first exception stays.  Code that uses an argument's sizes looks before: if it failed, they mean
- * nothing.  C decides what is safe for memory; mha_c/_arguments/core_refusals.py says why something is refused.
+ * computes.  The first exception stays.  Code that uses an argument's sizes looks before: they mean nothing if the call
+ * failed.  C decides what is safe for memory; mha_c/_arguments/core_refusals.py says why something is refused.
  * Only functions and types of the limited API; NumPy's C API is confined to this folder.
  */
 #ifndef MHA_PY_ARGS_H

@@ -1,7 +1,7 @@
 /*
- * cpu.h: what this machine offers, found out at run time.  Used by the dispatcher and the thread pool.
+ * cpu.h: what this machine offers, found out at run time.  Used by the dispatcher.
  *
- * Nothing here is cached: the callers ask once.
+ * Nothing here is cached: the caller asks once.
  */
 #ifndef MHA_CPU_H
 #define MHA_CPU_H
