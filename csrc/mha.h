@@ -158,7 +158,7 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *               else (D numbers):       scale * sum_d w[d] tanh(q[i,d] + k[j,d])
  *   softcap     above 0: the score becomes softcap * tanh(score / softcap), before anything is added to it
  *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1.  The distance j - i of key and query, clipped
- *               to -relative_reach .. relative_reach, says which is added; i is counted along the diagonal of `causal`
+ *               to -relative_reach .. relative_reach, selects the one to add; i counts along the diagonal of `causal`
  *   sinks       H numbers of `dtype`: one more logit per row, which takes its share of the weight but has no value.
  *               In a row without keys the sink takes all the weight: out 0, weights 0, whatever empty_rows says.
  *   keep_mask   bytes: 0 hides the key from the query, and the key's value then has no influence at all

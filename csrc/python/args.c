@@ -1,6 +1,6 @@
 /*
- * args.c: arguments that are no arrays: numbers, choices, switches.  What nearly every caller passes is read here; of
- * anything else Python makes such a number, or says why not.
+ * args.c: arguments that are no arrays: numbers, choices, switches.  What nearly every caller passes is read here; for
+ * anything else Python is asked, which makes such a number of it or says why not.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"

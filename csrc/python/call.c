@@ -11,7 +11,7 @@ PyObject *
 mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, Py_ssize_t n_args)
 {
     PyObject *values[MHA_PY_MAX_ARGS], *result;
-    mha_py_call call; /* most of it stays as it is */
+    mha_py_call call; /* not zeroed: `owned` is large */
 
     if (n_args < entry->least || n_args > entry->most) {
         PyErr_Format(PyExc_TypeError, "%s() takes %d to %d arguments, got %zd", entry->name, entry->least, entry->most,
@@ -111,9 +111,9 @@ mha_py_check(mha_py_call *call, mha_status status, const char *what)
 #define WATCH_FROM_WORK 1e8
 
 /*
- * Signal handlers run in the main thread alone: a call of another one has nobody to ask.  One may run, and raise
- * KeyboardInterrupt, in the Python of this very question: that exception stays, and the call is given up.  A
- * TypeError is of Python's end, when modules are emptied.
+ * Signal handlers run in the main thread alone: a call of another thread has nobody to ask.  A handler may run, and
+ * raise KeyboardInterrupt, in the Python of this very question: that exception stays, and the call is given up.  A
+ * TypeError comes when Python ends and modules are emptied.
  */
 static int
 is_main_thread(void)
