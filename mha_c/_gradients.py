@@ -1,4 +1,4 @@
-"""Gradients of the functions in functional.py, which shows them as its own."""
+"""The gradients of the functions in functional.py, which exports them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def dot_product_attention_backward(
 def dot_product_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
 ) -> Any:
-    """Gradients of a loss with respect to q, k, v (and bias), from that with respect to the output.
+    """Gradients of a loss with respect to q, k, v (and bias), from the gradient with respect to the output.
 
-    The output is computed once more, which a layer's `backward` spares.  No array of all scores exists at any time.
+    The output is computed once more (a layer's `backward` need not do so).  No array of all scores exists at any time.
 
     Parameters
     ----------
@@ -41,26 +41,26 @@ def dot_product_attention_backward(
     q, k, v, valid_lens, keep_mask, bias, causal, window : as in that call
         Keys and values that no query sees get exactly 0.
     scale, softcap, relative_bias, sinks, dropout : as in that call
-        All of it has to be as it was.
+        All these must have the values that they had in that call.
     rng : int, optional
-        With dropout, the whole number that the forward call was given: then the same weights are dropped.
+        With dropout: the int that the forward call was given, so that the same weights are dropped.
     empty_rows : as in that call
         What a query without visible keys got.
 
     Returns
     -------
     tuple of arrays
-        The gradients of q, k, v; then of those of bias, relative_bias, sinks that are given, each of its operand's
-        shape: what was broadcast is summed.
+        The gradients of q, k, v; then the gradients of bias, relative_bias, sinks, as far as they are given.  Each has
+        the shape of its argument: over axes that were broadcast it is summed.
 
     Raises
     ------
     ValueError
-        Where there is dropout and rng is no whole number; other errors are those of the call.
+        Where there is dropout and rng is not an int; other errors are those of the forward call.
 
     Notes
     -----
-    Source: Dao 2023, FlashAttention-2, but with row maximum and sum kept apart, for their digits.
+    Source: Dao 2023, FlashAttention-2; but row maximum and row sum are kept as two numbers, which loses no digits.
 
     Examples
     --------
@@ -93,25 +93,25 @@ def additive_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
     **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
-    """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): `additive_attention` backwards.
+    """Gradients of a loss with respect to q, k, v, w_v (and W_q, W_k, bias): the backward of `additive_attention`.
 
     Parameters
     ----------
     grad_out : array of the shape of `additive_attention(q, k, v, ...)`
         The gradient with respect to the output.
     q, k, v, w_v, W_q, W_k, valid_lens, keep_mask, bias, causal, window : as in that call
-        Rows of k that no query sees give no gradient to W_k, whatever stands in them.
+        Rows of k that no query sees add nothing to the gradient of W_k, whatever numbers they hold.
     scale, softcap, relative_bias, sinks, dropout : as in that call
-        All of it has to be as it was.
+        All these must have the values that they had in that call.
     rng : int, optional
-        As in `dot_product_attention_backward`, whose errors these are, too.
+        As in `dot_product_attention_backward`; the errors are the same, too.
     empty_rows : as in that call
         What a query without visible keys got.
 
     Returns
     -------
     tuple of arrays
-        The gradients of q, k, v, w_v; then of those of W_q, W_k, bias, relative_bias, sinks that are given.
+        The gradients of q, k, v, w_v; then those of W_q, W_k, bias, relative_bias, sinks, as far as they are given.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def additive_attention_backward(
 def _gradients(
     grad_out: Array, q: Array, k: Array, v: Array, w_v: Optional[Array], valid_lens: Any, options: AttentionOptions
 ) -> tuple[Any, ...]:
-    """Of q, k, v, w_v, bias, relative_bias and sinks: forward once more, then backward."""
+    """Gradients of q, k, v, w_v, bias, relative_bias and sinks: the forward call once more, then the backward call."""
     if options.get("dropout") and not isinstance(options.get("rng"), (int, np.integer)):  # others would be dropped
         raise ValueError("rng must be the whole number that the forward call was given: it decides what is dropped")
     found = core_options(q, k, valid_lens, **options)
@@ -149,12 +149,12 @@ def _gradients(
 
 
 def _project_back(grad: Array, x: Array, W: Array) -> tuple[Array, Array]:
-    """Gradients of x and W, from that of x W^T.  Rows without gradient are left out: NaN may stand in padding."""
+    """Gradients of x and W, from the gradient of x W^T.  Rows whose gradient is 0 are skipped: padding may hold NaN."""
     counts = grad.any(axis=-1, keepdims=True)
     grad_x, grad_W, _ = linear_backward(grad, x if counts.all() else np.where(counts, x, x.dtype.type(0)), W, False)
     return grad_x, grad_W
 
 
 def _given(as_tensor: bool, *gradients: Optional[Array]) -> tuple[Any, ...]:
-    """Those that there are, in the type of the inputs."""
+    """The gradients that are not None, in the type of the inputs."""
     return tuple(like_input(gradient, as_tensor) for gradient in gradients if gradient is not None)

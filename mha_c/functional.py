@@ -1,9 +1,9 @@
 """Attention as functions of arrays: dot_product_attention, additive_attention, their gradients, merge, positions.
 
-Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key
-head h // (H // Hkv).  Everything is float32 or everything float64, and the results too; CPU tensors of torch
-without gradient give tensors.  The layers differ in two points: there a row without visible keys is uniform by
-default (here zero), and dropout acts in training mode only (here whenever it is above 0).
+Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key head
+h // (H // Hkv).  All arrays of a call are float32, or all are float64, and the results have the same type.  CPU tensors
+without gradient give tensors.  The functions differ from the layers in two points: by default a query without visible
+keys gets 0 (a layer: the mean of all values), and dropout acts whenever it is above 0 (a layer: in training mode only).
 """
 
 from __future__ import annotations
@@ -74,61 +74,61 @@ def dot_product_attention(
     Parameters
     ----------
     q : array (B, [H,] Q, D)
-        All float32 or all float64, as all that follow.
+        Queries.  All arrays of a call are float32, or all are float64.
     k : array (B, [Hkv,] K, D)
-        Hkv divides H.
+        Keys; Hkv divides H.
     v : array (B, [Hkv,] K, Dv)
-        Keys and values that no query sees are never read.
+        Values.  Keys and values that no query sees are never read.
     valid_lens : numbers (B,) or (B, Q), optional
-        How many keys count: integers, or floats, which are rounded up.
+        How many keys of an item, or of a query, count: integers, or floats, which are rounded up.
     keep_mask : bool array, optional
-        True = may attend; (Q, K) or the rank of the scores, broadcasting to them.
+        True where a query may see a key.  Its shape is (Q, K), or has the rank of the scores and broadcasts to theirs.
     bias : array, optional
-        Numbers added to the scaled scores, of the same shapes; -inf throughout empties a row.
+        Numbers that are added to the scaled scores; shapes as of keep_mask.  A query whose row is all -inf sees no key.
     causal : {False, True, "top_left", "bottom_right"}
-        "top_left": query i sees keys up to i; "bottom_right": the last query sees the last key; True where Q = K, for
-        then both are the same.
+        "top_left": query i sees keys 0..i.  "bottom_right": query i sees keys 0..i + K - Q, so that the last query sees
+        all keys.  True is allowed where Q = K: both are the same then.
     window : tuple (left, right), optional
-        Query i sees key j when i - left <= j <= i + right, counted along the diagonal of `causal`; None on a side: no
-        limit there.
+        Query i sees key j when i - left <= j <= i + right; None on a side means no limit on that side.  With
+        causal="bottom_right", i + K - Q takes the place of i.
     scale : float, optional
-        Given no number, 1/sqrt(D).
+        Factor of the scores.  Default: 1/sqrt(D).
     softcap : float, optional
         Above 0: scaled scores become softcap * tanh(score / softcap), before anything is added to them.
     relative_bias : array (H, 2R + 1), optional
-        Number R + d is added where the key's distance j - i from the query, counted as for `window` and clipped to
-        -R..R, is d; see `alibi_slopes`, `t5_buckets`.
+        Column R + d is added to the score of query i and key j, where d is the distance j - i, clipped to -R..R, with i
+        counted as for `window`; see `alibi_slopes`, `t5_buckets`.
     sinks : array (H,), optional
-        One more logit a row, which takes its share of the weight and gives nothing, so that rows of weights sum to less
-        than 1; a query without visible keys gets 0, whatever empty_rows says.
+        One more score for each row of a head.  It takes a share of the weight but has no value, so that rows of weights
+        sum to less than 1.  With sinks, a query without visible keys gets 0, whatever empty_rows says.
     dropout : float
         Each weight is dropped with this probability.
     rng : None, int or numpy.random.Generator
-        An int gives the same choice again, a Generator is asked for one such number.
+        For dropout: the same int drops the same weights again; from a Generator one such int is drawn.
     empty_rows : {"zero", "uniform"}
         What a query without visible keys gets; "uniform" is the mean of all values.
     return_weights : bool
-        Also give the weights.
+        Return also the weights.
     return_lse : bool
-        Also give the log-sum-exp.
+        Return also the log-sum-exp.
 
     Returns
     -------
     out : array (B, [H,] Q, Dv)
-        Alone if nothing else is asked for.
+        Returned alone, not in a tuple, if nothing else is asked for.
     weights : array (B, [H,] Q, K)
-        If asked for: before dropout, exactly 0 where a query may not look.
+        With return_weights: the weights before dropout, exactly 0 for a key that a query does not see.
     lse : array (B, [H,] Q)
-        If asked for: natural log of the sum of exp(score), the sink's too; -inf for a row without either.
+        With return_lse: natural log of the sum of exp(score) over visible keys and sink; -inf for a row with neither.
 
     Raises
     ------
     ShapeError
         Where shapes do not fit together; a ValueError.
     TypeError
-        Where types differ or are others than these.
+        Where types differ or are not the types above.
     ValueError
-        Where a number, a word or a length is none that is allowed.
+        Where a number, a word or a length is not allowed.
 
     Notes
     -----
@@ -187,30 +187,30 @@ def additive_attention(
     Parameters
     ----------
     q : array (B, [H,] Q, query_size)
-        With h features where W_q is None.
+        Queries.  They have h features where W_q is None.
     k : array (B, [Hkv,] K, key_size)
-        With h features where W_k is None.
+        Keys.  They have h features where W_k is None.
     v : array (B, [Hkv,] K, Dv)
-        Keys and values that no query sees are never read.
+        Values.  Keys and values that no query sees are never read.
     w_v : array (h,)
-        What the features are weighted with.
+        Weights of the h features.
     W_q : array (h, query_size), optional
-        None where q is projected already.
+        Projection of q; None where q is projected already.
     W_k : array (h, key_size), optional
-        None where k is projected already.
+        Projection of k; None where k is projected already.
     valid_lens, keep_mask, bias, causal, window : as in `dot_product_attention`
         What each query sees.
     scale : float, optional
-        Given no number, 1.
+        Factor of the scores.  Default: 1.
     softcap, relative_bias, sinks, dropout, rng, empty_rows : as in `dot_product_attention`
         How scores become weights.
     return_weights, return_lse : bool
-        Errors and extra results are those of `dot_product_attention`, too.
+        Return also the weights, the log-sum-exp.  Errors and these results are those of `dot_product_attention`.
 
     Returns
     -------
     array (B, [H,] Q, Dv)
-        Then weights and lse, if asked for.
+        The output; if more is asked for, a tuple: output, then weights, then lse.
 
     Notes
     -----
@@ -235,32 +235,32 @@ def merge(
 @overload
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ...
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    """Attention over the keys of a and b together, from the attention over each.
+    """Join two results of attention: over the keys of a and over the keys of b, into that over all these keys.
 
     Parameters
     ----------
     out_a, lse_a : array (B, [H,] Q, Dv), (B, [H,] Q)
         Results of a call with return_lse=True (without dropout); all float32 or all float64.
     out_b, lse_b : array (B, [H,] Q, Dv), (B, [H,] Q)
-        Those of a call for the same queries over other keys.
+        Results of such a call for the same queries over other keys.
 
     Returns
     -------
     out : array (B, [H,] Q, Dv)
-        Where one side saw no key (lse -inf), the other comes back bit for bit; where neither did, 0.
+        Where a query saw no key in one call (lse -inf), the row of the other call, bit for bit; 0 where in neither.
     lse : array (B, [H,] Q)
-        Of both together; -inf where neither saw a key.
+        Over all keys; -inf where a query saw no key in either call.
 
     Raises
     ------
     ShapeError
         Where shapes differ.
     TypeError
-        Where types do.
+        Where types differ.
 
     Notes
     -----
-    Source: the rule by which FlashAttention and ring attention join blocks; natural logarithms throughout.
+    Source: FlashAttention and ring attention join blocks by this rule.  All logarithms are natural ones.
 
     Examples
     --------
@@ -287,7 +287,7 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
         total[a_is_empty & b_is_empty] = 1
         lse = larger + np.log(total)
         out = a * (share_a / total)[..., None] + b * (share_b / total)[..., None]
-    # Not by multiplication with 0: an empty side may hold anything, and the other keeps its bits.
+    # np.where, not a product with 0: an empty side may hold anything, and the other side keeps its bits.
     out = np.where(b_is_empty[..., None], a, np.where(a_is_empty[..., None], b, out))
     out[a_is_empty & b_is_empty] = 0
     lse = np.where(b_is_empty, log_a, np.where(a_is_empty, log_b, lse))
@@ -301,7 +301,7 @@ def _attention(
     as_tensor = False
     if type(q) is not np.ndarray or type(k) is not np.ndarray or type(v) is not np.ndarray:
         (q, k, v), as_tensor = to_arrays((q, "q"), (k, "k"), (v, "v"))
-    # Each by its name: to spread a tuple over a call costs as much as a small call's arithmetic.
+    # Arguments one by one: to unpack a tuple into a call costs as much as the arithmetic of a small call.
     found = core_options(q, k, valid_lens, **options)
     lens, keep_mask, bias, corner, left, right, scale, p, seed, empty_rows, terms = found
     return_weights, return_lse = extras

@@ -1,8 +1,8 @@
 """Attention as functions of tensors, with gradients by autograd: the twins of `mha_c.functional`.
 
 Shapes: q (B, [H,] Q, D), k (B, [Hkv,] K, D), v (B, [Hkv,] K, Dv), where Hkv divides H and query head h uses key
-head h // (H // Hkv).  float32 and float64 are computed natively; bfloat16 and float16 in float32, the result
-rounded.  Where nothing else is said, arguments mean what they mean in `mha_c.functional`.
+head h // (H // Hkv).  float32 and float64 are computed natively; bfloat16 and float16 are computed in float32, and the
+result is rounded.  Unless said otherwise, arguments mean what they mean in `mha_c.functional`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def dot_product_attention(
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
 
-    Gradients reach q, k, v, bias, relative_bias and sinks, from the output and from weights and lse.
+    Gradients of the output, the weights and lse flow back to q, k, v, bias, relative_bias and sinks.
 
     Parameters
     ----------
@@ -98,19 +98,19 @@ def dot_product_attention(
     rng : None, int or torch.Generator
         None: torch's generator, so that torch.manual_seed reproduces a run.
     empty_rows : {"zero", "uniform"}
-        What a query without visible keys gets.
+        What a query without visible keys gets; "uniform" is the mean of all values.
     return_weights, return_lse : bool
-        Also give them.
+        Return also the weights, the log-sum-exp.
 
     Returns
     -------
     Tensor (B, [H,] Q, Dv)
-        Then weights and lse, if asked for.
+        The output; if more is asked for, a tuple: output, then weights, then lse.
 
     Notes
     -----
     torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one; its
-    is_causal=True is causal="top_left".  A row without visible keys is 0 here and has gradient 0.
+    is_causal=True is causal="top_left".  By default a query without visible keys gets 0, and its gradients are 0.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def additive_attention(
 ) -> Any:  # fmt: skip
     """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v; see mha_c.functional.
 
-    Gradients reach all tensors that require them.
+    Gradients flow back to all tensors that require them.
 
     Parameters
     ----------
@@ -173,12 +173,12 @@ def additive_attention(
     scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
         How scores become weights.
     rng, empty_rows, return_weights, return_lse : as in `dot_product_attention`
-        What is drawn, given to rows without keys, and returned.
+        Random numbers of dropout, what a query without visible keys gets, and which results are returned.
 
     Returns
     -------
     Tensor (B, [H,] Q, Dv)
-        Then weights and lse, if asked for.
+        The output; if more is asked for, a tuple: output, then weights, then lse.
 
     Examples
     --------
@@ -196,21 +196,21 @@ def additive_attention(
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of a and b together, from the attention over each; see mha_c.functional.
+    """Join two results of attention, over the keys of a and over the keys of b; see mha_c.functional.
 
     Parameters
     ----------
     out_a, lse_a : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
-        Of a call with return_lse=True.
+        Results of a call with return_lse=True.
     out_b, lse_b : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
-        Of a call for the same queries over other keys.
+        Results of such a call for the same queries over other keys.
 
     Returns
     -------
     out : Tensor (B, [H,] Q, Dv)
         The result over all keys.
     lse : Tensor (B, [H,] Q)
-        Of both together.
+        The log-sum-exp over all keys.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
         if x.shape != shape or x.dtype != out_a.dtype:
             raise ShapeError(f"{name} must have shape {tuple(shape)} and {out_a.dtype}, as out_a has it, "
                              f"got {tuple(x.shape)} and {x.dtype}")  # fmt: skip
-    if out_a.dtype in HALVES:  # rounded once
+    if out_a.dtype in HALVES:  # computed in float32, so that the result is rounded once
         out, lse = merge(out_a.float(), lse_a.float(), out_b.float(), lse_b.float())
         return out.to(out_a.dtype), lse.to(out_a.dtype)
     a_is_empty, b_is_empty = torch.isneginf(lse_a), torch.isneginf(lse_b)
@@ -236,7 +236,7 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     larger = torch.where(torch.isneginf(larger), torch.zeros_like(larger), larger).detach()
     share_a, share_b = torch.exp(lse_a - larger), torch.exp(lse_b - larger)
     total = torch.where(a_is_empty & b_is_empty, torch.ones_like(larger), share_a + share_b)
-    # What stands on an empty side may be NaN, which a product would hand on to the gradient of the other's lse.
+    # An empty side may hold NaN; a product with 0 would pass the NaN on to the gradient of the other side's lse.
     kept_a, kept_b = out_a.masked_fill(a_is_empty[..., None], 0.0), out_b.masked_fill(b_is_empty[..., None], 0.0)
     out = kept_a * (share_a / total)[..., None] + kept_b * (share_b / total)[..., None]
     out = torch.where(b_is_empty[..., None], out_a, torch.where(a_is_empty[..., None], out_b, out))
@@ -261,7 +261,7 @@ def _attention(
     numbers, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in numbers if x is not None}
-    if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # others keep 16-bit floats on their device
+    if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # other devices keep 16-bit floats
         numbers = _converted(numbers, common)
     q, k, v, w_v, bias, relative_bias, sinks = numbers
     tensors = q, k, v, w_v, keep_mask, bias, relative_bias, sinks
@@ -280,7 +280,7 @@ def _attention(
         with suppress(BufferError):
             call = call_with(lengths(valid_lens), _seed(rng, dropout))
             found = (apply_attention if wants_grad else run_attention)(call, *tensors)
-    if found is None:  # what the core looks at itself is looked at here
+    if found is None:  # the core would have checked this itself
         check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
         check_options(empty_rows, dropout, keep_mask)
     if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
@@ -300,7 +300,7 @@ def _attention(
 
 
 def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
-    """What becomes of the weights of a call by torch's operations."""
+    """The dropout of a call by torch's operations; None without dropout."""
     if exporting() and dropout and rng is not None:
         raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
     if exporting() or not tensors[0].is_cpu:
@@ -312,7 +312,7 @@ def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
 
 
 def _converted(tensors: Any, common: torch.dtype) -> Any:
-    """16-bit floats as float32, also beside float32 (as under autocast); other mixtures are mistakes."""
+    """16-bit floats as float32, also where float32 is among them (autocast); other mixtures of types are mistakes."""
     types = {x.dtype for x in tensors if x is not None}
     if common is torch.float64 or not types <= {torch.float32, *HALVES}:
         refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias", "relative_bias", "sinks"), tensors)))
@@ -324,7 +324,7 @@ def _by_operator(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Any,
     if lens is not None and not isinstance(lens, Tensor):
         lens = torch.as_tensor(lens)
     refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, bias=bias)
-    if not is_compiling():  # then the operator says what is wrong when it runs
+    if not is_compiling():  # a compiler's program: there the operator raises the error when it runs
         check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         lens = None if lens is None else checked_lengths(lens, q)
     return torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
@@ -343,10 +343,10 @@ def _given_seed(rng: Any) -> int:
 
 
 def _seed_tensor(rng: Rng) -> Tensor:
-    """The same as a tensor of int64, which `ops` reads as 64 bits without sign."""
+    """The seed as a tensor of int64, which `ops` reads as 64 bits without sign."""
     if rng is None or isinstance(rng, torch.Generator):
         return draw_seed_tensor(rng)
-    if not isinstance(rng, (int, Tensor)) and hasattr(rng, "dtype"):  # a compiler has made an array of NumPy's number
+    if not isinstance(rng, (int, Tensor)) and hasattr(rng, "dtype"):  # a compiler made NumPy's number an array
         given = torch.as_tensor(rng)
         if given.dim() or given.dtype not in WHOLE:
             raise TypeError(f"rng must be None, a whole number or a torch.Generator, got an array of {given.dtype}")
