@@ -10,8 +10,8 @@
 
 Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding.  Functions:
 mha_c.functional.  Other systems' layers: mha_c.variants.  For torch: mha_c.torch.  The book's own package: mha_c.d2l.
-Pictures: show_heatmaps, mha_c.viz.  `import mha_c` imports NumPy and nothing else; the rest comes when it is first
-asked for.
+Pictures: show_heatmaps, mha_c.viz.  `import mha_c` imports only NumPy; modules that need more are imported at their
+first use.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ __all__ = [
     "transpose_qkv",
 ]
 
-# Modules that bring torch, matplotlib or mere weight with them: imported when first named.
+# Modules that import torch or matplotlib, or take time to import: imported at their first use.
 _LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
 _FROM = {"cost": "._cost", "explain": "._explain", "show_heatmaps": ".viz"}
 
@@ -77,9 +77,9 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         try:
             return import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as missing:  # so that hasattr, help and inspect go on without it
+        except ModuleNotFoundError as missing:  # hasattr, help and inspect expect this type
             error = AttributeError(str(missing))
-            error.name = name  # else Python guesses at another name
+            error.name = name  # else Python suggests another name
             raise error from missing
     if name not in (*_FROM, "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The attention layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention.
 
-Constructors take the arguments of every edition of d2l, parameters carry its names, results its shapes.  One
-call is one call of the compiled core; what a later look at `attention_weights` needs is kept from it, and the
-weights are computed when they are read.
+Constructors take the arguments of every edition of d2l; parameters have d2l's names, and results d2l's shapes.  One
+call of a layer is one call of the compiled core.  The layer keeps what `attention_weights` needs, and computes the
+weights when they are read.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class DotProductAttention(DecodingLayer):
 
 
 class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
-    """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
+    """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
 
-    Both generations of the book's constructor, told apart by the arguments given:
+    There are two forms of the constructor, one of each generation of the book; the arguments tell which is meant:
 
         MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)                    d2l 1.0, mxnet
         MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
@@ -83,50 +83,50 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     Parameters
     ----------
     key_size, query_size, value_size : int
-        Features of the inputs; in the first form, without them, open until the first call.
+        Features of the inputs.  The first form has no such arguments: the first call sets these sizes.
     num_hiddens : int
         Features of the result.
     num_heads : int
-        Divides num_hiddens.
+        How many heads; must divide num_hiddens.
     dropout : float
         Probability in 0..1 with which a weight is dropped, in training mode only.
     bias : bool
-        Whether the four projections add one; by name also `use_bias`.
+        Whether the four projections add a bias; the name `use_bias` is accepted too.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        For the first weights, and for dropout.
+        Random numbers for the initial weights and for dropout.
     empty_rows : {"uniform", "zero"}
-        What a query whose length is <= 0 gets: "uniform", the mean over all keys, as in d2l; or "zero".
+        What a query whose length is <= 0 gets: the mean of all values ("uniform", as in d2l) or 0 ("zero").
 
     Raises
     ------
     ShapeError
         Where shapes do not fit together; a ValueError.
     TypeError
-        Where types differ or are others than these.
+        Where types differ or are not the types named here.
     ValueError
-        Where a number or a length is none that is allowed, as a num_hiddens that num_heads does not divide.  Nothing
-        has changed then.
+        Where a number or a length is not allowed, such as a num_hiddens that num_heads does not divide.  A call that
+        raises an error changes nothing in the layer.
 
     Notes
     -----
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None)
     gives (B, Q, num_hiddens).
 
-    queries, keys, values   all float32 or all float64, whatever `dtype` is; arrays, nested lists, CPU tensors
-                without gradient.  The result has their type; it is a tensor if one of them is.  Never modified.
+    queries, keys, values   all float32 or all float64, whatever `dtype` is: arrays, nested lists, CPU tensors
+                without gradient.  The result has the same type, and is a tensor if one input is.  The call does not
+                modify its inputs.
     valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
-                values beyond are never read.
+                values beyond these lengths are never read.
     training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In
-                training mode weights are dropped, and what `backward` needs is kept until then.
+                training mode weights are dropped, and the layer keeps what `backward` needs until `backward`.
 
-    Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K).
-    Parameters are `W_q`, `W_k`, `W_v`, `W_o`, with `.weight` and `.bias` to read and assign; see `initialize`,
-    `state_dict`, `load_state_dict`; for training `backward`, `parameters`, `zero_grad`.  Several threads may call
-    one layer at once.
-
-    Unlike d2l: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
+    After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.
+    Parameters are `W_q`, `W_k`, `W_v`, `W_o`; their `.weight` and `.bias` can be read and assigned.  See also
+    `initialize`, `state_dict`, `load_state_dict`, and for training `backward`, `parameters`, `zero_grad`.  Several
+    threads may call one layer at the same time.
+    Unlike d2l's: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples
@@ -178,7 +178,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 
     @property
     def num_heads(self) -> int:
-        """H, how many heads."""
+        """How many heads, H."""
         return self._num_heads
 
     @property
@@ -193,23 +193,23 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
-    Both generations of the book's constructor:
+    There are two forms of the constructor, one of each generation of the book:
 
         AdditiveAttention(num_hiddens, dropout)                         d2l 1.0, mxnet
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17, TensorFlow
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
     *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
-    may also be what `project_keys` gave.
+    may also be the result of `project_keys`.
 
     Parameters
     ----------
     key_size, query_size : int
-        Features of keys and queries; in the first form, without them, open until the first call.
+        Features of keys and queries.  The first form has no such arguments: the first call sets these sizes.
     num_hiddens : int
-        Features of their sum.
+        Features of the projected keys and queries, which are added.
     dropout, dtype, rng, empty_rows : as in `MultiHeadAttention`
-        The last three keyword-only.
+        The last three are keyword-only.
 
     Notes
     -----
@@ -256,20 +256,20 @@ class AdditiveAttention(DecodingLayer):
         return self._dropout
 
     def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeys:
-        """W_k keys, once, for the many calls of a decoder that asks the same keys at each step.
+        """Project the keys by W_k once, for a decoder that uses the same keys at every step.
 
         Parameters
         ----------
         keys : array_like (B, K, key_size)
-            What a call would be given.
+            The keys that a call would take.
         valid_lens : numbers (B,) or (B, Q), optional
-            As for `project`, which has the values as well.
+            As in `project`, which projects the values too.
 
         Returns
         -------
         ProjectedKeys
-            Takes the place of `keys` in a call, which then skips W_k and gives the same numbers.  Once W_k has another
-            weight, a call refuses it (ValueError): project again.
+            A call takes it in the place of `keys`, skips W_k and gives the same numbers.  If W_k has changed since, a
+            call raises ValueError: project again then.
 
         Notes
         -----

@@ -1,1 +1,1 @@
-"""What every NumPy layer is: its state, one call of it, parameters as read, and the weights that a call keeps."""
+"""What all NumPy layers share: their state, how one call runs, and the attention weights that a call keeps."""

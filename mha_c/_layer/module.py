@@ -1,4 +1,4 @@
-"""What every layer is: named projections, a stream of random numbers, a training switch, torch's printed form.
+"""What all layers share: named projections, a stream of random numbers, a training mode, a repr like torch's.
 
 `layers.py` and `variants.py` build on `Layer`; nothing here knows attention.
 """
@@ -27,7 +27,7 @@ INITIALIZERS = ("xavier_uniform", "torch")
 
 
 class Dropout:
-    """The dropout of a layer; `p` can be read and assigned.  Prints as torch's Dropout."""
+    """The dropout of a layer; its probability `p` can be read and assigned.  It prints like torch's Dropout."""
 
     __slots__ = ("_p",)
 
@@ -47,7 +47,7 @@ class Dropout:
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `load_state_dict` found missing and unexpected; prints as torch's."""
+    """The names that `load_state_dict` found missing or unexpected; it prints like torch's."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -56,7 +56,7 @@ class IncompatibleKeys(NamedTuple):
         return tuple.__repr__(self) if any(self) else "<All keys matched successfully>"
 
 
-# What torch's modules have and a user of torch may ask a NumPy layer for.
+# Attributes of torch's modules that a user of torch may expect of a NumPy layer.
 OF_TORCH_MODULES = frozenset(
     "add_module apply bfloat16 buffers children compile cpu cuda double float forward get_submodule half modules "
     "mps named_buffers named_children named_modules register_forward_hook register_forward_pre_hook "
@@ -65,7 +65,7 @@ OF_TORCH_MODULES = frozenset(
 
 
 def own_method(owner: type, method: FunctionType, names: Optional[dict[str, Any]] = None) -> FunctionType:
-    """The same function under the name of this class; `names`, if given, are its globals."""
+    """A copy of a method that names this class in its errors; `names`, if given, become its globals."""
     name = method.__name__
     names = method.__globals__ if names is None else names
     own = FunctionType(method.__code__, names, name, method.__defaults__, method.__closure__)
@@ -81,8 +81,8 @@ class Trained:
     training = False
 
     def __init_subclass__(cls) -> None:
-        """Of our classes each has its own methods: Python says "MultiHeadAttention.__call__() missing 1 required
-        positional argument", not "AttentionLayer.__call__()"."""
+        """Each of our classes gets its own methods, so that Python says "MultiHeadAttention.__call__() missing 1
+        required positional argument", not "AttentionLayer.__call__()"."""
         super().__init_subclass__()
         for base in cls.__mro__[1:] if cls.__module__.startswith("mha_c.") else ():
             for name, method in vars(base).items():
@@ -91,12 +91,12 @@ class Trained:
                     setattr(cls, name, own_method(cls, method))
 
     def train(self: Self, mode: bool = True) -> Self:
-        """In the calls to come, drop weights and keep what `backward` needs (NumPy layers start without).
+        """Switch to training mode: calls drop weights and keep what `backward` needs (NumPy layers start in eval mode).
 
         Parameters
         ----------
         mode : bool
-            False: as `eval`.
+            False: the same as `eval`.
 
         Returns
         -------
@@ -110,7 +110,7 @@ class Trained:
         return self
 
     def eval(self: Self) -> Self:
-        """Drop nothing and keep nothing in the calls to come.
+        """Switch to eval mode: calls drop no weights and keep nothing for `backward`.
 
         Returns
         -------
@@ -129,7 +129,7 @@ class Layer(Trained):
 
     def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
         self._rng = scalars.generator(rng)
-        self._drawing = (self._rng, INITIALIZERS[0])  # how open weights will be drawn
+        self._drawing = (self._rng, INITIALIZERS[0])  # how weights with open sizes will be drawn
         self._parameters = Parameters(scalars.float_type(dtype), states)
         self._linears = {state.name: Linear(self._parameters, i) for i, state in enumerate(states)}
         self.training = False
@@ -140,18 +140,18 @@ class Layer(Trained):
         return self._parameters.dtype
 
     def initialize(self, rng: RngLike = None, method: str = "xavier_uniform") -> None:
-        """Draw all weights anew; sizes that are still open, at the first call.
+        """Draw all weights again; weights whose sizes are still open are drawn at the first call.
 
-        The numbers depend on the stream and the sizes only: float32 and float64 layers get the same ones,
-        rounded, and so do layers whose sizes were given and layers whose sizes came with the first call.
+        The numbers depend on the stream and the sizes only: a float32 layer gets the numbers of a float64 layer,
+        rounded, and it does not matter whether sizes were given or came with the first call.
 
         Parameters
         ----------
         rng : None, int or numpy.random.Generator
             None: the layer's own stream.
         method : {"xavier_uniform", "torch"}
-            As d2l's training functions do it (biases 0); or what nn.Linear starts with: weights and biases uniform in
-            +-1/sqrt(in_features).
+            "xavier_uniform": as in d2l's training functions, biases 0.  "torch": as in nn.Linear, weights and biases
+            uniform in +-1/sqrt(in_features).
 
         Examples
         --------
@@ -170,7 +170,7 @@ class Layer(Trained):
             parameters.states = self._drawn(empty, {}) if sized else empty
 
     def _drawn(self, states: Iterable[State], in_features: Mapping[str, int]) -> tuple[State, ...]:
-        """`states` with numbers for those that have none, open sizes taken from `in_features`."""
+        """`states`, with new numbers where a state has none; `in_features` gives the sizes that are open."""
         rng, method = self._drawing
         copied = self._parameters.copied
         drawn = []
@@ -220,7 +220,7 @@ class Layer(Trained):
         ]
 
     def named_parameters(self) -> list[tuple[str, Parameter]]:
-        """What `parameters` gives, each with its name: "W_q.weight" and so on.
+        """All weights and biases with their names: "W_q.weight" and so on.
 
         Returns
         -------
@@ -230,7 +230,7 @@ class Layer(Trained):
         return [(parameter.name, parameter) for parameter in self.parameters()]
 
     def zero_grad(self) -> None:
-        """Forget the gradients of all parameters; the next `backward` starts from nothing instead of adding."""
+        """Delete the gradients of all parameters, so that the next `backward` does not add to them."""
         with self._parameters.lock:
             self._parameters.grads.clear()
 
@@ -239,7 +239,7 @@ class Layer(Trained):
     def state_dict(self) -> dict[str, Array]:
         """Copies of all parameters under torch's names and in torch's order, ready for np.savez(**...).
 
-        Layers of mha_c, NumPy's and torch's, load it as it is.  torch's own modules, d2l's among them, want tensors:
+        Layers of mha_c, NumPy's and torch's, can load this dict.  torch's own modules, also d2l's, need tensors:
         module.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()}).
 
         Returns
@@ -262,24 +262,24 @@ class Layer(Trained):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copy all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
 
-        Open sizes are fixed by it.  float32 and float64 are converted into one another.
+        The call sets sizes that are open.  It converts float32 to float64 and float64 to float32 where needed.
 
         Parameters
         ----------
         state_dict : dict
             {name: array or tensor}.
         strict : bool
-            False: what is missing stays as it is, what is unexpected is left out, as in torch.
+            False: parameters without an entry stay as they are, and unexpected entries are ignored, as in torch.
 
         Returns
         -------
         IncompatibleKeys
-            Both lists, as (missing_keys, unexpected_keys).
+            Two lists: (missing_keys, unexpected_keys).
 
         Raises
         ------
         ValueError
-            Lists every missing, unexpected and wrongly shaped entry (ShapeError if there is one of those).  Nothing is
+            Lists every missing, unexpected and wrongly shaped entry (ShapeError if a shape is wrong).  Nothing is
             loaded unless everything fits.
         TypeError
             Lists every entry of another type.
@@ -314,7 +314,7 @@ class Layer(Trained):
         return keys
 
     def _loaded(self, state: State, entries: Mapping[str, Any], errors: list[Exception]) -> State:
-        """`state` with those of its numbers that `entries` has; what does not fit is added to `errors`."""
+        """`state` with the numbers that `entries` has for it; an entry that does not fit adds an error to `errors`."""
         numbers, found = dict(_arrays_of(state)), 0
         for suffix in numbers:
             name = f"{state.name}.{suffix}"
@@ -336,11 +336,11 @@ class Layer(Trained):
             errors.append(error)
             return state
 
-    if not TYPE_CHECKING:  # a checker would take any attribute to be there
+    if not TYPE_CHECKING:  # else a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             if name not in OF_TORCH_MODULES:
-                object.__getattribute__(self, name)  # says what was missing; a property may have raised it
+                object.__getattribute__(self, name)  # raises the error again, which may be a property's
             kind = type(self)
             ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
             there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
