@@ -269,7 +269,7 @@ class AdditiveAttention(DecodingLayer):
         -------
         ProjectedKeys
             A call takes it in the place of `keys`, skips W_k and gives the same numbers.  If W_k has changed since, a
-            call raises ValueError: project again then.
+            call refuses it (ValueError): project again then.
 
         Notes
         -----

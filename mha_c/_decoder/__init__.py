@@ -1,1 +1,1 @@
-"""What a decoder keeps from step to step, and the layers' calls that go on from it."""
+"""What a decoder keeps from step to step, and the calls of layers that use it."""

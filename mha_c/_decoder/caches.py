@@ -1,8 +1,8 @@
 """What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
 
-`KeyValueCache` grows by what each call brings (`layer(x, x, x, cache=cache)`), `ProjectedKeyValues` stays as it is
-(`layer(queries, kv)`), and of keys alone, `ProjectedKeys`, leaves the values to the call.  The torch side has its own,
-of tensors, with the same rules.
+A `KeyValueCache` grows by the new steps of each call (`layer(x, x, x, cache=cache)`).  `ProjectedKeyValues` do not
+change (`layer(queries, kv)`); `ProjectedKeys` hold keys only, and the call gives the values.  mha_c.torch has its own
+classes for tensors, with the same rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Kept = TypeVar("Kept", bound="ProjectedKeyValues")
 
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
-    Counts = Union[int, Array]  # new steps: so many for all items, or (B,)
+    Counts = Union[int, Array]  # numbers of steps: one for all items, or (B,)
 
 
 def same_numbers(kept: Any, now: Any) -> bool:
@@ -33,9 +33,9 @@ def same_numbers(kept: Any, now: Any) -> bool:
 
 
 class KeyValueCache:
-    """The projected keys and values of all steps so far, for one layer: what `layer.new_cache(batch, max_len)` makes.
+    """The projected keys and values of all steps so far, for one layer; made by `layer.new_cache(batch, max_len)`.
 
-    A cache belongs to the weights it was filled with: a call with others is refused.  It can be copied and pickled.
+    A cache belongs to the W_k and W_v that filled it: calls with other weights are refused.  It can be copied, pickled.
 
     Parameters
     ----------
@@ -79,25 +79,25 @@ class KeyValueCache:
 
     @property
     def lengths(self) -> Array:
-        """How many steps each item has: (B,) whole numbers, a copy."""
+        """How many steps each item has: whole numbers (B,) in a new array."""
         return self._full(self._steps)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values there is room for; 0 before the first call."""
+        """Bytes of memory for keys and values, used or free; 0 before the first call."""
         return sum(array.nbytes for array in (self._keys, self._values) if array is not None)
 
     def clear(self) -> None:
-        """Forget all steps; the memory stays."""
+        """Forget all steps, but keep the memory."""
         self._steps, self._weights = 0, None
 
     def reorder(self, index: Any) -> None:
-        """Item i becomes what item index[i] was, as beam search wants it.
+        """Replace each item i by what item index[i] was, for beam search.
 
         Parameters
         ----------
         index : whole numbers
-            May be shorter or longer than the batch, whose size it gives.
+            Its length is the new batch size, which may be smaller or larger than before.
         """
         self._reorder(index)
 
@@ -110,15 +110,15 @@ class KeyValueCache:
         self._steps = self._steps if isinstance(self._steps, int) else one_count(self._steps[order])
 
     def __copy__(self) -> KeyValueCache:
-        """With rows of its own, as the next steps of the two are others."""
+        """A deep copy: the two caches will get different steps."""
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
 
     def _check(self, weights: Weights, counts: Counts) -> Counts:
-        """How many steps each item will have with `counts` more; ValueError where there is no room, or the weights
-        (W_k and W_v of the layer that is called) are others."""
+        """How many steps each item will have after `counts` more.  ValueError where there is no room, or where the
+        cache was filled by other weights than these, the layer's W_k and W_v."""
         after = self._steps + counts
         if most(after) > self._max_len:
             full, lengths = self._full(after), self._full(self._steps)
@@ -132,8 +132,8 @@ class KeyValueCache:
         return after
 
     def _room(self, features: tuple[int, int], dtype: Any) -> tuple[Array, Array]:
-        """(B, max_len, .), of projected keys and of values: where the core writes new rows, behind those that are
-        there.  They count once `_keep` is called."""
+        """Memory (B, max_len, .) for projected keys and for values.  The core appends the rows of new steps; they
+        count only after `_keep`."""
         if self._keys is None or self._values is None or self._weights is None:
             room = self._batch, self._max_len
             self._keys = _kept_or_new(self._keys, (*room, features[0]), dtype)
@@ -143,26 +143,26 @@ class KeyValueCache:
         return self._keys, self._values
 
     def _keep(self, weights: Weights, after: Counts) -> None:
-        """Let the rows count that the core has written: projections by these weights, as many as `_check` gave."""
+        """Count the rows that the core has appended; `weights` projected them, and `_check` returned `after`."""
         self._weights, self._steps = weights, after if isinstance(after, int) else one_count(after)
 
     def _visible_keys(self, after: Counts, n_steps: int) -> Optional[Array]:
-        """How many keys each of n_steps new queries sees, (B,) or (B, n): its own step's and all before it, of those
-        that `_check` gave.  None where all see what there is."""
+        """How many keys each of n_steps new queries sees, (B,) or (B, n): its own step and all before it, but at most
+        `after`, which `_check` returned.  None where every query sees all keys."""
         if n_steps == 1:
             return None if isinstance(after, int) or isinstance(one_count(after), int) else after
         seen = self._full(self._steps)[:, None] + np.arange(1, n_steps + 1)
         return np.minimum(seen, self._full(after)[:, None])
 
     def _full(self, counts: Counts) -> Array:
-        """One for each item, a copy."""
+        """One count for each item, in a new array."""
         return np.full(self._batch, counts, np.int64)
 
 
 class ProjectedKeyValues:
-    """Keys and values that have been through W_k and W_v of one layer: what `layer.project` makes; or keys alone.
+    """Keys and values that W_k and W_v of one layer have projected, or keys only; made by `layer.project`.
 
-    ProjectedKeys is another name for it: what `AdditiveAttention.project_keys` makes.  Not made by hand.
+    ProjectedKeys is another name of this class; `AdditiveAttention.project_keys` makes one.  Not made by hand.
     """
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
@@ -181,17 +181,17 @@ class ProjectedKeyValues:
         return tuple(self._keys.shape)
 
     def reorder(self: Kept, index: Any) -> Kept:
-        """The same for the items index[0], index[1], ...: for beam search.
+        """Copy the items index[0], index[1], ... into a new object, for beam search.
 
         Parameters
         ----------
         index : whole numbers
-            May be shorter or longer than the batch.
+            Its length is the new batch size, which may be smaller or larger than before.
 
         Returns
         -------
         ProjectedKeyValues
-            Another one.
+            The new object.
         """
         order = self._order(index)
         lens = None if self._valid_lens is None else self._valid_lens[order]
@@ -213,8 +213,8 @@ class ProjectedKeyValues:
         raise TypeError("projected keys are no array: give them to the layer that projected them, in the place of keys")
 
     def _check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
-        """The lengths of a call that is given `valid_lens`; ValueError where it cannot be served: a layer with other
-        weights than these were projected with, or keys that were not projected."""
+        """The lengths of a call with this `valid_lens`.  ValueError where the layer's weights are not those that
+        projected the keys, or where a length includes keys or values that were not projected."""
         what, made_by = ("keys", "project_keys") if self._values is None else ("keys and values", "project")
         if not (self._weights is weights or self._same_numbers(self._weights, weights)):
             by = " or ".join(self._projections)
@@ -236,7 +236,7 @@ ProjectedKeys = ProjectedKeyValues
 
 
 def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) -> Array:
-    """The first n_rows rows of array (B, K, .) through a projection, the others 0; a copy where there is none."""
+    """Project the first n_rows rows of array (B, K, .), the other rows become 0; without a projection a copy."""
     rows = array[:, :n_rows]
     out: Array = np.array(rows, order="C") if state is None else linear(rows, state.packed(dtype))
     unread = array.shape[1] - n_rows
@@ -248,7 +248,7 @@ def weights_of(*states: Optional[State]) -> Weights:
 
 
 def lengths_of(valid_lens: Any, batch: int) -> Optional[Array]:
-    """Lengths (B,) or (B, Q) for the calls to come, a copy."""
+    """A copy of the lengths (B,) or (B, Q), for later calls."""
     lens = None if valid_lens is None else np.array(to_lengths(valid_lens))
     if lens is not None and (lens.ndim not in (1, 2) or lens.shape[0] != batch):
         raise ShapeError(f"valid_lens must have shape (B,) or (B, Q) with B = {batch}, got {lens.shape}")
@@ -256,7 +256,7 @@ def lengths_of(valid_lens: Any, batch: int) -> Optional[Array]:
 
 
 def rows_read(valid_lens: Any, n_keys: int, empty_rows: str) -> tuple[int, int]:
-    """How many keys and how many values calls with these lengths read: those without keys may ask for all values."""
+    """How many keys and how many values a call with these lengths reads: a length of 0 may read all values."""
     if valid_lens is None or not valid_lens.size:
         return n_keys, n_keys
     n_read = int(np.clip(valid_lens.max(), 0, n_keys))
@@ -281,12 +281,12 @@ def most(counts: Counts) -> int:
 
 
 def one_count(counts: Array) -> Counts:
-    """One number where all are the same."""
+    """One number where all counts are equal, else the array."""
     return int(counts[0]) if (counts == counts[0]).all() else counts
 
 
 def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:
-    """Queries, keys and values of the same new steps, for a cache of this batch."""
+    """ShapeError unless queries, keys and values are of the same new steps, and the cache has this batch size."""
     wanted = shapes["queries"][:2]
     for name, shape in shapes.items():
         if len(shape) != 3:

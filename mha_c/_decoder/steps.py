@@ -1,6 +1,6 @@
-"""The calls of a decoder: step by step with a cache of its own keys and values, and on projected ones of an encoder.
+"""The calls of a decoder: step by step with a cache of its own keys and values, or on projected ones of an encoder.
 
-`DecodingLayer` adds them to `AttentionLayer`; the layers of the book (`layers.py`) build on it.
+`DecodingLayer` adds these calls to `AttentionLayer`; the layers of the book (`layers.py`) derive from it.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
 
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
-        """Room for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
+        """Make a cache for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
 
-        layer(x, x, x, cache=cache) with x (B, n, features) projects the n new steps only, puts them behind those that
-        are there, and lets each new step attend to itself and to all before it: what a call on the whole sequence,
-        causally masked, gives for these steps, without projecting the earlier ones again.  valid_lens (B,) says how
-        many of the n count, for prompts of different lengths; rows behind them mean nothing.  In evaluation only.
+        layer(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the cache.
+        Each new step attends to itself and to all steps before it.  The result is that of a causally masked call on the
+        whole sequence, for the new steps.  valid_lens (B,) says how many of the n steps of each item count, for prompts
+        of different lengths; rows of the result beyond that have no meaning.  In evaluation mode only.
 
         Parameters
         ----------
         batch, max_len : int
-            How many items, and how many steps there is room for.
+            How many items, and the largest number of steps.
 
         Returns
         -------
         KeyValueCache
-            An empty one; a call raises ValueError if it is full, was filled with other weights, or the layer is in
-            training mode.
+            An empty cache.  A call with it raises ValueError if there is no room, if other weights filled the cache, or
+            if the layer is in training mode.
 
         Notes
         -----
@@ -74,21 +74,21 @@ class DecodingLayer(AttentionLayer):
         return KeyValueCache(batch, max_len)
 
     def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
-        """W_k keys and W_v values, once, for the many calls of a decoder that asks the same encoder at each step.
+        """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
         Parameters
         ----------
         keys, values : array_like (B, K, .)
-            What a call would be given.  Open sizes of W_k and W_v are fixed by them.
+            The keys and values that a call would take.  They set the sizes of W_k and W_v that are open.
         valid_lens : numbers (B,) or (B, Q), optional
-            Hold for the calls that give none of their own, and keys beyond the longest are not read, nor values unless
-            a length of 0 asks for the mean of all; a call may not look beyond them.
+            Used by calls that give no valid_lens.  Keys beyond the longest length are not read, and no call may see
+            them.  Values beyond it are read only if a length of 0 asks for the mean of all values.
 
         Returns
         -------
         ProjectedKeyValues
-            Takes the place of both, layer(queries, kv), and gives the same numbers.  Once W_k or W_v has other
-            numbers, it is refused (ValueError): project again.
+            A call takes it in the place of both: layer(queries, kv) gives the same numbers.  If W_k or W_v has changed
+            since, a call refuses it (ValueError): project again then.
 
         Examples
         --------
@@ -102,7 +102,7 @@ class DecodingLayer(AttentionLayer):
         return self._projected(valid_lens, keys=keys, values=values)
 
     def _projected(self, valid_lens: Any, **inputs: Any) -> ProjectedKeyValues:
-        """Of keys and values, or of keys alone."""
+        """Project keys and values, or keys only."""
         arrays, as_tensor = to_arrays(*[(x, name) for name, x in inputs.items()])
         keys = arrays[0]
         for array, name in zip(arrays, inputs):
@@ -111,14 +111,14 @@ class DecodingLayer(AttentionLayer):
         of_one_type(arrays, "keys", "values")
         lens = lengths_of(valid_lens, keys.shape[0])
         n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
-        n_read = n_keys, n_values if len(arrays) == 2 else keys.shape[1]  # values come with the call
+        n_read = n_keys, n_values if len(arrays) == 2 else keys.shape[1]  # without values here, a call gives them
         states, dtype = self._sized(dict(zip(("W_k", "W_v"), arrays))), packing_type(keys, self.dtype)
         rows = [project_rows(*work, dtype) for work in zip(arrays, states, n_read)]
         values = rows[1] if len(rows) == 2 else None
         return ProjectedKeyValues(rows[0], values, n_read, lens, weights_of(*states), as_tensor)
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
-        """W_k, and W_v if it is named (None where the layer has none), drawn if they were open."""
+        """W_k, and W_v if it is in `inputs` (None where the layer has none); draws them if their size was open."""
         parameters = self._parameters
         with parameters.lock:
             by_name = {state.name: state for state in parameters.states}
@@ -145,7 +145,7 @@ class DecodingLayer(AttentionLayer):
         return super()._call(queries, keys, values, valid_lens, training)
 
     def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Any]:
-        """Keys, values and lengths of a call with `kv`; ValueError if it was made with other weights."""
+        """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""
         if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
         states = (state for name in kv._projections for state in self._parameters.states if state.name == name)
@@ -175,7 +175,7 @@ class DecodingLayer(AttentionLayer):
         room = cache._room((n_k, n_v), queries.dtype.type)
         lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
         projections, w_v, num_heads, _ = plan.in_core
-        # An item without any step has no keys: zeros, not the mean of rows that do not count.
+        # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
         out, saved = layer_step(
             queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
             n_steps,

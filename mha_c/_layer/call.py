@@ -1,5 +1,5 @@
-"""The call of a layer: from the user's words to one call of the compiled core, back to the weights it used, and
-back to the gradients.
+"""The call of a layer: one call of the compiled core with the user's arguments, the attention weights of that call, and
+its backward pass.
 
 Used by the layers of the book (`layers.py`) and by those of other systems (`variants.py`).
 """
@@ -29,12 +29,12 @@ BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
 
 
 class Plan:
-    """What a call needs of its layer, gathered once and used until a parameter or the instruction set changes.
+    """What a call needs of its layer, collected once and used until a parameter or the instruction set changes.
 
-    (A layer's own attributes are slow to read: it has __getattr__.)
+    (Reading the attributes of a layer itself is slow, because it has __getattr__.)
     """
 
-    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # faster by name than a NamedTuple
+    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # read faster than a NamedTuple's
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Plan:
         parameters: Parameters,
         child: Optional[AttentionLayer],
     ) -> None:
-        self.dtype, self.states, self.isa = dtype, states, isa  # which it holds for
+        self.dtype, self.states, self.isa = dtype, states, isa  # the plan is valid for these
         self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
-        self.parameters = parameters  # where the states of now are
-        self.child = child  # the layer that shows the weights too
+        self.parameters = parameters  # has the current states
+        self.child = child  # the inner layer, which shows the attention weights too
 
     def without(self, projections: Sequence[str]) -> Plan:
         """The plan of a call whose keys or values have been through W_k or W_v already."""
@@ -58,25 +58,25 @@ class Plan:
 
 
 class Record(NamedTuple):
-    """What `backward` needs of a training call: the inputs themselves, but the output as it was then."""
+    """What `backward` needs of a training call: the inputs themselves (not copies), and the output."""
 
     plan: Plan
     inputs: tuple[Array, Array, Array]
-    out: Array  # read only where there is no W_o, and then a copy: callers add to what they got (`out += x`)
-    kept: tuple[Any, ...]  # by the core
+    out: Array  # read only where there is no W_o, and then a copy: callers may change their result (`out += x`)
+    kept: tuple[Any, ...]  # what the core kept
     dropout: float
     seed: int
     as_tensor: bool
 
 
 class AttentionLayer(Layer, Viewable):
-    """The call that the three layers share, and what is read back after it."""
+    """The call that the three layers share, `attention_weights` and `backward`."""
 
     _roles = BOOK_NAMES  # names of the four projections
-    _with_masks = "mha_c.functional.dot_product_attention"  # what takes any mask
+    _with_masks = "mha_c.functional.dot_product_attention"  # the function that takes any mask
     _num_heads = 1  # the columns of the projected features are split into so many heads
-    _by_head = False  # whether its attention_weights have an axis for them
-    _child: Optional[AttentionLayer] = None  # one that shows the weights of the last call too
+    _by_head = False  # whether attention_weights has an axis for the heads
+    _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
     _plan: Optional[Plan] = None
     _record: Optional[Record] = None
 
@@ -118,7 +118,7 @@ class AttentionLayer(Layer, Viewable):
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, training: Optional[bool] = None,
         cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
-        # A small call is over in two microseconds: for plain arrays, in evaluation, all of it is here.
+        # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
         plan = self._plan
         if (
             type(queries) is type(keys) is type(values) is ndarray
@@ -170,7 +170,7 @@ class AttentionLayer(Layer, Viewable):
         self, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool,
         projected: Sequence[str] = (),
     ) -> Any:  # fmt: skip
-        """`projected`: W_k, or W_k and W_v, where keys or values have been through them already."""
+        """`projected` names the projections that keys and values have been through already: W_k, or W_k and W_v."""
         inputs = queries, keys, values
         in_training = self.training if training is None else scalars.flag(training, "training")
 
@@ -184,7 +184,7 @@ class AttentionLayer(Layer, Viewable):
         return self._with_plan(inputs, run)
 
     def _with_plan(self, inputs: tuple[Array, Array, Array], run: Callable[[Plan], Any]) -> Any:
-        """run(plan).  A call that fixes open sizes leaves them open, and the random numbers unused, if it fails."""
+        """run(plan).  If a call fails that would set open sizes, they stay open, and no random numbers are used up."""
         plan = self._current_plan(inputs[0])
         if plan is not None:
             return run(plan)
@@ -193,14 +193,14 @@ class AttentionLayer(Layer, Viewable):
             states = parameters.states
             before = stream.bit_generator.state
             try:
-                if parameters.is_open():  # else another thread has just done it
+                if parameters.is_open():  # else another thread has just set the sizes
                     features = (array.shape[-1] if array.ndim else 0 for array in inputs)
                     states = self._drawn(states, dict(zip(self._roles, features)))
                 plan = self._make_plan(inputs[0], states)
                 out = run(plan)
             except BaseException:
                 stream.bit_generator.state = before
-                if stream is self._rng:  # then the seed of the dropout is undrawn as well
+                if stream is self._rng:  # this gives back the dropout's seed as well
                     self._unused_seeds.clear()
                 raise
             parameters.states, self._plan = states, plan
@@ -213,7 +213,7 @@ class AttentionLayer(Layer, Viewable):
             out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed, True)
         except BaseException:
             if p:
-                self._unused_seeds.append(seed)  # a refused call leaves the random numbers as they were
+                self._unused_seeds.append(seed)  # a refused call must not use up a random number
             raise
         self._record = Record(plan, inputs, out, kept, p, seed, as_tensor)
         return self._finish(out, kept[:N_FOR_WEIGHTS], as_tensor)
@@ -241,29 +241,29 @@ class AttentionLayer(Layer, Viewable):
         return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
 
     def _weights(self) -> tuple[Array, bool]:
-        """(B, H, Q, K) of the last call, in memory of their own, and whether tensors went in."""
+        """(weights of the last call (B, H, Q, K) in new memory, whether the inputs were tensors)."""
         if self._last is None:
             raise AttributeError(
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
         saved, as_tensor = self._last
-        if saved[0] == "elsewhere":  # by mha_c.dask, in other processes
+        if saved[0] == "elsewhere":  # mha_c.dask called it in other processes
             raise RuntimeError(saved[1])
         return saved_weights(saved), as_tensor
 
     @property
     def attention_weights(self) -> Array:
-        """Weights of the last call, (B, Q, K): before dropout, rows sum to 1, keys that count for nothing 0.
+        """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and keys that do not count have 0.
 
-        Of a MultiHeadAttention (B, H, Q, K), of the attention inside it (B*H, Q, K).  Computed anew at each reading, as
-        that call used them, whatever has changed since; the array is yours.  A tensor if tensors went in.
+        A MultiHeadAttention has (B, H, Q, K), the attention inside it (B*H, Q, K).  Each reading computes the weights
+        of that call again into a new array (a tensor if inputs were tensors), whatever has changed since.
 
         Raises
         ------
         AttributeError
             Before the first call.
         RuntimeError
-            Where the instruction set is another than in the call (a pickle from another kind of CPU).
+            Where the call used another instruction set (a pickle from another kind of CPU).
         """
         weights, as_tensor = self._weights()
         batch, heads, *matrix = weights.shape
@@ -276,28 +276,28 @@ class AttentionLayer(Layer, Viewable):
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
     def backward(self, grad_output: Any) -> Any:
-        """Gradients of a loss with respect to queries, keys and values, from that with respect to the output.
+        """Gradients of a loss with respect to queries, keys and values, from the gradient with respect to the output.
 
-        The gradients are those of the last call in training mode, with the parameters and the dropout it had; its
-        inputs must still be as they were.  Gradients of the parameters are added to their `grad` (`parameters()`, or
-        `W_q.weight_grad` and so on); `zero_grad` clears them.
+        The gradients are those of the last call in training mode, with the parameters and the dropout of that call; the
+        inputs of that call must not have changed since.  Gradients of the parameters are added to their `grad` (see
+        `parameters()`; also `W_q.weight_grad` and so on); `zero_grad` deletes them.
 
         Parameters
         ----------
-        grad_output : array of the shape and type of what that call returned
+        grad_output : array of the shape and type of that call's output
             The gradient with respect to the output.
 
         Returns
         -------
         tuple of three arrays (tensors if tensors went in)
-            Of the inputs' shapes: grad_queries, grad_keys, grad_values.  Where one array served as several of the
-            three inputs, its gradient is the sum of theirs.  Keys and values that no query saw get exactly 0 and give
-            nothing to the parameters.
+            The gradients grad_queries, grad_keys, grad_values, in the shapes of the inputs.  If one array was given for
+            several inputs, its gradient is the sum of their gradients.  Keys and values that no query saw have a
+            gradient of exactly 0, and add nothing to the gradients of the parameters.
 
         Raises
         ------
         RuntimeError
-            Without a call in training mode, and for a second backward of one call.
+            Without a call in training mode before, and for a second backward of one call.
 
         Examples
         --------
@@ -337,7 +337,7 @@ class AttentionLayer(Layer, Viewable):
         return tuple(like_input(grad, record.as_tensor) for grad in grads[:3])
 
     def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[tuple[int, State]]]) -> Any:
-        """Of three inputs, four weights, four biases and w_v; None where there is none."""
+        """Gradients of three inputs, four weights, four biases and w_v; None where the layer has no such part."""
         dtype = record.out.dtype
         numbers = (None if role is None else role[1].weight for role in roles)
         weights = tuple(None if weight is None else weight.astype(dtype, copy=False) for weight in numbers)

@@ -1,12 +1,12 @@
-"""What `_core.layer_forward` kept of a call, and the attention weights of that call from it.
+"""What `_core.layer_forward` keeps of a call, and how to compute the attention weights of that call from it.
 
-The tuple has an order of its own (csrc/python/layer_call.h).  Of its first N_FOR_WEIGHTS the weights are a function:
+csrc/python/layer_call.h defines the order of the tuple.  Its first N_FOR_WEIGHTS elements determine the weights:
 
     the instruction set, weights (B, H, Q, K) or None, and if None: q (B, Q, features), k (B, K, features), w_v or None,
     row_max (B, H, Q), row_sum (B, H, Q), lengths or None, num_heads, empty_rows
 
-Behind them, in training: the projected values or None, the attended values.  A layer's pickle holds the first ones, so
-they may be anything: the core checks what it needs for memory, and whatever does not fit is a ValueError here.
+After a training call two more follow: the projected values or None, and the attended values.  A pickle of a layer holds
+the first N_FOR_WEIGHTS, and may hold anything: the core checks sizes, and all that does not fit is a ValueError here.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from .._types import Array
 
 N_FOR_WEIGHTS = 10
-LENGTHS = 7  # place of the lengths
+LENGTHS = 7  # index of the lengths in the tuple
 
 
 def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> tuple[Any, ...]:
-    """What was kept, as far as `_core.layer_backward` reads it."""
+    """The tuple with only those elements that `_core.layer_backward` reads."""
     return None, None, q, k, None, row_max, row_sum, lens, None, None, values, attended
 
 
 def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
-    """(B, H, Q, K) in memory of their own: kept as they were, or computed again to the bit from q, k and statistics.
+    """Attention weights (B, H, Q, K) in new memory: a copy if kept, else computed again, to the bit, from q and k.
 
-    saved   the first N_FOR_WEIGHTS of what was kept
-    view    what makes of q what the core is asked with: torch.from_numpy for a tensor, on torch's threads
-    RuntimeError where the instruction set is another than in the call.
+    saved   the first N_FOR_WEIGHTS elements of what was kept
+    view    applied to q before the core gets it: torch.from_numpy makes the core use torch's threads
+    RuntimeError where the call used another instruction set.
     """
     try:
         name, weights, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = saved
@@ -56,7 +56,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
 
 
 def _by_heads(x: Array, num_heads: int) -> Array:
-    """Heads are columns h*D .. (h+1)*D of the features."""
+    """(B, H, rows, D): head h has the columns h*D .. (h+1)*D of the features."""
     batch, rows, features = x.shape
     head_dim = features // num_heads if num_heads > 0 else -1
     return x.reshape(batch, rows, num_heads, head_dim).transpose(0, 2, 1, 3)

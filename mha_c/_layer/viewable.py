@@ -1,4 +1,4 @@
-"""Viewable: what has attention_weights shows them as an interactive page, a NumPy layer or a torch module."""
+"""Viewable: gives layers and torch modules with attention_weights a method that shows them as an interactive page."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 class Viewable:
     """Gives `view()` to a class with attention_weights.
 
-    It stands last among the bases: a torch module whose class changes (`convert`) has to have nn.Module as its first.
+    List it last among the bases: the first base of a torch module whose class changes (`convert`) must be nn.Module.
     """
 
     __slots__ = ()
 
     def view(self, tokens: Any = None, **options: Any) -> Page:
-        """The weights of the last call as an interactive page; of a decoder, a row for each step.
+        """The weights of the last call as an interactive page; a decoder's page has one row for each step.
 
         The last expression of a notebook cell shows it; `.save("page.html")` writes one file that needs no network.
 
@@ -27,7 +27,7 @@ class Viewable:
         tokens : optional
             The words of queries and keys: see `mha_c.viz.view`.
         **options : Any
-            Those of `mha_c.viz.view`.
+            Further arguments of `mha_c.viz.view`.
 
         Returns
         -------
