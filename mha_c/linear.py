@@ -1,10 +1,10 @@
-"""The projections of the layers: `layer.W_q` and its like, which print and load as torch's Linear.
+"""The projections of the layers: `layer.W_q` and its like, which print and load like torch's Linear.
 
-A layer's weights live in one `Parameters` object as a tuple of immutable `State`s.  Assigning a parameter
-replaces the tuple in one statement, so that a call running in another thread sees the old weights or the new
-ones, never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per
-element type and instruction set.  `Linear` is the user's handle on one State, `Parameter` on one of its arrays
-and the gradient that belongs to it; a `Reading` is what such an array reads as.
+A layer's weights are in one `Parameters` object, as a tuple of immutable `State`s.  Assigning a parameter
+replaces the tuple in one statement, so that a call in another thread sees the old weights or the new ones,
+never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per element
+type and instruction set.  `Linear` gives the user access to one State, `Parameter` to one of its arrays and
+the gradient of that array.  Reading such an array gives a `Reading`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 class State:
-    """One projection at one moment: y = x weight^T + bias.  Never changed, only replaced.
+    """One projection at one moment: y = x weight^T + bias.  It is never changed, only replaced.
 
-    in_features is None as long as it is open.  weight None: the numbers have not been drawn yet (torch's
-    LazyLinear).  `reorder`, if given, is the order of weight's rows in which the kernels want them.
+    in_features is None as long as it is open; weight is None until its numbers are drawn (as in torch's
+    LazyLinear).  `reorder`, if given, is the order in which the kernels need the rows of weight.
     """
 
     __slots__ = ("_packed", "bias", "has_bias", "in_features", "name", "out_features", "reorder", "weight")
@@ -58,7 +58,7 @@ class State:
         self._packed: dict[tuple[str, str], Packed] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the packed form: it belongs to this process's instruction set and needs its alignment.
+        # Without the packed form, which depends on this process's instruction set and on alignment.
         fields = (self.name, self.out_features, self.in_features, self.has_bias, self.weight, self.bias, self.reorder)
         return State, fields
 
@@ -79,7 +79,7 @@ class State:
         return packed
 
     def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
-        """ShapeError where this is no shape for weight or bias, or for `what` belongs to it."""
+        """ShapeError unless this shape fits the weight or bias; `what` goes before the name in the message."""
         if suffix == "bias":
             expected: tuple[Any, ...] = (self.out_features,)
             fits = shape == expected
@@ -92,10 +92,10 @@ class State:
 
 
 class Parameters:
-    """All projections of one layer; `states` is only ever replaced as a whole.
+    """All projections of one layer; `states` is replaced as a whole only.
 
-    `grads` holds what `backward` gave since `zero_grad`, by (number of the projection, "weight" or "bias").
-    Copies and pickles of a layer start without.
+    `grads` holds the gradients since `zero_grad`, by (number of the projection, "weight" or "bias").
+    Copies and pickles of a layer have no gradients.
     """
 
     __slots__ = ("dtype", "grads", "lock", "states")
@@ -103,7 +103,7 @@ class Parameters:
     def __init__(self, dtype: DType, states: tuple[State, ...]) -> None:
         self.dtype, self.states = dtype, states
         self.grads: dict[tuple[int, str], Array] = {}
-        self.lock = threading.RLock()  # for writers; a reader takes `states` once
+        self.lock = threading.RLock()  # for writers; a reader reads `states` once and needs no lock
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Parameters, (self.dtype, self.states)
@@ -112,7 +112,7 @@ class Parameters:
         return any(state.weight is None for state in self.states)
 
     def copied(self, array: Array) -> Array:
-        """A private dense copy in the layer's own type."""
+        """A contiguous copy in the layer's own type."""
         return np.array(array, dtype=self.dtype, order="C", copy=True)
 
     def assign(self, index: int, suffix: str, value: Any) -> None:
@@ -126,7 +126,7 @@ class Parameters:
             self.states = (*self.states[:index], filled, *self.states[index + 1 :])
 
     def filled(self, state: State, weight: Optional[Array], bias: Optional[Array]) -> State:
-        """`state` with these numbers; a bias that it has but was not given is 0."""
+        """`state` with these numbers; if it has a bias and none is given, the bias is 0."""
         if weight is None:
             raise ValueError(f"{state.name}.weight is still open: assign it before {state.name}.bias")
         if state.has_bias and bias is None:
@@ -134,7 +134,7 @@ class Parameters:
         return state.replace(weight, bias)
 
     def set_grad(self, index: int, suffix: str, value: Any) -> None:
-        """An array of the parameter's shape, kept as it is given if its type is the layer's; None: no gradient."""
+        """Set the gradient to an array of the parameter's shape, not copied if of the layer's type; None deletes it."""
         if value is None:
             self.grads.pop((index, suffix), None)
             return
@@ -144,14 +144,14 @@ class Parameters:
         self.grads[index, suffix] = array.astype(self.dtype, copy=False)
 
     def add_grad(self, index: int, suffix: str, gradient: Array) -> None:
-        """Gradients of several backward calls add up, as in torch.  The caller holds the lock."""
+        """Add to the gradient: several backward calls add up, as in torch.  The caller holds the lock."""
         gradient = gradient.astype(self.dtype, copy=False)
         so_far = self.grads.get((index, suffix))
         self.grads[index, suffix] = gradient if so_far is None else so_far + gradient
 
 
 class OfParameter(Generic[Shown]):
-    """An attribute of a `Linear`: `data` or `grad` of its weight or bias; None of a bias that it does not have."""
+    """An attribute of a `Linear`: `data` or `grad` of its weight or bias; None if there is no bias."""
 
     def __init__(self, suffix: str, what: str) -> None:
         self._suffix, self._what = suffix, what
@@ -169,13 +169,13 @@ class OfParameter(Generic[Shown]):
 
 
 class Linear:
-    """One projection y = x W^T + b of a layer, as `layer.W_q`; prints as torch's Linear (or LazyLinear).
+    """One projection y = x W^T + b of a layer, such as `layer.W_q`; it prints like torch's Linear (or LazyLinear).
 
-    `weight` (out_features, in_features) and `bias` (out_features,) or None read as read-only arrays of the
-    layer's dtype.  Assigning copies a NumPy array, list or tensor of that shape, and the next call uses it;
-    `layer.W_q.weight -= step` does so as well.
-    While a size is open, there is nothing to read: AttributeError.  `weight_grad` and `bias_grad` are what the
-    layer's `backward` gave, None before it.
+    `weight` (out_features, in_features) and `bias` (out_features,) or None are read-only arrays of the layer's
+    dtype.  To change one, assign a NumPy array, list or tensor of its shape, which is copied, or write
+    `layer.W_q.weight -= step`; the next call uses the new numbers.
+    While a size is open, reading raises an AttributeError.  `weight_grad` and `bias_grad` are the gradients of
+    the layer's `backward`, None before it.
 
     >>> import mha_c
     >>> W_q = mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, rng=0).W_q
@@ -201,7 +201,7 @@ class Linear:
 
     @property
     def in_features(self) -> int:
-        """0 while it is open, as in torch."""
+        """Features of x; 0 while the size is open, as in torch."""
         state = self._state
         return 0 if state.weight is None or state.in_features is None else state.in_features
 
@@ -217,7 +217,7 @@ class Linear:
         """x (..., in_features) -> (..., out_features); tensor in, tensor out."""
         (array,), as_tensor = to_arrays((x, "x"))
         state = self._state
-        if state.reorder is not None:  # the packed form has its rows in another order
+        if state.reorder is not None:  # the rows of the packed form are in another order
             state = State(state.name, state.out_features, state.in_features, state.has_bias, state.weight, state.bias)
         return like_input(_core.linear(array, state.packed(packing_type(array, self._parameters.dtype))), as_tensor)
 
@@ -232,10 +232,10 @@ class Linear:
 
 
 class Parameter:
-    """One weight or bias, as an optimizer sees it: see `layer.parameters()`.
+    """One weight or bias for an optimizer: see `layer.parameters()`.
 
-    `name` is torch's ("W_q.weight"); `data` reads and assigns as `layer.W_q.weight` does; `grad` is an array of
-    its shape, or None before the first `backward` and after `zero_grad`.  `p -= step` and `p += step` update it.
+    `name` is torch's name ("W_q.weight"); `data` is read and assigned like `layer.W_q.weight`; `grad` is an array
+    of the same shape, or None before the first `backward` and after `zero_grad`.  `p -= step`, `p += step` update it.
 
     >>> import mha_c
     >>> mha = mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, rng=0)
@@ -268,7 +268,7 @@ class Parameter:
 
     @data.setter
     def data(self, value: Any) -> None:
-        if type(value) is not Reading or value.base is not self._array():  # else it is there already
+        if type(value) is not Reading or value.base is not self._array():  # else `-=` has assigned it already
             self._linear._parameters.assign(self._linear._index, self._suffix, value)
 
     @property
@@ -307,7 +307,7 @@ class Parameter:
 
 
 def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
-    """The operator that gives a parameter what `operation` makes of its numbers and an operand."""
+    """The operator (such as `-=`) that assigns operation(numbers of the parameter, operand) to the parameter."""
 
     def change(self: Any, operand: Any) -> Any:
         parameter = self._parameter
@@ -324,9 +324,9 @@ def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
 
 
 class Reading(np.ndarray):
-    """A weight or bias as it is read: a read-only array of what the parameter held then.
+    """What reading a weight or bias gives: a read-only array of the numbers at that moment.
 
-    `reading -= step`, `+=`, `*=` and `/=` assign the result to the layer.  What is computed from it is a plain array.
+    `reading -= step`, `+=`, `*=` and `/=` assign the result to the layer.  Other operations give plain arrays.
     """
 
     _parameter: Optional[Parameter]  # None: a part or a copy
@@ -338,7 +338,7 @@ class Reading(np.ndarray):
         self._parameter = None
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        for x in (*out, *inputs[: method == "at"]):  # what is written to; `at` does not always ask
+        for x in (*out, *inputs[: method == "at"]):  # arrays written to; `at` does not always check
             if isinstance(x, Reading):
                 x._need_writeable()
         if out:
@@ -387,7 +387,7 @@ class Projection:
 
 
 def packing_type(array: Array, default: DType) -> DType:
-    """The native float type whose weights serve `array`; any other array is refused by the core, later."""
+    """The native float type of the weights that a call with `array` needs; the core refuses other arrays later."""
     return np.dtype(array.dtype.type) if array.dtype.type in (np.float32, np.float64) else default
 
 

@@ -1,6 +1,6 @@
 """The book's small functions around masks and heads: masked_softmax, sequence_mask, transpose_qkv, transpose_output.
 
-None of them modifies its argument, and each gives back the type it was given.
+No function modifies its argument, and each returns the type of its argument.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def masked_softmax(X: NDArray[Real], valid_lens: Any = None, *, empty_rows: Empt
 @overload
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> Any: ...
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
-    """Softmax over the last axis of X, over the first `valid_lens` elements of it; the others become 0.
+    """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
     Parameters
     ----------
     X : array_like (B, Q, K), float32 or float64
-        Scores; of any shape if valid_lens is None.
+        Scores; X may have any shape if valid_lens is None.
     valid_lens : None, or numbers (B,) or (B, Q)
-        How many elements count: integers, or floats, which are rounded up.
+        How many elements of a row count: integers, or floats, which are rounded up.
     empty_rows : {"uniform", "zero"}
-        A row of length <= 0 becomes all 1/K ("uniform", d2l's answer) or all 0.
+        A row of length <= 0 becomes 1/K in every element ("uniform", as in d2l) or 0 ("zero").
 
     Returns
     -------
@@ -49,13 +49,13 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     ShapeError
         Where valid_lens has another shape.
     TypeError
-        Where X or valid_lens hold other types.
+        Where X or valid_lens have other types.
     ValueError
-        Where a length is NaN or infinite or `empty_rows` is another word.
+        Where a length is NaN or infinite, or where `empty_rows` is another word.
 
     Notes
     -----
-    Unlike d2l's, it leaves X alone and never reads what is masked.  Source: d2l 11.3.1.
+    Unlike d2l's, it does not change X and never reads masked elements.  Source: d2l 11.3.1.
 
     Examples
     --------
@@ -79,14 +79,14 @@ def sequence_mask(X: NDArray[Number], valid_len: Any, value: Any = 0) -> NDArray
 @overload
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
-    """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`.
+    """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
 
     Parameters
     ----------
     X : array_like (B, T) or (B, T, ...), of any type
-        One sequence a row.
+        One sequence in each row.
     valid_len : numbers (B,)
-        How many steps count: integers, or floats, which are rounded up.
+        How many steps of each sequence count: integers, or floats, which are rounded up.
     value : number
         A real number that X's type can hold.
 
@@ -98,15 +98,15 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     Raises
     ------
     ShapeError
-        Where shapes are others.
+        Where X or valid_len has another shape.
     TypeError
-        Where a length or `value` is no number.
+        Where a length or `value` is not a number.
     ValueError
         Where X cannot hold `value` or a length is NaN or infinite.
 
     Notes
     -----
-    Unlike d2l's for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
+    Unlike d2l's function for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
 
     Examples
     --------
@@ -150,14 +150,14 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     Returns
     -------
     array (B*H, T, d)
-        The heads; the layers do not need it: to them, heads are strides.
+        The heads.  The layers of this package need no such copy: they read each head through strides.
 
     Raises
     ------
     ShapeError
         Where X has another rank or num_heads does not divide its last axis.
     TypeError, ValueError
-        Where num_heads is no whole number >= 1.
+        Where num_heads is not a whole number >= 1.
 
     Notes
     -----
@@ -199,7 +199,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     ShapeError
         Where X has another rank or num_heads does not divide its first axis.
     TypeError, ValueError
-        Where num_heads is no whole number >= 1.
+        Where num_heads is not a whole number >= 1.
 
     Notes
     -----
@@ -218,10 +218,10 @@ def transpose_output(X: Any, num_heads: int) -> Any:
 
 
 class TransposesHeads:
-    """Gives the book's methods of these names to a MultiHeadAttention, NumPy's or torch's; the layer needs neither."""
+    """Gives a MultiHeadAttention the book's methods transpose_qkv and transpose_output; its calls need neither."""
 
     num_heads: Any
-    _masking: Any  # the module whose functions they are
+    _masking: Any  # the module that has the two functions
 
     @overload
     def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
@@ -273,7 +273,7 @@ class TransposesHeads:
 
 
 def check_heads(shape: tuple[int, ...], axis: int, num_heads: int) -> tuple[int, ...]:
-    """The shape of an array, or tensor, whose last axis (2) or first one (0) has all heads."""
+    """`shape`, checked: its last axis (axis=2) or its first axis (0) is divisible by num_heads."""
     wanted, place = ("(B, T, num_hiddens)", "last") if axis else ("(B*num_heads, T, d)", "first")
     if len(shape) != 3:
         raise ShapeError(f"X must have shape {wanted}, got {tuple(shape)}")

@@ -1,8 +1,8 @@
-"""Attention layers of other systems, under their own names and contracts, on the same C core.
+"""Attention layers of other systems on the same C core, with the names, arguments and results of the originals.
 
 scaled_dot_product_attention, MultiHeadedSelfAttention, SelfAttentionAISummer, MultiHeadSelfAttentionAISummer.
-Types follow the layers of the book: float32 or float64 in, the same out; CPU tensors without gradient give
-tensors; weights start Xavier-uniform; `state_dict` and `load_state_dict` use the original's names.
+Types follow the layers of the book: float32 or float64 inputs give results of the same type; CPU tensors
+without gradient give tensors.  Weights start Xavier-uniform; `state_dict` and `load_state_dict` use the original names.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     Parameters
     ----------
     query : array_like (..., Q, d)
-        All float32 or all float64.
+        All three arrays are float32, or all are float64.
     key : array_like (..., K, d)
-        Leading axes broadcast.
+        Leading axes of the three arrays broadcast.
     value : array_like (..., K, Dv)
-        One row a key.
+        One row for each key.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     ShapeError
         Where shapes do not fit together.
     TypeError
-        Where types are others or differ.
+        Where types differ or are not float32 or float64.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
 
 
 class MultiHeadedSelfAttention(AttentionLayer):
-    """Multi-head self-attention of one argument, four projections without biases.
+    """Multi-head self-attention with one argument and four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
@@ -136,7 +136,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def __call__(self, x: Any) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         check_features(floats(array, "x"), "x", self.d_model)
-        source = x if as_tensor else array  # a tensor goes on as itself, so that the weights become one as well
+        source = x if as_tensor else array  # a tensor is passed on, so that attention_weights is a tensor too
         return super().__call__(source, source, source)
 
     @overload  # type: ignore[override]
@@ -144,7 +144,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     @overload
     def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
-        """The gradient of x; everything else as `MultiHeadAttention.backward`.
+        """The gradient with respect to x; otherwise like `MultiHeadAttention.backward`.
 
         Parameters
         ----------
@@ -166,8 +166,8 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
 
 class _AISummer(Layer):
-    """What the layers of The AI Summer share: `to_qvk`, packed so that its features come out as (query, key, value) x
-    head x component; and what stands behind the joined heads, if anything does."""
+    """What the layers of The AI Summer share: `to_qvk`, packed so that its output features are (query, key, value) x
+    head x component, and the projection of the joined heads, if there is one."""
 
     to_qvk = Projection()
 
@@ -201,8 +201,8 @@ class _AISummer(Layer):
 class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
-    of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).  Scores are scaled by dim**-0.5.
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
+    of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).  Scores are scaled by dim**-0.5.
 
     Parameters
     ----------
@@ -216,9 +216,9 @@ class SelfAttentionAISummer(_AISummer):
     Raises
     ------
     ShapeError
-        Where x or mask have another shape.
+        Where x or mask has another shape.
     TypeError
-        Where they have another type.
+        Where x or mask has another type.
 
     Notes
     -----
@@ -240,7 +240,7 @@ class SelfAttentionAISummer(_AISummer):
 
 
 class MultiHeadSelfAttentionAISummer(_AISummer):
-    """Multi-head self-attention of The AI Summer: one projection for all, and W_0 behind the joined heads.
+    """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
     are scaled by dim_head**-0.5.
@@ -252,7 +252,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     heads : int
         How many heads.
     dim_head : int, optional
-        Features of a head; dim // heads unless given.
+        Features of a head.  Default: dim // heads.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
@@ -261,9 +261,9 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     Raises
     ------
     ShapeError
-        Where x or mask have another shape.
+        Where x or mask has another shape.
     TypeError
-        Where they have another type.
+        Where x or mask has another type.
     ValueError
         Where dim // heads is 0.
 
@@ -290,11 +290,11 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
         super().__init__(dim, heads, dim_head, dtype, rng, (State("W_0", dim, heads * dim_head),))
 
 
-# --- What torch's variants check too, of tensors --------------------------------------------------------
+# --- Checks that mha_c.torch.variants uses too, for tensors ---------------------------------------------
 
 
 def leading_axes(query: Any, key: Any, value: Any, broadcast: Callable[..., Any]) -> tuple[int, ...]:
-    """The axes before rows and features, broadcast; ShapeError where the three do not go together."""
+    """The broadcast of all axes before rows and features; ShapeError where the three do not fit together."""
     named = (query, "query"), (key, "key"), (value, "value")
     shapes = {name: tuple(x.shape) for x, name in named}
     for name, shape in shapes.items():
@@ -319,7 +319,7 @@ def ai_summer_sizes(dim: Any, heads: Any, dim_head: Any) -> tuple[int, int, int]
 
 
 def kept(mask: Any, steps: int) -> Any:
-    """The contrary of a mask in which True is what is dropped."""
+    """The keep_mask of a mask in which True means drop."""
     if str(mask.dtype) not in ("bool", "torch.bool"):
         raise TypeError(f"mask must be bool, True = drop, got {mask.dtype}")
     if tuple(mask.shape) != (steps, steps):
