@@ -1,9 +1,9 @@
 """What this installation computes with: instruction set, caches and threads, chosen once at import; show_config.
 
-MHA_C_ISA            scalar, neon, wasm, avx2 or avx512, not the best this CPU offers; RuntimeError if it cannot be
-MHA_C_NUM_THREADS    threads one call may use; else OMP_NUM_THREADS; else the CPUs this process may use
-MHA_C_CACHES         a core's first and second data cache, as in 48K,2M, not what this machine says of itself;
-                     tasks are cut for them, and no bit of a result depends on them
+MHA_C_ISA            scalar, neon, wasm, avx2 or avx512; default: the best of this CPU; RuntimeError if missing here
+MHA_C_NUM_THREADS    threads that one call may use; default: OMP_NUM_THREADS, or else the CPUs this process may use
+MHA_C_CACHES         sizes of a core's first and second data cache, such as 48K,2M; default: those of this machine;
+                     tasks are sized for these caches, and results do not depend on them, to the bit
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from . import _core
 __all__ = ["get_num_threads", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
 
-# How many, and who chose them.  A limit on top of it that has been lifted again leaves no trace.
+# The number of threads, and who chose it.  A temporary limit that has ended again leaves no trace here.
 _threads_chosen = 0, ""
 _caches_reason = "this machine's"
 _isa_reason = "the widest; MHA_C_ISA changes it"
 
 
 def get_num_threads() -> int:
-    """How many threads one call may use, the calling one included.
+    """How many threads one call may use, including the calling thread.
 
     Returns
     -------
@@ -47,7 +47,7 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> NumThreads:
     """Let every call from now on use up to `n` threads.
 
-    In a `with`, until its end.  Results do not depend on it, to the bit.  Small calls use one thread in any case.
+    In a `with` statement, until its end.  Results do not depend on `n`, to the bit.  Small calls always use one thread.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def set_num_threads(n: int) -> NumThreads:
     Returns
     -------
     NumThreads
-        For a `with`, at whose end the number of before is put back.
+        For a `with` statement: its end restores the old number.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def set_num_threads(n: int) -> NumThreads:
 
 
 class NumThreads:
-    """What `set_num_threads` gives: at the end of a `with` it puts back the number that was there before."""
+    """The result of `set_num_threads`: the end of a `with` statement restores the old number of threads."""
 
     def __init__(self, n: int) -> None:
         self._n, self._before = n, (_core.get_num_threads(), _threads_chosen)
@@ -102,7 +102,7 @@ SECONDS = (1, "s"), (1e-3, "ms"), (1e-6, "us")
 
 
 def in_words(number: float, units: tuple[tuple[float, str], ...] = BYTES) -> str:
-    """The number in the largest of these units that it reaches: 17 MiB, 2.15 G, 45.3 us."""
+    """The number as text in the largest unit that is not larger than it: 17 MiB, 2.15 G, 45.3 us."""
     factor, unit = next((pair for pair in units if number >= pair[0]), units[-1])
     scaled = number / factor
     return f"{scaled:{'.0f' if scaled >= 1000 else '.3g'}} {unit}".rstrip()
@@ -114,11 +114,11 @@ def show_config() -> dict[str, Any]:
     Returns
     -------
     dict
-        Keys: version, isa (the active one), isas (compiled in and offered by this CPU), kernels (for each type: numbers
-        in a vector, rows and columns of a register tile), caches (bytes of the first and of the second data cache
-        that tasks are cut for), caches_from, threads, threads_from, share_from (seconds of work below
-        which a call stays on one thread), numpy; torch, if it is imported already, and torch_device, the kind of
-        accelerator that it has here, or None.
+        Keys: version, isa (the active instruction set), isas (those in the core that this CPU has), kernels (for each
+        type: numbers in a vector, rows and columns of a register tile), caches (bytes of the first and of the second
+        data cache that tasks are sized for), caches_from, threads, threads_from, share_from (seconds of work below
+        which a call stays on one thread), numpy.  If torch is imported already also torch, and torch_device: the kind
+        of accelerator that torch has here, or None.
 
     See Also
     --------
@@ -172,12 +172,12 @@ def show_config() -> dict[str, Any]:
 
 
 def version() -> str:
-    """The version of the installed package; looked up when asked for, since that takes a few milliseconds."""
+    """The version of the installed package; looked up at the first use, because that takes a few milliseconds."""
     from importlib import metadata
 
     try:
         return metadata.version("mha_c")
-    except metadata.PackageNotFoundError:  # run from a source tree that was never installed
+    except metadata.PackageNotFoundError:  # Python runs from a source tree that is not installed
         return "unknown"
 
 
@@ -206,19 +206,19 @@ def _select_threads() -> None:
         try:
             if text:
                 return _choose_threads(int(number), variable)
-        except ValueError:  # no number, or too small or large for the core
+        except ValueError:  # not a number, or too small or too large for the core
             _ignored(variable, text, "a whole number >= 1")
     cpus = _cpus()
     _choose_threads(min(cpus, _cpu_quota() or cpus), "the CPUs this process may use")
 
 
 def _cpus() -> int:
-    """How many CPUs this process may use: those of its affinity mask, where the system has masks."""
+    """How many CPUs this process may use: the CPUs in its affinity mask, where the system has such masks."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     cpus = os.cpu_count() or 1
-    if sys.platform == "win32" and cpus <= 64:  # more of them stand in groups, of which a mask knows one
-        import ctypes  # which a Python may lack elsewhere
+    if sys.platform == "win32" and cpus <= 64:  # above 64 Windows forms groups, and a mask covers one
+        import ctypes  # some Pythons on other systems lack it
 
         kernel, mask, of_system = ctypes.windll.kernel32, ctypes.c_size_t(), ctypes.c_size_t()
         process = ctypes.c_void_p(kernel.GetCurrentProcess())
@@ -228,12 +228,12 @@ def _cpus() -> int:
 
 
 def _cpu_quota(of_process: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Optional[int]:
-    """How many CPUs' time the cgroups of this process grant it, rounded up; None without a limit.
+    """How many CPUs' time the cgroups of this process allow, rounded up; None without a limit.
 
-    `docker run --cpus` and Kubernetes set it.  Threads beyond it would use the period up early, and then all stand
-    still together.  Every level of the tree may have a quota, and the smallest holds.  A container often sees its own
-    part of the tree alone, mounted as if it were all, while its path still counts from the host's root: then the
-    walk up to the mount finds the container's.  Files that are missing or odd are no limit.
+    `docker run --cpus` and Kubernetes set this quota.  More threads would use up the quota of a period early, and then
+    all threads wait until the next period.  Every level of the cgroup tree may have a quota; the smallest counts.  A
+    container often sees only its own part of the tree, mounted as a root, while its path starts at the host's root: the
+    walk up to the mount then finds the container's quota.  Files that are missing or malformed mean no limit.
     """
     quotas = []
     for line in _text(of_process).splitlines():
@@ -271,7 +271,7 @@ def _select_caches() -> None:
     if re.fullmatch(r"([0-9]{1,9}[KM]?),([0-9]{1,9}[KM]?)", text):
         sizes = tuple(int(n) * {"": 1, "K": 2**10, "M": 2**20}[unit] for n, unit in re.findall("([0-9]+)([KM]?)", text))
         _core.set_caches(*sizes)
-        if _core.caches() == sizes:  # else no processor has such caches
+        if _core.caches() == sizes:  # the core refuses sizes that no processor has
             _caches_reason = "MHA_C_CACHES"
             return
     if text:
@@ -283,7 +283,7 @@ def _ignored(variable: str, text: str, wanted: str) -> None:
 
 
 def apply_environment() -> None:
-    """Called once, by the import of mha_c."""
+    """Read the environment variables; `import mha_c` calls this once."""
     _select_isa()
     _select_caches()
     _select_threads()

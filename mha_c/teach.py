@@ -1,12 +1,12 @@
-"""Attention one step at a time, for a class: what is computed, with numbers to follow by hand.
+"""Attention one step at a time, for teaching: what is computed, with numbers that a class can follow by hand.
 
     import mha_c.teach as teach
     steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
     steps.weights                      # every intermediate matrix, as NumPy
-    steps                              # last line of a notebook cell: a player, Back, Next, Play
-    teach.tiles(q, k, v, block_size=2)  # the same output without ever holding the whole matrix
+    steps                              # last line of a notebook cell: a player with Back, Next, Play
+    teach.tiles(q, k, v, block_size=2)  # the same output without storing the whole matrix of scores
 
-Plain NumPy on purpose: the functions here are meant to be read.  The layers compute the same in C.
+This module is plain NumPy, because its functions are meant to be read.  The layers compute the same in C.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 Array = NDArray[np.float64]
 
-MASKED = -1e6  # what d2l writes over the score of a masked key: exp of it is 0
-LARGEST = 64  # rows or columns of a matrix that a class can still look at
+MASKED = -1e6  # d2l gives every masked key this score: its exp is 0
+LARGEST = 64  # more rows or columns are too many to look at
 
 
 class _Inputs(NamedTuple):
@@ -47,7 +47,7 @@ class _Inputs(NamedTuple):
 
 
 class Steps(Page):
-    """What `steps` recorded; shows itself as a player.
+    """The result of `steps`: all matrices; a notebook shows it as a player.
 
     Not made by hand.
 
@@ -56,13 +56,13 @@ class Steps(Page):
     scores : ndarray (Q, K)
         q k^T.
     scaled : ndarray (Q, K)
-        Scores / sqrt(D).
+        `scores` / sqrt(D).
     masked : ndarray (Q, K)
-        Scaled, with -1e6 where a key is not to be seen.
+        `scaled`, with -1e6 for keys that a query must not see.
     weights : ndarray (Q, K)
-        Softmax of masked, row by row.
+        Softmax of `masked`, row by row.
     output : ndarray (Q, Dv)
-        Weights times v.
+        `weights` times v.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class Steps(Page):
         Returns
         -------
         Tiles
-            What is known after each block.
+            The state after each block.
         """
         return Tiles(self.inputs, block_size)
 
@@ -113,27 +113,27 @@ def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None,
     Parameters
     ----------
     q, k, v : array_like (Q, D), (K, D), (K, Dv)
-        Or with a batch axis in front, of which `example` is taken; NumPy, torch or lists.
+        NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.
     valid_lens : optional
-        None, one length, or one per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
+        None, one length, or one length per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
     tokens : optional
         One sentence, or a tuple (query tokens, key tokens).
     example : int
-        Which item of a batch.
+        Which item of a batch to take.
 
     Returns
     -------
     Steps
-        All matrices; shows itself in a notebook.
+        All matrices; a notebook shows them as a player.
 
     Raises
     ------
     ShapeError
         Where shapes do not fit together.
     TypeError
-        Where these are no numbers.
+        Where q, k, v or lengths are not numbers.
     ValueError
-        Where they are too many to look at, where there is no such example, or where tokens outnumber the rows.
+        Where a matrix is too large to look at, where there is no such example, or where tokens outnumber the rows.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """exp(s) / sum of exp(s), row by row.  Taking off the largest score changes nothing and keeps exp small."""
+    """exp(s) / sum of exp(s), row by row.  Subtracting the largest score changes nothing and keeps exp small."""
     largest = scores.max(axis=1, keepdims=True)
     e = np.exp(scores - largest)
     return np.asarray(e / e.sum(axis=1, keepdims=True))
@@ -164,7 +164,7 @@ def softmax(scores: Array) -> Array:
 
 
 class Tile(NamedTuple):
-    """One block of keys, first to last (not included), and what is known after it.
+    """One block of keys, first to last (last not included), and the state after it.
 
     Not made by hand.
     """
@@ -174,7 +174,7 @@ class Tile(NamedTuple):
     scores: Array  # (Q, block): scaled and masked
     old_max: Array  # (Q,) largest score before this block, -inf at the start
     new_max: Array  # (Q,) largest score so far
-    rescale: Array  # (Q,) exp(old_max - new_max): what the past is worth now
+    rescale: Array  # (Q,) exp(old_max - new_max): the factor for all earlier sums
     weights: Array  # (Q, block): exp(scores - new_max)
     old_sum: Array  # (Q,) sum of exp before this block
     new_sum: Array  # (Q,) old_sum * rescale + sum of this block's weights
@@ -182,7 +182,7 @@ class Tile(NamedTuple):
 
 
 class Tiles(Page):
-    """What `tiles` recorded; shows itself as a player.
+    """The result of `tiles`: all blocks; a notebook shows it as a player.
 
     Not made by hand.
 
@@ -191,7 +191,7 @@ class Tiles(Page):
     tiles : list of Tile
         One for each block of keys.
     output : ndarray (Q, Dv)
-        The result after the last one.
+        The result after the last block.
 
     Examples
     --------
@@ -240,16 +240,16 @@ def tiles(
     Parameters
     ----------
     q, k, v, valid_lens : as in `steps`
-        Errors are those of `steps`, too.
+        The errors are those of `steps`, too.
     block_size : int, optional
         How many keys a tile has.
     tokens, example : as in `steps`
-        What is shown of it.
+        Labels of rows and columns; which item of a batch to take.
 
     Returns
     -------
     Tiles
-        What is known after each block; shows itself in a notebook.
+        The state after each block; a notebook shows it as a player.
 
     Examples
     --------
@@ -263,7 +263,7 @@ def tiles(
 
 
 def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], block_size: int) -> list[Tile]:
-    """The loop that flash attention is built on."""
+    """The loop at the heart of FlashAttention."""
     largest = np.full(len(q), -np.inf)  # of the scores seen so far
     total = np.zeros(len(q))  # of exp(score - largest)
     output = np.zeros((len(q), v.shape[1]))  # of exp(score - largest) * value
@@ -274,7 +274,7 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
         scores = mask(scores, lengths - first)
 
         new_largest = np.maximum(largest, scores.max(axis=1))
-        # Everything so far was measured against the old maximum; this factor moves it to the new one.
+        # All sums so far are relative to the old maximum; this factor makes them relative to the new one.
         rescale = np.exp(largest - new_largest)
         weights = np.exp(scores - new_largest[:, None])
         new_total = total * rescale + weights.sum(axis=1)
@@ -354,7 +354,7 @@ _TILE_STEPS = [
 
 
 def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> dict[str, Any]:
-    """What a player shows: what both need, the notes of its steps, and more of its own."""
+    """The data of a player: what both players need, the texts of the steps, and `more` of one player."""
     return {
         "qt": inputs.query_tokens,
         "kt": inputs.key_tokens,
@@ -369,7 +369,7 @@ def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> 
 
 
 def _numbers(x: Any) -> Any:
-    """An array or a number for the page; minus infinity, which JSON lacks, becomes null."""
+    """An array or a number as JSON for the page; -inf, which JSON does not have, becomes null."""
     shown: Any = np.where(np.isneginf(x), None, np.round(x, 6))
     return shown.tolist()
 
