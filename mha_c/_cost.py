@@ -1,7 +1,7 @@
 """`mha_c.cost`: what a call of a layer costs, step by step: arithmetic, memory traffic, memory, and the time it took.
 
-The counts are those of a lecture: a multiply-add is two operations, an exponential or a tanh one, and each array that
-a step reads or writes is moved once.
+The counts are the usual ones of a lecture: a multiply-add is two operations, an exponential or a tanh is one, and each
+array that a step reads or writes is moved once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
 __all__ = ["Cost", "Step", "cost"]
 
-# The projections of a call, and what each is given.
+# The projections of a call, and the input of each.
 ROLES = ("W_q", "queries"), ("W_k", "keys"), ("W_v", "values"), ("W_o", "heads")
-SOFTMAX = 5  # operations for a score: largest, subtract, exp, sum, divide
-ADDITIVE = 4  # operations for a feature of a score: add, tanh, multiply, add
-MEASURING = 0.3  # seconds to spend on it, but one call at least
+SOFTMAX = 5  # operations per score: maximum, subtract, exp, sum, divide
+ADDITIVE = 4  # operations per feature of a score: add, tanh, multiply, add
+MEASURING = 0.3  # seconds of measuring; at least one call is measured
 
 
 class Step(NamedTuple):
-    """One step of a call; the bytes are what it reads and writes."""
+    """One step of a call; its bytes are those that it reads and writes."""
 
     name: str
     flops: int
@@ -37,15 +37,15 @@ class Step(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What `cost` gives; prints as a table.
+    """The result of `cost`; it prints as a table.
 
     title           the layer and the sizes
-    steps           one `Step` each, in the order of a call
-    naive_memory    bytes beside inputs, parameters and result, if all scores are held
-    tiled_memory    the same for a call of this package
-    seconds         of the fastest call measured; None where measure=False
+    steps           one `Step` for each step of a call, in order
+    naive_memory    bytes in addition to inputs, parameters and result, if all scores are stored
+    tiled_memory    bytes in addition to inputs, parameters and result of a call of this package
+    seconds         time of the fastest measured call; None where measure=False
     threads         how many threads a call may use
-    way             of a torch module: what computes the call, and where (see `explain`)
+    way             for a torch module: what computes the call, and where (see `explain`)
     """
 
     title: str
@@ -87,16 +87,16 @@ class Cost(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """One call; projections are (name, rows, in_features, out_features)."""
+    """The sizes of one call; projections are (name, rows, in_features, out_features)."""
 
     heads: int
-    rows: int  # queries of all heads and items; columns: keys of them
+    rows: int  # queries of all heads and items; columns: keys of all heads and items
     columns: int
     scores: int
     head_dim: int
     value_dim: int
     additive: bool
-    inputs: list[int]  # features of queries, keys and values as the layer is given them
+    inputs: list[int]  # features of the layer's inputs: queries, keys, values
     projections: list[tuple[str, int, int, int]]
 
 
@@ -109,38 +109,38 @@ def cost(
     features: Optional[int] = None,
     measure: bool = True,
 ) -> Cost:
-    """The cost of one call of a layer in evaluation, without a mask, and the time such a call takes here.
+    """The cost of one call of a layer in evaluation mode, without a mask, and the time such a call takes here.
 
     Parameters
     ----------
     layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
-        Of this package, or of mha_c.torch.
+        A layer of this package, or a module of mha_c.torch.
     queries, keys : int
-        How many; keys = queries unless given.
+        How many queries and keys.  Default of keys: queries.
     batch : int
         How many items.
     features : int, optional
-        Of the inputs, where the layer leaves them open.  Not given: num_hiddens; 64 for a DotProductAttention.
+        Features of the inputs whose sizes are open in the layer.  Default: num_hiddens; 64 for a DotProductAttention.
     measure : bool
-        False: no call is made.
+        False: no call is made, and no time measured.
 
     Returns
     -------
     Cost
-        Prints as a table: operations; bytes moved and memory needed if every array of scores is held (naive), and if
-        they are cut into tiles as here.
+        Prints as a table: operations, and bytes moved and memory needed in two cases: every array of scores is stored
+        (naive), or scores are computed in tiles, as this package does (tiled).
 
     Raises
     ------
     TypeError
         Where `layer` or a number is of another kind, or a module calls its children one by one.
     ValueError
-        Where a number is below 1 or features are given that the layer has not.
+        Where a number is below 1, or where the layer does not take so many features.
 
     Notes
     -----
-    The projected queries, keys and values and the heads' outputs count as memory either way.  Beside them stand all
-    scores and weights; or a tile for each thread, and what a look at `attention_weights` would need.
+    Memory includes the projected queries, keys and values and the outputs of the heads in both cases.  Naive adds all
+    scores and weights; tiled adds a tile for each thread and what `attention_weights` needs when it is read later.
 
     Examples
     --------
@@ -191,11 +191,11 @@ def cost(
 
 
 def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    """With `features` where the layer leaves sizes open."""
+    """The sizes of a call; `features` takes the place of sizes that are open in the layer."""
     weights = [getattr(layer, name, None) for name, _ in ROLES]
     last = weights[0] if weights[3] is None else weights[3]
     given = features or (64 if last is None else last.out_features)
-    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # 0 where it is open
+    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # in_features is 0 where open
     if features is not None and features not in inputs:
         raise ValueError(f"features={features}, but the layer takes {', '.join(map(str, dict.fromkeys(inputs)))}")
     q, _, v = (n if W is None else W.out_features for n, W in zip(inputs, weights))
@@ -214,7 +214,7 @@ def _steps(s: _Sizes, itemsize: int) -> list[Step]:
     def step(name: str, flops: int, tiled: int, naive_more: int = 0) -> Step:
         return Step(name, flops, (tiled + naive_more) * itemsize, tiled * itemsize)
 
-    features = s.scores * s.head_dim if s.additive else 0  # the sums and their tanh, each written and read
+    features = s.scores * s.head_dim if s.additive else 0  # sums and their tanh: each is written and read
     linear = [step(name, 2 * n * i * o, n * i + i * o + n * o) for name, n, i, o in s.projections]
     attention = [
         step("scores", (ADDITIVE if s.additive else 2) * s.scores * s.head_dim, (s.rows + s.columns) * s.head_dim,
@@ -226,7 +226,7 @@ def _steps(s: _Sizes, itemsize: int) -> list[Step]:
 
 
 def _naive_memory(s: _Sizes, itemsize: int) -> int:
-    """Bytes beside inputs, parameters and result, if every array is held."""
+    """Bytes in addition to inputs, parameters and result, if every array is stored."""
     # Projected q, k and v, and the heads' outputs that W_o reads.
     projected = sum(n * out for _, n, _, out in s.projections[:3])
     context = s.rows * s.value_dim if len(s.projections) == 4 else 0
@@ -236,7 +236,7 @@ def _naive_memory(s: _Sizes, itemsize: int) -> int:
 
 def _to_measure(layer: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, dict[str, Any]]:
     """(a function that calls a copy of the layer, the inputs of the call, its facts)."""
-    rng, layer = np.random.default_rng(0), copy.deepcopy(layer)  # the user's keeps its open sizes and its last weights
+    rng, layer = np.random.default_rng(0), copy.deepcopy(layer)  # the user's layer must not change
     inputs = [np.empty(size, layer.dtype) for size in sizes]
     for x in inputs if drawn else ():
         x[...] = rng.standard_normal(x.shape, dtype=np.float32)

@@ -1,7 +1,7 @@
 """`mha_c.explain`: what a call will do and why, in words.
 
-The facts come from the compiled core, which reads them off the plan that the call itself follows
-(csrc/layer/explain.c); this module only finds out which call is meant and turns facts into sentences.
+The facts come from the compiled core, which takes them from the same plan that the call follows
+(csrc/layer/explain.c).  This module only finds out which call is meant, and turns the facts into sentences.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Explanation", "explain"]
 
 
 class Explanation:
-    """What `explain` returns: prints as sentences; `as_dict()` gives the facts behind them."""
+    """The result of `explain`: it prints as sentences; `as_dict()` gives the facts behind them."""
 
     def __init__(self, title: str, facts: Facts, lines: list[tuple[str, str]]) -> None:
         self._facts = facts
@@ -39,7 +39,7 @@ class Explanation:
         self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
 
     def as_dict(self) -> Facts:
-        """The facts, named as in csrc/layer/explain.c, times in seconds, sizes in bytes; yours to change."""
+        """A copy of the facts, named as in csrc/layer/explain.c; times are in seconds, sizes in bytes."""
         return copy.deepcopy(self._facts)
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class Explanation:
 def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
     """Which kernels, tiles, threads and how much memory a call would use, and why.
 
-    Nothing is computed and nothing changes: random numbers stay undrawn, open sizes open.
+    `explain` computes no result and changes nothing: it draws no random numbers and sets no open sizes.
 
     Parameters
     ----------
@@ -57,17 +57,17 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         A NumPy layer; a layer of the book as a module of mha_c.torch; functional.dot_product_attention or
         functional.additive_attention.
     *args : Any
-        The arguments of its call; with a layer also (queries, kv), where kv is what its `project` gave.
+        The positional arguments of the call; for a layer also (queries, kv), where kv is the result of its `project`.
     **options : Any
-        Its keywords.
+        The keyword arguments of the call.
 
     Returns
     -------
     Explanation
-        Prints as text; `as_dict()` gives the same facts by name.  Times are the estimates by which the core decides
-        about threads.  Of a torch module it begins with the way that the call takes, which depends on where its
-        tensors are and on who looks on; what follows is known of calls of the core, and of calls by torch's own
-        operations.
+        Prints as text; `as_dict()` gives the same facts by name.  Times are estimates: the core uses them to choose the
+        number of threads.  For a torch module the text begins with the way that the call takes; the way depends on the
+        device of its tensors and on what watches the call (a compiler, a transform, hooks).  More is said only if the
+        core or torch's own operations compute the call.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     """
     if isinstance(call, AttentionLayer):
         signature = inspect.signature(call.__call__)
-        if list(signature.parameters) == ["x"]:  # self-attention of other courses
+        if list(signature.parameters) == ["x"]:  # self-attention of variants.py
             return _explain_layer(call, *signature.bind(*args, **options).args * 3)
         return _explain_layer(call, *args, **options)
     if hasattr(type(call), "_explained"):
@@ -136,7 +136,7 @@ def _explain_layer(
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
     projections = facts["projections"]
-    roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # our name of each: theirs
+    roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # the book's names: the layer's names
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
     return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, layer._roles[3])
 
@@ -161,7 +161,7 @@ def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others:
 
 
 def _plan_of_a_copy(layer: AttentionLayer, inputs: tuple[Array, ...]) -> Plan:
-    """For sizes that are still open: weights are drawn in vain, from a copy of the random numbers."""
+    """The plan of a layer with open sizes: a copy of the layer draws weights, from a copy of its random numbers."""
     layer, features = copy.deepcopy(layer), (array.shape[-1] if array.ndim else 0 for array in inputs)
     return layer._make_plan(inputs[0], layer._drawn(layer._parameters.states, dict(zip(layer._roles, features))))
 
@@ -177,7 +177,7 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
         w_v = to_array(given["w_v"], "w_v")
         q = _projected(q, "q", given["W_q"], "W_q", w_v, projections)
         k = _projected(k, "k", given["W_k"], "W_k", w_v, projections)
-    given["rng"] = 0 if given["dropout"] else None  # a Generator would be asked for a number
+    given["rng"] = 0 if given["dropout"] else None  # else a Generator would lose a number
     *in_order, terms = core_options(q, k, given["valid_lens"], **{name: given[name] for name in OPTIONS})
     outputs = given["return_weights"], given["return_lse"]
     attention = _core.explain_attention(*(q, k, v, w_v, *in_order, *outputs, terms))
@@ -189,7 +189,7 @@ def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], optio
 
 
 def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, projections: dict[str, Facts]) -> Array:
-    """An array of the shape of x W^T, whose numbers do not matter here; notes the facts of the product."""
+    """An array of the shape of x W^T without its numbers; adds the facts of the product to `projections`."""
     if weight is None:
         return x
     checked: Array = projected(x[..., :0, :], name, weight, weight_name, w_v.shape[0])  # all checks
@@ -201,7 +201,7 @@ def _projected(x: Array, name: str, weight: Any, weight_name: str, w_v: Array, p
 
 
 def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[str, str]] = ()) -> Explanation:
-    """`output` is the projection that comes after the attention."""
+    """The facts in sentences; `output` names the projection that comes after the attention."""
     attention = facts["attention"]
     inputs = {name: projection for name, projection in facts["projections"].items() if name != output}
     lines = [*way, ("kernels", _kernels(attention["kernels"]))]
@@ -239,7 +239,7 @@ def _kernels(kernels: Facts) -> str:
 
 
 def _projections(projections: dict[str, Facts], with_threads: bool) -> list[tuple[str, str]]:
-    """A line each, and one about threads after those that share them."""
+    """One line per projection, and a line about threads after each run of projections that share them."""
     lines: list[tuple[str, str]] = []
     for i, (name, projection) in enumerate(projections.items()):
         n, needed = projection["rows"], projection["rows_needed"]
@@ -265,7 +265,7 @@ def _blocks(attention: Facts) -> str:
 def _tiles(attention: Facts, sliced: bool) -> str:
     queries, tasks, n_heads = attention["task_queries"], attention["share"]["n_tasks"], attention["task_heads"]
     group = attention["heads"] // attention["kv_heads"] if attention["kv_heads"] else 1
-    if sliced:  # those tasks are the slices
+    if sliced:  # then n_tasks counts the slices
         tasks = -(-attention["batch"] * attention["heads"] // n_heads) * -(-attention["queries"] // queries)
     heads = f" of up to {n_heads} items or heads" if n_heads > group else f" of {group} heads" if group > 1 else ""
     up_to = "up to " if queries and attention["queries"] % queries else ""
@@ -274,7 +274,7 @@ def _tiles(attention: Facts, sliced: bool) -> str:
 
 
 def _remarks(attention: Facts) -> list[str]:
-    """What not every call has."""
+    """Sentences on things that only some calls have."""
     done, total, terms = attention["n_tiles"], attention["n_tiles_all"], attention.get("score_terms")
     remarks = []
     if terms is not None:

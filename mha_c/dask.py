@@ -1,7 +1,7 @@
 """Layers over arrays that are too large for one machine: `apply` calls a NumPy layer on the chunks of dask arrays.
 
-Needs dask, and for several processes or machines dask.distributed (`pip install "mha_c[dask]"`).  Not imported by
-mha_c.
+It needs dask, and dask.distributed for several processes or machines (`pip install "mha_c[dask]"`).  `import mha_c`
+does not import it.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ _ELSEWHERE = (
 
 
 def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
-    """What layer(queries, keys, values, valid_lens) gives, lazily, the batch's items spread over dask's workers.
+    """Call layer(queries, keys, values, valid_lens) lazily, with the items of the batch spread over dask's workers.
 
     The layer is one node of the graph, so that each worker gets it once.  On a worker of dask.distributed a call uses
-    that worker's share of the cores of its machine.  If a worker dies, dask computes again what it held.
+    this worker's share of the cores of its machine.  If a worker dies, dask computes its results again.
 
     Parameters
     ----------
     layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
-        A NumPy layer, its sizes known, in evaluation mode.  What it is now is what counts: later changes of its
-        parameters have no effect.
+        A NumPy layer without open sizes, in evaluation mode.  `apply` copies it: later changes of its parameters have
+        no effect.
     queries, keys, values : dask arrays (B, Q, .), (B, K, .), (B, K, .)
-        Or anything dask.array.asarray takes.
+        Or anything that dask.array.asarray takes.
     valid_lens : None, or numbers (B,) or (B, Q)
         A dask array, an array or a list.
 
     Returns
     -------
     dask array
-        Of what the layer returns, chunked along the batch as `queries` is, in the same order; every chunk has all rows
-        and features.
+        The result of the layer, in the order of the batch.  Its chunks along the batch are those of `queries`; every
+        chunk has all rows and features.
 
     Raises
     ------
     TypeError
-        For what is no such layer.
+        Where `layer` is not such a layer.
     ValueError
-        For one in training mode or with open sizes.
+        Where the layer is in training mode or has open sizes.
     ShapeError
-        For shapes that do not fit; a ValueError.
+        Where shapes do not fit together; a ValueError.
 
     Notes
     -----
-    Reading `attention_weights` of the layer afterwards is a RuntimeError: calls are made by other processes.
+    Afterwards reading `attention_weights` of the layer is a RuntimeError, because other processes make the calls.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
     q, k, v = _operands(queries, keys, values)
     lens = () if valid_lens is None else (_lengths(valid_lens, q),)
     frozen = copy.deepcopy(layer)
-    # One row of zeros tells of the result's features, and whether the layer takes such inputs at all.
+    # A call with one row of zeros gives the number of features of the result, and the errors for unsuitable inputs.
     features = int(frozen(*(np.zeros((1, 1, x.shape[2]), x.dtype) for x in (q, k, v))).shape[2])
     node = delayed(frozen, traverse=False, name=f"layer-{tokenize(frozen)}")
     for each in (layer, layer._child):
@@ -94,7 +94,7 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
 
 
 def _call(queries: Any, keys: Any, values: Any, lens: Any = None, *, layer: Any) -> Any:
-    """One chunk, wherever it is computed."""
+    """Compute one chunk, in any process."""
     threads = _share_of_worker()
     if threads is not None:
         config.set_num_threads(threads)
@@ -106,7 +106,7 @@ def _call(queries: Any, keys: Any, values: Any, lens: Any = None, *, layer: Any)
 def _share_of_worker() -> Optional[int]:
     """Threads for this call on a worker of dask.distributed; None elsewhere.
 
-    A worker has so many threads of dask's as cores are meant for it; they are shared by the calls that run there now.
+    A worker has as many dask threads as cores are meant for it; the calls that now run there share these cores.
     """
     distributed = sys.modules.get("distributed")
     if distributed is None:
@@ -132,7 +132,7 @@ def _check_layer(layer: Any) -> None:
 
 
 def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
-    """As dask arrays whose chunks are those of `queries` along the batch, and whole otherwise; one array stays one."""
+    """The inputs as dask arrays, chunked along the batch only, like `queries`; an array given twice stays one array."""
     made: dict[int, Any] = {}
     chunks: Any = None
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):
@@ -153,7 +153,7 @@ def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
 
 
 def _lengths(valid_lens: Any, queries: Any) -> Any:
-    """(B, 1, 1) or (B, Q, 1), in chunks as those of queries."""
+    """The lengths as (B, 1, 1) or (B, Q, 1), in the same chunks as queries."""
     lens = valid_lens if isinstance(valid_lens, dask.array.Array) else dask.array.from_array(np.asarray(valid_lens))
     if lens.shape not in (queries.shape[:1], queries.shape[:2]):
         raise ShapeError(f"valid_lens must have shape {queries.shape[:1]} or {queries.shape[:2]}, got {lens.shape}")
@@ -163,7 +163,7 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
 
 @normalize_token.register(DecodingLayer)
 def _token(layer: DecodingLayer) -> Any:
-    """Equal for equal layers: class, form and numbers.  One of a program's own class may compute with anything else."""
+    """A token, equal for layers of equal class, repr and numbers.  A program's own class always gets a new token."""
     if not type(layer).__module__.startswith("mha_c."):
         return uuid.uuid4().hex
     numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states]
