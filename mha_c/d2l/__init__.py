@@ -5,7 +5,7 @@
 >>> mha_c.d2l.patch()                                                     # doctest: +SKIP
 mha_c replaces MultiHeadAttention, DotProductAttention, AdditiveAttention in d2l.torch
 
-d2l is never imported here: it is found where the user has imported it.  Either generation will do.
+This module never imports d2l: it uses the d2l that the user has imported, of either generation.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["compare", "patch", "unpatch"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 _known: dict[ModuleType, Book] = {}  # each d2l.torch that ever had our classes
-_patched: list[ModuleType] = []  # those that have them now
+_patched: list[ModuleType] = []  # each d2l.torch that has them now
 
 
 class Patched(AbstractContextManager["Patched"]):
-    """What `patch` returns: leaving `with patch():` undoes it."""
+    """The result of `patch`: the end of `with patch():` undoes the patch."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._modules = modules
@@ -46,32 +46,32 @@ class Patched(AbstractContextManager["Patched"]):
 
 
 def patch(module: Optional[ModuleType] = None) -> Patched:
-    """Put our attention classes in the place of d2l's, and print their names; `unpatch` undoes it.
+    """Replace d2l's attention classes by ours, and print their names; `unpatch` undoes it.
 
-    Every model that is built afterwards by d2l's own code, and by code that says `d2l.MultiHeadAttention`, uses
-    ours, and goes on working after `unpatch`.  Names that a program has taken out of d2l before (`from d2l.torch
-    import MultiHeadAttention`) stay d2l's: they are listed, each with the line that would reach it.  Subclasses of
-    d2l's classes and models that exist already stay d2l's too; for models: mha_c.torch.convert.  A model saved whole
-    is, when loaded, of the classes that d2l has then.
+    Models that are built afterwards by d2l's own code, or by code that says `d2l.MultiHeadAttention`, use our
+    classes, and still work after `unpatch`.  Names that a program has imported from d2l before (`from d2l.torch
+    import MultiHeadAttention`) still mean d2l's classes: `patch` prints each of them, with the line that replaces it.
+    Subclasses of d2l's classes and models that exist already do not change; mha_c.torch.convert changes models.  A
+    model that was saved as a whole gets, when loaded, the classes that d2l has at that moment.
 
-    Ours stand on the same bases (d2l.Module in 1.0) and look up the names that d2l's own look up: new
-    MultiHeadAttentions have Mine after `d2l.DotProductAttention = Mine`, and a `masked_softmax`, `transpose_qkv` or
-    `transpose_output` put into d2l is called.
+    Our classes have the same bases (d2l.Module in 1.0) and look up the same names in d2l.torch: after
+    `d2l.DotProductAttention = Mine` new MultiHeadAttentions contain Mine, and if a program replaces d2l's
+    `masked_softmax`, `transpose_qkv` or `transpose_output`, our classes call the new function.
 
     Parameters
     ----------
     module : module, optional
-        The imported d2l.torch; None: the one in sys.modules, or the one that is imported later.
+        The imported d2l.torch.  Default: the one in sys.modules, or the one that is imported later.
 
     Returns
     -------
     Patched
-        For `with mha_c.d2l.patch(): ...`, which undoes it at the end.
+        For `with mha_c.d2l.patch(): ...`, whose end undoes the patch.
 
     Raises
     ------
     RuntimeError
-        If the module has no such classes.
+        If the module does not have these classes.
 
     Notes
     -----
@@ -95,12 +95,12 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
 
 def unpatch(module: Optional[ModuleType] = None) -> None:
-    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where it has not.
+    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where nothing is patched.
 
     Parameters
     ----------
     module : module, optional
-        The imported d2l.torch; None: all.
+        The imported d2l.torch.  Default: all that are patched.
 
     Examples
     --------
@@ -117,9 +117,9 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     Parameters
     ----------
     module : torch module
-        A d2l attention module, or any model with such (or nn.MultiheadAttention) inside; left as it is.
+        A d2l attention module, or a model that contains one (or nn.MultiheadAttention).  It is not changed.
     *inputs : Any
-        What it is called with.
+        The arguments to call it with.
     seconds : float
         How long to measure.
     show : bool
@@ -135,7 +135,7 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     Raises
     ------
     ValueError
-        Where there is no attention module in it; what the module itself raises passes through.
+        Where `module` contains no attention module; errors of the module itself pass through.
 
     Examples
     --------
@@ -150,7 +150,7 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
 
 
 def _replace(module: ModuleType) -> list[ModuleType]:
-    """Ours for d2l's own classes in `module`; [module], or [] where they are there already."""
+    """Replace d2l's own classes in `module` by ours; returns [module], or [] where that is done already."""
     from ._classes import CLASSES, Book, is_own, written_in
 
     book = _known.get(module)
@@ -181,7 +181,7 @@ def _replace(module: ModuleType) -> list[ModuleType]:
 
 
 def _not_reached(book: Book) -> Iterator[str]:
-    """Lines on names that were taken out of d2l before: they go on to mean d2l's own classes."""
+    """A line for each name that was imported from d2l before the patch, and so still means d2l's own class."""
     names = {id(kind): name for name, kind in book.originals.items()}
     d2l = book.module.__name__
     for module in {id(module): module for module in list(sys.modules.values())}.values():
@@ -203,12 +203,12 @@ def _restore(modules: list[ModuleType]) -> None:
         _patched.remove(module)
         book = _known[module]
         for name, original in book.originals.items():
-            if getattr(module, name, None) is book.classes[name]:  # and nothing that was put there since
+            if getattr(module, name, None) is book.classes[name]:  # not if replaced since
                 setattr(module, name, original)
 
 
 class _OnImport(MetaPathFinder):
-    """Finds d2l.torch as it would be found without it, and puts our classes in when it has been imported."""
+    """Lets the other finders find d2l.torch, and replaces its classes by ours after the import."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._modules = modules

@@ -1,7 +1,7 @@
-"""Our classes for one imported d2l.torch: on the bases of its own, and looking up the names that its own look up.
+"""Our classes for one imported d2l.torch: they have the bases of d2l's own classes and look up the same names in it.
 
 d2l's MultiHeadAttention builds its attention by the name `d2l.DotProductAttention`, its attention classes call
-`masked_softmax`, and so on: where a notebook has put something else there, it is used, as the book's code would use it.
+`masked_softmax`, and so on.  If a notebook has replaced such a name, our classes use the new one, as d2l's would.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ FUNCTIONS = ("masked_softmax", "sequence_mask", "transpose_qkv", "transpose_outp
 
 
 def is_own(thing: Any, module: ModuleType) -> bool:
-    """Whether a class or function was written in this module, and not put there later."""
+    """Whether this module defines the class or function; else somebody put it there later."""
     return getattr(thing, "__module__", None) == module.__name__
 
 
 def written_in(module: ModuleType) -> Any:
-    """(its own attention classes, its own functions); None for a function in whose place another stands."""
+    """(the module's own attention classes, its own functions); None for a function that has been replaced."""
     classes = {name: getattr(module, name) for name in CLASSES if is_own(getattr(module, name), module)}
     functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
     return classes, {name: one if is_own(one, module) else None for name, one in functions.items()}
 
 
 class Book:
-    """One imported d2l.torch: what it had when we came, and what stands there for it."""
+    """One imported d2l.torch: its own classes and functions before the patch, and our classes for it."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -56,18 +56,18 @@ class Book:
         return found
 
     def was_loaded_again(self) -> bool:
-        """Whether the module has classes of its own that were not there when we came: importlib.reload wrote them."""
+        """Whether the module has own classes that it did not have before the patch: importlib.reload made them."""
         known = [*self.originals.values(), *self.classes.values()]
         found = (getattr(self.module, name, None) for name in CLASSES)
         return any(is_own(kind, self.module) and kind not in known for kind in found)
 
     def has_own(self, *names: str) -> bool:
-        """Whether these functions of the module are what they were, or were never there."""
+        """Whether these functions of the module are unchanged, or have never existed there."""
         return all(getattr(self.module, name) is self.functions[name] for name in names if name in self.functions)
 
 
 class OfBook:
-    """What d2l's attention classes look up in their module at each call."""
+    """The names that d2l's attention classes look up in their module at each call."""
 
     _book: Book
 
@@ -81,7 +81,7 @@ class OfBook:
 
 
 class MultiHeadOfBook(OfBook):
-    """The same of its MultiHeadAttention, which has functions for the heads in 0.17 and methods in 1.0."""
+    """The names that d2l's MultiHeadAttention looks up: functions for the heads in 0.17, methods in 1.0."""
 
     def _new_attention(self, dropout: Any, empty_rows: Any) -> Any:
         kind = self._book.module.DotProductAttention

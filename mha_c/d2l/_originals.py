@@ -1,4 +1,4 @@
-"""d2l's own classes, and ours in their place, go on working while other classes stand under their names."""
+"""Lets d2l's own classes, and ours after `unpatch`, work and be pickled while their names mean other classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._layer.module import own_method
 
 
 class _Namespace(dict[str, Any]):
-    """The globals of a module, with one name that means what it meant when the module was imported."""
+    """The globals of a module, except that one name keeps the value that it had when the module was imported."""
 
     def __init__(self, module: dict[str, Any], name: str, value: Any) -> None:
         super().__init__({name: value, "__builtins__": builtins})
@@ -23,7 +23,7 @@ class _Namespace(dict[str, Any]):
 
 
 class _Reference:
-    """A class as a pickle shall name it: by its module and name, whatever stands there now."""
+    """A class, pickled by its module and name even if that name means another class now."""
 
     def __init__(self, kind: type, attribute: bool = True) -> None:
         self._kind, self._attribute = kind, attribute
@@ -38,7 +38,7 @@ class _Reference:
 
 
 class _Blank:
-    """object.__new__, as which it is pickled, that takes a _Reference too: copy.copy hands it over as it is."""
+    """object.__new__ that also accepts a _Reference, which copy.copy passes on; it is pickled as object.__new__."""
 
     def __call__(self, kind: Any) -> Any:
         return object.__new__(kind._kind if type(kind) is _Reference else kind)
@@ -48,7 +48,7 @@ class _Blank:
 
 
 def construct_by_own_name(kind: type) -> None:
-    """The __init__ of a class looks its own name up in the module, for super(), and would find ours."""
+    """Let the __init__ of a class find the class itself when it looks up its name for super(), not our class."""
     init = kind.__dict__["__init__"]
     if not isinstance(init.__globals__, _Namespace):
         names = _Namespace(init.__globals__, kind.__name__, kind)
@@ -56,7 +56,7 @@ def construct_by_own_name(kind: type) -> None:
 
 
 def pickle_by_name(kind: type) -> None:
-    """Its modules are pickled as of the class that its module has under its name, when they are loaded."""
+    """Pickle instances of the class by its name: loading uses the class that has the name at that moment."""
     copyreg.pickle(kind, _reduced)
 
 
