@@ -1,7 +1,7 @@
 """The only module that imports matplotlib; show_heatmaps and show_bars import it inside the call.
 
-A notebook shows pyplot's open figures when a cell ends, and the value of its last line as well: so a function that
-draws and returns a figure is usually seen twice.  `_Heatmaps` is seen once in either place.
+A notebook shows pyplot's open figures when a cell ends, and also the value of the cell's last line.  So a figure that a
+function draws and returns is usually shown twice.  `_Heatmaps` is shown once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 class _Heatmaps(Figure):
     def _ipython_display_(self) -> None:
-        """About to be shown by IPython: then pyplot need not show it again.  Raising means: now go on as usual."""
+        """IPython calls this before it shows the figure: pyplot must not show it again.  Raising: IPython goes on."""
         if "inline" in matplotlib.get_backend():
             import matplotlib.pyplot as plt
 
@@ -23,7 +23,7 @@ class _Heatmaps(Figure):
 
 
 def new(figsize: tuple[float, float], managed: bool) -> Figure:
-    """An empty figure, pyplot's own or one that nobody shows."""
+    """An empty figure, managed by pyplot or not: pyplot shows those that it manages."""
     if not managed:
         return Figure(figsize=figsize, layout="constrained")
     import matplotlib.pyplot as plt

@@ -1,4 +1,4 @@
-"""`show_bars`: numbers side by side as bar charts.  matplotlib is imported inside the call only."""
+"""`show_bars`: columns of numbers as bar charts, side by side.  matplotlib is imported inside the call only."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def show_bars(
     figsize: Optional[tuple[float, float]] = None,
     color: str = "#b2182b",
 ) -> Figure:
-    """One panel of bars for each column, all over the same labels.
+    """Draw one bar chart for each column, side by side, with the same labels.
 
     Parameters
     ----------
     columns : dict
         {title: numbers}, each as long as `labels`.
     labels : list of str
-        One for each bar.
+        One label for each bar.
     xlabel : str
-        What the labels are.
+        Title of the axis with the labels.
     figsize : tuple of float, optional
-        Inches of the whole figure; where it is not given, the figure grows with panels and labels.
+        Size of the whole figure in inches.  Default: grows with the number of panels and labels.
     color : str
-        Of the bars.
+        Colour of the bars.
 
     Returns
     -------
     matplotlib.figure.Figure
-        One axes a column.
+        One axes for each column.
 
     Raises
     ------
     ImportError
-        With what to install where matplotlib is missing.
+        Where matplotlib is missing; the message says what to install.
 
     Examples
     --------

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from .._types import Array
 
-_ONE_PANEL = (2.5, 2.5)  # d2l's default; left at it, a figure of several panels grows
-_LABELS_UP_TO = 40  # names along one axis; more cannot be read in a small panel
+_ONE_PANEL = (2.5, 2.5)  # d2l's default for one panel; figures of several panels are larger
+_LABELS_UP_TO = 40  # labels along one axis; more are unreadable in a small panel
 
 
 def show_heatmaps(
@@ -35,15 +35,15 @@ def show_heatmaps(
     Parameters
     ----------
     matrices : array_like (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys)
-        The last as in d2l; NumPy, torch or lists.  NaN is left blank.
+        Arrays, tensors or lists; d2l takes the last of these shapes.  NaN is left blank.
     xlabel, ylabel : str
-        What keys and queries are.
+        Titles of the axes of keys and queries.
     titles : list of str, optional
-        One per column, as in d2l, or one per panel.
+        One title per column, as in d2l, or one per panel.
     figsize : tuple of float, optional
-        Inches of the whole figure; where it is None, the figure grows with the number of panels.
+        Size of the whole figure in inches.  None: grows with the number of panels.
     cmap : str
-        Matplotlib's name of the colours.
+        Name of a colormap of matplotlib.
     tokens : optional
         Labels: one sentence for both axes, or a tuple (query tokens, key tokens); a sentence is a list of strings, or a
         string split at its blanks.
@@ -51,22 +51,22 @@ def show_heatmaps(
     Returns
     -------
     matplotlib.figure.Figure
-        One axes a panel, and the colour bar.
+        One axes for each panel, and the colour bar.
 
     Raises
     ------
     ShapeError
         Where matrices have another rank.
     TypeError
-        Where they are no numbers.
+        Where matrices are not numbers.
     ValueError
-        Where titles or tokens do not fit them.
+        Where titles or tokens do not fit the matrices.
     ImportError
         Where matplotlib is missing.
 
     Notes
     -----
-    d2l: there each panel has its own colour scale while the one colour bar belongs to the last; here they share it.
+    Unlike d2l's: all panels have one colour scale.  In d2l each has its own, and the colour bar is that of the last.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def show_heatmaps(
 
 
 def new_figure(owner: str, figsize: tuple[float, float], managed: bool = True) -> Figure:
-    """An empty figure; `managed` hands it to pyplot, which shows it at the end of a notebook cell."""
+    """An empty figure.  If `managed`, pyplot owns the figure and shows it at the end of a notebook cell."""
     try:
         from . import _figure
     except ImportError as missing:
@@ -103,8 +103,8 @@ def new_figure(owner: str, figsize: tuple[float, float], managed: bool = True) -
 
 
 def name_ticks(set_ticks: Callable[..., Any], names: Optional[Sequence[str]], **options: Any) -> None:
-    """Names along an axis, where they are few enough to be read."""
-    if names is not None and len(names) <= _LABELS_UP_TO:  # a token may hold a $, which would start a formula
+    """Write the names along an axis, if they are few enough to be readable."""
+    if names is not None and len(names) <= _LABELS_UP_TO:  # a $ in a token would start a formula
         set_ticks(range(len(names)), [name.replace("$", r"\$") for name in names], **options)
 
 
@@ -136,12 +136,12 @@ def draw(
     titles: Optional[list[str]],
     cmap: str,
 ) -> None:
-    """The panels, row by row, on one colour scale; places behind the last one stay empty."""
+    """Draw the panels, row by row, on one colour scale; places after the last panel stay empty."""
     axes = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
-    for axis in (axes[0].xaxis, axes[0].yaxis):  # which all panels share
+    for axis in (axes[0].xaxis, axes[0].yaxis):  # all panels share these axes
         axis.get_major_locator().set_params(integer=True)  # there is no token 2.5
     finite = np.concatenate([panel[np.isfinite(panel)] for panel in panels])
-    bottom = float(finite.min(initial=0))  # weights start at 0, scores where they start
+    bottom = float(finite.min(initial=0))  # 0 for weights, the smallest score if below 0
     top = float(finite.max(initial=-np.inf))
     for i, (ax, panel) in enumerate(zip(axes, panels)):
         image = ax.imshow(panel, cmap=cmap, vmin=bottom, vmax=top if top > bottom else bottom + 1)

@@ -13,7 +13,7 @@ Sentence = Optional[list[str]]
 
 
 class Pair(NamedTuple):
-    """The sentences of one example; None where positions are to be shown instead."""
+    """The two sentences of one example; None where the page shows positions instead."""
 
     queries: Sentence
     keys: Sentence
@@ -51,8 +51,8 @@ def _sentence(tokens: Any) -> Sentence:
 def fit(pair: Pair, num_queries: int, num_keys: int, self_attention: bool = False) -> tuple[Sentence, Sentence]:
     """The sentences for the rows and the columns of one matrix.
 
-    A decoder's self-attention has the query tokens on both sides, its cross-attention has not; so a sentence is
-    taken where it fits exactly, and only then where it leaves room for padding.
+    A decoder's self-attention has the query tokens on both sides, its cross-attention has not.  So a sentence that
+    fits exactly is preferred to one that leaves room for padding.
     """
     keys = [pair.queries] if self_attention else [pair.keys, pair.queries]
     return _pick([pair.queries], num_queries, "queries"), _pick(keys, num_keys, "keys")

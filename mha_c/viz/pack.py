@@ -1,4 +1,4 @@
-"""Weights made small enough for a page, and said in words.
+"""Packs weights into few bytes for a page, and describes heads in words.
 
 A row of weights becomes bytes, sqrt(weight / largest weight of the row), plus that largest weight as a float32.  So a
 row that spreads over 512 keys keeps its shape, where one scale for all rows would round it to nothing; and the root
@@ -18,13 +18,13 @@ import numpy as np
 if TYPE_CHECKING:
     from .._types import Array
 
-SMALL = 1 << 16  # up to so many weights a panel is sent with 16 bits each
-POOL_ABOVE = 64  # an axis no longer than this is never made coarser
-SHORTER = 0.9  # compression has to save a tenth, or the bytes go as they are
+SMALL = 1 << 16  # panels of at most so many weights have 16 bits per weight
+POOL_ABOVE = 64  # an axis of at most this length is never made coarser
+SHORTER = 0.9  # bytes are compressed only if that saves a tenth
 
 
 def check(weights: Array) -> None:
-    """Weights are finite and not negative; anything else is worth an error, not a picture."""
+    """Raise an error unless all weights are finite and not negative."""
     if not np.isfinite(weights).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(weights))[0])
         raise ValueError(f"weights: not a finite number at (head, query, key) {where}")
@@ -33,7 +33,7 @@ def check(weights: Array) -> None:
 
 
 def encode(weights: Array) -> dict[str, Any]:
-    """(heads, queries, keys) as the fields the page decodes: bits, z (deflated), w (weights), m (row maxima)."""
+    """Weights (heads, queries, keys) as the page's fields: bits, z (deflated), w (weights), m (row maxima)."""
     bits = 16 if weights.size <= SMALL else 8
     top = weights.max(axis=-1, keepdims=True).astype(np.float32)
     scale = np.where(top > 0, top, 1).astype(np.float64)
@@ -52,7 +52,7 @@ def encode(weights: Array) -> dict[str, Any]:
 
 
 def pool(weights: Array, factor: int) -> tuple[Array, int, int]:
-    """Blocks of `factor` queries and keys: summed over the keys, averaged over the queries, so rows still sum to 1."""
+    """Join blocks of `factor` queries and keys: sums over keys, means over queries, so that rows still sum to 1."""
     if factor == 1:
         return weights, 1, 1
     q_step = factor if weights.shape[1] > POOL_ABOVE else 1
@@ -67,7 +67,7 @@ def pool(weights: Array, factor: int) -> tuple[Array, int, int]:
 class HeadStats(NamedTuple):
     """What a head does, in two numbers and a few words."""
 
-    entropy: float  # bits, mean over the queries; 0 = one key, log2(keys) = all alike
+    entropy: float  # bits, mean over the queries; 0: one key, log2(keys): equal weights
     confidence: float  # largest weight, mean over the queries
     words: str
 
@@ -75,7 +75,7 @@ class HeadStats(NamedTuple):
 def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: bool) -> HeadStats:
     """Entropy, confidence and pattern of one head's (queries, keys)."""
     sums = weights.sum(axis=1, dtype=np.float64)
-    rows = weights[sums > 0].astype(np.float64) / sums[sums > 0, None]  # a row of zeros looks nowhere
+    rows = weights[sums > 0].astype(np.float64) / sums[sums > 0, None]  # without rows of zeros
     if not len(rows):
         return HeadStats(0.0, 0.0, "no attention at all")
     logs = np.log2(rows, out=np.zeros_like(rows), where=rows > 0)
@@ -88,7 +88,7 @@ def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: 
 
 
 def _pattern(weights: Array, key_tokens: Optional[list[str]], self_attention: bool) -> Optional[str]:
-    """The place that gets most of the weight, if one gets at least a quarter of it."""
+    """In words, the place that gets the most weight, if it gets at least a quarter of all weight."""
     num_queries, num_keys = weights.shape
     if num_keys == 1:
         return "only one key to look at"

@@ -1,9 +1,9 @@
-"""A page in one piece: text, style, script and data in a blob that asks the network for nothing.
+"""A self-contained page: text, style, script and data in one blob that needs no network.
 
-`Page` is what view and teach return.  A notebook shows it through `_repr_mimebundle_`; `save` writes a file whose
-Content-Security-Policy allows its own style and script and nothing else.  The text in it is what is seen where
-scripts do not run (an untrusted notebook, a code host, a browser without JavaScript); the script, when it runs,
-puts the view into a shadow root of the same element, which takes the text's place.
+`view` and `teach` return a `Page`.  A notebook shows it through `_repr_mimebundle_`; `save` writes a file whose
+Content-Security-Policy allows its own style and script and nothing else.  Readers see the text of the page where
+scripts do not run (an untrusted notebook, a code host, a browser without JavaScript).  Where the script runs, it puts
+the view into a shadow root of the same element, which replaces the text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Optional, Union
 
-# How often a content was shown in this process.  An id is this count and a hash of the content: unique in a page,
-# yet the same each time a notebook is run, so that notebooks kept in git do not change for nothing.
+# How often each content was shown in this process.  An id is this count and a hash of the content: it is unique in a
+# page, and the same in each run of a notebook, so that notebooks in git do not change without reason.
 _shown: Counter[str] = Counter()
 
 FOLDER = Path(__file__).parent  # of the scripts and styles
@@ -49,9 +49,9 @@ class Page:
     def __init__(
         self, kind: str, data: dict[str, Any], text: str, title: str, picture: Optional[Callable[[], bytes]] = None
     ) -> None:
-        self.kind = kind  # which scripts and style it takes
-        self.data = data  # what they draw, as JSON has it
-        self.text = text  # the same in words, for where no script runs
+        self.kind = kind  # selects scripts and style
+        self.data = data  # what the scripts draw, as JSON
+        self.text = text  # the content in words, shown where no script runs
         self.title = title
         self._picture = picture  # draws a PNG for readers that show no HTML, such as LaTeX export
 
@@ -64,12 +64,12 @@ class Page:
         Parameters
         ----------
         number : int
-            Tells apart several of the same content in one page.
+            Makes ids unique if one page shows the same content several times.
 
         Returns
         -------
         str
-            HTML to stand inside a page.
+            HTML for the inside of a page.
         """
         return (
             f'<div class="mhac" data-mhac="{self._id(number)}" data-lm-suppress-shortcuts="true">'
@@ -88,20 +88,20 @@ class Page:
         return document(self.title, self.blob(number=0), self._script(0))
 
     def save(self, path: Union[str, Path]) -> Path:
-        """Write one HTML file that opens from the disk, without network.  The same page gives the same bytes.
+        """Write one HTML file that opens from the disk, without network.  Equal pages give equal bytes.
 
         Parameters
         ----------
         path : str or Path
-            Where to.
+            The file to write.
 
         Returns
         -------
         Path
-            The same.
+            `path` as a Path.
         """
         path = Path(path)
-        path.write_bytes(self.html().encode("utf-8", "replace"))  # half a character, of a tokenizer's, is a ?
+        path.write_bytes(self.html().encode("utf-8", "replace"))  # a lone surrogate from a tokenizer becomes ?
         return path
 
     def _repr_html_(self) -> str:
@@ -112,7 +112,7 @@ class Page:
         self, include: Optional[Container[str]] = None, exclude: Optional[Container[str]] = None
     ) -> dict[str, Any]:
         makers: dict[str, Callable[[], Any]] = {"text/plain": lambda: self.text, "text/html": self._repr_html_}
-        if self._picture is not None and "matplotlib" in sys.modules:  # never imported for a side dish
+        if self._picture is not None and "matplotlib" in sys.modules:  # not worth importing it for
             picture = self._picture
             makers["image/png"] = lambda: base64.b64encode(picture()).decode()
         return {
@@ -132,12 +132,12 @@ class Page:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """Texts of JavaScript as one function, so that a page of somebody else sees no name of theirs."""
+    """JavaScript texts as the body of one function, so that a surrounding page sees none of their names."""
     return "\n".join(["(function () {", '"use strict";', *parts, "})();"])
 
 
 def document(title: str, blob: str, script: str, allowed: str = "") -> str:
-    """A whole HTML file.  Its policy lets the script in `blob` run, nothing else but what `allowed` adds to that."""
+    """A whole HTML file.  Its policy allows the script in `blob`, the sources in `allowed`, and no other script."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; style-src 'unsafe-inline'; "
@@ -148,7 +148,7 @@ def document(title: str, blob: str, script: str, allowed: str = "") -> str:
 
 
 def as_javascript(data: Any) -> str:
-    """JSON that may stand in a script element: tokens are data, and a token may be `</script>`."""
+    """JSON that is safe inside a script element: tokens are data, and a token may be `</script>`."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,8 +1,8 @@
-"""From whatever holds attention weights to plain arrays.
+"""Plain arrays of attention weights from every kind of source.
 
-Used by view and show_heatmaps.  A source may be a NumPy array, a torch tensor (torch is never imported here),
-a nested list, a list per layer or per decoding step as d2l's decoders keep them, or a layer or model that has
-`attention_weights`.  What comes out of `collect` is one array (batch, heads, queries, keys) per layer.
+`view` and `show_heatmaps` use it.  A source may be a NumPy array, a torch tensor (torch is never imported here),
+a nested list, a list per layer or per decoding step as in d2l's decoders, or a layer or model that has
+`attention_weights`.  `collect` returns one array (batch, heads, queries, keys) per layer.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Layer(NamedTuple):
 
 
 def to_numpy(value: Any, name: str = "weights") -> Array:
-    """A float32 or float64 array; shares memory with the input where it can."""
-    if isinstance(value, (list, tuple)):  # may hold tensors, which NumPy does not take apart
+    """A float32 or float64 array; it shares memory with the input where possible."""
+    if isinstance(value, (list, tuple)):  # may hold tensors, which NumPy cannot convert inside lists
         value = [to_numpy(item, name) if holds_arrays(item, rank=1) else item for item in value]
     elif hasattr(value, "detach"):  # a torch tensor: drop the graph
         value = on_cpu(value.detach())
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has no such type
             value = value.float()
-    elif isinstance(value, np.ma.MaskedArray):  # what is masked is no number: left blank, or refused as NaN is
+    elif isinstance(value, np.ma.MaskedArray):  # masked elements become NaN: left blank, or refused
         value = np.ma.filled(value.astype(np.result_type(value, np.float32)), np.nan)
     array = to_array(value, name) if isinstance(value, (list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "fiub":
@@ -47,12 +47,12 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
 
 
 def on_cpu(value: Any) -> Any:
-    """The same; a tensor leaves its device."""
+    """The value itself; a tensor on another device is copied to the CPU."""
     return value.cpu() if hasattr(value, "cpu") else value
 
 
 def holds_arrays(value: Any, rank: int = 2) -> bool:
-    """Is this an array, or a list with an array somewhere in it?  Rows of numbers (rank 1) make one matrix."""
+    """Whether `value` is an array, or a list with an array at some depth.  Rows of numbers (rank 1) make one matrix."""
     if isinstance(value, (list, tuple)):
         return any(holds_arrays(item, rank) for item in value)
     return int(getattr(value, "ndim", 0)) >= rank
@@ -61,8 +61,8 @@ def holds_arrays(value: Any, rank: int = 2) -> bool:
 def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[Sequence[str]] = None) -> list[Layer]:
     """The layers' weights, each (batch, heads, queries, keys).
 
-    A rank-3 array is (heads, queries, keys), unless it comes from a layer (batch, queries, keys) or the number of
-    heads is known: then its first axis is d2l's batch * heads.
+    An array of rank 3 is (heads, queries, keys), or, from a layer, (batch, queries, keys).  If the number of heads is
+    known, its first axis is d2l's batch * heads.
     """
     asked = None if num_heads is None else scalars.whole(num_heads, "num_heads")
     holder = not isinstance(source, (list, tuple)) and not holds_arrays(source, rank=1)
@@ -99,11 +99,11 @@ def _read_attribute(holder: Any) -> Any:
 
 def _find_num_heads(holder: Any) -> Optional[int]:
     counts = [getattr(holder, "num_heads", None)]
-    if callable(getattr(holder, "modules", None)):  # a torch model: ask its layers
-        # Their own: as a class's attribute it may be that of an attention inside one, for which heads are a batch.
+    if callable(getattr(holder, "modules", None)):  # a torch model: look at its layers
+        # Instance attributes only: a class attribute may be that of an inner attention, to which heads are a batch.
         counts += [getattr(module, "__dict__", {}).get("num_heads") for module in holder.modules()]
     found = sorted({int(count) for count in counts if isinstance(count, (int, np.integer))})
-    if len(found) > 1:  # some have been pruned
+    if len(found) > 1:  # some layers have been pruned
         listed = ", ".join(map(str, found))
         raise ValueError(f"layers of {type(holder).__name__} have different numbers of heads, {listed}: give one layer")
     return found[0] if found else None
@@ -127,7 +127,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _is_list_of_steps(tree: list[Tree]) -> bool:
-    """Decoding one token at a time leaves a list per step of weights with a single query each.
+    """Whether `tree` comes from decoding one token at a time: a list of steps, whose weights have a single query.
 
     d2l's recurrent decoder gives [step], and its predictions [step][one]; its Transformer [step][self, cross][block].
     One call of that Transformer gives [self, cross][block], which is not a list of steps even for a single query.
@@ -141,7 +141,7 @@ def _is_list_of_steps(tree: list[Tree]) -> bool:
 
 
 def _join_steps(steps: Sequence[Tree]) -> Tree:
-    """A list per step becomes one array with a query per step; a shorter row of keys is filled up with zeros."""
+    """Join a list of steps into one array with one query per step; shorter rows of keys are padded with zeros."""
     if isinstance(steps[0], list):
         joined = [_join_steps([step[i] for step in steps]) for i in range(len(steps[0]))]
         return joined[0] if len(joined) == 1 else joined
@@ -154,7 +154,7 @@ def _flatten(tree: Tree) -> tuple[list[Array], list[str]]:
     if not isinstance(tree, list):
         if tree.ndim != 5:
             return [tree], [""]
-        tree = list(tree)  # layers stacked into one array
+        tree = list(tree)  # one array holds several layers
     if len(tree) == 1:
         return _flatten(tree[0])
     if any(isinstance(item, list) for item in tree):
