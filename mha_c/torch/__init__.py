@@ -10,14 +10,14 @@ torch.Size([8, 8])
 Layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding,
 AttentionDecoder, Seq2SeqAttentionDecoder.  Functions: mha_c.torch.functional.  Other systems' layers:
 mha_c.torch.variants.
-convert(model) replaces the attention modules of d2l and torch inside a model; mha_c.d2l does so for the book's
-package as a whole.
+convert(model) replaces the attention modules of d2l and torch inside a model; mha_c.d2l replaces the classes of the
+book's package.
 """
 
 from __future__ import annotations
 
 try:
-    import torch as _torch  # noqa: F401  its absence is told here, in our words
+    import torch as _torch  # noqa: F401  raises our own error where torch is missing
 except ModuleNotFoundError as missing:
     if missing.name != "torch":
         raise

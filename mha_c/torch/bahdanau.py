@@ -13,9 +13,9 @@ from .layers import AdditiveAttention
 
 
 class AttentionDecoder(nn.Module, Viewable):
-    """The book's base class of decoders that show attention weights; abstract.
+    """The book's abstract base class of decoders that show attention weights.
 
-    Call: decoder(X (B, T) of whole numbers, state) gives scores, and the state for the next call.
+    Call: decoder(X (B, T) of whole numbers, state) gives the scores and the state for the next call.
 
     Not made by hand.
 
@@ -25,14 +25,14 @@ class AttentionDecoder(nn.Module, Viewable):
     """
 
     def init_state(self, enc_outputs: Any, *args: Any) -> Any:
-        """The state that the first call takes; a subclass says which.
+        """The state that the first call takes; a subclass implements this.
 
         Parameters
         ----------
         enc_outputs : Any
-            What the encoder gave.
+            The result of the encoder.
         *args : Any
-            What else a subclass takes.
+            Further arguments of a subclass.
 
         Returns
         -------
@@ -42,20 +42,20 @@ class AttentionDecoder(nn.Module, Viewable):
         raise NotImplementedError
 
     def forward(self, X: Tensor, state: Any) -> Any:
-        """One call of the decoder, see the class; a subclass says how."""
+        """One call of the decoder, see the class; a subclass implements it."""
         raise NotImplementedError
 
     @property
     def attention_weights(self) -> Any:
-        """Weights of the last call, a tensor for each step; a subclass has them."""
+        """Weights of the last call, a tensor for each step; a subclass implements this."""
         raise NotImplementedError
 
 
 class Seq2SeqAttentionDecoder(AttentionDecoder):
-    """A GRU over [context ; embedding]; the context is additive attention of its top hidden state on the encoder.
+    """A GRU over [context ; embedding]; additive attention of the top hidden state to the encoder gives the context.
 
-    Call: decoder(X (B, T), the words so far as whole numbers, state) gives scores (B, T, vocab_size), one row a step,
-    and the state for the next call; the first is that of `init_state`.
+    Call: decoder(X, state) with words X (B, T) as whole numbers gives scores (B, T, vocab_size), one row for each step,
+    and the state for the next call.  `init_state` gives the state of the first call.
 
     Parameters
     ----------
@@ -64,17 +64,17 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
     embed_size : int
         Features of an embedded word.
     num_hiddens : int
-        Features of a hidden state, as the encoder's.
+        Features of a hidden state, the same as in the encoder.
     num_layers : int
         Layers of the GRU.
     dropout : float
-        Of attention and GRU.
+        Dropout of attention and GRU.
 
     Notes
     -----
-    `attention_weights` is, after a call, a list of (B, 1, K), one for each step.  Children: attention, embedding, rnn,
-    dense, as in the book's text.  Unlike the book's: the keys go through W_k once for all steps of a call, not at each
-    step.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
+    After a call `attention_weights` is a list of tensors (B, 1, K), one for each step.  Children: attention, embedding,
+    rnn, dense, as in the book's text.  Unlike the book's: W_k projects the keys once for all steps of a call, not at
+    each step.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
 
     Examples
     --------
@@ -100,11 +100,11 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         Parameters
         ----------
         enc_outputs : tuple
-            Of the encoder: outputs (T, B, num_hiddens), hidden state (num_layers, B, num_hiddens).
+            The encoder's outputs (T, B, num_hiddens) and hidden state (num_layers, B, num_hiddens).
         enc_valid_lens : Tensor (B,), optional
             How many steps of each sentence count.
         *args : Any
-            Not used; the book's signature.
+            Not used; the book's signature has them.
 
         Returns
         -------
@@ -120,7 +120,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = values = enc_outputs
         own = type(self.attention) is AdditiveAttention and not is_changed(self.attention)
-        if len(embedded) > 1 and own:  # whatever else stands there is called as in the book
+        if len(embedded) > 1 and own:  # a replaced attention is called as in the book
             keys, values = self.attention.project(keys, values), None
         outputs, self._attention_weights = [], []
         for x in embedded:
@@ -135,5 +135,5 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
 
     @property
     def attention_weights(self) -> list[Tensor]:
-        """One (B, 1, K) for each step of the last call."""
+        """Weights of the last call: one tensor (B, 1, K) for each step."""
         return self._attention_weights

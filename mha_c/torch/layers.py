@@ -1,8 +1,8 @@
 """The attention layers of the book as torch modules: MultiHeadAttention, DotProductAttention, AdditiveAttention.
 
-They stand where d2l's stand: real nn.Linear children with d2l's names in d2l's order (so that weights load both
-ways and Xavier hooks find them), training mode at the start, gradients by autograd.  Each call is one call of the
-compiled core, forward and backward.
+They can replace d2l's: real nn.Linear children with d2l's names in d2l's order (so that weights load both ways and
+Xavier initialization finds them), training mode at the start, gradients by autograd.  Each forward call is one call of
+the compiled core, and so is each backward call.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ DotProductAttention._layout = Layout.of(())
 
 
 class MultiHeadAttention(AttentionModule, TransposesHeads):
-    """Multi-head attention: W_o of the heads side by side, each a DotProductAttention of projected inputs.
+    """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
 
-    Both generations of the book's constructor, told apart by the arguments given:
+    There are two forms of the constructor, one of each generation of the book; the arguments tell which is meant:
 
         MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)                    d2l 1.0
         MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
@@ -75,51 +75,51 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     Parameters
     ----------
     key_size, query_size, value_size : int
-        Features of the inputs.  Without them, in the first form, the projections are nn.LazyLinear until the first
-        call, as in d2l.
+        Features of the inputs.  The first form has no such arguments: the projections are nn.LazyLinear until the first
+        call sets these sizes, as in d2l.
     num_hiddens : int
         Features of the result.
     num_heads : int
-        Divides num_hiddens.
+        How many heads; must divide num_hiddens.
     dropout : float
         Probability in 0..1 with which a weight is dropped, in training mode only.
     bias : bool
-        Of the projections; by name also `use_bias`.
+        Whether the four projections add a bias; the name `use_bias` is accepted too.
     empty_rows : {"uniform", "zero"}
-        What a query whose length is <= 0 gets: the mean over all keys, as in d2l; or 0.
+        What a query whose length is <= 0 gets: the mean of all values ("uniform", as in d2l) or 0 ("zero").
     device, dtype : optional
-        Of the parameters, as in torch's modules.
+        Device and type of the parameters, as in torch's modules.
 
     Raises
     ------
     ShapeError
         Where shapes do not fit together; a ValueError.
     TypeError
-        Where types differ or tensors are of another kind or device.
+        Where types differ, or where tensors are of another kind or on another device.
     ValueError
-        Where a number or a length is none that is allowed.
+        Where a number or a length is not allowed.
     RuntimeError
-        For the gradient of the output with respect to attention_weights, which it is computed without.
+        For the gradient of the output with respect to attention_weights: the output is computed without these.
 
     Notes
     -----
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None, cache=None) gives
     (B, Q, num_hiddens).
 
-    queries, keys, values   of the parameters' device and type, float32 or float64; bfloat16 and float16, also mixed
-                with float32, are computed on the CPU in float32 and the result rounded to queries' type, under autocast
-                to autocast's, as is that of float32.  `keys` may be what `project` gave; then there are no values
+    queries, keys, values   of the parameters' device and type, float32 or float64.  On the CPU bfloat16 and float16,
+                also mixed with float32, are computed in float32; the result is rounded to the type of queries.  Under
+                autocast all but float64 results have its type.  If `keys` is a result of `project`, leave out values
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
-                (rounded up); keys and values beyond are never read
+                (rounded up); keys and values beyond these lengths are never read
     training    True or False: overrides the mode of the dropout for one call
-    cache       what `new_cache` made: the steps before
+    cache       made by `new_cache`: holds the earlier steps
 
-    Afterwards `attention_weights` is (B, H, Q, K), and `attention.attention_weights` d2l's (B*H, Q, K): before
-    dropout, computed when first used; where gradients are recorded, a function of inputs and parameters.  Dropout
-    draws one seed from torch's generator for each call.  On other devices than the CPU torch's own kernels compute.
-
+    After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.  They
+    are the weights before dropout, computed at their first use; where gradients are recorded, gradients flow from them
+    to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On other devices than the
+    CPU torch's own kernels compute.
     Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
-    after a training step).  A child replaced by something else, or with hooks, is called as d2l would call it.
+    after a training step).  A child that was replaced, or that has hooks, is called as d2l would call it.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples
@@ -172,7 +172,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         return self._modules["attention"]
 
     def _read_weights(self) -> Any:
-        if self._last is not None:  # assigned here
+        if self._last is not None:  # a program has assigned them
             return super()._read_weights()
         inner = self.attention
         if isinstance(inner, AttentionModule):
@@ -199,33 +199,33 @@ MultiHeadAttention._layout = Layout.of(
 )
 
 
-ProjectedKeys = ProjectedKeyValues  # that of an AdditiveAttention may be of keys alone
+ProjectedKeys = ProjectedKeyValues  # an AdditiveAttention may project keys only
 
 
 class AdditiveAttention(AttentionModule):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
-    Both generations of the book's constructor:
+    There are two forms of the constructor, one of each generation of the book:
 
         AdditiveAttention(num_hiddens, dropout)                         d2l 1.0
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
     training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys` may also be
-    what `project_keys` gave.  `attention_weights` is (B, Q, K).
+    the result of `project_keys`.  `attention_weights` is (B, Q, K).
 
     Parameters
     ----------
     key_size, query_size : int
-        Features of keys and queries; without them, in the first form, found out in the first call.
+        Features of keys and queries.  The first form has no such arguments: the first call sets these sizes.
     num_hiddens : int
-        Features of their sum.
+        Features of the projected keys and queries, which are added.
     dropout : float
         As in `MultiHeadAttention`.
     empty_rows : {"uniform", "zero"}
         As in `MultiHeadAttention`.
     device, dtype : optional
-        Of the parameters, as in torch's modules.
+        Device and type of the parameters, as in torch's modules.
 
     Notes
     -----
@@ -268,23 +268,23 @@ class AdditiveAttention(AttentionModule):
         self.dropout = nn.Dropout(scalars.probability(given["dropout"]))
 
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
-        """`project` for calls that give the values: attention(queries, keys, values).
+        """Project the keys by W_k once, for a decoder that uses the same keys at every step.
 
         Parameters
         ----------
         keys : Tensor (B, K, key_size)
-            What a call would be given.
+            The keys that a call would take.
         valid_lens : numbers (B,) or (B, Q), optional
-            Hold for the calls that give none of their own.
+            Used by calls that give no valid_lens.
 
         Returns
         -------
         ProjectedKeys
-            Takes the place of `keys` in a call, which then skips W_k.
+            A call takes it in the place of `keys`, attention(queries, keys, values), and skips W_k.
 
         Notes
         -----
-        d2l has no such call and projects the keys at each step.
+        d2l has no such call and projects the keys again at each step.
         """
         return project(self, keys, None, valid_lens)
 
@@ -299,7 +299,7 @@ AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
 
 
 def linear(size: Any, out_features: int, bias: bool, place: dict[str, Any]) -> nn.Linear:
-    """A projection; lazy where no size is given."""
+    """A projection; an nn.LazyLinear where no size is given."""
     if size is None:
         return nn.LazyLinear(out_features, bias, **place)
     return nn.Linear(size, out_features, bias, **place)
@@ -309,7 +309,7 @@ def textbook(
     module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool],
     scorer: Optional[nn.Module] = None,
 ) -> Tensor:  # fmt: skip
-    """The book's own lines, with what is under their names now."""
+    """The book's own lines of code, which call what has the book's names now."""
     if training is not None and training != module.dropout.training:
         raise ValueError("training= overrides the mode of a plain nn.Dropout: set the mode of the module's own dropout")
     if scorer is not None:

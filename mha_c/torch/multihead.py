@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention with the attention itself computed by the core: what `convert` puts in its place."""
+"""nn.MultiheadAttention with its attention computed by the core; `convert` replaces torch's class by this one."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from .functional import dot_product_attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """The class and parameters of torch (so its files load, and isinstance holds), another way to compute.
+    """A subclass of torch's nn.MultiheadAttention with the same parameters; the core computes the attention.
 
     Parameters
     ----------
     embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype : Any
-        Those of nn.MultiheadAttention.
+        As in nn.MultiheadAttention.
 
     Notes
     -----
     Call: mha(query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
-    is_causal=False) gives (output, weights or None): torch explains them.  Masks of bool are True where nothing may be
-    seen, those of floats are added to the scores; is_causal is a hint that attn_mask is the causal mask.
+    is_causal=False) gives (output, weights or None), as torch documents.  A bool mask is True where a query must not
+    see a key; a float mask is added to the scores; is_causal is a hint that attn_mask is the causal mask.
 
-    Differences: a query that may see no key gets zeros before the output projection (torch: NaN, or zeros, depending on
-    its path); returned weights are those before dropout.  add_bias_kv, add_zero_attn and nested tensors are left to
-    torch.
+    Differences: a query that may see no key gets 0 before the output projection (torch: NaN, or 0, depending on
+    its path); returned weights are those before dropout.  torch itself computes calls with add_bias_kv, add_zero_attn
+    or nested tensors.  State dicts of torch load, and isinstance(mha, nn.MultiheadAttention) holds.
 
     Examples
     --------
@@ -86,7 +86,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _masks(
         self, padding: Optional[Tensor], mask: Optional[Tensor], q: Tensor, n_keys: int, dtype: torch.dtype
     ) -> tuple[Optional[Tensor], Optional[Tensor]]:
-        """(keep_mask, bias): torch's True = drop turned round, float masks added."""
+        """(keep_mask, bias): bool masks, True = drop in torch, are inverted; float masks are added to one bias."""
         batch, n_queries = q.shape[0], q.shape[1]
         masks = []
         if padding is not None:
