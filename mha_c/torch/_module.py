@@ -1,7 +1,7 @@
-"""The forward call that the three layers share, and what is read back after it.
+"""What the three layers share: the forward call, and `attention_weights` after it.
 
-A small layer is over in some ten microseconds, so the usual call (plain CPU tensors, children that do what torch's
-own classes do) goes straight to the core, which reads the parameters where they lie; any other goes through `_slowly`.
+A call of a small layer takes about ten microseconds.  So the usual call (plain CPU tensors, children that do what
+torch's own classes do) goes straight to the core, which reads the parameters in place; other calls use `_slowly`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOT_SAVED = "_frozen", "_memory"
 
 
 def leaf_of_a_graph(tracer: Any, module: nn.Module, inputs: Any, options: Any) -> Any:
-    """One node that calls the module, whose `forward` torch.fx wants to trace."""
+    """One graph node that calls the module: torch.fx does not trace into its `forward`."""
     given = {name: value for name, value in options.items() if value is not None}
     return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, given)
 
@@ -50,8 +50,8 @@ class StateShapeError(ShapeError, RuntimeError):
 
 
 class TakesArrays(nn.Module):
-    """A module whose weights may be loaded from arrays, as NumPy layers give them, alone or inside a model, and whose
-    properties say in their own words why there is nothing to read."""
+    """A module that can load its weights from arrays, such as a NumPy layer's, alone or inside a model, and whose
+    properties raise their own errors where there is nothing to read (nn.Module would hide these)."""
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
         for name, value in state_dict.items():
@@ -61,27 +61,27 @@ class TakesArrays(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         if isinstance(getattr(type(self), name, None), property) and name not in self.__dict__.get("_parameters", {}):
-            return object.__getattribute__(self, name)  # it has failed: once more, for its own words
+            return object.__getattribute__(self, name)  # the property has failed: raise its own error
         return super().__getattr__(name)
 
 
 class AttentionModule(TakesArrays, Viewable):
-    """Base of the layers: `forward`, and what a later look at `attention_weights` needs."""
+    """Base of the layers: `forward`, and `attention_weights`, which is computed when it is read."""
 
     _layout: Layout  # of the class
-    _with_masks = "mha_c.torch.functional.dot_product_attention"  # what takes any mask
+    _with_masks = "mha_c.torch.functional.dot_product_attention"  # the function that takes any mask
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Optional[Packed] = None
-    _remembers = False  # whether calls with one query may go on from the one before: see repeated_keys.py
-    # Of the last call: what the core or an operator kept, type of the inputs, parts of a WeightsSource; a Kept or an
-    # Assigned once attention_weights are read or assigned.
+    _remembers = False  # whether calls with one query may reuse projections of the last call: see repeated_keys.py
+    # Of the last call: (what the core or an operator kept, type of the inputs, parts of a WeightsSource).  Reading
+    # attention_weights makes it a Kept, assigning them an Assigned.
     _last: Any = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "forward" not in vars(cls) and cls.__module__.startswith("mha_c."):
-            # Python's words about a wrong call name the class in use.
+            # Python's errors about wrong calls then name this class.
             cls.forward = own_method(cls, cls.forward)  # type: ignore[method-assign,arg-type]
 
     def __init__(self, empty_rows: str) -> None:
@@ -89,33 +89,33 @@ class AttentionModule(TakesArrays, Viewable):
         self.empty_rows = scalars.empty_rows(empty_rows)
 
     def _inner(self) -> Any:
-        """The module that has the dropout, and shows the weights of the last call."""
+        """The module that has the dropout and shows the attention weights of the last call."""
         return self
 
     def reset_parameters(self) -> None:
-        """Draw all weights anew, as torch's modules do; lazy ones are drawn in the first call."""
+        """Draw all weights again, as torch's modules do; the first call draws those of lazy modules."""
         for child in self.children():
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
 
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
-        """Room for the projected keys and values of max_len steps of `batch` items.
+        """Make a cache for the projected keys and values of max_len steps of `batch` items.
 
-        module(x, x, x, cache=cache) with x (B, n, features) projects the n new steps only and lets each attend to
-        itself and to all before it; valid_lens (B,) says how many of the n count.  In evaluation and without
-        gradients: see `new_cache` of the NumPy layers, whose rules and errors these are.
+        module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
+        cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n steps
+        of each item count.  In eval mode and without gradients only.  Rules and errors are those of the NumPy layers.
 
         Parameters
         ----------
         batch : int
             How many items.
         max_len : int
-            How many steps there is room for.
+            The largest number of steps.
 
         Returns
         -------
         KeyValueCache
-            An empty one.
+            An empty cache.
 
         Examples
         --------
@@ -131,22 +131,22 @@ class AttentionModule(TakesArrays, Viewable):
         return decoding.KeyValueCache(batch, max_len)
 
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
-        """W_k keys and W_v values, once, for the many calls module(queries, kv) of a decoder on one encoder.
+        """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
-        Where gradients are recorded they lead through it to keys, values, W_k and W_v; under torch.no_grad() the calls
-        are as short as they can be.  Otherwise as `project` of the NumPy layers.
+        Where gradients are recorded, they flow back to keys, values, W_k and W_v; calls under torch.no_grad() are the
+        fastest.  module(queries, kv) takes the result kv in the place of both; see `project` of the NumPy layers.
 
         Parameters
         ----------
         keys, values : Tensor (B, K, .)
-            What a call would be given.
+            The keys and values that a call would take.
         valid_lens : numbers (B,) or (B, Q), optional
-            Hold for the calls that give none of their own.
+            Used by calls that give no valid_lens.
 
         Returns
         -------
         ProjectedKeyValues
-            Takes the place of both.  Once W_k or W_v has changed it is refused (ValueError): project again.
+            If W_k or W_v has changed since, a call refuses it (ValueError): project again then.
 
         Examples
         --------
@@ -168,7 +168,7 @@ class AttentionModule(TakesArrays, Viewable):
     def _to_measure(self, sizes: Any, drawn: bool) -> Any:
         return to_measure(self, sizes, drawn)
 
-    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+    if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
         def __call__(
             self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
@@ -181,7 +181,7 @@ class AttentionModule(TakesArrays, Viewable):
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.
 
-        `defaults`: those of the keywords, None, which torch.onnx.export(dynamo=False) gives by position.
+        `defaults`: None for each keyword; torch.onnx.export(dynamo=False) passes these by position.
         """
         if misnamed:
             raise calls.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)
@@ -214,7 +214,7 @@ class AttentionModule(TakesArrays, Viewable):
             if large and queries.dim() == 3 and queries.size(1) == 1:
                 found = repeated_keys.remembered(self.__dict__, inputs, parameters, options, packed)
             out, saved, source = run_layer(inputs, parameters, options, seed, packed) if found is None else found
-        except (BufferError, TypeError):  # types that do not go together, tensors elsewhere: said or solved there
+        except (BufferError, TypeError):  # types differ, or another device: `_slowly` computes or raises
             return self._slowly(queries, keys, values, valid_lens, training, seed)
         dtype = out.dtype
         if autocasting() and result_type(dtype) is not dtype:
@@ -225,7 +225,7 @@ class AttentionModule(TakesArrays, Viewable):
         return out
 
     def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
-        """The call with inputs that are no plain tensors, or inside a compiler."""
+        """A call with inputs that are not plain tensors, or inside a compiler."""
         if isinstance(keys, ProjectedKeyValues):
             return projected.call_projected(self, queries, keys, values, valid_lens, training)
         if queries is None or keys is None or values is None:
@@ -237,7 +237,7 @@ class AttentionModule(TakesArrays, Viewable):
     def _slowly(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
     ) -> Tensor:  # fmt: skip
-        """Any call but the usual one; seed of its dropout, where it has drawn one already."""
+        """Every other call; `seed` is that of its dropout if the call has drawn one already."""
         calls.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = checked_inputs(queries, keys, values)
         materialize(self, queries, keys, values)
@@ -252,11 +252,11 @@ class AttentionModule(TakesArrays, Viewable):
         return out
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        """The call as d2l writes it behind its projections, one child after the other."""
+        """The call after the projections, as d2l writes it: one child after the other."""
         raise NotImplementedError
 
     def _through(self, slot: int, x: Tensor) -> Tensor:
-        """Queries (0), keys (1) or values (2) through W_q, W_k or W_v, called as a child where there is one."""
+        """Apply the child W_q, W_k or W_v to queries (0), keys (1) or values (2); x itself where there is none."""
         name = dict(self._layout.slots).get(slot)
         return x if name is None else getattr(self, name)(x)
 
@@ -269,10 +269,10 @@ class AttentionModule(TakesArrays, Viewable):
 
     @property
     def attention_weights(self) -> Tensor:
-        """Weights of the last call, before dropout: (B, Q, K), or (B, H, Q, K) of a MultiHeadAttention.
+        """Weights of the last call, before dropout: (B, Q, K), or (B, H, Q, K) in a MultiHeadAttention.
 
-        The attention inside a MultiHeadAttention has them as d2l's: (B*H, Q, K), row b*H + h.  Each reading gives the
-        same tensor; what is assigned is read until the next call.
+        In the attention inside a MultiHeadAttention the shape is (B*H, Q, K), row b*H + h, as in d2l.  Each reading
+        gives the same tensor.  An assigned value can be read until the next call.
         """
         return self._read_weights()
 
@@ -300,22 +300,22 @@ class AttentionModule(TakesArrays, Viewable):
         return last.weights(heads)
 
     def _reads_names(self) -> bool:
-        """True.  What the layout compares of a program's own functions is read here where compilers see it."""
+        """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
         return True
 
     def _forget_assigned(self) -> None:
-        """Before what a call leaves is kept in another module's state: in the layer's own it takes the place."""
+        """For layers whose inner module keeps the weights: drop those assigned to the layer itself.  Here: nothing."""
 
     def __getattr__(self, name: str) -> Any:
         child = self.__dict__.get("_modules", {}).get(name)
-        if child is not None:  # `mha.attention.attention_weights` in each call of the book's encoder
+        if child is not None:  # a short way: the book's encoder reads `mha.attention.attention_weights` in each call
             return child
         return super().__getattr__(name)
 
-    # What a module remembers of the last calls goes with the mode, the numbers and the type that they had.
+    # What a module remembers of earlier calls is valid for one mode, one set of weights and one type only.
 
     def train(self, mode: bool = True) -> Any:
-        """As torch's.
+        """The same as `train` of torch's modules.
 
         Parameters
         ----------
@@ -325,7 +325,7 @@ class AttentionModule(TakesArrays, Viewable):
         Returns
         -------
         Module
-            This one.
+            The module itself.
         """
         self.__dict__.pop("_memory", None)
         return super().train(mode)
@@ -339,19 +339,19 @@ class AttentionModule(TakesArrays, Viewable):
         super()._load_from_state_dict(*args, **options)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
-        """As torch's; weights of a wrong shape are a ShapeError too, and arrays, as NumPy layers give, are taken.
+        """Like `load_state_dict` of torch's modules; takes arrays too, and the error for a wrong shape is a ShapeError.
 
         Parameters
         ----------
         state_dict : dict
             {name: Tensor or array}.
         *args, **options : Any
-            As torch's.
+            As in torch.
 
         Returns
         -------
         NamedTuple
-            As torch's: missing_keys, unexpected_keys.
+            As in torch: missing_keys, unexpected_keys.
         """
         try:
             return super().load_state_dict(state_dict, *args, **options)
@@ -365,6 +365,6 @@ class AttentionModule(TakesArrays, Viewable):
         return {**own, "_last": detached(self._last)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's own
+        weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's
         super().__setstate__({name: value for name, value in state.items() if name not in (*_NOT_SAVED, *weights)})
         self._last = weights.get("attention_weights") or restored(state.get("_last"))
