@@ -1,5 +1,5 @@
-"""For mha_c.explain and mha_c.cost: which way a call of a layer would take, asked of `_call/ways.py`, and what is known
-of it."""
+"""For mha_c.explain and mha_c.cost: the way that a call of a layer would take, according to `_call/ways.py`, and the
+facts of this way."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Facts = dict[str, Any]
 
 
 def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], cache: Any) -> Facts:
-    """The facts of a call of the module: those that every way has, and those of its own."""
+    """The facts of a call of the module: those of every way, and those of the way that it takes."""
     training = None if training is None else scalars.flag(training, "training")
     if cache is not None:
         check_cache(module, cache, training)
@@ -37,7 +37,7 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
         valid_lens = keys._valid_lens if valid_lens is None else valid_lens
         keys, values = map(torch.as_tensor, (keys._keys, keys._values if values is None else values))
     queries, keys, values = inputs = checked_inputs(queries, keys, values)
-    if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # the call draws them: here a copy's, in vain
+    if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copy.deepcopy(module)
         _draw(module, inputs)
     parts = standard_parts(module, *inputs)
@@ -60,7 +60,7 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
 
 
 def _draw(module: Any, inputs: Any) -> None:
-    """The open weights of a copy; the program's random numbers stay undrawn."""
+    """Draw the open weights of a copy; the program's random numbers stay unused."""
     device = inputs[0].device
     on_cpu = device.type in ("cpu", "meta")
     with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
@@ -80,7 +80,7 @@ def _of_core(module: Any, inputs: Any, parameters: LayerParameters, lens: Any, d
 
 
 def _of_torch(inputs: Any, parameters: LayerParameters, counts: Any) -> Facts:
-    """What computes the attention, and bytes beside those of torch's own kernels."""
+    """Facts of torch's own operations: what computes the attention, and bytes without those inside torch's kernels."""
     w_v, (batch, _, n_queries, n_keys) = parameters[8], counts
     q, k, v = (x.shape[2] if W is None else W.shape[0] for x, W in zip(inputs, parameters))
     numbers = batch * (n_queries * (q + v) + n_keys * (k + v))
@@ -96,7 +96,7 @@ def _of_torch(inputs: Any, parameters: LayerParameters, counts: Any) -> Facts:
 
 
 def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
-    """What `_to_measure` of _cost.py gives of a NumPy layer; the function waits for the device."""
+    """The same as `_to_measure` of _cost.py, for a module; the function waits for the device."""
     module = copy.deepcopy(module).eval()
     place = next(module.parameters(), torch.empty(()))
     inputs: list[Tensor] = [torch.empty(size, dtype=place.dtype, device=place.device) for size in sizes]
@@ -112,5 +112,5 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
 
     with torch.no_grad():
         facts = explained(module, inputs, None, None, None)
-    share = facts["attention"].get("share")  # of the core, within torch's limit; torch's own kernels use what torch may
+    share = facts["attention"].get("share")  # the core stays within torch's limit; torch's kernels use that limit
     return call, inputs, {**facts, "threads": torch.get_num_threads() if share is None else share["most_threads"]}

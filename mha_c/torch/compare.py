@@ -1,4 +1,4 @@
-"""An attention module, or a model with some inside, beside the same with our modules: what `mha_c.d2l.compare` runs."""
+"""Compares an attention module, or a model that contains some, with a converted copy; `mha_c.d2l.compare` calls it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .convert import convert
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
     with in_eval_mode(module), torch.no_grad():
-        module(*inputs)  # fixes lazy sizes, and leaves weights that can be copied
-    theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes: those of copies
+        module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
+    theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes, of copies only
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "convert found nothing")  # an error here
+        warnings.filterwarnings("ignore", "convert found nothing")  # here it raises an error below
         ours = convert(copy.deepcopy(theirs))
     if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
         raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
@@ -67,7 +67,7 @@ def _training(module: nn.Module, inputs: Any) -> None:
 
 
 def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any, seconds: float) -> list[float]:
-    """Microseconds of the fastest call of each, turn by turn."""
+    """Microseconds of the fastest call of each module; the modules are called in turn."""
     times: list[list[float]] = [[] for _ in modules]
     end = time.perf_counter() + seconds
     while len(times[0]) < 3 or time.perf_counter() < end:
