@@ -1,7 +1,7 @@
-"""Attention modules of d2l and torch inside a model become ours, with their weights: `convert`.
+"""`convert`: attention modules of d2l and torch inside a model become ours and keep their weights.
 
-d2l is never imported: a class is known by what it is called, holds and computes, so that copies of the book's classes
-in a notebook are found too, and classes that only have the name are left alone.
+d2l is never imported: `convert` recognizes a class by its name, its children and what it computes.  So it also finds
+copies of the book's classes in a notebook, and does not change classes that only have the name.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from torch import Tensor, nn
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
-_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # of d2l's classes, in both generations
+_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # children of d2l's classes, in both generations
     "MultiHeadAttention": (MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
     "AdditiveAttention": (AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
     "DotProductAttention": (DotProductAttention, {"dropout"}),
 }
 _CALL = ["queries", "keys", "values", "valid_lens"]
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-_STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # what a module of ours holds before its first call
-_ROUNDING = 1e-4  # far above that of float32, far below what another formula makes of numbers around 1
+_STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # attributes of our modules before the first call
+_ROUNDING = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
 
 
 def convert(module: nn.Module) -> nn.Module:
-    """Let the attention modules inside `module` be ours, in place, and return it.
+    """Convert the attention modules inside `module` to ours, in place, and return `module`.
 
-    d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become the classes of
-    the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  They stay the very same objects
-    with the very same parameters, so optimizers that hold them go on; modes, attributes of a program's own, hooks of
-    the model around them and state_dict keys stay too.  A class of one of d2l's names is compared first: what it
-    computes on a few small inputs, gradients and the place of its dropout included.
+    d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become our classes of
+    the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules and parameters stay
+    the same objects, so optimizers keep working; modes, a program's own attributes, hooks of the model around them
+    and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few small
+    inputs are compared with ours, including gradients and the place of its dropout.
 
     Parameters
     ----------
@@ -50,18 +50,18 @@ def convert(module: nn.Module) -> nn.Module:
     Raises
     ------
     TypeError
-        Where it is no module.
+        Where `module` is not a torch module.
 
     Warns
     -----
     UserWarning
-        Names the attention modules that stay as they are, and why: hooks of their own, subclasses, another formula;
-        or says that there is none in `module`.
+        Names the attention modules that are not converted, and why: hooks of their own, subclasses, another formula;
+        or says that `module` contains none.
 
     Notes
     -----
-    nn.TransformerEncoderLayer has a fast path of its own in evaluation under no_grad, which reads the weights and calls
-    no attention module, ours as little as torch's: torch.backends.mha.set_fastpath_enabled(False) switches it off.
+    nn.TransformerEncoderLayer has a fast path of its own in eval mode under no_grad.  It reads the weights and calls no
+    attention module, neither ours nor torch's; torch.backends.mha.set_fastpath_enabled(False) switches it off.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def convert(module: nn.Module) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise TypeError(f"convert takes a torch module, got {type(module).__name__}")
     left, found = [], False
-    for name, part in reversed(list(module.named_modules())):  # the attention inside a MultiHeadAttention before it
+    for name, part in reversed(list(module.named_modules())):  # a MultiHeadAttention after the attention inside
         if type(part).__module__.startswith("mha_c."):
             found = True
         elif isinstance(part, nn.MultiheadAttention) or type(part).__name__ in _CHILDREN:
@@ -94,7 +94,7 @@ def convert(module: nn.Module) -> nn.Module:
 
 
 def _convert(module: nn.Module) -> Optional[str]:
-    """Make it ours; or the reason why it stays as it is."""
+    """Convert one attention module; returns None, or the reason why it is not converted."""
     if "forward" in module.__dict__ or any(getattr(module, name, None) for name in _HOOKS):
         return "has hooks or a forward of its own"
     if isinstance(module, nn.MultiheadAttention):
@@ -122,8 +122,8 @@ def _looks_like_d2l(module: nn.Module) -> bool:
 
 def _become_ours(module: Any) -> None:
     ours, _ = _CHILDREN[type(module).__name__]
-    for name in module.__dict__.keys() - _STATE:  # what a program has put there stays
-        if name == "board" or hasattr(ours, name):  # d2l.Module's, without which it can be loaded where no d2l is
+    for name in module.__dict__.keys() - _STATE:  # a program's own attributes stay
+        if name == "board" or hasattr(ours, name):  # d2l.Module's: files without it load where d2l is missing
             del module.__dict__[name]
     module.__class__ = ours
 
@@ -132,27 +132,27 @@ def _become_ours(module: Any) -> None:
 
 
 class _Weighing(nn.Module):
-    """In the place of a dropout: each number's factor depends on where it stands, and nothing is drawn."""
+    """Replaces a dropout in the comparison: multiplies each number by a factor of its position, without randomness."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 
 def _computes_the_same(module: nn.Module) -> bool:
-    """Whether it gives what our module in its place would give, weights and gradients included."""
+    """Whether the module gives the same results as our module, including attention weights and gradients."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         try:
             own = _with_numbers(_copy(module))
             ours = _copy(own)
             _become_ours(ours)
-            if not _agree(_results(own.eval(), None, (3, 64)), _results(ours.eval(), None, (3, 64))):  # windows
+            if not _agree(_results(own.eval(), None, (3, 64)), _results(ours.eval(), None, (3, 64))):  # finds windows
                 return False
             for training in (False, True):
                 for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
                     results = [_results(part.train(training), lens) for part in (own, ours)]
                     if not _agree(*results):
                         return False
-        except Exception:  # whatever another class says to a call that d2l's would take
+        except Exception:  # another class may raise anything where d2l's computes
             return False
     return True
 
@@ -162,7 +162,7 @@ def _agree(own: list[Tensor], ours: list[Tensor]) -> bool:
 
 
 def _copy(module: nn.Module) -> Any:
-    """Another module with the very same parameters, and a `_Weighing` for each dropout."""
+    """A copy of the module that shares its parameters and has a `_Weighing` in the place of each dropout."""
     kind: Any = type(module)
     twin = kind.__new__(kind)
     state = {name: value for name, value in module.__dict__.items() if not isinstance(value, Tensor)}
@@ -174,8 +174,8 @@ def _copy(module: nn.Module) -> Any:
 
 
 def _with_numbers(module: nn.Module) -> Any:
-    """The same on the CPU in float32, with numbers drawn for the comparison: with a model's own, which may be zeros or
-    all the same, different formulas give the same results.  Lazy ones are drawn in the first call."""
+    """A copy on the CPU in float32 with random weights: with a model's own weights, which may be zeros or all equal,
+    different formulas could give the same results.  The first call draws the weights of lazy modules."""
     module = copy.deepcopy(module).float()
     module = module.to_empty(device="cpu") if any(x.is_meta for x in module.parameters()) else module.cpu()
     generator = torch.Generator().manual_seed(1)
@@ -186,7 +186,7 @@ def _with_numbers(module: nn.Module) -> Any:
 
 
 def _results(module: Any, lens: Any, rows: tuple[int, int] = (3, 5)) -> list[Tensor]:
-    """Output, gradients of the inputs, and attention weights where it has some."""
+    """Output, gradients of the inputs, and attention weights if the module has them."""
     generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)
     if hasattr(module, "W_q"):
         linears = [getattr(module, name, module.W_q) for name in ("W_q", "W_k", "W_v")]
@@ -195,7 +195,7 @@ def _results(module: Any, lens: Any, rows: tuple[int, int] = (3, 5)) -> list[Ten
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     out = module(*inputs, lens)
     grads = torch.autograd.grad(out.square().sum(), inputs)
-    # A MultiHeadAttention shows those of the attention inside it, which has been compared.
+    # A MultiHeadAttention shows the weights of the attention inside it, which has been compared already.
     shows = not hasattr(module, "attention") and hasattr(module, "attention_weights")
     return [out, *grads, *([module.attention_weights] if shows else [])]
 
@@ -211,12 +211,12 @@ def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tens
     state : dict
         {name: Tensor}.
     prefix : str
-        What stands before the names, with its dot.
+        The prefix of the names, including its dot.
 
     Returns
     -------
     dict
-        Inputs of three equal sizes become `in_proj_weight`; other sizes q_proj_weight and its like (kdim, vdim).
+        With `in_proj_weight` if all input sizes are num_hiddens, else with q_proj_weight and so on (kdim, vdim).
 
     Examples
     --------
@@ -248,7 +248,7 @@ def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Te
     state : dict
         {name: Tensor}.
     prefix : str
-        What stands before the names, with its dot.
+        The prefix of the names, including its dot.
 
     Returns
     -------

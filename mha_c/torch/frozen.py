@@ -18,12 +18,12 @@ _NAMES = "W_q", "W_k", "W_v", "W_o"
 
 
 class Packed(NamedTuple):
-    """Weights as the kernels want them; `layer_parts` finds them while parameters and instruction set are these."""
+    """Weights packed for the kernels; `layer_parts` uses them while parameters and instruction set are the same."""
 
     isa: str
     parameters: Any
     ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
-    copies: list[Any]  # those of W_k and W_v, once something is kept, for all of that: `decoding.known_weights`
+    copies: list[Any]  # of W_k and W_v, made once something is kept and shared from then on: `decoding.known_weights`
 
     @classmethod
     def of(cls, parameters: Any) -> Packed:
@@ -33,7 +33,7 @@ class Packed(NamedTuple):
         return cls(_core.isa(), parameters, ready, [])
 
     def changed(self) -> list[str]:
-        """Names of the weights that have other numbers now, each of which is looked at."""
+        """Names of the weights whose numbers have changed; compares every number."""
         trios = zip(_NAMES, self.parameters, self.ready)
         return [name for name, W, then in trios if then is not None and pack(W).tobytes() != then[0].tobytes()]
 
@@ -44,26 +44,26 @@ def pack(weight: Any) -> Any:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
-    """Inside it, calls of mha_c's attention layers in `model` that record no gradient use weights packed on entering.
+    """Pack the weights of mha_c's attention layers in `model` once, for all calls in a `with` that record no gradient.
 
-    Small batches of large layers save the time of bringing the weights into the kernels' order at each call.  Outside,
-    every call computes with what the parameters hold at that moment.
+    This saves time for small batches in large layers: other calls bring the weights into the kernels' order each time.
+    Outside of the `with`, every call uses the current numbers of the parameters.
 
     Parameters
     ----------
     model : nn.Module
-        With layers of mha_c.torch in it.
+        A model with layers of mha_c.torch.
 
     Yields
     ------
     nn.Module
-        The same.
+        The same model.
 
     Raises
     ------
     RuntimeError
-        On leaving, where a weight has changed inside: each number is compared, and the message names the weights that
-        did, for then results since the change may have come from the numbers of before.
+        On leaving, if a weight has changed inside: calls since the change may have used the old numbers.  Every number
+        is compared, and the message names the weights.
 
     Examples
     --------

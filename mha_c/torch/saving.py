@@ -1,4 +1,4 @@
-"""Whole modules in files that others may have written: what torch.load(weights_only=True) has to be told."""
+"""Loading whole modules from files of unknown origin: the classes that torch.load(weights_only=True) must allow."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .similarity import KernelAttention
 
 
 def safe_globals() -> list[type]:
-    """The classes that a module of mha_c.torch, saved whole, is made of: torch's and ours.
+    """The classes, torch's and ours, that loading a whole module of mha_c.torch needs.
 
-    torch.load(weights_only=True), its default, builds nothing but tensors and what it was allowed.  What these classes
-    are built from is numbers and tensors, also after calls; a file can choose them, but runs nothing.  A model of your
-    own with such modules in it needs its own classes named as well, whichever attention it has.  Nothing is allowed by
-    importing mha_c.  A lazy module has to be called once before it is saved: until then torch keeps methods in it,
-    which nothing here can allow.
+    torch.load(weights_only=True), the default of torch, builds only tensors and the classes that were allowed.  These
+    classes hold numbers and tensors only, also after calls: a file can choose the numbers, but it runs no code.  For a
+    model of your own with such modules, allow the classes of the model too.  `import mha_c` allows nothing by itself.
+    Call a lazy module once before you save it: until then torch keeps methods in the module, which this list cannot
+    allow.
 
     Returns
     -------
