@@ -1,7 +1,7 @@
-"""Where a token stands: the book's PositionalEncoding, rotary positions, and the tables of two relative biases.
+"""Positions of tokens: the book's PositionalEncoding, rotary positions, and the tables of two relative biases.
 
-`PositionalEncoding` adds sines and cosines to the inputs of a model, `rotary` turns queries and keys, and
-`alibi_slopes` and `t5_buckets` say what to add to the scores.  NumPy alone; tensors in, tensors out.
+`PositionalEncoding` adds sines and cosines to the inputs of a model, `rotary` rotates queries and keys, and
+`alibi_slopes` and `t5_buckets` give biases of the scores.  All is computed in NumPy; tensors give tensors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 class PositionalEncoding(Trained):
-    """X plus sines and cosines of each step's position, then dropout: the book's way to tell steps apart.
+    """Add sines and cosines of each step's position to X, then dropout: how the book tells steps apart.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
-    `start` is the position of the first step: a whole number, or (B,) of them, such as the lengths of a cache when
-    decoding; start + T may not exceed max_len.  In training mode (`train()`) numbers are dropped, and `backward`
-    leads the gradient of the last call back to X.
+    `start` is the position of the first step: one whole number, or one for each item (B,), such as the lengths of a
+    cache when decoding; start + T must not exceed max_len.  In training mode (`train()`) numbers are dropped, and
+    `backward` gives the gradient of the last call with respect to X.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ class PositionalEncoding(Trained):
     max_len : int
         How many positions there are.
     rng : None, int or numpy.random.Generator
-        For dropout.
+        Random numbers for dropout.
 
     Attributes
     ----------
     P : ndarray (1, max_len, num_hiddens), float64
-        P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)), P[0, i, 2j + 1] its cosine.
+        P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)); P[0, i, 2j + 1] is the cosine of the same angle.
 
     Raises
     ------
@@ -62,7 +62,7 @@ class PositionalEncoding(Trained):
     Notes
     -----
     Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
-    and can begin at a later position, without which a model that decodes step by step gives every token position 0.
+    and has `start`: without it a model that decodes step by step would give every token position 0.
     Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
 
     Examples
@@ -84,7 +84,7 @@ class PositionalEncoding(Trained):
         scalars.check_size("P", 1, *shape)
         self.P = sinusoids(*shape)[None]
         self._rng = scalars.generator(rng)
-        # Of the last training call: its shape, and 0 for what was dropped, 1/(1 - p) for the rest, or one for all.
+        # The shape of the last training call and its factors: 0 for dropped numbers, else 1/(1 - p); or one for all.
         self._record: Optional[tuple[tuple[int, ...], Array]] = None
 
     @overload
@@ -107,7 +107,7 @@ class PositionalEncoding(Trained):
     @overload
     def backward(self, grad_output: Any) -> Any: ...
     def backward(self, grad_output: Any) -> Any:
-        """The gradient of X, from that of what the last call in training mode returned.
+        """The gradient with respect to X, from the gradient with respect to the result of the last training call.
 
         Parameters
         ----------
@@ -158,33 +158,33 @@ def rotary(x: NDArray[Real], positions: Any, base: float = 10000.0, interleaved:
 @overload
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
-    """Queries or keys turned by their positions, so that a dot product of two depends on their distance only.
+    """Rotate queries or keys by their positions, so that a dot product of two depends on their distance only.
 
     Parameters
     ----------
     x : array_like (B, [H,] T, D), float32 or float64
         Queries or keys; D is even.
     positions : numbers (T,) or (B, T)
-        Whole or not; negative ones turn back.
+        Whole numbers or not; negative positions rotate backwards.
     base : float
-        Pair i is turned by the angle position * base**(-2i / D).
+        Pair i is rotated by the angle position * base**(-2i / D).
     interleaved : bool
-        False: feature i is turned together with i + D/2 (halves: GPT-NeoX, Llama); True: 2i with 2i + 1 (neighbours:
-        the paper, GPT-J).
+        False: features i and i + D/2 are a pair (halves: GPT-NeoX, Llama); True: features 2i and 2i + 1 are a pair
+        (neighbours: the paper, GPT-J).
 
     Returns
     -------
     array of x's shape and type
-        The turned ones; angles are float64, whatever x is.
+        The rotated queries or keys; angles are float64, whatever the type of x.
 
     Raises
     ------
     ShapeError
-        Where shapes are others.
+        Where x or positions have another shape.
     TypeError
-        Where x or positions hold no such numbers.
+        Where x or positions have other types.
     ValueError
-        Where base is not above 0 or a position not finite.
+        Where base is not above 0 or a position is not finite.
 
     Notes
     -----
@@ -210,19 +210,19 @@ def rotary_backward(
 @overload
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
-    """The gradient of x, from that of `rotary(x, positions, base, interleaved)`: the same turn backwards.
+    """The gradient with respect to x of `rotary(x, positions, base, interleaved)`: the same rotation backwards.
 
     Parameters
     ----------
     grad_out : array of x's shape and type
         The gradient of a loss with respect to the result of `rotary`.
     positions, base, interleaved : as in the call of `rotary`
-        Errors are those of `rotary`, too.
+        The errors are those of `rotary`, too.
 
     Returns
     -------
     array of the same shape and type
-        The gradient of x.
+        The gradient with respect to x.
 
     Examples
     --------
@@ -236,7 +236,7 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
 
 
 def rotary_angles(x: Any, name: str, positions: Any, base: Any) -> Array:
-    """(1 or B, [1,] T, D/2) angles in float64, for this array or tensor."""
+    """The angles for an array or tensor x, float64, in the shape (1 or B, [1,] T, D/2)."""
     shape: tuple[int, ...] = tuple(x.shape)
     if len(shape) not in (3, 4) or shape[-1] % 2 or not shape[-1]:
         raise ShapeError(f"{name} must have shape (B, [H,] T, D) with an even D above 0, got {shape}")
@@ -256,7 +256,7 @@ def rotary_angles(x: Any, name: str, positions: Any, base: Any) -> Array:
 
 
 def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, sign: int) -> Any:
-    """By the angles of `rotary`, or, with sign -1, back."""
+    """`given`, rotated by the angles of `rotary`; with sign -1 rotated backwards."""
     (x,), as_tensor = to_arrays((given, name))
     angles = sign * rotary_angles(floats(x, name), name, positions, base)
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
@@ -273,8 +273,8 @@ def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, 
 def alibi_slopes(num_heads: int) -> Array:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
-    For a power of 2 they are 2**(-8/H), 2**(-16/H), ..., 2**-8; otherwise those of the next smaller power, and then
-    every other one of the next larger.
+    If H is a power of 2, the slopes are 2**(-8/H), 2**(-16/H), ..., 2**-8.  Otherwise they are all slopes of the next
+    smaller power, followed by every second slope of the next larger power.
 
     Parameters
     ----------
@@ -284,14 +284,14 @@ def alibi_slopes(num_heads: int) -> Array:
     Returns
     -------
     ndarray (H,), float64
-        As a table of relative biases (H, 2R + 1): -slopes[:, None] * abs(arange(-R, R + 1)).
+        For `relative_bias` (H, 2R + 1) use -slopes[:, None] * abs(arange(-R, R + 1)).
 
     Raises
     ------
     TypeError
-        Where num_heads is no whole number.
+        Where num_heads is not a whole number.
     ValueError
-        Where it is below 1.
+        Where num_heads is below 1.
 
     Notes
     -----
@@ -313,32 +313,32 @@ def alibi_slopes(num_heads: int) -> Array:
 def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Array:
     """T5's bucket of each distance j - i of a key j from a query i.
 
-    Near distances have buckets of their own, farther ones share them in logarithmic steps up to max_distance, and all
-    beyond share the last.
+    Each small distance has its own bucket.  Larger distances share buckets, in logarithmic steps up to max_distance;
+    all distances from max_distance on share the last bucket.
 
     Parameters
     ----------
     distances : array_like of whole numbers
-        Of any shape.
+        May have any shape.
     num_buckets : int
-        How many there are.
+        How many buckets there are.
     max_distance : int
-        From here on all share the last bucket.
+        All distances from this one on share the last bucket.
     bidirectional : bool
         True: one half of the buckets for earlier keys, one for later keys; False: later keys share bucket 0.
 
     Returns
     -------
     ndarray of the same shape, int64
-        Numbers in 0..num_buckets - 1.  With T5's learned table E (num_buckets, H), a table of relative biases
-        (H, 2R + 1) is E[t5_buckets(arange(-R, R + 1))].T, exact for any length once R >= max_distance.
+        Numbers in 0..num_buckets - 1.  With T5's learned table E (num_buckets, H), `relative_bias` (H, 2R + 1) is
+        E[t5_buckets(arange(-R, R + 1))].T, which is exact for any length if R >= max_distance.
 
     Raises
     ------
     TypeError
-        Where distances or one of the numbers are no whole numbers.
+        Where distances, num_buckets or max_distance are not whole numbers.
     ValueError
-        Where the numbers leave no buckets.
+        Where num_buckets or max_distance is too small, and for an odd num_buckets if bidirectional.
 
     Notes
     -----
@@ -363,7 +363,7 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
         raise ValueError(f"max_distance must be above {n_near}, the distances with a bucket of their own")
     at = np.maximum(to_int64(at), -MOST)  # the smallest int64 has no abs
     away = np.abs(at) if two_sided else np.maximum(-at, 0)
-    # T5 takes float32 logarithms, whose rounding decides at the borders: float32 here as well.
+    # T5 computes logarithms in float32, and at a border the rounding decides the bucket: so float32 here as well.
     ratio = np.log(np.maximum(away, 1).astype(np.float32) / n_near) / np.float32(np.log(max_distance / n_near))
     far = n_near + (ratio * (n_buckets - n_near)).astype(np.int64)
     bucket = np.where(away < n_near, away, np.minimum(far, n_buckets - 1))
