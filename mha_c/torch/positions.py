@@ -1,4 +1,4 @@
-"""Where a token stands, for tensors: the book's PositionalEncoding as a module, and rotary positions."""
+"""Positions of tokens, for tensors: the book's PositionalEncoding as a module, and rotary positions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ._tensors import HALVES, check_inputs
 
 
 class PositionalEncoding(nn.Module):
-    """X plus sines and cosines of each step's position, then dropout: see mha_c.PositionalEncoding.
+    """Add sines and cosines of each step's position to X, then dropout: see mha_c.PositionalEncoding.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
-    position of the first step, a whole number or (B,) of them.
+    position of the first step, one whole number or one for each item (B,).
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ class PositionalEncoding(nn.Module):
     Attributes
     ----------
     P : Tensor (1, max_len, num_hiddens)
-        A float32 buffer that no state_dict holds, as d2l's attribute of that name.  Whatever is put in its place, an
-        nn.Parameter to be learned or other numbers, or written into it, is what is added from then on; of the module's
-        own, float64 inputs meet the numbers in float64.
+        A float32 buffer that is not in the state_dict; in d2l P is a plain attribute.  P may be changed, or replaced by
+        other numbers or by an nn.Parameter that is learned: the module then adds these.  For inputs of float64 the
+        module's own numbers are added in float64.
 
     Notes
     -----
@@ -56,10 +56,10 @@ class PositionalEncoding(nn.Module):
         self.num_hiddens = encoding.num_hiddens
         self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
         self.register_buffer("P", self._table.float(), persistent=False)
-        self._own = self.P  # until somebody puts another in its place
+        self._own = self.P  # until P is replaced
 
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
-        """X plus the positions of its steps, then dropout: see the class."""
+        """Add the positions of the steps to X, then dropout: see the class."""
         check_inputs(X=X)
         check_features(X, "X", self.num_hiddens)
         if type(start) is int and 0 <= start <= self.P.shape[1] - X.shape[1]:
@@ -75,34 +75,34 @@ class PositionalEncoding(nn.Module):
         return self.dropout(X + rows)
 
     def _apply(self, fn: Any, *args: Any, **options: Any) -> PositionalEncoding:
-        """`to`, `double`, `to_empty` and so on, which leave P its numbers, in float32; from `meta` on, the table's."""
+        """`to`, `double`, `to_empty` and so on: P keeps its numbers in float32; from `meta` it gets the table's."""
         own = self.P if self.P is self._own else None
         super()._apply(fn, *args, **options)
         if own is not None:
             self.P = self._own = (self._table if own.is_meta else own).to(self.P.device, torch.float32)
         return self
 
-    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+    if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
         def __call__(self, X: Tensor, *, start: Any = 0) -> Tensor: ...
 
 
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:
-    """Queries or keys turned by their positions: see mha_c.functional.rotary.  Gradients reach x.
+    """Rotate queries or keys by their positions: see mha_c.functional.rotary.  Gradients flow back to x.
 
     Parameters
     ----------
     x : Tensor (B, [H,] T, D)
         Queries or keys; D is even.
     positions : numbers (T,) or (B, T)
-        Whole or not; negative ones turn back.
+        Whole numbers or not; negative positions rotate backwards.
     base, interleaved : as in mha_c.functional.rotary
-        Errors are the same, too.
+        The errors are the same, too.
 
     Returns
     -------
     Tensor of x's shape and type
-        The turned ones.
+        The rotated queries or keys.
 
     Examples
     --------
@@ -112,7 +112,7 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     torch.Size([2, 4, 3, 8])
     """
     check_inputs(x=x)
-    if x.dtype in HALVES:  # rounded once
+    if x.dtype in HALVES:  # computed in float32, so that the result is rounded once
         return rotary(x.float(), positions, base, interleaved).to(x.dtype)
     if isinstance(positions, Tensor) and not positions.is_cpu and positions.device == x.device:
         positions = positions.cpu()  # angles are float64, which not every device has
