@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
-    """Softmax over the last axis of X, over the first `valid_lens` elements of it: see mha_c.masked_softmax.
+    """Softmax over the first `valid_lens` elements of X's last axis: see mha_c.masked_softmax.
 
     Parameters
     ----------
     X : Tensor (B, Q, K)
-        Scores; of any shape if valid_lens is None.
+        Scores; X may have any shape if valid_lens is None.
     valid_lens, empty_rows : as in mha_c.masked_softmax
-        What counts, and what a row is where nothing does.
+        How many elements of a row count, and what a row becomes where none counts.
 
     Returns
     -------
@@ -49,21 +49,21 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     lens = lens[:, None] if lens.dim() == 1 else lens
     keep = torch.arange(X.shape[2], device=X.device) < lens[..., None]
     empty = lens[..., None] <= 0
-    # An empty row is uniform: softmax of equal scores.  No -inf throughout a row, whose gradient would be NaN.
+    # An empty row is uniform: softmax of equal scores.  A row of -inf throughout would have a gradient of NaN.
     scores = torch.where(keep, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
     weights = nn.functional.softmax(scores, dim=-1)
     return weights if empty_rows == "uniform" else torch.where(empty, torch.zeros((), dtype=X.dtype), weights)
 
 
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
-    """A copy of X in which everything at or beyond `valid_len` along axis 1 is `value`: see mha_c.sequence_mask.
+    """Copy X and set the steps (axis 1) from `valid_len` on to `value`: see mha_c.sequence_mask.
 
     Parameters
     ----------
     X : Tensor (B, T) or (B, T, ...)
-        One sequence a row.
+        One sequence in each row.
     valid_len, value : as in mha_c.sequence_mask
-        How many steps count, and what takes the place of the others.
+        How many steps of each sequence count, and what replaces all other steps.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
 
 
 def transpose_output(X: Tensor, num_heads: int) -> Tensor:
-    """The reverse of `transpose_qkv`, (B, T, H*d) of (B*H, T, d): see mha_c.transpose_output.
+    """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d); see mha_c.transpose_output.
 
     Parameters
     ----------
