@@ -1,4 +1,4 @@
-"""Attention layers of other systems as torch modules, under their own names and contracts, on the same C core.
+"""Attention layers of other systems as torch modules, with the originals' names and arguments, on the same C core.
 
 scaled_dot_product_attention, MultiHeadedSelfAttention, SelfAttentionAISummer, MultiHeadSelfAttentionAISummer.
 Parameters are real nn.Linear children with the originals' names, so that state_dicts load both ways.
@@ -40,11 +40,11 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     Parameters
     ----------
     query : Tensor (..., Q, d)
-        Of one type with the others.
+        All three tensors have one type.
     key : Tensor (..., K, d)
-        Leading axes broadcast.
+        Leading axes of the three tensors broadcast.
     value : Tensor (..., K, Dv)
-        One row a key.
+        One row for each key.
 
     Returns
     -------
@@ -70,10 +70,10 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
 
 
 class MultiHeadedSelfAttention(TakesArrays, Viewable):
-    """Multi-head self-attention of one argument, four projections without biases.
+    """Multi-head self-attention with one argument and four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  A child
-    replaced by something else, or with hooks, is called.
+    that was replaced, or that has hooks, is called.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
 
 class _AISummer(TakesArrays):
-    """What the layers of The AI Summer share: `to_qvk`, in the order that mha_c.variants says."""
+    """What the layers of The AI Summer share: `to_qvk`, whose features have the order that mha_c.variants describes."""
 
     def __init__(self, dim: int, heads: int, dim_head: int) -> None:
         super().__init__()
@@ -157,8 +157,8 @@ class _AISummer(TakesArrays):
 class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: see mha_c.variants.SelfAttentionAISummer.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool with **True = drop**, the contrary
-    of `keep_mask`; a query that drops everything gets zeros (in the original: NaN).
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
+    of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     Parameters
     ----------
     dim, heads, dim_head : int
-        Features of x, float32 or float64; how many heads; features of a head, dim // heads unless given.
+        Features of x, float32 or float64; how many heads; features of a head, by default dim // heads.
 
     Examples
     --------
