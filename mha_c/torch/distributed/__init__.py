@@ -1,10 +1,9 @@
 """mha_c.torch.distributed: attention over several processes, on top of torch.distributed.
 
-Long sequences: `ring_attention`, on the pieces that `split_sequence` cuts and `join_sequence` puts together;
-`spread_sequence(model, group)` lets layers use it.  Wide layers: `shard_heads` gives each process some of the heads,
-`gather_heads` puts them together.  More data: mha_c.torch modules are torch modules, so DistributedDataParallel and
-fully_shard take them as they are (docs/scale-out.md).
-Imported only when asked for.
+Long sequences: `split_sequence` cuts a sequence into pieces, `ring_attention` computes on them, `join_sequence` joins
+the pieces; `spread_sequence(model, group)` lets layers use this.  Wide layers: `shard_heads` gives each process some of
+the heads, `gather_heads` puts them together.  More data: mha_c.torch modules are torch modules, so
+DistributedDataParallel and fully_shard accept them (docs/scale-out.md).  Imported at the first use only.
 """
 
 from __future__ import annotations

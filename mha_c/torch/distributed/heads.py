@@ -34,30 +34,30 @@ _ROLES = "W_q", "W_k", "W_v", "W_o"
 
 
 def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) -> nn.Module:
-    """The module with its heads spread over a group: this rank keeps every n-th part of them, in order.
+    """Spread the heads of a module over a group of n ranks: each rank keeps 1/n of the heads, in the order of ranks.
 
-    Every rank calls it with the same parameters and later with the same inputs; outputs, and gradients of inputs and of
-    the parameters kept, are those of the whole module on every rank.
+    Every rank calls it with the same parameters, and calls the result with the same inputs.  On every rank the outputs,
+    the gradients of inputs and the gradients of the rank's own parameters are those of the whole module.
 
     Parameters
     ----------
     module : nn.Module
-        A mha_c.torch.MultiHeadAttention with its sizes known, or a model that holds some, which are replaced.
+        A mha_c.torch.MultiHeadAttention without open sizes, or a model that contains some, which are replaced.
     group : ProcessGroup, optional
-        Of torch.distributed (gloo); None: all processes.  Its size divides num_heads.
+        A group of torch.distributed (gloo).  Default: all processes.  Its size must divide num_heads.
 
     Returns
     -------
     ShardedMultiHeadAttention or nn.Module
-        The layer, or the model.  Parameters are new ones: make the optimizer afterwards.
+        The new layer, or the model.  The parameters are new objects: create the optimizer afterwards.
 
     Raises
     ------
     ValueError
-        If the group does not divide num_heads or no layer is there; this or ShapeError, naming the rank, if the ranks'
-        parameters or inputs differ.
+        If the size of the group does not divide num_heads, or if the model contains no such layer.  If parameters or
+        inputs differ between ranks: this or a ShapeError, with the ranks in the message.
     TypeError
-        If the layer or its W_o has hooks, or, in a call with dropout, the attention in it is replaced or has some.
+        If the layer or its W_o has hooks; in a call with dropout also if the attention in it is replaced or has hooks.
     RuntimeError
         If a rank does not answer.
 
@@ -81,17 +81,17 @@ def shard_heads(module: nn.Module, group: Optional[dist.ProcessGroup] = None) ->
 
 
 def gather_heads(module: nn.Module) -> nn.Module:
-    """What `shard_heads` did, undone: every rank gets the whole layer, or the model with whole layers.
+    """Undo `shard_heads`: every rank gets the whole layer, or the model with whole layers.
 
     Parameters
     ----------
     module : nn.Module
-        What `shard_heads` gave; all ranks call it.
+        The result of `shard_heads`; all ranks make this call.
 
     Returns
     -------
     MultiHeadAttention or nn.Module
-        The whole one.
+        The whole layer, or the model.
 
     Examples
     --------
@@ -122,10 +122,10 @@ def _replaced(module: nn.Module, replace: Any, kind: type[nn.Module], caller: st
 class ShardedMultiHeadAttention(nn.Module):
     """This rank's heads of a MultiHeadAttention; made by `shard_heads`.
 
-    Call: as the layer itself, by all ranks together, with the same inputs and the same result on every rank.
+    Call: like the layer itself.  All ranks call it together, with the same inputs, and get the same result.
     `num_heads` counts all heads.
-    `state_dict()` is that of the whole layer: all ranks call it together; `load_state_dict` takes such a one.
-    `attention_weights` are those of all heads, gathered.  W_o's bias is kept by rank 0.
+    `state_dict()` is that of the whole layer, and all ranks call it together; `load_state_dict` takes such a dict.
+    `attention_weights` are gathered: they are the weights of all heads.  Rank 0 holds the bias of W_o.
 
     Not made by hand.
     """
@@ -153,11 +153,11 @@ class ShardedMultiHeadAttention(nn.Module):
         self.has_bias = layer.W_o.bias is not None
         self.part = part
         self._agreed: Any = None
-        self._dropped: Any = None  # q, k, v and lengths of the last call, if that had dropout
+        self._dropped: Any = None  # q, k, v and lengths of the last call, if it had dropout
         self.register_state_dict_post_hook(_gather_state)
         self.register_load_state_dict_pre_hook(_cut_state)
 
-    # The children of the whole layer, by the names they have there.
+    # The children, under the names that the whole layer has.
     W_q = property(lambda self: self.part.W_q)
     W_k = property(lambda self: self.part.W_k)
     W_v = property(lambda self: self.part.W_v)
@@ -166,7 +166,7 @@ class ShardedMultiHeadAttention(nn.Module):
 
     @property
     def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, H, Q, K): of all heads, on every rank.  All ranks read them together."""
+        """Weights of all heads in the last call, (B, H, Q, K), on every rank.  All ranks must read them together."""
         empty_rows: Any = self.part.empty_rows
         if self._dropped is None:
             own = self.part.attention_weights
@@ -192,7 +192,7 @@ class ShardedMultiHeadAttention(nn.Module):
         return _Sum.apply(self._ranks, out)
 
     def _agree(self, queries: Tensor, keys: Tensor, values: Tensor, seed: int) -> None:
-        """When the shapes change: whether all ranks have the same inputs."""
+        """Check, whenever shapes change, that all ranks have the same inputs."""
         shapes = tuple(tuple(x.shape) for x in (queries, keys, values)), queries.dtype
         if shapes == self._agreed:
             return
@@ -208,7 +208,7 @@ class ShardedMultiHeadAttention(nn.Module):
         self._agreed = shapes
 
     def _dropping(self, queries: Tensor, keys: Tensor, values: Tensor, lens: Any, p: float, seed: int) -> Tensor:
-        """The call with dropout, where each head has to know its number in the whole layer."""
+        """A call with dropout, which depends on the number of each head in the whole layer."""
         part = self.part
         if not has_own_attention(part) or is_changed(part.attention.dropout):
             raise TypeError(
@@ -232,7 +232,7 @@ class ShardedMultiHeadAttention(nn.Module):
         Returns
         -------
         MultiHeadAttention
-            With parameters of its own.
+            A new layer with its own parameters.
         """
         layer = copy.deepcopy(self.part)
         trained = {name: x.requires_grad for name, x in layer.named_parameters()}
@@ -247,12 +247,12 @@ class ShardedMultiHeadAttention(nn.Module):
         return layer
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of `repr`.
+        """The text between the brackets of `repr`.
 
         Returns
         -------
         str
-            This rank, and how many heads it has.
+            How many heads this rank has, and its rank.
         """
         return f"heads {self.part.num_heads} of {self.num_heads}, rank {self._ranks.rank} of {self._ranks.size}"
 
@@ -260,11 +260,11 @@ class ShardedMultiHeadAttention(nn.Module):
         return ShardedHeads(self, name)
 
 
-# --- What travels ---------------------------------------------------------------------------------------
+# --- Communication --------------------------------------------------------------------------------------
 
 
 class _Spread(Function):
-    """Inputs that all ranks have: each finds a part of their gradient, and the sum is the whole one."""
+    """Inputs that all ranks have: each rank computes a part of their gradient; the backward pass sums the parts."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, *tensors: Tensor) -> Any:
@@ -279,7 +279,7 @@ class _Spread(Function):
 
 
 class _Sum(Function):
-    """The sum over the ranks, whose gradient every rank's part has."""
+    """The sum over the ranks; the gradient of each rank's part is the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, x: Tensor) -> Tensor:
@@ -300,7 +300,7 @@ def _summed(ranks: Ranks, x: Tensor) -> Tensor:
 
 
 def _gathered(ranks: Ranks, x: Tensor, dim: int) -> Tensor:
-    """The ranks' parts of one size, side by side along `dim`."""
+    """The parts of all ranks, which have one size, side by side along `dim`."""
     own = x.detach().transpose(0, dim).contiguous()
     found = [torch.empty_like(own) for _ in range(ranks.size)]
     with talking(ranks, _CALLER):
@@ -309,13 +309,13 @@ def _gathered(ranks: Ranks, x: Tensor, dim: int) -> Tensor:
 
 
 def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    """The whole layer's numbers under its own names."""
+    """Replace this rank's entries of a state_dict by those of the whole layer, under the names of the whole layer."""
     ranks = module._ranks
     for role in _ROLES:
         name = f"{prefix}part.{role}."
         weight = _gathered(ranks, state.pop(name + "weight"), int(role == "W_o"))
         bias = state.pop(name + "bias", None)
-        if role == "W_o" and module.has_bias:  # rank 0's is the first
+        if role == "W_o" and module.has_bias:  # rank 0's comes first
             bias = _gathered(ranks, weight.new_zeros(len(weight)) if bias is None else bias, 0)[: len(weight)].clone()
         elif bias is not None:
             bias = _gathered(ranks, bias, 0)
@@ -324,7 +324,7 @@ def _gather_state(module: Any, state: dict[str, Any], prefix: str, metadata: Any
 
 
 def _cut_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """This rank's part of the whole layer's numbers, under the names that the parts have."""
+    """Replace the whole layer's entries of a state_dict by this rank's part, under the names of the part."""
     ranks = module._ranks
     for role in _ROLES:
         for kind in ("weight", "bias"):
@@ -335,7 +335,7 @@ def _cut_state(module: Any, state: dict[str, Any], prefix: str, *_: Any) -> None
             dim = int(role == "W_o" and kind == "weight")
             if not for_all and whole.shape[dim] % ranks.size == 0:
                 whole = whole.chunk(ranks.size, dim)[ranks.rank]
-            if not (for_all and ranks.rank):  # rank 0 keeps it
+            if not (for_all and ranks.rank):  # only rank 0 has W_o's bias
                 state[f"{prefix}part.{role}.{kind}"] = whole
 
 

@@ -1,7 +1,7 @@
 """Multi-head attention whose sequence is spread over a group: `spread_sequence`.
 
-The layer stays what it is; the attention inside it is another one, which is called as any attention that a program puts
-there, with the heads in the batch.
+The layer stays the same object.  The attention inside it is replaced by one that calls `ring_attention`; the layer
+calls it like every attention that a program puts there, with the heads folded into the batch.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from .attention import ring_attention
 def spread_sequence(
     module: nn.Module, group: Optional[dist.ProcessGroup] = None, *, layout: str = "contiguous"
 ) -> nn.Module:
-    """Let the attention layers in a module expect a piece of the sequence on each rank of a group, in place.
+    """Change the attention layers in a module, in place: each rank of a group gives them a piece of the sequence.
 
-    Every rank calls a layer with its piece, as `split_sequence` cuts it, and gets its piece of the result: what one
-    process would compute of the whole.  valid_lens are those of the whole sequence, and weights are not kept.  The
-    parameters' gradients are those of the piece: add them up.
+    Every rank calls a layer with its piece, as `split_sequence` cuts it, and gets its piece of the result that one
+    process would compute.  valid_lens are those of the whole sequence; attention weights are not kept.  The gradients
+    of the parameters come from the rank's piece only: sum them over the ranks.
 
     Parameters
     ----------
     module : nn.Module
-        A mha_c.torch.MultiHeadAttention, or a model that holds some.
+        A mha_c.torch.MultiHeadAttention, or a model that contains some.
     group : ProcessGroup, optional
-        Of torch.distributed (gloo); None: all processes.
+        A group of torch.distributed (gloo).  Default: all processes.
     layout : {"contiguous", "zigzag"}
         How the pieces were cut.
 
     Returns
     -------
     nn.Module
-        The same.
+        The same module.
 
     Raises
     ------
     ValueError
-        Where no layer is there.
+        Where the module contains no such layer.
     TypeError
-        Where the attention in a layer is replaced or has hooks: another one takes its place.
+        Where the attention in a layer is replaced or has hooks, because spread_sequence replaces it.
 
     See Also
     --------
@@ -83,7 +83,7 @@ def spread_sequence(
 class SequenceGroup:
     """A process group and a layout, held by the attention inside a layer.
 
-    Copies of a layer share it; it cannot be pickled, for a process group belongs to its process.
+    Copies of a layer share it.  It cannot be pickled, because a process group belongs to its process.
 
     Not made by hand.
     """
@@ -99,7 +99,7 @@ class SequenceGroup:
 
 
 class _SpreadAttention(nn.Module):
-    """The attention inside a layer, of which each rank has the rows of its piece."""
+    """The attention inside a layer, where each rank computes the rows of its piece."""
 
     def __init__(self, layer: MultiHeadAttention, spread: SequenceGroup) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class _SpreadAttention(nn.Module):
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Tensor:
-        """(B*H, N/n, d) of this rank's rows; valid_lens of the whole sequence, once for each head."""
+        """Results (B*H, N/n, d) of this rank's rows; valid_lens are those of the whole sequence, once for each head."""
         dropout: Any = self.dropout
         if type(dropout) is not nn.Dropout or is_changed(dropout):
             raise TypeError(
