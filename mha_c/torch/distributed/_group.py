@@ -1,8 +1,8 @@
-"""The ranks of a group: that they make the same call, and what went wrong on which of them.
+"""The ranks of a group: checks that all make the same call, and reports which rank failed and why.
 
-Every call of a collective function here begins with one small all-gather.  Each rank says what it was asked to do, or
-that it refuses; whoever differs is named on all ranks, and nobody waits for messages that will never come.  After a
-broken call the group is not used again, for a late message of that call could be taken for one of the next.
+Every call of a collective function here begins with one small all-gather.  Each rank sends its arguments, or that it
+refuses them.  All ranks then raise an error that names a rank that differs, and no rank waits for a message that will
+never come.  After a broken call the group is not used again: the next call could receive a late message of that call.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Bytes for what a rank says, the same whatever the call: a rank in another function must be understood too.
+# Bytes of a rank's message, the same for every call: a rank in another function must be understood too.
 _ROOM = 4096
 _LONGEST = 300  # characters of a rank's own error, each at most twelve bytes
 _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Ranks(NamedTuple):
-    """This process in a group: copies of a layer share it."""
+    """A process group and this process's rank in it; copies of a layer share it."""
 
     group: Any
     rank: int
@@ -46,7 +46,7 @@ class Ranks(NamedTuple):
 
 
 class Field(NamedTuple):
-    """What all ranks must agree on, compared and reported as text."""
+    """An argument that must be equal on all ranks; it is compared and reported as text."""
 
     name: str
     value: Any
@@ -54,7 +54,7 @@ class Field(NamedTuple):
 
 
 def ranks_of(group: Any, caller: str) -> Ranks:
-    """The group (None: all processes) as this process sees it."""
+    """The group (None: all processes) and this process's rank in it."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
             f"{caller} needs a process group: call torch.distributed.init_process_group('gloo') first, under torchrun"
@@ -70,7 +70,7 @@ def ranks_of(group: Any, caller: str) -> Ranks:
 
 @contextmanager
 def talking(ranks: Ranks, caller: str, peer: Optional[int] = None) -> Iterator[None]:
-    """Around what waits for others: its errors name who, and end the use of the group."""
+    """A context for code that waits for other ranks: its errors name the rank, and the group is not used again."""
     try:
         yield
     except RuntimeError as error:
@@ -86,10 +86,10 @@ def talking(ranks: Ranks, caller: str, peer: Optional[int] = None) -> Iterator[N
 def agree(
     ranks: Ranks, caller: str, fields: Sequence[Field], own: Sequence[int] = (), refusal: Optional[Exception] = None
 ) -> list[list[int]]:
-    """All ranks' `own` numbers, once it is certain that all of them make the same call with the same `fields`.
+    """Check that all ranks make the same call with the same `fields`; returns the `own` numbers of all ranks.
 
-    refusal is what this rank has to complain of, and raises; the others then raise an error that names it.  Ranks whose
-    fields differ are named on all ranks.
+    If `refusal` is an error, this rank raises it, and all other ranks raise an error that names this rank.  If fields
+    differ, all ranks raise an error that names the ranks.
     """
     complaint = (str(refusal) or type(refusal).__name__)[:_LONGEST] if refusal else ""
     said = json.dumps([caller, complaint, [str(field.value) for field in fields], own]).encode()

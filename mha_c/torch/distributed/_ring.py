@@ -1,11 +1,11 @@
-"""One pass of keys and values around the ring, forward, and one of keys, values and their gradients, backward.
+"""The ring: in the forward pass keys and values go around it once, in the backward pass with their gradients.
 
-Rounds: in round 0 a rank meets its own keys, in round t those that came t steps.  What arrived in round t is handed
-on, and what comes in round t + 1 is awaited, while round t is computed.  Partial results are joined by their row
-statistics, always in the order of the rounds, so that no bit depends on who was late.
+Rounds: in round 0 a rank computes with its own keys, in round t with keys that have travelled t steps.  While a rank
+computes round t, it sends these keys on and receives the keys of round t + 1.  Partial results are joined by their row
+statistics, always in the order of the rounds, so that no bit depends on which rank was late.
 
-Key heads go round in groups, one group after the other: the memory for what travels is one group's keys and values of
-two pieces.  A part's keys and values are one message.
+Key heads travel in groups, one group after the other: travelling keys and values need memory for one group of heads
+and two pieces.  The keys and values of a part are one message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..._core import attention_backward, attention_forward
 from ._group import Ranks, talking
 from ._sequence import BACKWARD, FORWARD, Part, Plan, Travel
 
-# A message of so many bytes hides its latency; groups are no smaller than that.
+# With so many bytes the latency of a message does not matter; groups of heads are not smaller than that.
 MESSAGE_BYTES = 1 << 20
 MOST_GROUPS = 8
 # One tag for each kind of message in each direction, so that two ranks who are neighbors on both sides never mix them.
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What the core is told of every pair of parts."""
+    """The arguments of the core for every pair of parts."""
 
     plan: Plan
     ranks: Ranks
@@ -55,8 +55,8 @@ class Call(NamedTuple):
     empty_rows: str = "zero"
 
     def options(self, group: Group, queries: Part, keys: Part, *asked: bool) -> tuple[Any, ...]:
-        """Of the core's functions, from valid_lens on: what holds for these queries, what is asked for, and where both
-        parts stand in the whole call, for masks and dropout count from there."""
+        """Arguments of the core's functions from valid_lens on: the lengths of these queries, the flags `asked`, and
+        the positions of both parts in the whole sequence, on which masks and dropout depend."""
         mask, lens = self.plan.mask, self.plan.mask.lens_of(queries)
         origin = 0, self.first_head + group.query_heads.start, queries.start, keys.start
         options = mask.left, mask.right, self.scale, self.dropout, self.seed, self.empty_rows
@@ -68,7 +68,7 @@ class Call(NamedTuple):
 
 
 def groups_of(call: Call, k: Tensor, v: Tensor, n_heads: int) -> list[Group]:
-    """The same on all ranks, whose pieces may differ by a row or two."""
+    """The groups of heads: equal on all ranks, even where pieces differ by a row or two."""
     batch, kv_heads = k.shape[:2]
     rows = max(sum(travel.part.size for travel in piece) for piece in call.plan.keys)
     total = k.element_size() * rows * (k.shape[-1] + v.shape[-1]) * batch * kv_heads
@@ -81,7 +81,7 @@ def groups_of(call: Call, k: Tensor, v: Tensor, n_heads: int) -> list[Group]:
 
 
 class Room:
-    """Memory for what travels, used again by one group of heads after the other: fresh pages cost more than a copy."""
+    """Memory for travelling tensors.  All groups of heads use it in turn, because fresh pages cost more than a copy."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
@@ -100,18 +100,18 @@ class Met(NamedTuple):
     travel: Travel
     k: Tensor
     v: Tensor
-    message: Optional[Tensor] = None  # the memory of both, where they travel
+    message: Optional[Tensor] = None  # the memory of k and v, if they travel
 
     @property
     def rows(self) -> slice:
-        """Where in the piece of its rank."""
+        """The rows of the part in the piece of its rank."""
         return self.travel.part.rows
 
 
 class Lane:
-    """One direction of the ring for one group of heads: what is where after each step, its memory, sends and receives.
+    """One direction of the ring for one group of heads: which parts are where after each step, memory and messages.
 
-    Nothing is waited for until it must have happened.
+    It waits for a message only when the message is needed.
     """
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
@@ -121,7 +121,7 @@ class Lane:
         self._arriving: list[Any] = []
 
     def room_for(self, what: str, hop: int) -> list[Met]:
-        """For what is here after so many steps, 0 for this rank's own; it is used again two steps later."""
+        """Memory for the parts that are here after `hop` steps (0: this rank's own); reused two steps later."""
         owner = self._ranks.neighbor(-self._direction * hop)
         found = []
         for i, travel in enumerate(self._call.plan.travelling(owner, self._direction, max(hop, 1))):
@@ -136,7 +136,7 @@ class Lane:
         return each.travel.hops(self._direction) > hop
 
     def start(self, function: Any, parts: Sequence[Met], steps: int, tag: int) -> list[Any]:
-        """isend or irecv of these parts, to or from the rank so many steps along this direction."""
+        """Start isend or irecv of these parts, to or from the rank that is `steps` further in this direction."""
         peer = self._ranks.neighbor(self._direction * steps)
         with talking(self._ranks, self._call.name, peer):
             number, tag = dist.get_global_rank(self._ranks.group, peer), tag + (self._direction == BACKWARD)
@@ -151,7 +151,7 @@ class Lane:
 
 
 class Stream(Lane):
-    """Keys and values that go round in one direction."""
+    """Keys and values that travel around the ring in one direction."""
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
         super().__init__(call, direction, k, v, room)
@@ -161,22 +161,22 @@ class Stream(Lane):
             each.v.copy_(v[:, :, each.rows])
 
     def begin(self, hop: int) -> None:
-        """Starts the sending of what is here, where it is needed further on, and the receiving of what comes next."""
+        """Start sending the parts that further ranks need, and receiving the parts of the next round."""
         self._next = self.room_for("keys", hop + 1)
         self._arriving = self.start(dist.irecv, self._next, -1, _KEYS)
         self._leaving = self.start(dist.isend, [each for each in self.here if self.goes_on(each, hop)], 1, _KEYS)
 
     def end(self) -> None:
-        """Waits for both."""
+        """Wait for the sends and receives that `begin` started."""
         self.wait(self._arriving)
         self.wait(self._leaving)
         self.here = self._next
 
 
 def rounds(call: Call, k: Tensor, v: Tensor, room: Room) -> Iterator[tuple[int, list[list[Met]]]]:
-    """(round, the parts that this rank meets in it, by direction), while the next ones are on their way.
+    """Yields (round, lists of the parts that this rank computes with, by direction) while the next parts travel.
 
-    In round 0 that is one list, of its own parts.
+    In round 0 there is one list, of this rank's own parts.
     """
     both = [Stream(call, direction, k, v, room) for direction in (FORWARD, BACKWARD)]
     own = [Met(t, k[:, :, t.part.rows], v[:, :, t.part.rows]) for t in call.plan.keys[call.ranks.rank]]
@@ -199,13 +199,13 @@ class Joined:
         self.out, self.max, self.sum, self._met = out, row_max, row_sum, False
 
     def add(self, out: Tensor, row_max: Tensor, row_sum: Tensor) -> None:
-        """Joins the attention over further keys; rows that see none of them keep their bits."""
+        """Join the attention over further keys; rows that see none of these keys do not change, to the bit."""
         if not self._met:
             self._met = True
             for mine, found in ((self.out, out), (self.max, row_max), (self.sum, row_sum)):
                 mine.copy_(found)
             return
-        # A row without keys has the statistics (0, 0), and its 0 is no score.
+        # A row without keys has the statistics (0, 0); its maximum 0 is not a score.
         old = self.max.masked_fill(self.sum == 0, -torch.inf)
         more = row_max.masked_fill(row_sum == 0, -torch.inf)
         largest = torch.maximum(old, more)
@@ -245,7 +245,7 @@ def _forward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, room
 
 
 class Returns(Lane):
-    """Gradients of keys and values on their way: they follow their part, and from its last rank go home."""
+    """Travelling gradients of keys and values: they follow their part, and its last rank sends them to its owner."""
 
     def __init__(self, call: Call, direction: int, k: Tensor, v: Tensor, room: Room) -> None:
         super().__init__(call, direction, k, v, room)
@@ -254,7 +254,7 @@ class Returns(Lane):
         self._awaited = [work for works in starts for work in works]
 
     def begin(self, hop: int) -> None:
-        """Awaits the gradients of what is here, as far as the ranks before this one have added to them."""
+        """Start receiving the gradients of the parts that are here: the sums over the ranks before this one."""
         self._here = self.room_for("grads", hop)
         self._arriving = self.start(dist.irecv, self._here, -1, _GRADS) if hop > 1 else []
         for each in self._here if hop == 1 else ():
@@ -262,19 +262,19 @@ class Returns(Lane):
             each.v.zero_()
 
     def end(self, hop: int, found: Sequence[Optional[tuple[Tensor, Tensor]]]) -> None:
-        """Adds this rank's share of each part and sends all on."""
+        """Add this rank's gradients of each part and send all gradients on."""
         self.wait(self._arriving)
         for each, own in zip(self._here, found):
             if own is not None:
                 each.k.add_(own[0])
                 each.v.add_(own[1])
-        self.wait(self._leaving)  # of the round before: its memory is the next one's
+        self.wait(self._leaving)  # sends of the last round, whose memory the next round uses
         onward = [each for each in self._here if self.goes_on(each, hop)]
         ending = [each for each in self._here if not self.goes_on(each, hop)]
         self._leaving = self.start(dist.isend, onward, 1, _GRADS) + self.start(dist.isend, ending, -hop, _HOME)
 
     def finish(self, grad_k: Tensor, grad_v: Tensor) -> None:
-        """Adds what the other ranks have found for this rank's own keys and values."""
+        """Add the gradients that the other ranks have computed for this rank's own keys and values."""
         self.wait(self._awaited)
         for each in self._home:
             grad_k[:, :, each.rows] += each.k
@@ -298,7 +298,7 @@ def _backward_group(call: Call, group: Group, of_queries: Any, of_keys: Any, roo
     k, v, grad_k, grad_v = map(group.of_keys, of_keys)
 
     def meet(met: Met) -> Optional[tuple[Tensor, Tensor]]:
-        """Adds to grad_q; the gradients of the keys and values, if one of this rank's queries sees them."""
+        """Add to grad_q; returns the gradients of the keys and values, None if no query of this rank sees them."""
         keys, total = met.travel.part, None
         for part in call.own():
             if not call.plan.mask.sees(part, keys):

@@ -1,6 +1,6 @@
-"""How a sequence is cut into pieces, one a rank, which parts of it see which, and how far each has to travel.
+"""How a sequence is cut into pieces, one for each rank, which parts see which, and how far each part must travel.
 
-Plain arithmetic that every rank does for itself with the same result; nothing here sends or computes anything.
+This is plain arithmetic: every rank does it with the same result, and nothing here sends or computes attention.
 
 A piece is what one rank holds: one part of the sequence (layout "contiguous"), or two ("zigzag": parts r and
 2n - 1 - r of 2n).  Under a causal mask later queries see more keys, and two such parts make equal work for all.
@@ -22,7 +22,7 @@ FORWARD, BACKWARD = 1, -1  # to the next rank of the ring, to the one before
 
 
 class Part(NamedTuple):
-    """Places start .. stop - 1 of the sequence, which stand at `offset` of their rank's piece."""
+    """Positions start .. stop - 1 of the sequence; in their rank's piece they begin at row `offset`."""
 
     start: int
     stop: int
@@ -34,14 +34,14 @@ class Part(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Where in the piece."""
+        """The rows of the part in the piece."""
         return slice(self.offset, self.offset + self.size)
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: those before its item's length and within left and right of its own place.
+    """Which keys a query sees: keys before the length of its item, at most left and right from its own position.
 
-    left and right are -1 where that side is open; causal is right = 0.  lens: None, (B,) or (B, N) int64.
+    left and right are -1 where there is no limit; causal is right = 0.  lens: None, (B,) or (B, N) int64.
     """
 
     left: int = -1
@@ -49,7 +49,7 @@ class Mask(NamedTuple):
     lens: Any = None
 
     def lens_of(self, queries: Part) -> Any:
-        """Those of these queries."""
+        """The lengths of these queries."""
         per_query = self.lens is not None and self.lens.ndim == 2
         return self.lens[:, queries.start : queries.stop] if per_query else self.lens
 
@@ -63,7 +63,7 @@ class Mask(NamedTuple):
 
 
 def parts_of(length: int, rank: int, world_size: int, layout: str) -> tuple[Part, ...]:
-    """What `rank` holds of a sequence: the first length % n of n equal parts are one longer than the others."""
+    """The parts of a sequence that `rank` holds.  Of n parts the first length % n are longer by one."""
     n_parts = world_size if layout == "contiguous" else 2 * world_size
     numbers = (rank,) if layout == "contiguous" else (rank, n_parts - 1 - rank)
     size, longer = divmod(length, n_parts)
@@ -83,19 +83,19 @@ def piece_length(length: int, rank: int, world_size: int, layout: str) -> int:
 def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """The piece of a sequence that a rank works on.
 
-    Gradients go back to x.  A length that is no multiple gives pieces whose lengths differ by one a part.
+    Gradients flow back to x.  If the parts cannot be equal, their lengths differ by one.
 
     Parameters
     ----------
     x : Tensor
-        Of any type, with the sequence along `dim`.
+        A tensor of any type, with the sequence along `dim`.
     rank, world_size : int
-        Which of how many: 0 .. world_size - 1.
+        The rank, 0 .. world_size - 1, and the number of ranks.
     layout : {"contiguous", "zigzag"}
-        Part `rank` of `world_size`; or parts `rank` and 2 world_size - 1 - `rank` of 2 world_size, one after the other,
-        which balances causal work.
+        "contiguous": part `rank` of `world_size` parts.  "zigzag": parts `rank` and 2 world_size - 1 - `rank` of
+        2 world_size parts, one after the other, which balances causal work.
     dim : int
-        The default fits (B, H, N, D) and (B, N, D).
+        The axis of the sequence; the default fits (B, H, N, D) and (B, N, D).
 
     Returns
     -------
@@ -121,16 +121,16 @@ def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "cont
 
 
 def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: int = -2) -> Tensor:
-    """The whole sequence from the pieces of all ranks: `split_sequence` undone.
+    """Join the pieces of all ranks into the whole sequence: the reverse of `split_sequence`.
 
     Parameters
     ----------
     pieces : list of Tensor
         In the order of the ranks.
     layout : {"contiguous", "zigzag"}
-        How they were cut.
+        How the pieces were cut.
     dim : int
-        Along which the sequence lies.
+        The axis of the sequence.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def _axis(x: Tensor, name: str, dim: int) -> int:
 
 
 class Travel(NamedTuple):
-    """A part of the keys, and how many ranks it passes on its way in each direction."""
+    """A part of the keys, and how many steps it travels in each direction."""
 
     part: Part
     forward: int
@@ -185,13 +185,13 @@ class Travel(NamedTuple):
 
 
 class Plan:
-    """Everything about a call that follows from sizes and masks: the parts of each rank and how they travel."""
+    """All facts of a call that follow from sizes and masks: the parts of each rank and how they travel."""
 
     def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: Mask) -> None:
         self.world_size, self.mask = world_size, mask
         ranks = range(world_size)
         self.queries = [parts_of(n_queries, rank, world_size, layout) for rank in ranks]
-        # Under a causal mask a round gives all ranks the same work if both parts of a zigzag piece take the same way.
+        # With a causal mask all ranks have equal work in each round if both parts of a zigzag piece travel one way.
         one_way = layout == "zigzag" and mask.right >= 0 and mask.left < 0
         self.keys = [
             [self._travel(owner, part, one_way) for part in parts_of(n_keys, owner, world_size, layout)]
@@ -200,7 +200,7 @@ class Plan:
         self.rounds = max((t.hops(way) for owner in ranks for t in self.keys[owner] for way in (1, -1)), default=0)
 
     def _travel(self, owner: int, part: Part, one_way: bool) -> Travel:
-        """Both ways as far as somebody needs the part: the longest run of ranks that do not is left out."""
+        """How far the part travels both ways, to all ranks that need it: the longest run of other ranks is left out."""
         n = self.world_size
         sees = [any(self.mask.sees(queries, part) for queries in piece) for piece in self.queries]
         distances = [0, *(d for d in range(1, n) if sees[(owner + d) % n])]
@@ -211,11 +211,11 @@ class Plan:
         return Travel(part, -last, total + last)
 
     def travelling(self, owner: int, direction: int, hops: int) -> list[Travel]:
-        """The parts of `owner` that travel so far in this direction."""
+        """The parts of `owner` that travel at least `hops` steps in this direction."""
         return [travel for travel in self.keys[owner] if travel.part.size and travel.hops(direction) >= hops]
 
     def sent(self, rank: int) -> int:
-        """How many keys this rank hands on in a call forward, its own and those of others."""
+        """How many keys this rank sends in a forward call: its own and those that it passes on."""
         n, steps = self.world_size, [(way, hop) for way in (FORWARD, BACKWARD) for hop in range(1, self.rounds + 1)]
         met = [self.travelling((rank - way * (hop - 1)) % n, way, hop) for way, hop in steps]
         return sum(travel.part.size for parts in met for travel in parts)

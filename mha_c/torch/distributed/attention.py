@@ -1,4 +1,4 @@
-"""ring_attention: attention over a sequence that no rank holds as a whole."""
+"""ring_attention: attention over a sequence whose pieces are on several ranks."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ def ring_attention(
     dropout: float = 0.0, rng: Rng = None, layout: str = "contiguous", group: Optional[dist.ProcessGroup] = None,
     scale: Optional[float] = None, empty_rows: str = "zero",
 ) -> Tensor:  # fmt: skip
-    """Attention over a sequence of which every rank of a group holds a piece: this rank's rows of the result.
+    """Attention over a sequence whose pieces are on the ranks of a group; returns this rank's rows of the result.
 
-    Every rank calls it with its own piece, as `split_sequence` cuts it, and with otherwise equal arguments; every rank
-    that calls it with gradients goes back through it too.  Together the results are those of
+    Every rank calls it with its own piece, as `split_sequence` cuts it; all other arguments are equal on all ranks.  If
+    gradients are recorded, every rank must make the backward pass too.  The joined results are those of
     `functional.dot_product_attention` on the joined sequence.  Keys and values travel around the ring of ranks while
-    the piece before them is computed; no rank ever holds more of them than its own and those on their way.
+    the ranks compute.  A rank holds only its own keys and values and those that are travelling through it.
 
     Parameters
     ----------
     q, k, v : Tensor (B, H, Nq/n, D), (B, Hkv, N/n, D), (B, Hkv, N/n, Dv)
-        CPU tensors of one type; Hkv divides H.  float32 and float64 are computed natively, bfloat16 and float16 in
-        float32 with the result rounded.
+        CPU tensors of one type; n is the number of ranks, and Hkv divides H.  float32 and float64 are computed
+        natively; bfloat16 and float16 are computed in float32, and the result is rounded.
     valid_lens : numbers (B,) or (B, Nq), optional
-        Of the whole sequence; integers or floats.
+        Lengths of the whole sequence: integers or floats.
     causal : {False, True, "top_left"}
-        Query i of the whole sequence sees its keys up to i.
+        Query i of the whole sequence sees keys 0..i.
     window : tuple (left, right), optional
-        Query i sees key j when i - left <= j <= i + right; None on a side: no limit there.
+        Query i sees key j when i - left <= j <= i + right; None on a side means no limit on that side.
     dropout : float
-        The weights dropped are those of the one-process call.
+        Drops the same weights as a call in one process.
     rng : optional
-        As in `functional.dot_product_attention`; all ranks must have the same number: give a whole number, or seed
-        torch's generator alike everywhere.
+        As in `functional.dot_product_attention`.  All ranks must have the same seed: give an int, or seed torch's
+        generator alike on all ranks.
     layout : {"contiguous", "zigzag"}
-        How the pieces were cut; the second shares causal work out evenly.
+        How the pieces were cut; "zigzag" balances causal work.
     group : ProcessGroup, optional
-        Of torch.distributed (gloo); None: all processes.
+        A group of torch.distributed (gloo).  Default: all processes.
     scale : float, optional
-        Given no number, 1/sqrt(D).
+        Factor of the scores.  Default: 1/sqrt(D).
     empty_rows : {"zero", "uniform"}
-        What a query without visible keys gets; "uniform", the mean of all values, where its length is <= 0 (not
-        together with causal or window).
+        What a query without visible keys gets.  "uniform" is the mean of all values where the length is <= 0; it cannot
+        be used together with causal or window.
 
     Returns
     -------
     Tensor (B, H, Nq/n, Dv)
-        This rank's rows; the same bits in every run with so many ranks.
+        This rank's rows; they have the same bits in every run with n ranks.
 
     Raises
     ------
     ShapeError, TypeError, ValueError
-        For arguments that do not fit together; as the next one on every rank alike and with the rank that is to blame.
+        Where arguments do not fit together.  All ranks raise an error, which names the rank with the wrong argument.
     RuntimeError
-        If a rank died, hangs beyond the group's timeout or calls something else.  A new group is needed then.
+        If a rank has died, hangs beyond the group's timeout or calls something else: on all ranks.  Use a new group.
 
     Notes
     -----
-    A piece that none of a rank's queries sees is not computed there, and not sent where no further rank needs it.
+    A rank does not compute with a piece that none of its queries sees, and does not send it where no rank needs it.
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
     Attention", for the balance of causal work.
 
@@ -109,24 +109,24 @@ def ring_traffic(
     world_size: int, n_queries: int, n_keys: Optional[int] = None, valid_lens: Any = None, *, causal: Any = False,
     window: Any = None, layout: str = "contiguous",
 ) -> list[int]:  # fmt: skip
-    """How many keys each rank sends in a `ring_attention` forward: what to expect of a network, without one.
+    """How many keys each rank sends in a forward call of `ring_attention`; computed without a network.
 
     Parameters
     ----------
     world_size : int
         How many ranks.
     n_queries : int
-        Of the whole sequence.
+        How many queries the whole sequence has.
     n_keys : int, optional
-        As many as queries unless given.
+        How many keys the whole sequence has.  Default: n_queries.
     valid_lens, causal, window, layout : as in `ring_attention`
-        Those of the whole call.
+        Arguments of the call.
 
     Returns
     -------
     list of int
-        For each rank.  A key sent is its numbers and those of its value, B Hkv (D + Dv) of them; backward the same keys
-        travel again, and their gradients as far.
+        One number for each rank.  A key and its value are B Hkv (D + Dv) numbers.  In the backward pass the same keys
+        travel again, and their gradients travel as far.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def ring_traffic(
 
 
 class _Arguments:
-    """The arguments of one rank, checked as far as one rank can."""
+    """The arguments of one rank, with the checks that one rank can do alone."""
 
     def __init__(
         self, q: Any, k: Any, v: Any, valid_lens: Any, causal: Any, window: Any, dropout: Any, rng: Rng, layout: Any,
@@ -227,7 +227,7 @@ def _attend(call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class RingFunction(Function):
-    """RingFunction.apply(call, q, k, v) -> out: once around the ring, and once more for the gradients."""
+    """RingFunction.apply(call, q, k, v) -> out: forward once around the ring, and once more in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ def _whole_lengths(valid_lens: Any, batch: Optional[int] = None) -> Any:
 
 
 def _uniform(q: Tensor, mask: Mask, parts: Sequence[Part], n_keys: int) -> tuple[Tensor, Mask]:
-    """Queries of length <= 0 as queries that find all keys alike: the mean of all values."""
+    """Replace queries of length <= 0 by queries with equal scores for all keys, which get the mean of all values."""
     lens = mask.lens[:, None] if mask.lens.ndim == 1 else np.concatenate([mask.lens_of(part) for part in parts], axis=1)
     rows = torch.from_numpy(lens <= 0)[:, None, :, None]
     return q.masked_fill(rows, 0.0), mask._replace(lens=np.where(mask.lens <= 0, n_keys, mask.lens))
