@@ -1,7 +1,7 @@
-"""Layers with heads, seen alike: a NumPy layer of this package, or a torch module with the book's projections.
+"""One interface for layers with heads: NumPy layers of this package, and torch modules with the book's projections.
 
-Used by `heads.py`.  A head is a block of rows of the query, key and value projections and the block of columns of the
-output projection with the same numbers.  torch is not imported: a torch module means that it is there already.
+`heads.py` uses it.  A head is a block of rows of the query, key and value projections, and the block of columns of the
+output projection with the same numbers.  torch is not imported here: if there is a torch module, torch is loaded.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from ._types import Array
 
 LayerWithHeads = Union["NumpyLayer", "TorchLayer"]
-# Names of the four projections: those of the book, and of variants.MultiHeadedSelfAttention.
+# Names of the four projections: the book's names, and those of variants.MultiHeadedSelfAttention.
 ROLES = (
     ("W_q", "W_k", "W_v", "W_o"),
     ("query_projection", "key_projection", "value_projection", "final_linear_layer"),
 )
-DEEPEST = 6  # levels of objects, lists and dicts below a NumPy model in which layers are looked for
+DEEPEST = 6  # layers are searched in so many levels of objects, lists and dicts below a NumPy model
 
 
 def find(model: Any) -> dict[str, LayerWithHeads]:
-    """The layers with heads in a model, by name; "" for a layer itself."""
+    """The layers with heads in a model, by name; the name is "" if the model is a layer itself."""
     found: dict[str, LayerWithHeads] = {}
     if callable(getattr(model, "named_modules", None)):
         answered: set[int] = set()
         for name, module in model.named_modules():
             if id(module) in answered:
                 continue
-            if hasattr(module, "_as_layer_with_heads"):  # it answers for itself and for what is in it
+            if hasattr(module, "_as_layer_with_heads"):  # a sharded layer; do not search inside it
                 found[name] = module._as_layer_with_heads(name)
                 answered.update(map(id, module.modules()))
                 continue
@@ -58,14 +58,14 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
 
 
 def without_heads(model: Any, layers: dict[str, LayerWithHeads]) -> list[NumpyPart]:
-    """What else a NumPy model holds that drops, or has gradients; of a torch model nothing: see `in_eval_mode`."""
+    """Other parts of a NumPy model that have dropout or gradients; none of a torch model: see `in_eval_mode`."""
     if callable(getattr(model, "named_modules", None)):
         return []
     return [NumpyPart(part) for name, part in _numpy_layers(model, "", set(), 0) if name not in layers]
 
 
 def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    """All of this package that has a training mode."""
+    """All layers of this package that have a training mode."""
     if id(holder) in seen or depth > DEEPEST:
         return
     seen.add(id(holder))
@@ -99,15 +99,15 @@ def _of_heads(x: Any, heads: Sequence[int], num_heads: int, axis: int) -> Any:
 
 
 class NumpyPart:
-    """Anything of this package that has a training mode, in a NumPy model."""
+    """A layer of this package that has a training mode, in a NumPy model."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
 
     @contextmanager
     def measured(self, going_back: bool) -> Iterator[None]:
-        """Nothing is dropped meanwhile, and the output projection has a gradient where the loss may go back;
-        parameters, gradients and mode are afterwards what they were."""
+        """A context without dropout, in training mode if the loss may go back; restores parameters, gradients and mode
+        at its end."""
         layer = self._layer
         before = {name: getattr(layer, name) for name in ("training", "_record", "width_grad") if hasattr(layer, name)}
         dropout = getattr(layer, "_dropout", getattr(layer, "dropout", Dropout(0)))
@@ -122,7 +122,7 @@ class NumpyPart:
             vars(layer).update(before)
             dropout.p = p
             if parameters is not None:
-                if all(state.weight is not None for state in states):  # else a call has drawn what it was measured with
+                if all(state.weight is not None for state in states):  # else a call inside has drawn the weights
                     parameters.states = states
                 parameters.grads.clear()
                 parameters.grads.update(grads)
@@ -145,7 +145,7 @@ class NumpyLayer(NumpyPart):
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
-        """The head's output is 0 meanwhile."""
+        """A context in which the head's output is 0."""
         parameters, before = self._layer._parameters, self._layer._parameters.states
         out = self._out
         assert out.weight is not None
@@ -167,14 +167,14 @@ class NumpyLayer(NumpyPart):
         return _by_head(self._out.weight, gradient, self.num_heads)
 
     def attention_weights(self) -> Array:
-        """(B, H, Q, K) of the last call."""
+        """Weights of the last call, (B, H, Q, K)."""
         return self._layer._weights()[0]
 
     def check_prunable(self) -> None:
-        """TypeError where a layer cannot lose heads: none of these."""
+        """TypeError where a layer cannot lose heads; NumPy layers always can."""
 
     def keep_heads(self, heads: Sequence[int]) -> None:
-        """Only these from now on."""
+        """Keep only these heads."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
             states = []
@@ -191,7 +191,7 @@ class NumpyLayer(NumpyPart):
 
 
 class TorchLayer:
-    """A torch module with four Linear children and num_heads; for measuring, torch.nn.MultiheadAttention too."""
+    """A torch module with four Linear children and num_heads; for measuring also a torch.nn.MultiheadAttention."""
 
     def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
         self._module, self._roles, self._name = module, roles, name
@@ -202,7 +202,7 @@ class TorchLayer:
 
     @property
     def _weight(self) -> Any:
-        """Of the output projection, whose columns are the heads' shares."""
+        """The weight of the output projection; each head has a block of its columns."""
         out = self._linears[3]
         if not _is_plain(out):
             raise TypeError(_not_plain(self._roles[3], out))
@@ -224,8 +224,8 @@ class TorchLayer:
 
     @contextmanager
     def _other_weight(self, change: Callable[[Any], Any]) -> Iterator[None]:
-        """A changed copy of the weight stands in its place meanwhile: no other layer may have it, and calls inside
-        `frozen`, which know their weights by the parameters, see that it is another."""
+        """A context with a changed copy in the place of the weight: no other layer has this copy, and calls inside
+        `frozen`, which recognize their weights by the parameter objects, see that the weight is another."""
         out, weight = self._linears[3], self._weight
         other = type(weight)(weight.detach().clone(), requires_grad=weight.requires_grad)
         change(other)
@@ -262,19 +262,19 @@ class TorchLayer:
         for linear, axis in zip(self._linears, (0, 0, 0, 1)):
             for name in ("weight",) if axis else ("weight", "bias"):
                 old = getattr(linear, name)
-                if old is not None:  # a parameter of its own class, which an optimizer's list does not see
+                if old is not None:  # a new object of the same class; an optimizer keeps the old one
                     kept = _of_heads(old.detach(), heads, self.num_heads, axis).contiguous()
                     setattr(linear, name, type(old)(kept, requires_grad=old.requires_grad))
             linear.out_features, linear.in_features = linear.weight.shape
         self._module.num_heads = self.num_heads = self._heads_here = len(heads)
-        for part in self._module.modules():  # the weights of the last call have the heads of before
+        for part in self._module.modules():  # attention_weights of the last call have the old heads
             vars(part).pop("attention_weights", None)
             if "_last" in vars(part):
                 vars(part)["_last"] = None
 
 
 def _is_plain(linear: Any) -> bool:
-    """Whether its result is that of a torch.nn.Linear, by a weight that nothing computes anew before each call."""
+    """Whether it computes like a torch.nn.Linear, with a weight that is a parameter (not computed before each call)."""
     of_torch = sys.modules["torch"].nn.Linear.forward
     return getattr(type(linear), "forward", None) is of_torch and "weight" in linear._parameters
 
@@ -287,7 +287,7 @@ def _not_plain(role: str, linear: Any) -> str:
 
 
 def gate_gradients(layers: Sequence[Any], loss: Callable[[], Any]) -> list[Array]:
-    """d loss / d gate of every head of every layer; `loss` goes forward, and back through NumPy layers."""
+    """d loss / d gate of every head of every layer; `loss` runs forward, and for NumPy layers also backward."""
     if not isinstance(layers[0], TorchLayer):
         for layer in layers:
             layer._layer.zero_grad()
@@ -312,7 +312,7 @@ def _by_head(weight: Any, gradient: Any, num_heads: int) -> Array:
 
 @contextmanager
 def in_eval_mode(model: Any) -> Iterator[None]:
-    """Every module of a torch model; nothing happens to others."""
+    """A context with every module of a torch model in eval mode; other models do not change."""
     modules = list(model.modules()) if callable(getattr(model, "modules", None)) else []
     before = [module.training for module in modules]
     try:

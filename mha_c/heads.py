@@ -1,11 +1,11 @@
-"""Which heads of a layer matter, and the layer without the others.
+"""Measures which heads of a layer matter, and removes heads from a layer.
 
     found = heads.importance(layer, (queries, keys, values, valid_lens), "gradient", loss=loss)
     found                                  # a table; found.chart() is a bar chart
-    heads.prune(layer, found.ranked()[:4])  # the four that matter least are gone, and their time with them
+    heads.prune(layer, found.ranked()[:4])  # removes the four heads that matter least, and saves their time
 
-For NumPy layers of this package, for torch modules with the book's projections (those of `mha_c.torch` and of d2l),
-and for models that hold such layers.  torch is not imported here.
+It works for NumPy layers of this package, for torch modules with the book's projections (of `mha_c.torch` and d2l),
+and for models that contain such layers.  torch is not imported here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS = ("ablation", "gradient", "entropy", "confidence")
 
 
 class Importance:
-    """What `importance` measured; shows itself as a table.
+    """The result of `importance`; prints as a table.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Importance:
     scores : dict
         {method: (len(names),) array}.
     baseline : float, optional
-        The mean loss with all heads; None where no loss was given.
+        The mean loss with all heads; None if no loss was given.
 
     Examples
     --------
@@ -62,20 +62,20 @@ class Importance:
         self.names, self.scores, self.baseline = list(names), dict(scores), baseline
 
     def ranked(self, method: Optional[str] = None) -> list[Any]:
-        """The names, the least important head first: what to hand to `prune`, as far as one dares.
+        """The names of the heads, the least important first; the first few of them can be given to `prune`.
 
         Parameters
         ----------
         method : str, optional
-            One of those measured; the first if not given.  For "entropy" the highest comes first.
+            One of the measured methods.  Default: the first.  For "entropy" the head with the highest comes first.
 
         Returns
         -------
         list
-            Of `names`.
+            All `names`, sorted.
         """
         method = self._checked(method)
-        sign = -1 if method == "entropy" else 1  # a head that looks everywhere has the highest and the least to say
+        sign = -1 if method == "entropy" else 1  # the highest entropy: a head that looks everywhere
         return [self.names[i] for i in np.argsort(sign * self.scores[method], kind="stable")]
 
     def chart(self, **options: Any) -> Figure:
@@ -84,7 +84,7 @@ class Importance:
         Parameters
         ----------
         **options : Any
-            Those of `mha_c.viz.show_bars`, such as `figsize` in inches.
+            Further arguments of `mha_c.viz.show_bars`, such as `figsize` in inches.
 
         Returns
         -------
@@ -110,7 +110,7 @@ class Importance:
         labels = [_label(name) for name in self.names]
         width = max(map(len, ["head", *labels]))
         lines = [f"head importance{loss}", f"{'head':<{width}}" + "".join(f"{method:>14}" for method in self.scores)]
-        # A table of one method needs no picture: it is drawn with signs.
+        # The table of one method has bars of characters, not a picture.
         top = np.abs(np.array(self)).max(initial=0) if len(self.scores) == 1 else 0
         for label, *numbers in zip(labels, *self.scores.values()):
             bar = "#" * round(20 * max(0.0, float(numbers[0])) / top) if top > 0 else ""
@@ -128,42 +128,42 @@ def importance(
 ) -> Importance:
     """How much each head of a layer, or of all layers of a model, matters on some data.
 
-    Nothing is dropped meanwhile: torch models are in eval mode, and NumPy layers in training mode without dropout if
-    there is a loss.  Parameters, gradients and modes are afterwards what they were.
+    There is no dropout while it measures: torch models are in eval mode; NumPy layers, if there is a loss, are in
+    training mode without dropout.  Parameters, gradients and modes are restored afterwards.
 
     Parameters
     ----------
     model : layer or model
-        A MultiHeadAttention (mha_c, mha_c.torch, d2l) or variants.MultiHeadedSelfAttention; a torch model that holds
-        such modules; for NumPy any object, dict or list that holds such layers.
+        A MultiHeadAttention (mha_c, mha_c.torch, d2l) or variants.MultiHeadedSelfAttention; a torch model that contains
+        such modules; for NumPy any object, dict or list that contains such layers.
     data : batch, or iterable of batches
-        One batch, a tuple (or a dict, or an array), or a list of batches or other iterable over them.
+        One batch (a tuple, a dict or an array), or a list or other iterable of batches.
     method : str or list of str
-        One of METHODS, or several of them; "all" for all that `data` and `loss` allow.
+        One of METHODS, or several of them; "all" means all methods that `data` and `loss` allow.
 
         "ablation": how much the mean loss grows if the head's output is replaced by 0.  Without a loss: how much the
         output changes, norm(without - with) / norm(with).
-        "gradient": the mean over the examples of the size of d loss / d gate, where the gate is a factor 1 on the
-        head's output: one backward pass where ablation needs a forward pass per head.  Needs a loss.
-        "entropy": of the head's weights in bits, mean over all queries: 0 = looks at one key.
+        "gradient": the mean over the examples of |d loss / d gate|, where the gate is a factor 1 on the head's output.
+        It needs a loss, and one backward pass, while ablation needs a forward pass for each head.
+        "entropy": the entropy of the head's weights in bits, mean over all queries; 0: each looks at one key.
         "confidence": the largest weight of a query, mean over all queries.
-        These two read the weights that each batch leaves behind: of a layer's last call, where it has several.
+        Entropy and confidence use the attention weights after each batch: those of the last call of each layer.
     loss : function, optional
-        A call loss(model, batch) gives the loss, a number (torch: a tensor); for "gradient" in NumPy it also goes back,
-        that is it calls `backward` of the layers.  Not given: model(*batch) is called.
+        The call loss(model, batch) gives a number (torch: a tensor).  For "gradient" in NumPy it must also call
+        `backward` of the layers.  Without a loss, model(*batch) is called.
     per_example : bool
-        For "gradient": every example by itself, as the definition asks (opposite signs must not cancel); False takes
-        each batch as one example, which is faster.
+        For "gradient".  True: one gradient for each example, as the definition asks (opposite signs must not cancel).
+        False: each batch counts as one example, which is faster.
 
     Returns
     -------
     Importance
-        One array of scores per method; shows itself as a table.
+        One array of scores per method; it prints as a table.
 
     Raises
     ------
     ValueError
-        For a method that needs a loss without one, for layers whose sizes are still open, for data without a batch.
+        For a method that needs a loss if none is given, for layers with open sizes, for data without a batch.
     TypeError
         For a model without such layers.
 
@@ -211,19 +211,19 @@ def importance(
 
 
 def prune(model: Any, heads: Any) -> Any:
-    """Take heads out of a layer, or out of the layers of a model, and give it back.  The layer is changed.
+    """Remove heads from a layer, or from the layers of a model, in place, and return the layer or model.
 
-    W_q, W_k and W_v lose the heads' rows, W_o their columns: fewer parameters, less work, and the same size of the
-    result.  The remaining heads' weights and outputs are what they were; the result is that of the whole layer with
-    the outputs of the heads taken out replaced by 0.  Keep the whole layer with copy.deepcopy before.
+    W_q, W_k and W_v lose the rows of these heads, W_o loses their columns: fewer parameters and less work, but the same
+    size of the result.  Weights and outputs of the remaining heads do not change; the result is that of the whole layer
+    with the outputs of the removed heads replaced by 0.  To keep the whole layer, copy it with copy.deepcopy before.
 
     Parameters
     ----------
     model : layer or model
         As in `importance`.
     heads : list or dict
-        For a layer the numbers of the heads to take out; for a model pairs (layer's name, number), or
-        {layer's name: numbers}.  What `Importance.ranked` gives, cut where you want.
+        For a layer: the numbers of the heads to remove.  For a model: pairs (layer's name, number), or
+        {layer's name: numbers}.  The first elements of `Importance.ranked` have this form.
 
     Returns
     -------
@@ -233,15 +233,14 @@ def prune(model: Any, heads: Any) -> Any:
     Raises
     ------
     ValueError
-        For a head that is not there, for taking out all heads of a layer, for open sizes.
+        For a head that does not exist, for removing all heads of a layer, for open sizes.
     TypeError
-        For torch.nn.MultiheadAttention, whose heads must fill embed_dim.  Nothing has changed then.
+        For torch.nn.MultiheadAttention, whose heads must fill embed_dim.  After an error nothing has changed.
 
     Notes
     -----
-    Gradients and what `backward` would need are forgotten, and a torch module's last attention_weights; an optimizer
-    has to be made anew (torch: the parameters are new objects).  A layer that other threads are calling must not be
-    pruned.
+    Pruning deletes gradients, what `backward` needs, and the last attention_weights of torch modules.  Create a new
+    optimizer afterwards (torch: the parameters are new objects).  Do not prune a layer while other threads call it.
     Source: Michel, Levy and Neubig 2019.
 
     Examples
@@ -286,7 +285,7 @@ def _ablation(
 
 
 def _gradient(model: Any, layers: dict[str, LayerWithHeads], parts: list[Any], loss: Loss) -> Array:
-    """A factor on a head's output is the same factor on its columns of W_o, so W_o and its gradient tell."""
+    """Gate gradients from W_o and its gradient: a factor on a head's output is a factor on its columns of W_o."""
     sums = {name: np.zeros(layer.num_heads) for name, layer in layers.items()}
     for part in parts:
         gates = _layers_with_heads.gate_gradients([*layers.values()], partial(loss, model, part))
@@ -296,14 +295,14 @@ def _gradient(model: Any, layers: dict[str, LayerWithHeads], parts: list[Any], l
 
 
 def _looks(model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss]) -> dict[str, Array]:
-    """Entropy and confidence, from the weights that each batch leaves behind."""
+    """Entropy and confidence, from the attention weights after each batch."""
     sums = {name: np.zeros((3, layer.num_heads)) for name, layer in layers.items()}
     for batch in batches:
         _output(model, batch) if loss is None else _number(loss, model, batch)
         for name, layer in layers.items():
             weights = layer.attention_weights().astype(np.float64)  # (B, H, Q, K)
             logs = np.log2(weights, out=np.zeros_like(weights), where=weights > 0)
-            sees = weights.any(axis=-1)  # a query that sees nothing tells nothing
+            sees = weights.any(axis=-1)  # queries without visible keys do not count
             sums[name] += [
                 -(weights * logs).sum(axis=(0, 2, 3)),
                 weights.max(axis=-1, initial=0).sum(axis=(0, 2)),
@@ -373,7 +372,7 @@ def _examples(batch: Any) -> list[Any]:
 
 
 def _chosen(heads: Any, layers: dict[str, LayerWithHeads]) -> dict[str, set[int]]:
-    """The heads to take out, by layer."""
+    """The heads to remove, by layer."""
     if isinstance(heads, Mapping):
         pairs = [(name, head) for name, numbers in heads.items() for head in _listed(numbers)]
     else:
