@@ -1,8 +1,8 @@
 """Attention pooling by similarity: the book's Nadaraya-Watson regression as a layer whose one parameter is a width.
 
-A query's weights are a kernel of its distances to the keys, divided by their sum.  The logarithms of the kernel are
-the bias of an attention whose scores are 0 otherwise, so that lengths, empty rows, weights and the bias's gradient
-are the core's.
+A query's weights are a kernel of its distances to the keys, divided by their sum.  The layer gives the logarithms of
+the kernel to the core as the bias of an attention whose scores are 0.  So the core handles lengths and empty rows, and
+computes the weights and the gradient of the bias.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["KernelAttention"]
 __dir__ = __all__.copy  # what dir() and completion show
 
-# The logarithms of the kernels, of u = distance / width.
+# The logarithms of the kernels, as functions of u = distance / width.
 LOGARITHMS: dict[Any, Callable[[Array], Array]] = {
     "gaussian": lambda u: -u * u / 2,
     "boxcar": lambda u: np.where(u < 1, 0, -np.inf).astype(u.dtype),
@@ -36,7 +36,7 @@ LOGARITHMS: dict[Any, Callable[[Array], Array]] = {
     "constant": np.zeros_like,
 }
 NEGATIVE = "kernel must give numbers >= 0, got a negative one or NaN"
-# Inputs may also be the book's: 1-D, a number each.
+# Inputs may also be 1-D as in the book: one number for each query, key or value.
 RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 
 
@@ -55,33 +55,33 @@ class _Record(NamedTuple):
 class KernelAttention(Trained):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Each weight is kernel(distance of query and key / width), divided by the sum of a query's weights.
+    Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) gives
-    (B, Q, Dv); or with queries (Q,), keys (K,), values (K,), as the book has them, gives (Q,).  All float32 or all
-    float64; types and valid_lens are those of `MultiHeadAttention`.  Afterwards `attention_weights` is (B, Q, K), or
-    (Q, K).  After a call in training mode (`train()`), `backward` gives the gradients of its inputs, and adds that of
-    the width to `width_grad`, a number, or None before it.
+    (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  All arrays are float32, or all are
+    float64; types and valid_lens are as in `MultiHeadAttention`.  After a call `attention_weights` is (B, Q, K) or
+    (Q, K).  After a call in training mode (`train()`), `backward` gives the gradients of the inputs and adds the
+    gradient of the width to `width_grad`, a number (None before the first `backward`).
 
     Parameters
     ----------
     kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
-        Of u = distance / width: exp(-u**2 / 2); 1 where u < 1, else 0; max(0, 1 - u), as in the book ("epanechikov"
-        there; elsewhere that is the triangular kernel, and Epanechnikov's own is
-        `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of them and gives numbers >= 0.
+        With u = distance / width, in this order: exp(-u**2 / 2); 1 where u < 1, else 0; max(0, 1 - u), as in the book
+        (the book's "epanechikov" is elsewhere the triangular kernel, and Epanechnikov's own kernel is
+        `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of u and gives numbers >= 0.
     width : float
         The distance that counts as 1, above 0, in the type of the inputs too; it can be read and assigned.
     derivative : function, optional
-        Of a kernel that is a function, for `backward`.
+        For `backward`: the derivative of a kernel that is a function.
     empty_rows : {"uniform", "zero"}
-        What a query without a key of weight above 0 gets: the mean of all values, those behind its length too, or 0.
+        What a query gets whose weights are all 0: the mean of all values (also of those beyond its length), or 0.
 
     Raises
     ------
     ShapeError
         Where shapes do not fit together.
     TypeError
-        Where types are others.
+        Where inputs have other types.
     ValueError
         For a width that is not above 0, or infinite, and for a kernel that is below 0 or NaN.
 
@@ -123,12 +123,12 @@ class KernelAttention(Trained):
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel's name, or the function."""
+        """The kernel: its name or the function."""
         return self._kernel
 
     @property
     def width(self) -> float:
-        """The distance that counts as 1."""
+        """Unit of the distance: the kernel is computed of distance / width."""
         return self._width
 
     @width.setter
@@ -185,28 +185,28 @@ class KernelAttention(Trained):
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
     def backward(self, grad_output: Any) -> Any:
-        """Gradients of a loss: those of queries, keys and values; that of the width is added to `width_grad`.
+        """Gradients of a loss with respect to queries, keys and values; adds that of the width to `width_grad`.
 
-        Where a query meets a key, a kernel of the distance has no slope: 0 counts there.  The call's inputs must still
-        be as they were.
+        Where a query equals a key, the kernel may have no derivative: the gradient there is 0.  The inputs of the call
+        must not have changed since.
 
         Parameters
         ----------
         grad_output : array
-            Of the shape and type of what the last call in training mode returned: the gradient with respect to it.
+            The gradient with respect to the result of the last call in training mode, in its shape and type.
 
         Returns
         -------
         tuple of arrays
-            (grad_queries, grad_keys, grad_values), of the inputs' shapes.
+            (grad_queries, grad_keys, grad_values), in the shapes of the inputs.
 
         Raises
         ------
         RuntimeError
-            Without a call in training mode, for a second backward of one call, and for a kernel that is a function
-            without `derivative`.
+            Without a call in training mode before, for a second backward of one call, and for a kernel that is a
+            function without `derivative`.
         ShapeError, TypeError
-            Where grad_output is not as the output was.
+            Where grad_output does not have the shape and type of the output.
 
         Examples
         --------
@@ -233,8 +233,8 @@ class KernelAttention(Trained):
         return tuple(like_input(g, record.as_tensor) for g in grads)
 
     def _slopes(self, record: _Record, u: Array, of_bias: Array) -> tuple[Array, Array]:
-        """The gradient of u = distance / width, divided by u and times u: 0 where none comes from the bias."""
-        counts = of_bias != 0  # elsewhere there may be NaN: keys that no query saw
+        """The gradient of u = distance / width, divided by u, and times u; 0 where the gradient of the bias is 0."""
+        counts = of_bias != 0  # elsewhere u may be NaN: keys that no query saw
         if record.kernel == "gaussian":
             over_u = np.where(counts, -of_bias, 0)
             near = np.where(counts, u, 0)
@@ -254,12 +254,12 @@ class KernelAttention(Trained):
         return of_u / u, of_u * u
 
     def zero_grad(self) -> None:
-        """Forgets the gradient of the width."""
+        """Delete the gradient of the width."""
         self.width_grad = None
 
     @property
     def attention_weights(self) -> Any:
-        """Weights of the last call, (B, Q, K) or (Q, K): rows sum to 1, keys that count for nothing 0."""
+        """Weights of the last call, (B, Q, K) or (Q, K): rows sum to 1, and keys that do not count have 0."""
         if self._weights is None:
             raise AttributeError("KernelAttention has no attention_weights yet: call the layer first, then read them")
         return like_input(*self._weights)
@@ -269,7 +269,7 @@ class KernelAttention(Trained):
 
 
 def checked_kernel(kernel: Any) -> Kernel:
-    """One of LOGARITHMS (or the book's spelling), or a function."""
+    """The kernel, checked: a name in LOGARITHMS (or the book's spelling), or a function."""
     if callable(kernel):
         return kernel
     name = "epanechnikov" if isinstance(kernel, str) and kernel == "epanechikov" else kernel
@@ -283,7 +283,7 @@ def check_width(width: float, limits: Any) -> None:
 
 
 def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[int, ...]) -> None:
-    """queries (B, Q, d), keys (B, K, d), values (B, K, Dv), or all with one axis."""
+    """ShapeError unless the shapes are queries (B, Q, d), keys (B, K, d), values (B, K, Dv), or all have one axis."""
     for name, shape in (("queries", queries), ("keys", keys), ("values", values)):
         if len(shape) not in (1, 3) or len(shape) != len(queries):
             raise ShapeError(f"{name} {RANKS}, got {shape}; queries {queries}")
@@ -299,7 +299,7 @@ def check_of_distances(name: str, found: tuple[int, ...], wanted: tuple[int, ...
 
 
 def with_items(given: Any) -> Any:
-    """The book's numbers, too, as rows of one feature in one item."""
+    """The inputs with three axes: 1-D inputs, as in the book, become rows of one feature in one item."""
     return (x.reshape(1, -1, 1) for x in given) if given[0].ndim == 1 else given
 
 

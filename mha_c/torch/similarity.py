@@ -1,4 +1,4 @@
-"""Attention pooling by similarity as a torch module: the twin of mha_c.similarity, its width a parameter."""
+"""Attention pooling by similarity as a torch module: the twin of mha_c.similarity, with width as a parameter."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 class KernelAttention(TakesArrays):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv); or with
-    queries (Q,), keys (K,), values (K,) gives (Q,).  Kernels and errors are those of mha_c.KernelAttention.  Gradients
-    reach queries, keys, values and `width`, a parameter: learned like the w = 1/width of the book's NWKernelRegression
-    (`attention.width.requires_grad_(False)` keeps it).
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv).  As in the
+    book, queries (Q,), keys (K,) and values (K,) give (Q,).  Kernels and errors are those of mha_c.KernelAttention.
+    Gradients flow back to queries, keys, values and `width`, a parameter that is learned like w = 1/width of the book's
+    NWKernelRegression (`attention.width.requires_grad_(False)` keeps it constant).
 
     Parameters
     ----------
     kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
-        A function is one of tensors.
+        As in mha_c.KernelAttention; a function takes and gives tensors.
     width : float
-        The distance that counts as 1.
+        Unit of the distance: the kernel is computed of distance / width.
     empty_rows : {"uniform", "zero"}
-        What a query without a key of weight above 0 gets.
+        What a query gets whose weights are all 0: the mean of all values, or 0.
 
     Notes
     -----
@@ -75,7 +75,7 @@ class KernelAttention(TakesArrays):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_weights": None if self._weights is None else self._weights.detach()}
 
-    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+    if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
         def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
 
@@ -104,24 +104,24 @@ class KernelAttention(TakesArrays):
         return self._weights
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of `repr`.
+        """The text between the brackets of `repr`.
 
         Returns
         -------
         str
-            Kernel and what is not as usual.
+            The kernel and the width.
         """
         return f"kernel={self.kernel!r}, width={self.width.item()}"
 
 
 def seen_keys(q: Tensor, k: Tensor, valid_lens: Any) -> Tensor:
-    """k with zeros for what no query sees: the gradient of a distance to NaN would be NaN, whatever comes to it."""
+    """k with zeros for keys that no query sees: else a key of NaN would make gradients NaN, even times 0."""
     visible: Any = mathematics.visible_keys(q, k, checked_lengths(valid_lens, q))
     return mathematics.without_unseen(k[:, None], visible, None)[:, 0]
 
 
 def distances(q: Tensor, k: Tensor) -> Tensor:
-    """(B, Q, K): |q - k|, whose gradient where two points meet is 0."""
+    """(B, Q, K): |q - k|; its gradient is 0 where a query equals a key."""
     if q.shape[2] == 1:
         return (q - k.transpose(1, 2)).abs()
     squares = (q[:, :, None] - k[:, None]).square().sum(-1)
@@ -130,6 +130,6 @@ def distances(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _log(similarity: Tensor) -> Tensor:
-    """The logarithm, -inf at 0 without a gradient of 0/0 there."""
+    """The logarithm: -inf at 0, where its gradient is 0 and not NaN."""
     there = similarity != 0
     return torch.where(there, torch.where(there, similarity, 1).log(), -torch.inf)
