@@ -1,4 +1,4 @@
-"""`view`: the interactive page of a layer's heads.  Gathers the weights, packs them, says them in words."""
+"""`view`: the interactive page of a layer's heads.  Collects the weights, packs them and describes them in words."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .sources import Layer, collect, on_cpu
 if TYPE_CHECKING:
     from .._types import Array
 
-MAX_BYTES = 4_000_000  # of packed weights in one page
-MAX_CELLS = 1 << 22  # of one layer and example: a browser keeps them as 16 MB of floats
+MAX_BYTES = 4_000_000  # packed weights in one page
+MAX_CELLS = 1 << 22  # weights of one layer and example: a browser stores them as 16 MB of floats
 MAX_EXAMPLES = 64
-NOTHING = 1e-6  # weight that may be cut off with the padding
+NOTHING = 1e-6  # a weight up to this may be cut off with the padding
 
 
 class _Panel(NamedTuple):
-    """One layer of one example, cropped to its tokens: what one screen shows."""
+    """One layer of one example, cropped to its tokens; one screen shows it."""
 
     layer: int
     example: int
@@ -45,43 +45,43 @@ def view(
     title: Optional[str] = None,
     max_bytes: int = MAX_BYTES,
 ) -> Page:
-    """An interactive page of attention weights: heads side by side, one large, lines, text; it needs no network.
+    """An interactive page of attention weights: all heads side by side, one head large, lines, text; without network.
 
     Parameters
     ----------
     weights : array_like, list, layer or model
-        An array (queries, keys), (heads, queries, keys), (batch, heads, queries, keys) or (layers, ...) of them, NumPy,
-        torch or nested lists; a list of arrays, one per layer or decoding step; or a layer or model that was called and
-        has `attention_weights`, of this package or of d2l.
+        An array (queries, keys), (heads, queries, keys), (batch, heads, queries, keys) or (layers, batch, heads,
+        queries, keys): NumPy, torch or nested lists.  Or a list of arrays, one per layer or decoding step.  Or a layer
+        or model, of this package or of d2l, that has been called and has `attention_weights`.
     tokens : optional
-        One sentence for queries and keys, a tuple (query tokens, key tokens), or a list with one of either per example;
-        a sentence is a list of strings, or a string split at its blanks.  What follows the last token is taken for
-        padding and left out.
+        One sentence for queries and keys, a tuple (query tokens, key tokens), or a list with one of these per example.
+        A sentence is a list of strings, or a string, which is split at its blanks.  Positions after the last token
+        count as padding and are left out.
     valid_lens : optional
-        Keys from this position on are left out: one number, or one per example.
+        One number, or one per example: keys from this position on are left out.
     num_heads : int, optional
         Splits d2l's (batch * heads, queries, keys), other weights have to have as many; layers know it themselves.
     head_names, layer_names : list of str, optional
-        What to write instead of "head 0" (heads count from 0, as in mha_c.heads) and "layer 1".
+        Labels instead of "head 0" (heads count from 0, as in mha_c.heads) and "layer 1".
     title : str, optional
-        What to write instead of the layer's type.
+        Title instead of the layer's type.
     max_bytes : int
-        At most so many bytes of packed weights: beyond, fewer examples, then neighbours summed up.
+        Limit for packed weights: a larger page shows fewer examples, or else joins neighbouring queries and keys.
 
     Returns
     -------
     Page
-        Shows itself in a notebook; `save` writes one file.  The weights in it are rounded (see mha_c.viz.pack); exact
-        ones stay in the array.
+        A notebook shows it; `save` writes one file.  The weights in the page are rounded (see mha_c.viz.pack); the
+        exact weights stay in the array.
 
     Raises
     ------
     ShapeError
         Where weights or valid_lens have another shape.
     TypeError
-        Where `weights` holds none.
+        Where `weights` has no attention weights.
     ValueError
-        Where tokens or names do not fit them.
+        Where tokens or names do not fit the weights.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _lengths(valid_lens: Any, examples: int) -> list[int]:
     if valid_lens is None:
         return [0] * examples
     lens = to_lengths(on_cpu(valid_lens))
-    if lens.ndim == 2:  # one per query: show the keys that any of them sees
+    if lens.ndim == 2:  # one per query: show all keys that some query sees
         lens = lens.max(axis=1)
     if lens.size not in (1, examples):
         raise ShapeError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
@@ -140,7 +140,7 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: in
     if queries is not None:
         weights = weights[:, : len(queries)]
     if keys is not None:
-        if weights[:, :, len(keys) :].max(initial=0) > NOTHING:  # they are no padding
+        if weights[:, :, len(keys) :].max(initial=0) > NOTHING:  # these keys are no padding
             raise ValueError(
                 f"tokens: {len(keys)} for {weights.shape[2]} keys, and those behind them have weights too: name them, "
                 f"or give the valid_lens of the call"
@@ -153,7 +153,7 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: in
 def _encode_all(
     first: list[_Panel], panels: Callable[[int], list[_Panel]], examples: int, max_bytes: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """As many examples as fit; if not even the first does, its neighbouring queries and keys are joined."""
+    """Encode as many examples as fit; if the first does not fit, join neighbouring queries and keys in it."""
     notes: list[str] = []
     factor = 1
     while True:
@@ -193,7 +193,7 @@ def _encode(panel: _Panel, factor: int) -> dict[str, Any]:
         "h": heads.shape[0],
         "q": heads.shape[1],
         "k": heads.shape[2],
-        "queries": panel.weights.shape[1],  # of which q_step make a row, k_step of the keys a column
+        "queries": panel.weights.shape[1],  # a row has q_step queries, a column k_step keys
         "keys": panel.weights.shape[2],
         "qStep": q_step,
         "kStep": k_step,
@@ -206,7 +206,7 @@ def _encode(panel: _Panel, factor: int) -> dict[str, Any]:
 
 
 def _joined(sentence: labels.Sentence, size: int, step: int) -> labels.Sentence:
-    """The labels of the rows, where each may stand for `step` tokens."""
+    """The labels of rows or columns, each of which may be for `step` tokens."""
     if step == 1:
         return sentence
     names = sentence or [str(i) for i in range(size)]
@@ -215,7 +215,7 @@ def _joined(sentence: labels.Sentence, size: int, step: int) -> labels.Sentence:
 
 
 def _text(data: dict[str, Any], first: _Panel) -> str:
-    """What stands in for the page where it cannot run: one line per head of the first example."""
+    """The text shown where the page cannot run: one line for each head of the first example."""
     heads, num_queries, num_keys = first.weights.shape
     lines = [f"{data['title']}: {heads} head{'s' * (heads > 1)}, {num_queries} queries x {num_keys} keys"]
     for panel in data["panels"]:
