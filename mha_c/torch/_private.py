@@ -1,7 +1,7 @@
-"""All that mha_c.torch uses of torch without a promise of torch's, and what happens where a torch does not have it.
+"""All private names of torch that mha_c.torch uses, and what happens if a version of torch does not have one.
 
-What tells whether a call has to take another way is needed: without it results would be wrong in silence, so that the
-import says so.  Without anything else something is slower, or is not shown.
+Names that show whether a call must take another way are needed: without them results could be wrong without a warning,
+so the import raises an error.  Without one of the others something is slower, or is not shown.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.autograd import profiler as torch_profiler
 
-OLDEST = "2.13"  # that is tested
+OLDEST = "2.13"  # the oldest version that is tested
 
 
 def _found(path: str) -> Any:
-    """What has this name in torch; None where nothing has."""
+    """The object of this name in torch; None where there is none."""
     place: Any = torch
     for name in path.split(".")[1:]:
         place = getattr(place, name, None)
@@ -37,25 +37,25 @@ def _needed(path: str) -> Any:
 # --- Needed -------------------------------------------------------------------------------------------
 
 tensor_exchange = _needed("torch.Tensor.__dlpack_c_exchange_api__")  # through which the core reads tensors
-tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace or ONNX by it writes the call down
-set_tracing_state = _needed("torch._C._set_tracing_state")  # None: for what it shall not see
+tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace, or ONNX by it, records the call
+set_tracing_state = _needed("torch._C._set_tracing_state")  # None: stops the recording for a while
 in_functorch = _needed("torch._C._are_functorch_transforms_active")  # inside torch.func
 _needed("torch.autograd.forward_ad._current_level")
 n_function_modes = _needed("torch._C._len_torch_function_stack")  # how many modes are active
 n_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack")
 function_modes = _needed("torch.overrides._get_current_function_mode_stack")
 dispatch_modes = _needed("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
-_disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parameter's, which leaves all as it is
+_disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parameter's: it changes nothing
 
 
 def in_transform() -> bool:
-    """Inside torch.func or forward-mode AD, where torch wants more of an operation than numbers and a gradient."""
+    """Whether a call is inside torch.func or forward-mode AD, which need more than numbers and a gradient."""
     return in_functorch() or forward_ad._current_level >= 0
 
 
 # --- Missed -------------------------------------------------------------------------------------------
 
-# Without their names hooks of all modules cannot be seen: there might be one, and children are called one by one.
+# Global hooks of all modules.  Without these names there might be a hook, so children are called one by one.
 HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}", {"unknown": None}) for hooks in HOOKS)
 
@@ -67,22 +67,22 @@ class _NoProfiler:
 # A flag of a module, read at each call.  Without it the profiler does not show ours by name.
 profiler: Any = torch_profiler if hasattr(torch_profiler, "_is_profiler_enabled") else _NoProfiler
 
-# Tensors that compute themselves when looked at; without one of both attention weights are computed when read.
+# For tensors that compute their numbers at the first use; without both, weights are computed when they are read.
 make_wrapper = _found("torch.Tensor._make_wrapper_subclass")
 as_plain_tensor = _found("torch._C.DisableTorchFunctionSubclass")
 has_wrappers = None not in (make_wrapper, as_plain_tensor)
 
-# Without it what torch.func hands over is never looked at: lengths of NaN are not refused there.
+# Without it tensors of torch.func are never checked: lengths of NaN are not refused there.
 functorch: Any = _found("torch._C._functorch")
 is_of_a_transform = _found("torch._C._functorch.is_functorch_wrapped_tensor") or (lambda tensor: True)
 
-# Of fake tensors; without it those that meet real ones are told so by torch, later.
+# For fake tensors; without it torch itself, later, reports fake tensors that are mixed with real ones.
 FakeTensor: Any = _found("torch._subclasses.FakeTensor") or ()
 
-# Of modes that are no reason to call children one by one; without them they are one.
+# Modes that are no reason to call children one by one; without these names they are a reason.
 FakeTensorMode: Any = _found("torch._subclasses.FakeTensorMode") or ()
 try:
-    from torch.utils._device import DeviceContext as DeviceContext  # of torch.device and torch.set_default_device
+    from torch.utils._device import DeviceContext as DeviceContext  # the mode of torch.device
 except ImportError:
     DeviceContext = ()
 
@@ -110,9 +110,9 @@ def _has_overrides(kind: type[Tensor]) -> bool:
 
 
 def of_all_examples(tensor: Tensor) -> Tensor:
-    """What a call inside torch.func has left, read when the transform is over: of a map with an axis in front.
+    """A tensor left by a call inside torch.func, read after the transform; after vmap it has an axis in front.
 
-    AttributeError, as if no call had been, where a torch does not tell.
+    AttributeError, as if there had been no call, where this torch has no name for it.
     """
     while functorch.is_functorch_wrapped_tensor(tensor):
         axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
@@ -121,26 +121,26 @@ def of_all_examples(tensor: Tensor) -> Tensor:
 
 
 def quick_apply(function: type[Function]) -> Any:
-    """torch's own, in C++: what `Function.apply` does before it is for torch.func, and takes as long as a small layer.
-    Without it, `Function.apply`."""
+    """torch's `apply` in C++.  What `Function.apply` does before it is for torch.func, and takes as long as a small
+    layer.  Without the C++ name, `Function.apply`."""
     return getattr(super(Function, function), "apply", function.apply)
 
 
 def constant_to_compilers(function: Any) -> Any:
-    """The function, which compilers call once.  A torch that does not know the mark looks into it, and asks more."""
+    """Mark the function: compilers call it once.  A torch without this mark traces into it, and adds more guards."""
     function._dynamo_marked_constant = True
     return function
 
 
 def known_to_compilers(condition: Any) -> bool:
-    """Whether a condition on sizes holds for certain; without the function torch assumes it and asks again later."""
-    from torch.fx.experimental import symbolic_shapes  # takes long, and compilers have it
+    """Whether a condition on sizes certainly holds; without the name torch assumes so and adds a guard."""
+    from torch.fx.experimental import symbolic_shapes  # slow to import; compilers have imported it already
 
     return bool(getattr(symbolic_shapes, "guard_or_false", bool)(condition))
 
 
 def without_tracing(x: Tensor) -> tuple[int, ...]:
-    """The sizes of x as numbers, which a tracer does not see."""
+    """The sizes of x as numbers; a tracer does not record this."""
     state = tracing_state()
     set_tracing_state(None)
     try:

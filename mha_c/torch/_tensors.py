@@ -1,7 +1,7 @@
-"""Between tensors and the compiled core: views on their memory, lengths, seeds, threads, and what cannot be served.
+"""Between tensors and the compiled core: views of their memory, lengths, seeds, threads, and checks of tensors.
 
-A CPU tensor and the ndarray of its `numpy()` are the same memory, strides included; nothing is copied here.
-The core takes tensors themselves, too (csrc/python/torch/tensors.c), which is much quicker.
+A CPU tensor and the ndarray of its `numpy()` share memory, with the same strides; nothing is copied here.
+The core also takes the tensors themselves (csrc/python/torch/tensors.c), which is much faster.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ is_compiling = torch.compiler.is_compiling
 
 
 def exporting() -> bool:
-    """Whether the call is written down for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
+    """Whether the call is recorded for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
     return torch.compiler.is_exporting() or tracing_state() is not None
 
 
 def traced(*tensors: Any) -> bool:
-    """Whether the operators of `ops.py` must do the work: a compiler or tracer is looking, or no plain tensors."""
+    """Whether the operators of `ops.py` must compute: a compiler or tracer is active, or a tensor is not plain."""
     return is_compiling() or tracing_state() is not None or any(type(x) not in OWN_TYPES for x in tensors)
 
 
@@ -53,7 +53,7 @@ _autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
 
 
 def result_type(dtype: torch.dtype) -> torch.dtype:
-    """Of what a layer gives for queries of this type: theirs, or, as with torch's own layers, that of autocast."""
+    """Type of a layer's result for queries of this type: the same, or, as in torch's own layers, that of autocast."""
     return _autocast_type() if autocasting() and dtype is not torch.float64 else dtype
 
 
@@ -66,24 +66,24 @@ def autocast_on(tensor: Tensor) -> bool:
 
 
 def float32_if_half(tensor: Any) -> Any:
-    """What mathematics computes 16-bit floats in."""
+    """The tensor, 16-bit floats as float32, in which `mathematics` computes them; other types unchanged."""
     return tensor.float() if tensor is not None and tensor.dtype in HALVES else tensor
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether they can be looked at, now and for good: no fake or meta tensor, none of a transform, no exporter."""
+    """Whether its numbers can be read, and stay valid: no fake or meta tensor, none of a transform, no exporter."""
     if type(tensor) not in OWN_TYPES or tensor.is_meta or is_compiling() or exporting():
         return False
     return not (in_functorch() and is_of_a_transform(tensor))
 
 
 def elsewhere(value: Any) -> bool:
-    """Whether it is a tensor that is not in the CPU's memory: a GPU's, or one of device meta, without numbers."""
+    """Whether it is a tensor that is not in the CPU's memory: on a GPU, or on device meta, without numbers."""
     return isinstance(value, Tensor) and not value.is_cpu
 
 
 def array(tensor: Tensor) -> Array:
-    """The tensor's own memory."""
+    """The tensor's own memory as an ndarray."""
     return tensor.detach().numpy() if tensor.requires_grad else tensor.numpy()
 
 
@@ -92,7 +92,7 @@ def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
 
 
 def without_subclass(tensor: Any) -> Any:
-    """A subclass's tensor (fastai's, torchvision's) as the core knows it."""
+    """A tensor of a subclass (of fastai, torchvision) as a plain tensor, which the core takes."""
     return tensor if type(tensor) in OWN_TYPES else tensor.as_subclass(Tensor)
 
 
@@ -109,12 +109,12 @@ def lengths(valid_lens: Any) -> Any:
     return to_lengths(valid_lens)
 
 
-# From now on the core takes tensors, and computes what has some on torch's threads.
+# From now on the core takes tensors, and computes calls with tensors on torch's threads.
 _core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg, torch.get_num_threads)
 
 
 def check_inputs(**named: Any) -> None:
-    """The errors that the caller should read instead of torch's own: what is no tensor of floats."""
+    """Raise our own errors, clearer than torch's, for arguments that are not tensors of floats."""
     for name, value in named.items():
         usual = type(value) is Tensor and value.is_cpu and not value.is_nested
         if usual and value.dtype in FLOATS and value.layout is torch.strided:
@@ -133,7 +133,7 @@ def check_inputs(**named: Any) -> None:
 
 
 def check_devices(**named: Any) -> None:
-    """All tensors of a call are on one device; lengths may be on the CPU, whatever device the others are on."""
+    """Raise an error unless all tensors of a call are on one device; lengths may always be on the CPU."""
     places: dict[torch.device, list[str]] = {}
     for name, value in named.items():
         for x in value if type(value) is tuple else (value,):
@@ -153,7 +153,7 @@ def check_devices(**named: Any) -> None:
 
 
 def refuse_half_fake(**named: Any) -> None:
-    """The same of fake tensors, unless their mode takes real ones among them."""
+    """Raise an error for fake tensors mixed with real ones, unless their mode allows that."""
     if is_compiling():
         return
     fake = {name: value for name, value in named.items() if isinstance(value, FakeTensor)}
@@ -166,7 +166,7 @@ def refuse_half_fake(**named: Any) -> None:
 
 
 def refuse_types(**named: Any) -> NoReturn:
-    """Inputs and parameters of different types."""
+    """Raise the error for inputs and parameters of different types."""
     listed = ", ".join(f"{name} {value.dtype}" for name, value in named.items() if value is not None)
     raise TypeError(
         f"tensors of different types: {listed}; convert the inputs (.float(), .double()) or the module (.to(dtype))"
@@ -175,8 +175,8 @@ def refuse_types(**named: Any) -> NoReturn:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.room = torch.empty((), dtype=torch.int64, device="cpu")  # whatever device is the default
-        # The same memory, read in a quarter of the time; a fake tensor, under FakeTensorMode, has none.
+        self.room = torch.empty((), dtype=torch.int64, device="cpu")  # whatever the default device
+        # An ndarray on the same memory reads four times as fast; a fake tensor, under FakeTensorMode, has no memory.
         self.number: Any = self.room.numpy() if type(self.room) is Tensor else self.room
 
 
@@ -187,15 +187,15 @@ SEEDS = 2**63 - 1
 
 
 def draw_seed(generator: Optional[torch.Generator] = None) -> int:
-    """A number below SEEDS from torch's generator: torch.manual_seed fixes them."""
-    if generator is None:  # without the keyword in a tenth of a microsecond less
+    """A number below SEEDS from torch's generator: torch.manual_seed makes it repeatable."""
+    if generator is None:  # without the keyword: saves a tenth of a microsecond
         _local.room.random_(0, SEEDS)
         return int(_local.number.item())
     return int(_local.room.random_(0, SEEDS, generator=generator).item())
 
 
 def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
-    """The same number for a compiler, which cannot look into tensors."""
+    """The number of `draw_seed` as a tensor, for compilers, which cannot read numbers of tensors."""
     if generator is None:
         return torch.randint(0, SEEDS, ())
     return torch.randint(0, SEEDS, (), generator=generator)
