@@ -1,5 +1,5 @@
-"""Calls that the core does not see (torch.func, exporters, compilers, meta and fake tensors), held to its rules in its
-words: torch's operations would broadcast what does not belong together.
+"""The core's checks, with its messages, for calls that it does not see (torch.func, exporters, compilers, meta and fake
+tensors): torch's operations would broadcast shapes that do not fit together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._tensors import float32_if_half, has_numbers
 
 
 def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
-    """ShapeError unless these go together with weights W_q, W_k, W_v, W_o, None where there is none."""
+    """ShapeError unless inputs and weights fit together: W_q, W_k, W_v, W_o, None where the layer has none."""
     queries, keys, values = map(_sized, (queries, keys, values))
     linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
     error = core_refusals.inputs(queries, keys, values)
@@ -28,7 +28,7 @@ def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num
 
 
 def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
-    """What the core says of the options of a call that it will not see; nobody else looks at them."""
+    """Check the options of a call as the core would, which does not see this call."""
     scalars.empty_rows(empty_rows)
     scalars.probability(dropout)
     if keep_mask is not None and keep_mask.dtype is not torch.bool:
@@ -36,7 +36,7 @@ def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = N
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
-    """ShapeError unless q (B,[H,]Q,D), k, v and masks go together."""
+    """ShapeError unless q (B,[H,]Q,D), k, v and masks fit together."""
     q, k, v = map(_sized, (q, k, v))
     error = core_refusals.attention(q, k, v, None if w_v is None else _sized(w_v))
     for name, mask in masks.items():
@@ -47,7 +47,7 @@ def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> 
 
 
 def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> None:
-    """ShapeError unless these have an odd row, and a number, for each head of q."""
+    """ShapeError unless relative_bias has a row of odd length, and sinks a number, for each head of q."""
     heads = q.shape[1] if q.dim() == 4 else 1
     if relative_bias is not None:
         shape = tuple(relative_bias.shape)
@@ -58,7 +58,7 @@ def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tens
 
 
 def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
-    """valid_lens of a call with these queries (B, [H,] Q, .)."""
+    """The valid_lens of a call with these queries (B, [H,] Q, .), checked, as a tensor."""
     queries = _sized(queries)
     return lengths_of_shape(valid_lens, "valid_lens", [(queries.shape[0],), (queries.shape[0], queries.shape[-2])])
 
@@ -70,11 +70,11 @@ def lengths_of_shape(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Te
     shape = tuple(_sized(lens).shape)
     if shape not in shapes:
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
-    if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # nobody waits for another device
-        to_lengths(np.array(lens.tolist()))  # NaN and infinity are none; operations would give a transform's tensors
+    if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # never wait for another device
+        to_lengths(np.array(lens.tolist()))  # refuses NaN and infinity; tensor operations might be transformed
     return float32_if_half(lens)
 
 
 def _sized(x: Tensor) -> Any:
-    """A tracer's sizes are tensors: something of x's plain ones, which it does not see."""
+    """x, or inside a tracer, where sizes are tensors, an array of the same shape, which the tracer does not record."""
     return x if tracing_state() is None else np.broadcast_to(0, without_tracing(x))

@@ -1,4 +1,4 @@
-"""The children of a layer: whether one call can stand for calling each of them, and what comes before such a call."""
+"""The children of a layer: whether one call of the core can replace calls of each child, and checks before it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """What the children of a layer are where one call can stand for each: csrc/python/torch/children.c."""
+    """What the children of a layer must be so that one call can replace their calls: csrc/python/torch/children.c."""
 
     slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
     dropout: type
-    methods: tuple[tuple[Any, str, Any], ...]  # what a class (None: the layer's), a module's dictionary had when made
+    methods: tuple[tuple[Any, str, Any], ...]  # (class, None: the layer's, or a module's dict; name; method at first)
     all_hooks: tuple[dict[Any, Any], ...]
     hooks: tuple[str, ...]
     words: tuple[str, ...]
-    tensors: tuple[type, ...]  # of parameters
+    tensors: tuple[type, ...]  # types of parameters
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
@@ -50,21 +50,21 @@ Parts = tuple[LayerParameters, dict[str, Any], Any, Optional["Packed"]]
 
 
 def standard_parts(module: Any, *inputs: Any) -> Optional[Parts]:
-    """The parameters, the state of the module that shows the weights, the dropout, and what `frozen` has packed of just
-    these parameters: None where not all children are what d2l's constructor makes, or somebody looks on, so that one
-    call cannot stand for calling each of them."""
+    """(parameters, state of the module that shows the weights, dropout, what `frozen` has packed of these parameters).
+
+    None where one call cannot replace the calls of all children: one is not as d2l's constructor makes it, or a mode or
+    a class of tensors wants to see torch's operations."""
     if is_compiling():
         return parts_in_python(module)
-    parts = layer_parts(module, module._layout) or parts_in_python(module)  # which takes parameters of any class
-    if parts is None or parts[2].inplace:  # attention_weights are then what is left of them
+    parts = layer_parts(module, module._layout) or parts_in_python(module)  # the second takes parameters of any class
+    if parts is None or parts[2].inplace:  # an inplace dropout changes attention_weights
         return None
     seen = not exporting() and (in_mode() or any_overridden(*inputs, *parts[0]))
     return None if seen else parts
 
 
 def parts_in_python(module: Any) -> Optional[Parts]:
-    """What `layer_parts` finds, for compilers, which look into Python alone and have to see what is asked: no weights
-    packed before, which a compiled call does not use."""
+    """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
     kind, children = type(module), module._modules
     whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
     for name in own_methods:
@@ -87,7 +87,7 @@ def parts_in_python(module: Any) -> Optional[Parts]:
         found[slot] = own["weight"]
         if slot < 4:
             found[slot + 4] = own["bias"]
-        elif own["bias"] is not None:  # which no weight shows, but its gradient is zeros, and not None
+        elif own["bias"] is not None:  # attention does not depend on it, but its gradient is 0 and not None
             return None
     return tuple(found), inner.__dict__, dropout, None
 
@@ -95,9 +95,9 @@ def parts_in_python(module: Any) -> Optional[Parts]:
 @constant_to_compilers
 def _layout_in_python(kind: Any, exports: bool) -> Any:
     """(whether all methods are those of the layout, its slots, its inner child's name and type, the names of methods of
-    `kind` itself) of a class of layers.  Compilers call it once: what they shall ask again is read beside it."""
+    `kind` itself) of a class of layers.  Compilers call it once; checks that they must repeat are elsewhere."""
     layout: Layout = kind._layout
-    # torch.export puts its own __call__ around every module's, to note where it is.
+    # torch.export wraps the __call__ of every module, to know which module it is in.
     whole = all(
         (name == "__call__" and exports) or _is_method(kind if owner is None else owner, name, method)
         for owner, name, method in layout.methods
@@ -111,32 +111,32 @@ def _is_method(owner: Any, name: str, method: Any) -> bool:
 
 
 def _methods_of_torch() -> bool:
-    """True.  What `_layout_in_python` compared is read here where compilers see it."""
+    """True.  Reads the methods that `_layout_in_python` has compared, so that compilers see the read."""
     methods = nn.Linear.forward, nn.Linear.__call__, nn.Dropout.forward, torch.bmm, torch.tanh
     functions = nn.functional.linear, nn.functional.softmax, nn.functional.dropout
     return all(method is not None for method in (*methods, *functions))
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether a call of the module does more, or other things, than its class's `forward`."""
+    """Whether a call of the module does something other than its class's `forward`, or more."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
-        or module.forward is None  # never: what is read, compilers read again before each call
+        or module.forward is None  # never None; compilers check again before each call what is read here
     )
 
 
 def has_own_attention(module: Any) -> bool:
-    """Whether the module inside a layer that has the dropout is the one that its constructor made, without hooks."""
+    """Whether the layer's inner module, which has the dropout, is the constructor's own and has no hooks."""
     inner: Any = module._inner()
     return type(inner) is module._layout.inner[1] and not is_changed(inner)
 
 
 def checked_inputs(*tensors: Any) -> Any:
-    """Checked for what torch would report obscurely; lazy weights given as inputs become their numbers."""
+    """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
     names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
     check_inputs(**dict(zip(names, tensors)))
     for name, tensor in zip(names, tensors):

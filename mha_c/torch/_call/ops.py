@@ -1,7 +1,7 @@
-"""The same calls as operators of torch's dispatcher, for torch.compile, torch.export and torch.jit.trace.
+"""Calls of the core as operators of torch's dispatcher, for torch.compile, torch.export and torch.jit.trace.
 
-Eager calls go to the core by a shorter way (`autograd.py`).  An operator has as many results as its schema says:
-what is not there is an empty tensor.
+Eager calls take a shorter way to the core (`autograd.py`).  An operator always has as many results as its schema
+says: where there is no result, it returns an empty tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAYER = (
     "Tensor? W_o, Tensor? b_q, Tensor? b_k, Tensor? b_v, Tensor? b_o, Tensor? w_v, int num_heads, str empty_rows, "
     "float dropout, Tensor? seed"
 )
-# others: valid_lens, b_q, b_k, b_v, b_o, w_v, seed, or none of them in most calls: each argument takes its time.
+# others: valid_lens, b_q, b_k, b_v, b_o, w_v, seed, or [] in most calls, because every argument takes time.
 _INFERENCE = (
     "Tensor queries, Tensor keys, Tensor values, Tensor? W_q, Tensor? W_k, Tensor? W_v, Tensor? W_o, "
     "Tensor?[] others, int num_heads, str empty_rows, float dropout, bool keeps_weights"
@@ -78,7 +78,7 @@ def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest
 
 
 def _lens_tensor(kept: Any, valid_lens: Any, keys: Tensor) -> Tensor:
-    if kept is None and valid_lens is not None:  # lengths that leave every key are not kept
+    if kept is None and valid_lens is not None:  # the core does not keep lengths that hide no key
         kept = np.full(tuple(valid_lens.shape), keys.shape[1])
     return _tensor(kept, keys, torch.int64)
 
@@ -97,9 +97,9 @@ def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, 
 
 
 def keeps_weights(inputs: Any, parameters: Any, num_heads: int) -> Optional[bool]:
-    """Whether the core keeps a call's weights, not what they are made of: where they are no more numbers than q and k.
+    """Whether the core keeps the weights of a call: it does if they are not more numbers than q and k, else q and k.
 
-    None where a compiler does not know the sizes.
+    None if a compiler does not know the sizes.
     """
     queries, keys, _ = inputs
     batch, n_queries, features = queries.shape
@@ -156,7 +156,7 @@ def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
     queries, keys, values, _, *parameters, w_v, num_heads, empty_rows, dropout, seed = layer
     parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
-    if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then an empty part of the tape is a real one
+    if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then parts of the tape may really be empty
         parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
     q, k, v, context, row_max, row_sum, lens = parts
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
@@ -206,7 +206,7 @@ def recompute(
     q: Tensor, k: Tensor, w_v: Optional[Tensor], row_max: Tensor, row_sum: Tensor, lens: Tensor, num_heads: int,
     empty_rows: str,
 ) -> Any:  # fmt: skip
-    """What saved_weights takes, from the tape of a layer."""
+    """The argument of `saved_weights`, from the tape of a layer."""
     scorer = None if w_v is None else np.ascontiguousarray(array(w_v)[0])
     arrays = (np.ascontiguousarray(array(x)) for x in (q, k))
     return (isa(), None, *arrays, scorer, array(row_max), array(row_sum), _lens(lens), num_heads, empty_rows)
@@ -226,7 +226,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...
 
 
 def _core_call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[AttentionCall, list[Any]]:
-    """Options and tensors as the core takes them."""
+    """The options and tensors of a call as the core takes them."""
     w_v, valid_lens, keep_mask, bias, *options, seed, empty_rows, want_weights, want_lse = rest
     tensors = [without_subclass(x) for x in (q, k, v, w_v, keep_mask, bias)]
     options = [lengths(valid_lens), *options, _seed(seed), empty_rows, want_weights, want_lse, 0.0]

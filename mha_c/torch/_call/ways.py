@@ -1,7 +1,7 @@
-"""Which implementation computes a call of a layer, and a function: all that is decided about it stands here.
+"""Which implementation computes a call of a layer, or of a function: this module makes all these decisions.
 
     way         when                                                        who
-    core        CPU tensors of float32 or float64 (16-bit floats as such)   `run_layer`, autograd.py
+    core        CPU tensors of float32 or float64; 16-bit as float32        `run_layer`, autograd.py
     cache       the call has a cache, keys projected under no_grad, or      decoding.py, projected.py,
                 repeats its keys                                            repeated_keys.py
     operator    a compiler looks (torch.compile), or tensors of a class     `call_operator`, ops.py
@@ -12,9 +12,9 @@
                 a class of tensors wants to see torch's operations
     ring        the child is one that spreads the sequence over processes   distributed/
 
-`_module.py` parts cache and children (the ring among them) from the others, and calls `run_layer` directly in the usual
-case, for a small layer is over in ten microseconds; `attend` decides among core, operator and torch.  mha_c.explain and
-mha_c.cost say the way, and its words in `WHY`.
+`_module.py` handles cache and children (the ring is one of these), and calls `run_layer` directly in the usual case,
+because a call of a small layer takes only ten microseconds; `attend` chooses between core, operator and torch.
+mha_c.explain and mha_c.cost print the way in the words of `WHY`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, drop
 def run_layer(
     inputs: Any, parameters: LayerParameters, options: Options, seed: int, packed: Any = None
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
-    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of three inputs of the core's type.
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) for three inputs of the core's type.
 
-    seed    of the dropout, drawn once a call, so that whatever way it ends up on drops the same weights
-    packed  of `frozen`: projections for calls that record no gradient, in the place of the parameters as they lie
-    BufferError or TypeError where the core cannot take the tensors; nothing has happened then.
+    seed    seed of the dropout, drawn once for a call, so that every way of this call drops the same weights
+    packed  weights packed by `frozen`, for calls that record no gradient; they replace the parameters
+    BufferError or TypeError where the core cannot take the tensors; then nothing has changed.
     """
     queries, keys, values = inputs
     if torch.is_grad_enabled() and any_needs_grad(parameters, inputs):
@@ -77,7 +77,7 @@ def run_layer(
 def call_core(function: Any, call: Any) -> tuple[Tensor, Any]:
     """(out, what `saved_weights` needs) of layer_forward or layer_step: a call that records no gradient."""
     found: tuple[Tensor, Any]
-    if profiler._is_profiler_enabled:  # with gradients, autograd's node has a name there by itself
+    if profiler._is_profiler_enabled:  # with gradients, autograd's node has a name already
         with torch.autograd.profiler.record_function("mha_c::layer_forward"):
             found = function(*call)
     else:
@@ -94,7 +94,7 @@ def any_needs_grad(*groups: Any) -> bool:
 
 
 def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
-    """ "torch", "operator" or "core": the first that may compute a call with these tensors."""
+    """ "torch", "operator" or "core": the way of a call with these tensors."""
     if not queries.is_cpu or exporting() or in_transform():
         return "torch"
     return "operator" if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None) else "core"
@@ -104,10 +104,10 @@ def attend(
     queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: LayerParameters = NO_PARAMETERS,
     num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0, seed: Optional[int] = None,
 ) -> tuple[Tensor, Any]:  # fmt: skip
-    """(out, what `Kept` takes).
+    """(out, the arguments of `Kept`).
 
-    parameters  W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where none is
-    seed        of the dropout where the call has drawn one already
+    parameters  W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where the layer has none
+    seed        seed of the dropout, if the call has drawn one already
     """
     check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
     check_options(empty_rows, dropout)
@@ -117,10 +117,10 @@ def attend(
         seed = draw_seed() if dropout and seed is None else seed or 0
         try:
             out, saved, source = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]), seed)
-        except BufferError:  # a negated view, zeros that were never written, what a transform left behind
+        except BufferError:  # no plain memory: a negated view, zeros never written, left by a transform
             chosen = "torch"
     if chosen != "core":
-        if exporting() or not is_compiling():  # a compiler's program says what is wrong when it runs
+        if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
             check_layer(tensors[0], tensors[1], tensors[2], tensors[3:7], num_heads)
             options = valid_lens if valid_lens is None else checked_lengths(valid_lens, queries), *options[1:]
         elif valid_lens is not None:
@@ -132,9 +132,9 @@ def attend(
 
 
 def in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
-    """The tensors of a call in the type that it is computed in, and the type of its results: None where autocast says.
+    """The tensors of a call in the type of the computation, and the type of the results: None if autocast decides.
 
-    On the CPU 16-bit floats are computed in float32; on other devices in what they are.
+    On the CPU 16-bit floats are computed in float32, on other devices in their own type.
     """
     queries, kinds = tensors[0], {x.dtype for x in tensors if x is not None}
     dtype: Any = queries.dtype
@@ -154,7 +154,7 @@ def common_type(
     tensors: Any, queries: Tensor, keys: Optional[Tensor] = None, values: Optional[Tensor] = None,
     weight: Optional[Tensor] = None,
 ) -> torch.dtype:  # fmt: skip
-    """What to compute in: the type of all, or float32 where 16-bit floats meet each other or float32."""
+    """The type of the computation: that of all tensors, or float32 for 16-bit floats, also mixed with float32."""
     types = {x.dtype for x in tensors if x is not None}
     if len(types) == 1 and queries.dtype in FLOATS:
         return queries.dtype
@@ -166,7 +166,7 @@ def common_type(
 def call_operator(
     inputs: Any, parameters: LayerParameters, options: Options, drawn: Optional[int] = None
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
-    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) of a graph that is one operator."""
+    """(out, what `saved_weights` needs, parts of a `WeightsSource` or None), computed by one operator."""
     valid_lens, num_heads, empty_rows, dropout = options
     one = next((x for x in parameters if x is not None), None)
     refuse_half_fake(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=one, valid_lens=valid_lens)
