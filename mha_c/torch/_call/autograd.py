@@ -1,9 +1,9 @@
 """The autograd functions: one call of the core forward, one backward, on the tensors' own memory.
 
 `LayerFunction` is a whole layer (projections, attention, projection), `AttentionFunction` attention on q, k, v as
-given, `WeightsFunction` the attention weights of a layer's call.  What the backward reads again is handed to
-`save_for_backward`, so that a change in place between the two is noticed, memory is freed after the backward, and
-checkpointing works.  Where gradients shall have gradients, they are those of `mathematics`.
+given, `WeightsFunction` the attention weights of a layer's call.  Tensors that the backward pass reads are saved with
+`save_for_backward`: so autograd notices changes in place before the backward pass, frees memory after it, and
+checkpointing works.  `mathematics` computes gradients that have gradients themselves.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .._tensors import optional_tensor
 from . import mathematics
 from .mathematics import AttentionCall
 
-# From this size of the output on, what the backward call reads is saved as tensors, which autograd frees behind it and
-# hands to its hooks (checkpointing); what is smaller stays with the node, which saves some microseconds a call.
+# For outputs of this size or more, what the core kept for the backward pass is saved as tensors: autograd frees them
+# after it and passes them to its hooks (checkpointing).  If smaller, the node keeps it: some microseconds less a call.
 LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 
-# Of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where there is none.
+# The parameters of a layer: W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where the layer has none.
 LayerParameters = tuple[Optional[Tensor], ...]
 
 
 class LayerFunction(Function):
-    """apply([options], queries, keys, values, *nine parameters) -> out; the list then holds what the call kept.
+    """apply([options], queries, keys, values, *nine parameters) -> out; afterwards the list holds what the core kept.
 
-    options   lengths, num_heads, empty_rows, dropout, seed.  No transform is active.
+    options   lengths, num_heads, empty_rows, dropout, seed.  Not to be called inside a transform.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ class LayerFunction(Function):
             ctx.save_for_backward(*tensors)
         else:
             _, _, q, k, _, row_max, row_sum, *_, projected, attended = kept
-            _, _, _, W_q, W_k, *_ = tensors  # what nothing projects is a copy for the weights alone
+            _, _, _, W_q, W_k, *_ = tensors  # an input without a projection was copied for attention_weights only
             large = None if W_q is None else q, None if W_k is None else k, row_max, row_sum, projected, attended
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             of_node = None
@@ -67,7 +67,7 @@ class LayerFunction(Function):
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, lens, *others)
         needs = ctx.needs_input_grad[1:]
-        if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; somebody looks on
+        if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; a mode is active
             try:
                 return None, *layer_backward(
                     grad_out, kept, tensors[0], tensors[1], tensors[2], lens, tensors[3:], tensors[-1], num_heads,
@@ -86,12 +86,12 @@ def differentiable_layer(queries: Tensor, keys: Tensor, values: Tensor, paramete
     box = [options]
     out = apply_layer(box, queries, keys, values, *parameters)
     kept: Any = box[0]
-    versions = versions_of(queries, keys, parameters)  # which autograd has said of tensors of inference mode
+    versions = versions_of(queries, keys, parameters)  # autograd has refused tensors of inference mode before
     return out, kept[:N_FOR_WEIGHTS], (kept[LENGTHS], options[1], options[2], queries, keys, parameters, versions)
 
 
 def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) -> Any:
-    """The gradients as a function that has gradients, for the weights that the call dropped.
+    """Gradients that can be differentiated again; they drop the same weights as the forward call.
 
     tensors   three inputs and nine parameters; options: lengths, num_heads, empty_rows, dropout, seed
     """
@@ -107,13 +107,13 @@ def layer_gradients(tensors: Any, options: Any, needs: Any, grad_out: Tensor) ->
 
 
 def versions_of(queries: Tensor, keys: Tensor, parameters: LayerParameters) -> list[int]:
-    """How often those have been changed in place of which the attention weights are a function."""
+    """The version counters of the tensors that determine the attention weights (changes in place count up)."""
     W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
     return [x._version for x in (queries, keys, W_q, W_k, b_q, b_k, w_v) if x is not None]
 
 
 class WeightsSource(NamedTuple):
-    """Of what the attention weights of a layer's call are a function, and which versions of the tensors it met."""
+    """The tensors and options that determine the attention weights of a layer's call, and the versions at the call."""
 
     valid_lens: Any
     num_heads: int
@@ -121,13 +121,13 @@ class WeightsSource(NamedTuple):
     queries: Tensor
     keys: Tensor
     parameters: LayerParameters
-    versions: Optional[list[int]]  # of `versions_of`; a compiler cannot tell
+    versions: Optional[list[int]]  # of `versions_of`; None in compiled calls
 
     def needs_grad(self) -> bool:
         return any(x is not None and x.requires_grad for x in self.arguments())
 
     def arguments(self) -> tuple[Any, ...]:
-        """What they are differentiated by; None for keys that are the queries."""
+        """The tensors with respect to which the weights are differentiated; None for keys that are the queries."""
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = self.parameters
         return self.queries, None if self.keys is self.queries else self.keys, W_q, W_k, b_q, b_k, w_v
 
@@ -137,7 +137,7 @@ class WeightsSource(NamedTuple):
         return versions_of(self.queries, self.keys, self.parameters) != self.versions
 
     def weights(self, queries: Tensor, keys: Any, W_q: Any, W_k: Any, b_q: Any, b_k: Any, w_v: Any) -> Tensor:
-        """(B, H, Q, K) by mathematics, of `arguments`."""
+        """The weights (B, H, Q, K), computed from `arguments` by torch's operations."""
         keys = queries if keys is None else keys
         return mathematics.layer_weights(
             queries, keys, (W_q, W_k), (b_q, b_k), w_v, self.num_heads, self.valid_lens, self.empty_rows
@@ -145,18 +145,18 @@ class WeightsSource(NamedTuple):
 
 
 class WeightsFunction(Function):
-    """apply(source, [weights, recipe], *source.arguments()) -> weights, as a function of these.
+    """apply(source, [weights, recipe], *source.arguments()) -> weights, with gradients with respect to the arguments.
 
-    weights  (B, H, Q, K) or (B*H, Q, K), a promise of the numbers (`lazy.LazyWeights`): they are not computed again
-    recipe   the `lazy.Recipe` of them
+    weights  (B, H, Q, K) or (B*H, Q, K), possibly without numbers so far (`lazy.LazyWeights`): not computed again
+    recipe   the `lazy.Recipe` of the weights
     """
 
     @staticmethod
     def forward(ctx: Any, source: WeightsSource, box: list[Any], *tensors: Any) -> Tensor:
         ctx.save_for_backward(*tensors)
         ctx.source, ctx.changed = source, source.has_changed()
-        # Numbers of a compiled call are compared in the backward call.  The result itself must not be kept for that: it
-        # keeps this node, and nobody frees such a circle.
+        # For a compiled call the backward pass compares numbers.  For that keep the recipe and not the result: the
+        # result refers to this node, and nothing would free such a cycle.
         weights, recipe = box
         ctx.recipe = recipe if source.versions is None else None
         return weights
@@ -167,7 +167,7 @@ class WeightsFunction(Function):
 
         def weights_of(*arguments: Any) -> Any:
             weights = source.weights(*arguments).reshape(grad.shape)
-            # Far above rounding, of 16-bit floats too: other numbers than those of the call.
+            # A difference far above rounding, also of 16-bit floats: the tensors have changed since the call.
             changed = ctx.recipe is not None and not torch.allclose(
                 weights.detach(), ctx.recipe.tensor().reshape(grad.shape).to(weights.dtype), rtol=0, atol=0.01
             )
@@ -185,7 +185,7 @@ def run_attention(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], keep_mask: Optional[Tensor],
     bias: Optional[Tensor], relative_bias: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """(out, weights or None, lse or None, (row_max, row_sum))."""
+    """One forward call of the core: (out, weights or None, lse or None, (row_max, row_sum))."""
     terms = call.score_terms(relative_bias, sinks)
     return attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *call[1:10], True, None, terms)
 
@@ -193,12 +193,12 @@ def run_attention(
 class AttentionFunction(Function):
     """apply_attention(call, q, k, v, w_v, keep_mask, bias, relative_bias, sinks) -> (out, weights, lse).
 
-    Weights and lse are None unless wanted; the core differentiates the output alone, `mathematics` the others.
+    Weights and lse are None unless wanted.  The core differentiates only the output; `mathematics` does the rest.
     """
 
     @staticmethod
     def forward(ctx: Any, call: AttentionCall, *tensors: Any) -> Any:
-        if call.valid_lens is not None:  # the caller may change them before the backward call
+        if call.valid_lens is not None:  # the caller may change them before the backward pass
             call = call._replace(valid_lens=np.array(call.valid_lens))
         out, weights, lse, statistics = run_attention(call, *tensors)
         ctx.save_for_backward(*tensors, out, *statistics)
@@ -229,6 +229,6 @@ apply_attention = quick_apply(AttentionFunction)
 
 
 def attention_gradients(call: AttentionCall, tensors: Any, needs: Any, grads: Any) -> Any:
-    """The same of attention, whose tensors are the first ones."""
+    """Like `layer_gradients`, for attention on q, k, v; the first eight `tensors` are those of the call."""
     drop = mathematics.core_dropout(call.dropout, call.seed)
     return mathematics.gradients(partial(mathematics.attention, call, drop), tensors[:8], needs, grads)

@@ -1,10 +1,10 @@
-"""Layers and attention by torch's own operations: on every device but the CPU, and in programs that run without us.
+"""Layers and attention by torch's own operations: on all devices other than the CPU, and in exported programs.
 
-What is exported (torch.export, torch.jit.trace, ONNX) runs elsewhere, perhaps without Python, so none of our operators
-may be in it; a GPU's numbers are out of the core's reach.  Attention is torch's scaled_dot_product_attention, which
-needs no array of all scores where torch has a kernel for that, and is the operator Attention of ONNX from opset 23 on.
-What it cannot say (additive scores, caps, sinks, weights as a result, further derivatives) is left to `mathematics`.
-Dropout is torch's, by the device's generator.
+An exported program (torch.export, torch.jit.trace, ONNX) runs without mha_c, perhaps without Python, so it must not
+contain our operators; and the core cannot read a GPU's memory.  Attention is torch's scaled_dot_product_attention: it
+needs no array of all scores where torch has a kernel for that, and it is the operator Attention of ONNX since opset 23.
+`mathematics` does what it cannot do (additive scores, caps, sinks, weights as a result, further derivatives).
+Dropout is torch's own, with the generator of the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .mathematics import AttentionCall, Drop
 
 
 def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
-    """torch's own dropout; with a generator or a number of the caller's, by that."""
+    """torch's own dropout; `rng`, a generator or a seed, decides what is dropped if it is given."""
     if not p:
         return None
 
@@ -40,7 +40,7 @@ def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
 
 
 def says(q: Tensor, k: Tensor) -> bool:
-    """Whether scaled_dot_product_attention has an answer for these here, and what is asked for beside it."""
+    """Whether scaled_dot_product_attention can compute these here, including derivatives that a transform needs."""
     if exporting():  # ONNX from TorchScript does not know it in float64
         return not (tracing_state() is not None and q.dtype is torch.float64)
     return not (q.is_cpu or in_transform()) and k.shape[-2] > 0 and q.shape[-1] > 0
@@ -52,17 +52,17 @@ def fused(
 ) -> Tensor:  # fmt: skip
     """softmax(scale q k^T + bias) v of q (B,H,Q,D), k, v (B,Hkv,K,.); visible and bias broadcast to (B,H,Q,K).
 
-    causal  query i sees keys 0..i, and there is neither `visible` nor a bias
+    causal  query i sees keys 0..i; only without `visible` and bias
     """
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if visible is None:
         return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, **grouped)
     there = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
     empty = ~visible.any(-1, keepdim=True)
-    # Scores of 0 make an empty row uniform, and lead no gradient to the keys; its query has none either.
+    # Equal scores of 0 make an empty row uniform; no gradient flows back to its query, nor from it to the keys.
     q = torch.where(empty, 0.0, q)
     added = torch.where(visible, there, torch.where(empty, 0.0, -torch.inf).to(q.dtype))
-    if tracing_state() is None:  # a row for each query, as onnxruntime's Attention wants a mask
+    if tracing_state() is None:  # a row for each query: onnxruntime's Attention needs such a mask
         added = added.expand(*added.shape[:-2], q.shape[-2], k.shape[-2])
     out = scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, **grouped)
     return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)
@@ -71,14 +71,14 @@ def fused(
 def layer(
     inputs: Any, parameters: Any, options: Any, seed: Optional[int] = None, stays: bool = False
 ) -> tuple[Tensor, Any, None]:  # fmt: skip
-    """(out, what its attention weights are or are computed from, None), as `ways.call_operator`.
+    """(out, the attention weights or what they are computed from, None), as in `ways.call_operator`.
 
-    stays   keys and values are projected ones that nobody changes, finite to the end: a decoder's
+    stays   keys and values are a decoder's projected ones, which nobody changes and which are finite
     """
     (queries, keys, values), (*parameters, w_v) = inputs, parameters
     valid_lens, num_heads, empty_rows, dropout = options
     weights, biases = parameters[:4], parameters[4:]
-    of_keys: Optional[Tensor] = None  # with of_values: see `mathematics.without_spoilt`
+    of_keys: Optional[Tensor] = None  # for this and of_values see `mathematics.without_spoilt`
     if valid_lens is not None and valid_lens.dim() == 2 and keys.shape[1] and not (stays or exporting()):
         keys, values, of_keys, of_values = mathematics.without_spoilt(keys, values, valid_lens, empty_rows)
     q, k, v, visible = mathematics.heads_of(
@@ -87,14 +87,14 @@ def layer(
     saved: Any
     if w_v is None and says(q, k):
         context = fused(q, k, v, visible, empty_rows, dropout)
-        if not (stays or exporting()):  # what is the caller's, who may change it, is copied
+        if not (stays or exporting()):  # copy what belongs to the caller, who may change it
             q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
             valid_lens = None if valid_lens is None else valid_lens.clone()
         saved = Scored(q, k, valid_lens, empty_rows, of_keys)
     else:
         if exporting() or not queries.is_cpu:
             drop = dropout_of(dropout)
-        else:  # what the core would have done with the same seed
+        else:  # drop what the core would drop with this seed
             drop = mathematics.drawn_dropout(dropout) if seed is None else mathematics.core_dropout(dropout, seed)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
         saved = "tensor", found if of_keys is None else found + torch.where(visible, of_keys, 0.0)
@@ -107,23 +107,23 @@ def without_autocast(q: Tensor) -> Any:
 
 
 def in_float32(q: Tensor, k: Tensor, v: Tensor, w_v: Optional[Tensor], **options: Any) -> tuple[Tensor, ...]:
-    """What `mathematics.attend` gives, of 16-bit floats computed in float32, whatever autocast says."""
+    """`mathematics.attend`, which computes 16-bit floats in float32 here, also under autocast."""
     dtype = q.dtype
     if w_v is None:
-        k, v = float32_if_half(k), float32_if_half(v)  # else they are left: sums with q are of the wider type
+        k, v = float32_if_half(k), float32_if_half(v)  # else unchanged: their sums with q have the wider type
     with without_autocast(q):
         found = mathematics.attend(float32_if_half(q), k, v, float32_if_half(w_v), **options)
     return tuple(x.to(dtype) for x in found) if dtype in HALVES else found
 
 
 class Scored:
-    """What the attention weights of a fused call are a function of; as `autograd.WeightsSource` of a call of the core.
+    """What determines the attention weights of a fused call, like `autograd.WeightsSource` for a call of the core.
 
-    An object that torch.export does not look into: it takes tensors that a module gains meanwhile for a mistake.
+    torch.export does not look into this object; it would report tensors that a module gets during a call as an error.
     """
 
     __slots__ = ("empty_rows", "k", "of_keys", "q", "valid_lens")
-    versions = ()  # of tensors that others can change: none
+    versions = ()  # no tensor here can be changed by others
 
     def __init__(
         self, q: Tensor, k: Tensor, valid_lens: Optional[Tensor], empty_rows: str, of_keys: Optional[Tensor]
@@ -145,12 +145,12 @@ class Scored:
         return False
 
     def check_numbers(self) -> None:
-        """AttributeError where an exporter wrote the call down, and without numbers."""
+        """AttributeError if an exporter recorded the call without numbers."""
         if not exporting() and type(self.q) is not Tensor:
             raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """(B, H, Q, K) of `arguments`."""
+        """The weights (B, H, Q, K), computed from `arguments`."""
         visible = mathematics.visible_keys(q, k, self.valid_lens)
         with without_autocast(q):
             scores = mathematics.dot_product_scores(float32_if_half(q), float32_if_half(k))
@@ -159,9 +159,9 @@ class Scored:
 
 
 def attention(call: AttentionCall, drop: Optional[Drop], plain: bool, *tensors: Any) -> tuple[Any, ...]:
-    """(out, weights, lse) as `mathematics.attention` gives them; None for these where the output alone is wanted.
+    """(out, weights, lse) as in `mathematics.attention`; weights and lse may be None where only the output is wanted.
 
-    plain   the output alone is wanted, and weights are dropped by torch's generator
+    plain   only the output is wanted, and dropout uses torch's own generator
     """
     q, k, v, w_v, keep_mask, bias, relative_bias, sinks = tensors
     terms = bool(call.softcap) or relative_bias is not None or sinks is not None

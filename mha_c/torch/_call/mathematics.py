@@ -1,8 +1,8 @@
-"""Attention in torch's own operations, as the formulas say it: differentiable as often and in every way torch can.
+"""Attention in torch's own operations, as in the formulas: differentiable as often and in all ways that torch offers.
 
-Where the compiled core has no answer the modules and functions take this way: derivatives of derivatives,
-forward-mode AD, torch.func, attention weights in a loss, children that are replaced or hooked.  It is as slow as the
-book's own code, and drops the same weights as a call of the core with the same seed.
+Modules and functions use it for what the compiled core cannot do: derivatives of derivatives, forward-mode AD,
+torch.func, attention weights in a loss, children that are replaced or hooked.  It is as slow as the book's own code,
+and drops the same weights as a call of the core with the same seed.
 
 q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), scores and weights (B,H,Q,K).
 """
@@ -23,13 +23,13 @@ from ..._core import dropout_factors
 from .._tensors import draw_seed_tensor, float32_if_half, has_numbers, optional_array
 
 Drop = Callable[[Tensor], Tensor]
-FEATURES = 1 << 24  # numbers that additive scores have at a time: 64 MiB of float32
+FEATURES = 1 << 24  # features of additive scores that exist at a time: 64 MiB of float32
 NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class AttentionCall(NamedTuple):
-    """What a call of attention is told beside its tensors, in the order of _core.attention_forward; its tensors are
-    q, k, v, w_v, keep_mask, bias, relative_bias, sinks, in this order everywhere."""
+    """The options of a call of attention, in the order of _core.attention_forward.  Its tensors are q, k, v, w_v,
+    keep_mask, bias, relative_bias, sinks, in this order everywhere."""
 
     valid_lens: Any = None
     causal: Any = None
@@ -44,12 +44,12 @@ class AttentionCall(NamedTuple):
     softcap: float = 0.0
 
     def score_terms(self, relative_bias: Optional[Tensor], sinks: Optional[Tensor]) -> Any:
-        """As the core takes them; None where there are none.  BufferError where they have no plain memory."""
+        """The terms as the core takes them; None if there are none.  BufferError if one has no plain memory."""
         if not self.softcap and relative_bias is None and sinks is None:
             return None
         try:
             return optional_array(relative_bias), self.softcap, optional_array(sinks)
-        except (TypeError, RuntimeError) as error:  # meta; a negated view
+        except (TypeError, RuntimeError) as error:  # device meta; a negated view
             raise BufferError(str(error)) from error
 
 
@@ -57,7 +57,7 @@ def visible_keys(
     q: Tensor, k: Tensor, valid_lens: Any = None, keep_mask: Optional[Tensor] = None, causal: Any = None,
     left: int = -1, right: int = -1,
 ) -> Optional[Tensor]:  # fmt: skip
-    """Which keys each query may see, bool, broadcasts to (B, H, Q, K); None: all of them.  q (..., Q, .), k."""
+    """Which keys each query may see, a bool tensor that broadcasts to (B, H, Q, K), or None: all.  q (..., Q, .), k."""
     if valid_lens is keep_mask is None and causal is None and left < 0 and right < 0:
         return None
     n_queries, n_keys, device = q.shape[-2], k.shape[-2], q.device
@@ -66,7 +66,7 @@ def visible_keys(
     parts = []
     if valid_lens is not None:
         lens = valid_lens if isinstance(valid_lens, Tensor) else torch.as_tensor(valid_lens)
-        lens = float32_if_half(lens).to(device, non_blocking=True)  # in 16 bits keys would be rounded as well
+        lens = float32_if_half(lens).to(device, non_blocking=True)  # comparing in 16 bits would round key numbers too
         parts.append(key < (lens[:, None, None, None] if lens.dim() == 1 else lens[:, None, :, None]))
     if causal is not None:
         parts.append((key <= place)[None, None])
@@ -80,17 +80,17 @@ def visible_keys(
 
 
 def dot_product_scores(q: Tensor, k: Tensor, scale: Optional[float] = None) -> Tensor:
-    if q.shape[-1] == 0:  # sums of nothing, which not every program of ONNX has right
+    if q.shape[-1] == 0:  # empty sums, which some ONNX runtimes get wrong
         return torch.zeros_like(q.sum(-1, keepdim=True) + k.sum(-1)[..., None, :])
     if scale is None:
-        size: Any = q.shape[-1]  # a tensor where a tracer looks, whose powers would be float32
+        size: Any = q.shape[-1]  # a tensor inside a tracer; its powers would be float32
         scale = (size.to(q.dtype) if isinstance(size, Tensor) else size) ** -0.5
     return q @ k.transpose(-1, -2) * scale
 
 
 def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = None) -> Tensor:
-    """w_v (h,) or (1, h).  The features (..., Q, K, h) are never all there: pieces of the queries have them in turn,
-    and once more in the backward call."""
+    """Scores with w_v (h,) or (1, h).  The features (..., Q, K, h) never all exist: they are computed for one piece of
+    the queries after another, and once more in the backward pass."""
     rows = queries_at_a_time(q.numel() * k.shape[-2], q.shape[-2]) if has_numbers(q) else q.shape[-2]
     if rows == q.shape[-2]:
         scores = _additive_scores(q, k, w_v)
@@ -104,7 +104,7 @@ def additive_scores(q: Tensor, k: Tensor, w_v: Tensor, scale: Optional[float] = 
 
 
 def queries_at_a_time(features: int, n_queries: int) -> int:
-    """How many, of the queries of a call that has so many features."""
+    """How many queries to compute at a time, in a call with so many features."""
     return n_queries if features <= FEATURES else max(1, n_queries * FEATURES // features)
 
 
@@ -119,9 +119,9 @@ def scores_of(q: Tensor, k: Tensor, w_v: Optional[Tensor], scale: Optional[float
 def with_score_terms(
     scores: Tensor, softcap: float, relative_bias: Optional[Tensor], causal: Any, n_queries: int, n_keys: int
 ) -> Tensor:
-    """Scores (..., Q, K) capped, and with their biases by distance."""
+    """Scores (..., Q, K), capped, plus their biases by distance."""
     if softcap:
-        least = torch.finfo(scores.dtype).tiny  # as in the core: a cap and its inverse are normal numbers
+        least = torch.finfo(scores.dtype).tiny  # as in the core: the cap and its inverse must be normal numbers
         softcap = min(max(softcap, least), 1 / least)
         scores = softcap * torch.tanh(scores / softcap)
     if relative_bias is not None:
@@ -136,9 +136,9 @@ def with_score_terms(
 def softmax(
     scores: Tensor, visible: Optional[Tensor], empty_rows: str, sinks: Optional[Tensor] = None
 ) -> tuple[Tensor, Tensor]:
-    """(weights, lse) over the visible keys (and a sink for each head); a row without any is constant.
+    """(weights, lse) over the visible keys (and a sink for each head); rows without visible keys are constant.
 
-    A score of -inf is none; one of NaN is seen, as by the core.
+    As in the core, a key with a score of -inf is not visible, and one with a score of NaN is.
     """
     seen = scores != -torch.inf if visible is None else visible & (scores != -torch.inf)
     if sinks is not None:
@@ -146,10 +146,10 @@ def softmax(
         scores = torch.cat([torch.where(seen, scores, -torch.inf), column], -1)
         seen = scores != -torch.inf
     empty = ~seen.any(-1, keepdim=True)
-    # An empty row takes part with equal scores, or its gradient would be NaN.
+    # An empty row gets equal scores here, or its gradient would be NaN.
     scores = torch.where(seen, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype))
     shown = seen | empty if empty_rows == "uniform" and sinks is None else seen
-    weights = torch.where(shown, torch.softmax(scores, -1), 0.0)  # beside NaN, too, what is hidden has none
+    weights = torch.where(shown, torch.softmax(scores, -1), 0.0)  # hidden keys have 0, also in rows with NaN
     lse = torch.where(empty[..., 0], -torch.inf, torch.logsumexp(scores, -1))
     return weights if sinks is None else weights[..., :-1], lse
 
@@ -157,7 +157,7 @@ def softmax(
 def seen(
     call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, keep_mask: Optional[Tensor], bias: Optional[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
-    """q, k, v and bias with an axis for heads, zeros in what no query sees (it may hold NaN), and `visible_keys`."""
+    """q, k, v and bias with an axis for heads, and `visible_keys`; keys and values that no query sees become 0."""
     q, k, v = (_with_head_axis(x) for x in (q, k, v))
     visible = visible_keys(q, k, call.valid_lens, keep_mask, call.causal, call.window_left, call.window_right)
     if bias is not None:
@@ -174,7 +174,7 @@ def attend(
     drop: Optional[Drop] = None, relative_bias: Optional[Tensor] = None, softcap: float = 0.0,
     sinks: Optional[Tensor] = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(out, weights before dropout, lse) of what `seen` gives."""
+    """(out, weights before dropout, lse) from the results of `seen`."""
     group = q.shape[1] // max(k.shape[1], 1)
     k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = scores_of(q, k, w_v, scale)
@@ -184,7 +184,7 @@ def attend(
 
 
 def attention(call: AttentionCall, drop: Optional[Drop], *tensors: Any) -> tuple[Tensor, ...]:
-    """(out, weights before dropout, lse) of the tensors of a call; shapes as in `functional`, all with q's axes."""
+    """(out, weights before dropout, lse) from the tensors of a call; shapes as in `functional`, with q's axes."""
     q, k, v, w_v, keep_mask, bias, relative_bias, sinks = tensors
     rank = q.dim()
     q, k, v, bias, visible = seen(call, q, k, v, keep_mask, bias)
@@ -199,9 +199,9 @@ def heads_of(
     queries: Tensor, keys: Tensor, values: Optional[Tensor], weights: Any, biases: Any, num_heads: int,
     valid_lens: Any = None, empty_rows: str = "uniform", finite: bool = False,
 ) -> tuple[Tensor, Tensor, Any, Optional[Tensor]]:  # fmt: skip
-    """q, k, v (B, H, rows, d) of inputs (B, rows, .) and of W_q, W_k, W_v, and `visible_keys`; no v without values.
+    """q, k, v (B, H, rows, d) of inputs (B, rows, .), projected by W_q, W_k, W_v, and `visible_keys`; v may be None.
 
-    finite  what no query sees has no influence as it is, and need not be replaced by zeros
+    finite  keys and values that no query sees are finite: they have no influence and are not replaced by zeros
     """
     visible = visible_keys(queries, keys, valid_lens)
     if visible is not None and not finite:
@@ -216,7 +216,7 @@ def heads_of(
 
 
 def joined(context: Tensor, weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
-    """The output (B, Q, .) of heads (B, H, Q, d) and of W_o."""
+    """The output (B, Q, .): heads (B, H, Q, d), joined and projected by W_o."""
     heads = context.transpose(1, 2).flatten(2)
     return heads if weight is None else linear(heads, weight, bias)
 
@@ -235,13 +235,13 @@ def layer_weights(
     queries: Tensor, keys: Tensor, weights: Any, biases: Any, w_v: Optional[Tensor], num_heads: int,
     valid_lens: Any = None, empty_rows: str = "uniform",
 ) -> Tensor:  # fmt: skip
-    """The attention weights alone."""
+    """Only the attention weights of `layer`."""
     q, k, _, visible = heads_of(queries, keys, None, weights, biases, num_heads, valid_lens, empty_rows)
     return softmax(scores_of(q, k, w_v), visible, empty_rows)[0]
 
 
 def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
-    """What a call of the core with this seed does to its weights (B, H, Q, K); a compiler has it as a tensor."""
+    """The dropout of weights (B, H, Q, K) that the core does with this seed; in compilers the seed is a tensor."""
     if not p or seed is None:
         return None
 
@@ -258,24 +258,24 @@ def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
 
 
 def drawn_dropout(p: float) -> Optional[Drop]:
-    """The same for a seed drawn now; torch's own dropout where vmap draws another one for each example."""
+    """`core_dropout` with a seed drawn now; torch's own dropout if vmap wants another seed for each example."""
     if not p:
         return None
     try:
         return core_dropout(p, int(draw_seed_tensor().item()))
-    except RuntimeError:  # vmap(randomness="different"); under "error" the next line says so in torch's words
+    except RuntimeError:  # vmap(randomness="different"); with "error" the next line raises torch's error
         return lambda weights: dropout(weights, p)
 
 
 def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out: Any) -> list[Optional[Tensor]]:
-    """Gradients of function(*tensors), a tuple, differentiable in turn: zeros where it does not depend on a tensor.
+    """Gradients of function(*tensors), a tuple; they can be differentiated again, and are 0 for unused tensors.
 
     needed      for each tensor, whether its gradient is wanted
-    grads_out   one for each result, or None
+    grads_out   a gradient, or None, for each result
     """
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # A view of each: one tensor that was computed from another one is a variable of its own here.
+        # A view of each tensor: so a tensor that was computed from another one is an independent variable here.
         views = [x.view_as(x) if need else x for x, need in zip(tensors, needed)]
         pairs = [
             (out, grad) for out, grad in zip(function(*views), grads_out) if grad is not None and out.requires_grad
@@ -296,7 +296,7 @@ def _with_head_axis(x: Tensor) -> Tensor:
 
 
 def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Tensor:
-    """x (B, H, K, features) with zeros in the rows that no query sees; values are seen by uniform empty rows too."""
+    """x (B, H, K, features) with zeros in the rows that no query sees; uniform empty rows see all values."""
     seen = visible.any(-2)
     if empty_rows == "uniform":
         seen = seen | ~visible.any(-1).all(-1, keepdim=True)
@@ -306,8 +306,8 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
 
 
 def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows: str) -> tuple[Tensor, ...]:
-    """keys and values (B, K, .) with zeros for what is not finite; and for either, to be added to what comes of it, NaN
-    (B, 1, Q, 1) for the queries that see such a row, 0 for the others, whom it shall not reach.  valid_lens (B, Q)."""
+    """keys and values (B, K, .) with 0 for numbers that are not finite; and for each of them a tensor (B, 1, Q, 1) to
+    add to results: NaN for queries that see a row with such numbers, 0 for all other queries.  valid_lens (B, Q)."""
     lens, n_keys = float32_if_half(valid_lens).to(keys.device, non_blocking=True), keys.shape[1]
     found = []
     for x in (keys, values):
@@ -316,7 +316,7 @@ def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows:
         sees = first < lens
         if x is values and empty_rows == "uniform":
             sees = sees | (lens <= 0)
-        sees = sees & (first < n_keys)  # of all finite rows none is spoilt, however long a length
+        sees = sees & (first < n_keys)  # if all rows are finite, also for lengths above n_keys
         found.append((torch.where(finite, x, 0.0), torch.where(sees, torch.nan, 0.0).to(x.dtype)[:, None, :, None]))
     (keys, of_keys), (values, of_values) = found
     return keys, values, of_keys, of_values
