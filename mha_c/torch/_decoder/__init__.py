@@ -1,1 +1,1 @@
-"""What a decoder keeps from step to step, as tensors."""
+"""What a decoder keeps from step to step, for tensors."""

@@ -1,7 +1,7 @@
-"""The calls of a decoder on tensors: a cache of its own keys and values, and projected ones of an encoder.
+"""The calls of a decoder on tensors: a cache of its own keys and values, and projected keys and values of an encoder.
 
-The rules are those of mha_c's NumPy layers (`mha_c._decoder.caches`, which has the classes); `_module.py` leads here.
-Weights are read where they lie at each call; what was projected by others is noticed, number by number.
+The rules are those of mha_c's NumPy layers (`mha_c._decoder.caches`, which has the classes); `_module.py` calls this.
+Each call reads the weights in place, and compares them, number by number, with those that projected earlier rows.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ NO_GRADIENT = (
 
 
 class Held(NamedTuple):
-    """The weights that rows were projected with, told by object, version and address: no number is looked at, so that
-    nobody waits for another device.  Those of a copy, and from a pickle, are others: their numbers are."""
+    """The weights that projected some rows, compared by object, version and address: no number is read, so that nothing
+    waits for another device.  Weights of a copy or from a pickle are other objects: their numbers are compared."""
 
     weights: tuple[Optional[Tensor], ...]
-    states: Optional[tuple[Any, ...]]  # None: of a copy
+    states: Optional[tuple[Any, ...]]  # None in a copy
 
     @classmethod
     def of(cls, parameters: LayerParameters) -> Held:
@@ -69,7 +69,7 @@ class Held(NamedTuple):
 
 
 def _state(weight: Optional[Tensor]) -> Any:
-    """Another one after each change; but for the address `weight.data = other` leaves all as it is."""
+    """A state that differs after each change; `weight.data = other` changes only the address."""
     if weight is None:
         return None
     version = 0 if weight.is_inference() else weight._version
@@ -116,11 +116,11 @@ class KeyValueCache(caches.KeyValueCache):
 
     @property
     def lengths(self) -> Any:
-        """How many steps each item has: a tensor (B,) of whole numbers, a copy."""
+        """How many steps each item has: whole numbers (B,) in a new tensor."""
         return torch.from_numpy(super().lengths)
 
     def clear(self) -> None:
-        """Forget all steps; the memory stays, but for that of another device, which weights may be read from."""
+        """Forget all steps; keep the memory on the CPU only: on other devices attention_weights may still need it."""
         super().clear()
         if isinstance(self._keys, Tensor):
             self._keys = self._values = None
@@ -137,12 +137,12 @@ class KeyValueCache(caches.KeyValueCache):
         self._keys, self._values = (x.index_select(0, order) for x in rooms)
 
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
-        """The new steps of a call on another device than the CPU, behind those that are there."""
+        """Append the new steps of a call on another device than the CPU."""
         if self._keys is None or (self._weights is None and not isinstance(self._keys, Tensor)):
             self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
         rooms: Any = self._keys, self._values
         if isinstance(rooms[0], Tensor) and rooms[0].is_inference() and not torch.is_inference_mode_enabled():
-            rooms = self._keys, self._values = rooms[0].clone(), rooms[1].clone()  # may be written to out here
+            rooms = self._keys, self._values = rooms[0].clone(), rooms[1].clone()  # inference tensors are read-only
         there = getattr(rooms[0], "device", "cpu"), rooms[0].dtype
         if there != (keys.device, keys.dtype):
             raise TypeError(
@@ -151,7 +151,7 @@ class KeyValueCache(caches.KeyValueCache):
         for room, rows in zip(rooms, (keys, values)):
             if isinstance(self._steps, int) and isinstance(counts, int):
                 room[:, self._steps : self._steps + counts] = rows
-            else:  # places that the CPU knows: nobody waits for the device
+            else:  # the CPU knows the places, so nothing waits for the device
                 item, row = np.nonzero(np.arange(rows.shape[1]) < self._full(counts)[:, None])
                 places = np.stack((item, row, self._full(self._steps)[item] + row))
                 items, new, at = torch.from_numpy(places).to(room.device, non_blocking=True)
@@ -159,9 +159,9 @@ class KeyValueCache(caches.KeyValueCache):
 
 
 def order_of_tensors(index: Any, batch: int, unseen: bool) -> Tensor:
-    """`index` of a reorder.
+    """The `index` of a reorder as a tensor.
 
-    unseen  only the device needs its numbers: where they are there already, nobody waits for them
+    unseen  only the device needs its numbers: an index on a device is not read, so that nothing waits for it
     """
     if unseen and elsewhere(index):
         return index
@@ -172,7 +172,7 @@ def order_of_tensors(index: Any, batch: int, unseen: bool) -> Tensor:
 def step(
     module: Any, cache: Any, queries: Tensor, keys: Tensor, values: Any, valid_lens: Any, training: Optional[bool]
 ) -> Tensor:
-    """The call with cache=: new steps behind those that are there; see DecodingLayer.new_cache of the NumPy layers."""
+    """A call with cache=: appends the new steps and attends; see DecodingLayer.new_cache of the NumPy layers."""
     check_cache(module, cache, training)
     shape: Any = queries.shape if keys is queries and values is queries and type(queries) is Tensor else ()
     if len(shape) != 3 or shape[0] != cache._batch:
@@ -186,13 +186,13 @@ def step(
         return _step_elsewhere(module, cache, (queries, keys, values), parameters, holder, counts)
     weights = known_weights(parameters, packed)
     after = cache._check(weights, counts)
-    widths = 0, 0  # not asked for once there are rows
+    widths = 0, 0  # not needed once the cache has rows
     if cache._weights is None:
         _, W_k, W_v, *_ = parameters
         widths = (keys if W_k is None else W_k.T).shape[-1], (values if W_v is None else W_v.T).shape[-1]
     room = cache._room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
     lens = cache._visible_keys(after, n_steps)
-    # An item without any step has no keys: zeros, not the mean of rows that do not count.
+    # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
     options = lens, module.num_heads, "zero", 0.0, 0, *room, cache._steps, counts, caches.most(after)
     out, saved = run(layer_step, (queries, keys, values), parameters, packed and packed.ready, options)
     cache._keep(kept_weights(cache._weights, weights, packed), after)
@@ -207,7 +207,7 @@ def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:
 
 
 def finish(module: Any, holder: Any, queries: Tensor, out: Tensor, saved: Any) -> Tensor:
-    """The result of a call in its type, when what the call has kept is in its place."""
+    """Store what a call has kept, and return its result in the type of queries (or autocast's)."""
     dtype = result_type(queries.dtype) if autocasting() else queries.dtype
     module._forget_assigned()
     holder["_last"] = saved, dtype, None
@@ -217,7 +217,7 @@ def finish(module: Any, holder: Any, queries: Tensor, out: Tensor, saved: Any) -
 def _step_elsewhere(
     module: Any, cache: KeyValueCache, inputs: Any, parameters: LayerParameters, holder: Any, counts: Any
 ) -> Tensor:
-    """The same on another device than the CPU."""
+    """`step` on another device than the CPU."""
     check_devices(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=parameters)
     held: Any = Held.of(parameters)
     n_steps = inputs[0].shape[1]
@@ -233,7 +233,7 @@ def _step_elsewhere(
 
 
 def rows_elsewhere(x: Tensor, parameters: LayerParameters, slot: int) -> Tensor:
-    """x through W_k or W_v, by torch."""
+    """x projected by W_k or W_v, with torch's operations."""
     weight = parameters[slot]
     return x if weight is None else torch.nn.functional.linear(x, weight, parameters[slot + 4])
 
@@ -246,7 +246,7 @@ def attend_elsewhere(module: Any, inputs: Any, parameters: LayerParameters, hold
 
 
 def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> Any:
-    """The shape of the queries."""
+    """The shape of the queries, after checks of all inputs."""
     if values is None:
         raise TypeError("values are missing: with a cache, too, a layer takes queries, keys and values")
     check_inputs(queries=queries, keys=keys, values=values)
@@ -257,15 +257,15 @@ def _checked_steps(batch: int, queries: Tensor, keys: Tensor, values: Any) -> An
 
 
 def run(function: Any, inputs: Any, parameters: LayerParameters, packed: Any, options: Any) -> tuple[Tensor, Any]:
-    """(out as it was computed, what `saved_weights` needs) of layer_step or layer_forward.
+    """(out in the type of the computation, what `saved_weights` needs) of layer_step or layer_forward.
 
-    packed   for the parameters, where they are known
-    options  lengths, num_heads, empty_rows, dropout, seed; of layer_step also where the cache is, and how full
+    packed   packed weights to use instead of the parameters, or None
+    options  lengths, num_heads, empty_rows, dropout, seed; for layer_step also the memory and counts of the cache
     """
     lens, *others = options
     try:
         return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *others))
-    except (BufferError, TypeError):  # 16-bit floats, and what does not go together
+    except (BufferError, TypeError):  # 16-bit floats, or types that do not fit together
         tensors = [x for x in inputs if isinstance(x, Tensor)]
         for x in tensors:
             check_inputs(**{"queries" if x is tensors[0] else "keys and values": x})
@@ -281,7 +281,7 @@ def run(function: Any, inputs: Any, parameters: LayerParameters, packed: Any, op
 
 
 def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
-    """What `layer_parts` finds; RuntimeError where the call cannot go by their numbers alone, without gradients."""
+    """The result of `layer_parts`; RuntimeError where a call needs gradients, or more than the layer's own children."""
     refuse_transforms(what)
     parts = layer_parts(module, module._layout)
     if parts is None:
@@ -298,9 +298,9 @@ def check_module(module: Any, what: str, *inputs: Optional[Tensor]) -> Parts:
 
 
 def known_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
-    """W_k, W_v and their biases, for the core to compare bit by bit: the tensors themselves where it can.
+    """W_k, W_v and their biases, to be compared bit by bit: the tensors themselves if the core can read them.
 
-    Inside `frozen`, in the place of W_k and W_v, the copies that all shares which is kept there: the same are equal.
+    Inside `frozen`, one copy of W_k and W_v, which all caches share: so weights are equal if they are the same object.
     """
     _, W_k, W_v, _, _, b_k, b_v, *_ = parameters
     if packed is not None:
@@ -310,11 +310,11 @@ def known_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
     one = W_k if W_v is None else W_v
     if one is None or one.dtype in FLOATS:
         return W_k, b_k, W_v, b_v
-    return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact, of 16-bit floats
+    return tuple(None if x is None else x.detach().float() for x in (W_k, b_k, W_v, b_v))  # exact for 16-bit floats
 
 
 def kept_weights(kept: Any, weights: Any, packed: Optional[Packed]) -> Any:
-    """What later weights are held against: `kept`, if anything is, or copies of `weights`, which are equal."""
+    """The weights to compare later weights with: `kept` if there are some, else copies of `weights`."""
     if kept is not None and (packed is None or (kept[0] is weights[0] and kept[2] is weights[2])):
         return kept
     is_copy = not any(isinstance(x, Tensor) for x in weights)
@@ -326,7 +326,7 @@ def _copy(x: Optional[Tensor]) -> Optional[Array]:
 
 
 def outer_weights(parameters: LayerParameters, packed: Optional[Packed]) -> Any:
-    """What the core takes where W_k and W_v have done their work."""
+    """The parameters for a call whose keys and values are projected already: without W_k and W_v."""
     if packed is not None:
         return packed.ready[0], None, None, packed.ready[3]
     W_q, _, _, W_o, b_q, _, _, b_o, w_v = parameters

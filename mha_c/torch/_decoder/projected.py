@@ -1,8 +1,8 @@
-"""Keys and values of an encoder, through W_k and W_v once, for the many calls of a decoder: `project` of the modules.
+"""`project` of the modules: keys and values of an encoder, projected once for the many calls of a decoder.
 
-Under no_grad they are numbers, for which the core has a short way, and whose weights are compared at each call.  Where
-gradients may be recorded they are functions of the weights, as all in torch, and calls with them are calls like others:
-in training, in compilers, with hooks.  The rules are those of the NumPy layers (`mha_c._decoder.caches`).
+Under no_grad the projected ones are numbers: the core takes a short way with them, and each call compares the weights.
+Where gradients may be recorded they are part of autograd's graph, and calls with them are ordinary calls: in training,
+in compilers, with hooks.  The rules are those of the NumPy layers (`mha_c._decoder.caches`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WHAT = "decoding with projected keys and values"
 
 
 class ProjectedKeyValues(caches.ProjectedKeyValues):
-    """Keys and values that have been through W_k and W_v of one layer: see mha_c.ProjectedKeyValues.
+    """Keys and values that W_k and W_v of one layer have projected: see mha_c.ProjectedKeyValues.
 
     Not made by hand.
     """
@@ -73,13 +73,13 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
 
 
 class _Recorded(ProjectedKeyValues):
-    """Tensors, which lead gradients to keys, values, W_k and W_v."""
+    """Projected keys and values from which gradients flow back to keys, values, W_k and W_v."""
 
     __slots__ = ()
 
 
 def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any) -> ProjectedKeyValues:
-    """What the module's `project` gives; without values, its `project_keys`."""
+    """The result of the module's `project`; without values, of its `project_keys`."""
     named = {"keys": keys} if values is None else {"keys": keys, "values": values}
     check_inputs(**named)
     for name, x in named.items():
@@ -99,19 +99,19 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
         if not keys.is_cpu:
             kind, held = ProjectedKeyValues, Held.of(parameters)
         else:
-            with suppress(BufferError, RuntimeError):  # a negated view, zeros never written: no memory of their own
+            with suppress(BufferError, RuntimeError):  # no plain memory: a negated view, zeros never written
                 return _numbers(inputs, parameters, packed, valid_lens, module.empty_rows)
     rows: list[Any] = [None if x is None else _own(x, module._through(i, x)) for i, x in enumerate(inputs, 1)]
     return kind(rows[0], rows[1], (keys.shape[1],) * 2, _copied(valid_lens, keys), held or _held(module), True)
 
 
 def _watched(x: Optional[Tensor] = None) -> bool:
-    """Whether a call is not made of numbers: compilers, exporters and transforms look on, or x is a fake tensor."""
+    """Whether a compiler, an exporter or a transform is active, or x is a fake tensor: then there are no numbers."""
     return is_compiling() or exporting() or in_transform() or isinstance(x, FakeTensor)
 
 
 def _held(module: Any) -> Any:
-    """Whatever W_k and W_v are: parameters and buffers.  None where tensors have no versions that tell something."""
+    """All parameters and buffers of the children W_k and W_v.  None where versions of tensors have no meaning."""
     if _watched():
         return None
     children = [module._modules[name] for slot, name in module._layout.slots if slot in (1, 2)]
@@ -119,12 +119,12 @@ def _held(module: Any) -> Any:
 
 
 def _own(given: Tensor, rows: Tensor) -> Tensor:
-    """Not the caller's memory."""
+    """`rows`, copied if they are the caller's own tensor."""
     return rows.clone() if rows is given else rows
 
 
 def _copied(valid_lens: Any, keys: Tensor) -> Optional[Tensor]:
-    """Beside the keys; the CPU waits for what comes from a device, or it would read what is not there yet."""
+    """A copy on the keys' device.  A copy to the CPU waits, or the CPU could read numbers before they arrive."""
     if valid_lens is None:
         return None
     return torch.as_tensor(valid_lens).to(keys.device, non_blocking=not keys.is_cpu, copy=True)
@@ -133,25 +133,25 @@ def _copied(valid_lens: Any, keys: Tensor) -> Optional[Tensor]:
 def _numbers(
     inputs: Any, parameters: LayerParameters, packed: Optional[Packed], valid_lens: Any, empty_rows: str
 ) -> ProjectedKeyValues:
-    """In the core's type; rows that no call will read are zeros."""
+    """Project in the core's type; rows that no call will read are 0."""
     n_keys = inputs[0].shape[1]
     lens = caches.lengths_of(valid_lens, inputs[0].shape[0])
     n_read = caches.rows_read(lens, n_keys, empty_rows)
-    n_read = n_read if inputs[1] is not None else (n_read[0], n_keys)  # values come with the call
+    n_read = n_read if inputs[1] is not None else (n_read[0], n_keys)  # without values here, a call gives them
     rows: list[Any] = []
     for slot, (x, n) in enumerate(zip(inputs, n_read), 1):
         found = None if x is None else _through(parameters, slot, x[:, :n], packed)
         if found is not None and n < n_keys:
             found = np.pad(found, ((0, 0), (0, n_keys - n), (0, 0)))
         elif found is not None and parameters[slot] is None:
-            found = found.copy()  # not the caller's memory
+            found = found.copy()  # the caller may change its memory
         rows.append(found)
     weights = kept_weights(None, known_weights(parameters, packed), packed)
     return ProjectedKeyValues(rows[0], rows[1], n_read, lens, weights, True)
 
 
 def _through(parameters: LayerParameters, slot: int, x: Tensor, packed: Optional[Packed]) -> Array:
-    """x through a projection, in the type that the core computes in."""
+    """x, projected in the type that the core computes in."""
     if x.dtype not in FLOATS:
         x = x.float()
     weight, bias = parameters[slot], parameters[slot + 4]
@@ -170,7 +170,7 @@ def _through(parameters: LayerParameters, slot: int, x: Tensor, packed: Optional
 def call_projected(
     module: Any, queries: Tensor, kv: ProjectedKeyValues, values: Any, valid_lens: Any, training: Optional[bool]
 ) -> Tensor:
-    """module(queries, kv), or module(queries, kv, values) where kv are keys alone."""
+    """module(queries, kv), or module(queries, kv, values) if kv has keys only."""
     name = type(module).__name__
     if kv._values is not None and values is not None:
         raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")

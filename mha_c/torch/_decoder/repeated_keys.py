@@ -1,9 +1,9 @@
-"""What a module remembers of the last call with one query: for decoders that hand over all earlier steps each time.
+"""What a module remembers of the last call with one query: for decoders that pass all earlier steps in each call.
 
-The book's TransformerDecoder asks, at each new token, with one query and the inputs of all steps so far (and the whole
-encoder's outputs).  Where a call has the same first rows as the one before, number by number, and the same W_k and
-W_v, number by number, their projections are taken from there and only further rows are projected: the same bits for
-less work.  `_module.py` asks for it; `decoding.py` is what code that knows of a cache uses.
+The book's TransformerDecoder calls its layers, at each new token, with one query and the inputs of all steps so far
+(and all outputs of the encoder).  If the first rows of a call, and W_k and W_v, are equal to those of the last call,
+number by number, this module reuses their projections and projects only the further rows: the same bits with less
+work.  `_module.py` uses it; code that has a cache uses `decoding.py`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from ..._types import Array
     from ..frozen import Packed
 
-ROOM = 32  # further rows that there is room for, once a second call has brought more
-LEAST = 1 << 13  # numbers of keys from which comparing them and the weights costs less than projecting them
+ROOM = 32  # spare rows, once a second call has brought more rows
+LEAST = 1 << 13  # from so many numbers in keys, comparing keys and weights costs less than projecting
 
 
 class RepeatedKeys(KeyValueCache):
-    """A cache that finds out by itself which rows of a call are new: it keeps the rows beside their projections."""
+    """A cache that finds the new rows of a call itself: it keeps the input rows as well as their projections."""
 
     __slots__ = ("_inputs", "first", "lock")
 
     def __init__(self, first: bytes, batch: int) -> None:
         super().__init__(batch, 1)
-        self.first = first  # the first row of the keys: the cheap sign that a call goes on where the last one was
-        self.lock = threading.Lock()  # of the rows: a call of another thread meanwhile does without
-        self._inputs: list[Array] = []  # keys, values (once, where they are the same), (B, max_len, features)
+        self.first = first  # the first row of the keys: a cheap test whether a call continues the last one
+        self.lock = threading.Lock()  # for the rows: a call of another thread at the same time does not use them
+        self._inputs: list[Array] = []  # keys and values (once if they are the same), (B, max_len, features)
 
     def attend(
         self, queries: Tensor, k: Array, v: Array, options: Any, parameters: LayerParameters, packed: Optional[Packed]
     ) -> tuple[Tensor, Any]:
-        """What `call_core` gives: rows that are known are not projected again, the others are known from now on."""
+        """The result of `call_core`, without projecting known rows again; new rows are known from now on."""
         inputs, n_rows = [k] if v is k else [k, v], k.shape[1]
         known = min(most(self._steps), n_rows)
         weights = known_weights(parameters, packed)
@@ -55,7 +55,7 @@ class RepeatedKeys(KeyValueCache):
             self.clear()
             known, self._batch = 0, k.shape[0]
         self._make_room(known, n_rows, inputs)
-        # Not asked for once there are rows.
+        # Not needed once there are rows.
         widths: Any = (0, 0) if known else [W.shape[0] for W in parameters[1:3] if W is not None]
         room = self._room(widths, k.dtype)
         new = slice(known, n_rows)
@@ -69,7 +69,7 @@ class RepeatedKeys(KeyValueCache):
         return out
 
     def _knows(self, n_rows: int, inputs: list[Array], weights: Any) -> bool:
-        """Whether the first rows of the call, and the weights that they meet, are those that are kept."""
+        """Whether the first rows of the call, and its weights, are equal to those that are kept."""
         kept, now = self._weights, weights
         if n_rows == 0 or kept is None or len(inputs) != len(self._inputs):
             return False
@@ -78,7 +78,7 @@ class RepeatedKeys(KeyValueCache):
         return same_numbers(kept, now)
 
     def _make_room(self, known: int, n_rows: int, inputs: list[Array]) -> None:
-        """For n_rows rows of each array, and hardly more; those that are known stay."""
+        """Make room for n_rows rows in each array, and few more; known rows are kept."""
         if known and n_rows <= self._max_len <= n_rows + ROOM:
             return
         self._max_len = n_rows + ROOM if known else n_rows
@@ -96,20 +96,20 @@ class RepeatedKeys(KeyValueCache):
 def remembered(
     state: dict[str, Any], inputs: Any, parameters: LayerParameters, options: Any, packed: Optional[Packed]
 ) -> Optional[tuple[Tensor, Any, Any]]:
-    """What `run_layer` gives for a call with one query and LEAST numbers of keys or more, without dropout.
+    """The result of `run_layer` for a call with one query and LEAST or more numbers in keys, without dropout.
 
-    None where it does not go on from the last one.
-    state   the module's own: the memory is in it
-    packed  of `frozen`, for calls that record no gradient
+    None if the call does not continue the last one.
+    state   the module's __dict__, which holds the RepeatedKeys
+    packed  weights packed by `frozen`, for calls that record no gradient
     """
     queries, keys, values = inputs
     try:
         k = array(keys)
         v = k if values is keys else array(values)
-    except (TypeError, RuntimeError):  # no memory of their own
+    except (TypeError, RuntimeError):  # no plain memory
         return None
     if k.ndim != 3 or v.ndim != 3 or not k.shape[1] or k.shape[:2] != v.shape[:2]:
-        return None  # the core says what is wrong
+        return None  # the core raises the error
     learns = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
     packed = None if learns else packed
     first = k[:, 0].tobytes()
@@ -121,7 +121,7 @@ def remembered(
         return None
     try:
         out, saved = memory.attend(queries, k, v, options, parameters, packed)
-    except ShapeError:  # of queries: said of the whole call
+    except ShapeError:  # about queries: the whole call raises a clearer one
         return None
     finally:
         memory.lock.release()
@@ -129,15 +129,15 @@ def remembered(
         return out, saved, None
     lens = None if options[0] is None else np.array(lengths(options[0]))
     work = out, (lens, *options[1:], 0)
-    out = RememberedFunction.apply(work, *inputs, *parameters)  # refuses tensors of inference mode, as run_layer's does
+    out = RememberedFunction.apply(work, *inputs, *parameters)  # refuses tensors of inference mode, like run_layer
     source = lens, options[1], options[2], queries, keys, parameters, versions_of(queries, keys, parameters)
     return out, saved, source
 
 
 class RememberedFunction(Function):
-    """apply((out, call), *tensors) -> out, computed already; the tensors are `LayerFunction`'s.
+    """apply((out, call), *tensors) -> out, which is computed already; the tensors are those of `LayerFunction`.
 
-    The backward call, which a decoder hardly ever asks for, goes forward once more: nothing was kept for it.
+    The backward pass, which a decoder hardly ever needs, computes the call once more: nothing was kept for it.
     """
 
     @staticmethod
