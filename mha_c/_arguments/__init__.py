@@ -1,1 +1,1 @@
-"""What users give, as the core takes it."""
+"""Checks the arguments of users and converts them to what the core takes."""

@@ -1,11 +1,11 @@
-"""What is said to a call of a layer whose arguments have another name, another order, or are not there."""
+"""Errors of calls of a layer whose arguments have a wrong name or order, or are missing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What other libraries call a mask, and the lengths that it stands for where it hides the last keys of each row.
+# Names of masks in other libraries, and the equivalent lengths of a mask that hides the last keys of each row.
 _MASKS = {
     **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
     **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
@@ -14,7 +14,7 @@ _MASKS = {
 
 
 def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError:
-    """What a call of a layer answers to keywords that it has not; `functional` is the function that takes any mask."""
+    """The error for keywords that a layer's call does not have; `functional` names the function that takes any mask."""
     name = next(iter(named))
     if name in _MASKS:
         option = "causal" if "causal" in name else "keep_mask (True = may attend)"
@@ -28,13 +28,13 @@ def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError
 
 
 def check_order(owner: str, values: Any, valid_lens: Any) -> None:
-    """Refuses lengths in the place of values, and values in theirs: arrays, tensors, or a list of lengths."""
+    """TypeError if values and lengths look exchanged: arrays, tensors, or a list of lengths."""
     if getattr(values, "ndim", 1) <= 2 and getattr(valid_lens, "ndim", 0) == 3:
         called = f"{owner}(queries, keys, values, valid_lens)"
         raise TypeError(f"values looks like lengths and valid_lens like values: the order is {called}")
 
 
 def missing(owner: str, **inputs: Any) -> TypeError:
-    """What a call answers that left out an input, or gave None for it."""
+    """The error for a call in which an input is missing or None."""
     none = ", ".join(name for name, value in inputs.items() if value is None)
     return TypeError(f"{owner} is called with queries, keys and values; missing or None: {none}")

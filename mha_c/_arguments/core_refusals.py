@@ -1,4 +1,4 @@
-"""Why the compiled core refuses an argument, in the user's words; and numbers of less usual types for it.
+"""The errors of the compiled core, in the user's words; and conversion of numbers of less usual types for it.
 
 Called by name from csrc/python: the core decides what is safe for memory, and asks here only when something is not.
 A function answers with the exception to raise, or raises it, or gives the number that was asked for.  Those of shapes
@@ -112,7 +112,7 @@ def leading_axes(grad_y: Array, x: Array) -> Exception:
 
 
 def _clash(what: str, name: str, a: Array, axis: int, other: str, b: Array, other_axis: int) -> Optional[Exception]:
-    """Unless both sizes are the same; `what` has a place for a's: "batch size {}"."""
+    """An error unless both sizes are equal; `what` has a placeholder for a's size: "batch size {}"."""
     if a.shape[axis] == b.shape[other_axis]:
         return None
     return ShapeError(
@@ -161,7 +161,7 @@ def mask_kind(value: Any, name: str) -> Exception:
 
 
 def mask(array: Array, name: str, scores: Sizes) -> Optional[Exception]:
-    """What a user with a mask of the wrong rank most likely wants to write, or which axis does not broadcast."""
+    """An error if a mask has a wrong rank (with the likely intended code) or an axis that does not broadcast."""
     n, full = len(scores), f"the scores {'(B, H, Q, K)' if len(scores) == 4 else '(B, Q, K)'} = {scores}"
     if array.ndim not in (2, n):
         hints = {
@@ -218,7 +218,7 @@ def inputs(queries: Array, keys: Array, values: Array) -> Optional[Exception]:
 def features(
     queries: Array, keys: Array, values: Array, linears: tuple[Any, ...], w_v: Optional[Array], num_heads: int
 ) -> Optional[Exception]:
-    """linears: (out_features, in_features) of W_q, W_k, W_v, W_o, None where there is none."""
+    """An error unless features fit; linears: (out_features, in_features) of W_q, W_k, W_v, W_o, or None."""
     given = ("queries", queries, "W_q"), ("keys", keys, "W_k"), ("values", values, "W_v")
     for (name, array, weight), linear in zip(given, linears):
         if linear is not None and linear[1] != array.shape[2]:
