@@ -1,8 +1,8 @@
-"""What a caller hands in, as ndarrays; what the core gives back, in the caller's type.
+"""Converts a caller's arguments to ndarrays, and results of the core to the caller's type.
 
-Lists, CPU tensors of torch and objects with `__array__` or `__dlpack__` become arrays here; what would be
-misread (masked arrays, tensors that expect a gradient, tensors of another device) is refused.  Element types
-are the core's business.  torch is never imported: a tensor can only exist where torch is loaded already.
+Lists, CPU tensors of torch and objects with `__array__` or `__dlpack__` become arrays here.  Arguments that would
+be misread (masked arrays, tensors that require a gradient, tensors on another device) are refused.  The core checks
+element types.  torch is never imported: where there is a tensor, torch is loaded already.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..errors import ShapeError
 if TYPE_CHECKING:
     from .._types import Array
 INT64 = np.dtype(np.int64)
-MOST = 2**63 - 1  # that it holds
+MOST = 2**63 - 1  # the largest int64
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is a torch tensor.  A torch that is still being imported has no Tensor yet."""
+    """Whether `value` is a torch tensor.  While torch is being imported, it may have no Tensor yet."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, getattr(torch, "Tensor", ()))
 
 
 def to_array(value: Any, name: str) -> Array:
-    """`value` as a plain ndarray, without copying where that is possible."""
+    """`value` as a plain ndarray, without a copy where possible."""
     if type(value) is np.ndarray:
         return value
     if isinstance(value, np.ma.MaskedArray):
@@ -52,7 +52,7 @@ def to_array(value: Any, name: str) -> Array:
 
 
 def to_arrays(*named: tuple[Any, str]) -> tuple[tuple[Array, ...], bool]:
-    """Several arguments at once, and whether one of them is a tensor: then the result shall be one too.
+    """Several arguments as arrays, and whether one of them is a tensor: then the result is a tensor too.
 
     One object given twice in a row stays one array, so that the core sees that keys and values are the same.
     """
@@ -73,14 +73,14 @@ def to_arrays(*named: tuple[Any, str]) -> tuple[tuple[Array, ...], bool]:
 
 
 def to_lengths(value: Any) -> Any:
-    """valid_lens as the core takes them: None, or int64; floats are rounded up, for 2.5 keys show keys 0, 1 and 2.
+    """valid_lens as the core takes them: None, or int64.  Floats are rounded up: 2.5 shows keys 0, 1 and 2.
 
-    The type is found out before anything is cast: a bool array is a mask passed by mistake.
+    The type is checked before any conversion: a bool array is a mask that was passed by mistake.
     """
     if value is None or (type(value) is np.ndarray and value.dtype == INT64):
         return value
     if is_tensor(value):
-        value = value.detach()  # lengths carry no gradient
+        value = value.detach()  # lengths have no gradient
         if value.is_floating_point():
             value = value.double()  # NumPy has no bfloat16
         array = _from_tensor(value, "valid_lens")
@@ -115,7 +115,7 @@ def to_int64(array: Any) -> Array:
 
 
 def _from_length_list(value: Any) -> Array:
-    """Numbers that no integer of 64 bits holds are as good as the nearest one that it does."""
+    """A list of lengths as an array; ints that do not fit in int64 become the nearest int64."""
     try:
         array = np.array(value, INT64) if {*map(type, value)} == {int} else np.asarray(value)
     except OverflowError:
@@ -136,34 +136,34 @@ def like_input(array: Array, as_tensor: bool) -> Any:
 
 
 def parameter_array(value: Any, name: str) -> Array:
-    """A weight to copy: as `to_array`, but a trained torch parameter may be given as it is."""
+    """A weight to copy: like `to_array`, but it also takes a torch parameter that requires a gradient."""
     if is_tensor(value):
         value = value.detach()
     return floats(to_array(value, name), name)
 
 
 def floats(array: Array, name: str) -> Array:
-    """The type check for arrays that do not go to the core under this name."""
+    """The array, after a check of its type; for arrays that the core does not see under this name."""
     if array.dtype.type not in (np.float32, np.float64):
         raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
     return array
 
 
 def check_features(x: Any, name: str, features: int) -> None:
-    """ShapeError unless the array, or tensor, has items, steps and so many features."""
+    """ShapeError unless the array, or tensor, has shape (items, steps, features)."""
     if x.ndim != 3 or x.shape[2] != features:
         raise ShapeError(f"{name} must have shape (B, T, {features}), got {tuple(x.shape)}")
 
 
 def of_one_type(arrays: tuple[Array, ...], *names: str) -> None:
-    """TypeError unless all are float32, or all float64, as the first of them."""
+    """TypeError unless all are float32, or all are float64."""
     for array, name in zip(arrays, names):
-        if floats(array, name).dtype.type is not arrays[0].dtype.type:  # another order of bytes is the same type
+        if floats(array, name).dtype.type is not arrays[0].dtype.type:  # byte order does not matter
             raise TypeError(f"{name} must be {arrays[0].dtype} as {names[0]}, got {array.dtype}")
 
 
 def gradient_like(shape: tuple[int, ...], dtype: Any, grad_output: Any) -> Array:
-    """What a `backward` is given, which has to be as the output of the call was."""
+    """The argument of a `backward`, checked: it must have the shape and type of the call's output."""
     array = floats(to_array(grad_output, "grad_output"), "grad_output")
     if array.shape != shape:
         raise ShapeError(f"grad_output has shape {array.shape}, but the output it belongs to has {shape}")
@@ -193,7 +193,7 @@ def _from_tensor(value: Any, name: str) -> Array:
 
 
 def nested(name: str) -> str:
-    """What is said about a nested tensor."""
+    """The error message for a nested tensor."""
     return (
         f"{name} is a nested tensor, whose items have no common length: pad it with "
         f"torch.nested.to_padded_tensor({name}, 0), and give the lengths as valid_lens"
@@ -215,7 +215,7 @@ def _from_list(value: Any, name: str) -> Array:
     except (ValueError, RuntimeError, Warning) as error:  # RuntimeError: a list of tensors that require grad
         kind = TypeError if isinstance(error, RuntimeError) else ValueError
         raise kind(f"{name} is a list that makes no array: {error}") from None
-    if array.dtype == object:  # also what NumPy before 1.24 makes of a ragged list
+    if array.dtype == object:  # NumPy before 1.24 also makes this of a ragged list
         kind = ValueError if any(isinstance(item, (list, tuple)) for item in value) else TypeError
         raise kind(f"{name} is a list that makes no array of numbers")
     return array

@@ -28,7 +28,7 @@ def multi_head(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, An
 
 
 def divisible(features: Any, name: str, num_heads: Any) -> tuple[int, int]:
-    """Both as whole numbers, of which the second divides the first."""
+    """Both as whole numbers; ValueError unless the second divides the first."""
     features, heads = whole(features, name), whole(num_heads, "num_heads")
     if features % heads:
         raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads})")
@@ -45,9 +45,9 @@ def _whole_sizes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Fits a call to the first of several constructor signatures that takes it.
+    """Bind a call to the first of several constructor signatures that fits.
 
-    The book's generations never share a fitting call, since one form needs more arguments than the other takes.
+    No call fits both generations of the book, because one form needs more arguments than the other takes.
     """
     signatures = [_signature(form) for form in forms]
     shown = "\n".join(f"  {owner}({form})" for form in forms)
@@ -70,7 +70,7 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
 
 
 def shows(form: str) -> Callable[[Any], Any]:
-    """For a constructor (self, *sizes, keywords, **named): help() and editors show it with the names of this form."""
+    """Decorates a constructor (self, *sizes, keywords, **named): help() and editors show the names of this form."""
 
     def with_signature(init: Any) -> Any:
         own, *others = inspect.signature(init).parameters.values()
@@ -83,7 +83,7 @@ def shows(form: str) -> Callable[[Any], Any]:
 
 @functools.cache
 def _signature(form: str) -> inspect.Signature:
-    """Of a form as it stands in a `def`, where False is the only default there is."""
+    """The signature of a form as in a `def`, where False is the only possible default."""
     kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
     parts = [part.partition("=") for part in form.split(", ")]
     return inspect.Signature([inspect.Parameter(name, kind, default=False if has else empty) for name, has, _ in parts])

@@ -1,6 +1,6 @@
-"""The keywords of `mha_c.functional` in the words of the compiled core; W_q and W_k of additive attention applied.
+"""Converts the keywords of `mha_c.functional` to the arguments of the compiled core; applies W_q and W_k if additive.
 
-`core_options` is where they stand with their defaults; the functions hand them on as they are given.
+`core_options` has all keywords and their defaults; the functions pass keywords on unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def core_options(
     window: Window = None, scale: Optional[float] = None, softcap: Optional[float] = None, relative_bias: Any = None,
     sinks: Any = None, dropout: float = 0.0, rng: RngLike = None, empty_rows: EmptyRows = "zero", **unknown: Any,
 ) -> CoreOptions:  # fmt: skip
-    """The options as the core takes them, in its order; for type checkers they stand in `_types.AttentionOptions`."""
+    """The options in the form and order of the core; `_types.AttentionOptions` lists them for type checkers."""
     if unknown:
         raise unknown_option(unknown)
     terms = None
@@ -70,7 +70,7 @@ def unknown_option(unknown: Any) -> TypeError:
 
 
 def shows_options(function: Any) -> Any:
-    """For a function (..., **options): help() and editors show OPTIONS by their names."""
+    """Decorates a function (..., **options): help() and editors show the names of OPTIONS."""
     *others, _ = inspect.signature(function).parameters.values()
     first = sum(one.kind is not one.KEYWORD_ONLY for one in others)
     function.__signature__ = inspect.Signature([*others[:first], *OPTIONS.values(), *others[first:]])
@@ -78,7 +78,7 @@ def shows_options(function: Any) -> Any:
 
 
 def core_corner(causal: Causal, q: Array, k: Array) -> Any:
-    """`causal` in the core's words: None, "top_left" or "bottom_right"."""
+    """`causal` as the core takes it: None, "top_left" or "bottom_right"."""
     if isinstance(causal, str) and causal in CORNERS:
         return causal
     if causal is not None and not isinstance(causal, (bool, np.bool_)):
@@ -96,7 +96,7 @@ def core_corner(causal: Causal, q: Array, k: Array) -> Any:
 
 
 def core_window(window: Any) -> tuple[int, int]:
-    """(left, right) in the core's words, where -1 is no limit."""
+    """(left, right) as the core takes them: -1 means no limit."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
     left, right = (-1 if side is None else scalars.whole(side, "window", least=0, most=math.inf) for side in window)
@@ -104,7 +104,7 @@ def core_window(window: Any) -> tuple[int, int]:
 
 
 def core_seed(rng: RngLike, dropout: Any) -> int:
-    """The seed of this call's dropout; a Generator is asked for it only where something is dropped."""
+    """The seed of this call's dropout; drawn from a Generator only if dropout is above 0."""
     if isinstance(rng, (int, np.integer)):
         return scalars.seed(rng)
     stream = scalars.generator(rng)
@@ -112,7 +112,7 @@ def core_seed(rng: RngLike, dropout: Any) -> int:
 
 
 def additive_features(q: Any, k: Any, w_v: Any, W_q: Any, W_k: Any) -> tuple[Any, Any, Array]:
-    """What additive scores are made of: q and k with h features, and w_v (h,)."""
+    """The operands of additive scores: q and k with h features, and w_v (h,)."""
     w_v = to_array(w_v, "w_v")
     if w_v.ndim != 1:
         raise ShapeError(f"w_v must have shape (h,), got {w_v.shape}")

@@ -1,7 +1,7 @@
-"""Checks of the arguments that are no arrays: sizes, probabilities, switches, random numbers.
+"""Checks of arguments that are not arrays: sizes, probabilities, switches, random numbers.
 
-The compiled core checks what it is given at each call; here stands what has to be refused earlier, when a
-layer is built, or what the core never sees.
+The compiled core checks the arguments of each call.  This module checks what must be refused earlier, when a
+layer is constructed, and what the core never sees.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def probability(value: Any, name: str = "dropout") -> float:
 
 
 def scale(value: Any, single: bool) -> Optional[float]:
-    """A factor for scores, finite in the type they are computed in: float32 if `single`, else float64; or None."""
+    """A factor for scores, or None; it must be finite in the type of the scores: float32 if `single`, else float64."""
     if value is None:
         return None
     number = real(value, "scale", "None or a real number")
@@ -85,11 +85,11 @@ def scale(value: Any, single: bool) -> Optional[float]:
 
 
 def element(value: Any, dtype: Any, limits: Any) -> Any:
-    """`value`, a number to stand in an array of `dtype`; limits: its iinfo or finfo, None for bool."""
+    """A number to be stored in an array of `dtype`; `limits` is the type's iinfo or finfo, None for bool."""
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, (int, float)):  # bool is an int
         raise TypeError(f"value must be a real number, got {value!r} ({type(value).__name__})")
-    if hasattr(limits, "eps"):  # floats: rounded, but no finite number becomes infinite
+    if hasattr(limits, "eps"):  # floats may be rounded, but a finite number must stay finite
         fits = value != value or abs(value) == np.inf or abs(value) <= float(limits.max)
     else:
         least, most = (0, 1) if limits is None else (limits.min, limits.max)
@@ -114,7 +114,7 @@ def flag(value: Any, name: str) -> bool:
 
 
 def switch(value: Any, name: str) -> bool:
-    """A flag that d2l hands to torch, which takes 0 and 1 for it."""
+    """A flag that d2l passes to torch, which also accepts 0 and 1."""
     return bool(value) if isinstance(value, int) and value in (0, 1) else flag(value, name)
 
 
@@ -131,7 +131,7 @@ def empty_rows(value: Any) -> EmptyRows:
 
 
 def float_type(value: Any) -> DType:
-    """float32 or float64: what the core computes in."""
+    """`value` as a dtype that the core computes in: float32 or float64."""
     try:
         dtype = np.dtype(value)
     except TypeError:
