@@ -1,1 +1,1 @@
-"""What a call leaves, and the attention weights that are read from it."""
+"""What a call keeps, and the attention weights that are computed from it."""

@@ -1,14 +1,14 @@
-"""What a call of a layer leaves behind: its attention weights, or what they are computed from when somebody reads them.
+"""What a call of a layer keeps: its attention weights, or what is needed to compute them when they are read.
 
-Each way of `ways.py` leaves a tuple (saved, dtype, source), which costs a call next to nothing; `Kept(*tuple)` is what
-`attention_weights` are read from.
+Each way of `ways.py` keeps a tuple (saved, dtype, source), which costs a call almost nothing; `attention_weights` are
+read from `Kept(*tuple)`.
 
-saved   of the core      what `kept_weights.saved_weights` takes, of arrays
-        an operator      ("weights", tensor) or ("operator", ...), the same as tensors
-        mathematics      ("tensor", weights), as are those of a copy, if they had been read
+saved   the core         the argument of `kept_weights.saved_weights`, with arrays
+        an operator      ("weights", tensor) or ("operator", ...), the same with tensors
+        mathematics      ("tensor", weights); also in a copy of a layer whose weights had been read
         torch's kernels  a `by_torch.Scored`
-dtype   of the weights that are shown
-source  parts of an `autograd.WeightsSource`: what they are a function of; None where no gradient was recorded
+dtype   type of the weights that are shown
+source  parts of an `autograd.WeightsSource`: what determines the weights; None where no gradient was recorded
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from .lazy import Recipe, split_heads
 
 
 class Kept:
-    """The weights of one call: the same tensor at each reading, with what has been changed in it."""
+    """The weights of one call: each reading gives the same tensor, including changes in place."""
 
     __slots__ = ("_dtype", "_numbers", "_saved", "_source", "_tensors")
 
     def __init__(self, saved: Any, dtype: torch.dtype, parts: Any = None) -> None:
         self._saved, self._dtype = saved, dtype
         self._source: Any = saved if isinstance(saved, Scored) else None if parts is None else WeightsSource(*parts)
-        self._numbers: Optional[Recipe] = None  # once they have been read
+        self._numbers: Optional[Recipe] = None  # set at the first reading
         self._tensors: dict[Optional[int], Tensor] = {}
 
     def passes(self) -> bool:
-        """Whether no tensor can stay: in compilers, exporters and transforms, and among fake tensors."""
+        """Whether no tensor can be kept: in compilers, exporters and transforms, and with fake tensors."""
         if in_transform() or is_compiling() or exporting():
             return True
         return self._by_operator() and traced(*self._saved[1:3])
 
     def weights(self, heads: Optional[int]) -> Tensor:
-        """(B, heads, Q, K), or (B*H, Q, K) for None, on the same numbers."""
+        """The weights as (B, heads, Q, K), or (B*H, Q, K) if heads is None, both on the same memory."""
         found = self._tensors.get(heads)
         if found is None:
             if isinstance(self._saved, Scored):
                 self._saved.check_numbers()
             if self.passes():
                 return split_heads(self._now().to(self._dtype), heads)
-            with torch.inference_mode(False), torch.enable_grad():  # of what the call recorded, wherever they are read
+            with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
                 found = self._tensors[heads] = self._shown(heads)
         return found
 
     def detached(self) -> Any:
-        """What the call left, as something that can be copied and pickled: tensors, which torch.load takes from anyone.
+        """What the call has kept, in a form to copy and pickle: tensors, which torch.load accepts from any file.
 
-        None where an exporter wrote the call down.
+        None if an exporter recorded the call.
         """
         saved: Any = self._saved
         if self._numbers is not None:
@@ -80,11 +80,11 @@ class Kept:
         return kind in ("weights", "operator") and isinstance(self._saved[1], Tensor)
 
     def _wanted(self) -> Any:
-        """What they are a function of, where somebody may ask."""
+        """The source of the weights, if one of its tensors requires a gradient."""
         return None if self._source is None or not self._source.needs_grad() else self._source
 
     def _now(self) -> Tensor:
-        """(B, H, Q, K) for the moment, in operations that whoever is looking can follow."""
+        """The weights (B, H, Q, K), not kept; computed by operations that compilers and transforms can follow."""
         saved, source = self._saved, self._wanted()
         if isinstance(saved, Scored):
             return saved.weights(*saved.arguments())
@@ -112,7 +112,7 @@ class Kept:
 
 
 class Assigned:
-    """What a program has put in the place of a layer's attention_weights, until the layer's next call."""
+    """The value that a program has assigned to a layer's attention_weights; it lasts until the layer's next call."""
 
     __slots__ = ("by_head", "value")
 
@@ -120,7 +120,7 @@ class Assigned:
         self.value, self.by_head = value, None
 
     def weights(self, heads: Optional[int]) -> Any:
-        """The very same thing; with an axis for the heads, where it is (B*H, Q, K): one tensor for all readings."""
+        """The value itself; with `heads`, a (B*H, Q, K) gets an axis for them, the same tensor at each reading."""
         if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
             return self.value
         if self.by_head is None:
@@ -129,17 +129,17 @@ class Assigned:
         return self.by_head
 
     def detached(self) -> Any:
-        """As of a call: (what is kept, type, source)."""
+        """In the form of a call's tuple: (what is kept, type, source)."""
         return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
 
 
 def detached(last: Any) -> Any:
-    """What can be copied and pickled of what a call, a reading or an assignment has left in a layer."""
+    """The part of a layer's `_last`, after a call, a reading or an assignment, that can be copied and pickled."""
     return None if last is None else (Kept(*last) if type(last) is tuple else last).detached()
 
 
 def restored(last: Any) -> Any:
-    """The same behind the copy: arrays, as the core keeps them, but for what an operator or torch's operations left."""
+    """The reverse of `detached`: arrays, as the core keeps them; tensors after an operator or torch's operations."""
     if last is None or last[0][0] in ("operator", "tensor"):
         return last
     if last[0][0] == "assigned":

@@ -1,6 +1,6 @@
-"""Attention weights as tensors that compute themselves when first used.
+"""Attention weights as tensors that compute their numbers at the first use.
 
-A model may read `attention_weights` after every forward call, as d2l's encoders do, without ever looking at them.
+A model may read `attention_weights` after every forward call, as d2l's encoders do, and never use the numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .._call.autograd import WeightsFunction
 from .._private import as_plain_tensor, has_wrappers, make_wrapper
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
-_KNOWN = {  # answered from shape and type alone
+_KNOWN = {  # functions that need shape and type only
     *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.element_size),
 }
@@ -27,9 +27,9 @@ _HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
 
 
 class Recipe:
-    """The weights of one call: (B, H, Q, K), computed once, when wanted.
+    """The weights of one call: (B, H, Q, K), computed once, at the first use.
 
-    saved   these weights; what `saved_weights` takes; or a `by_torch.Scored`
+    saved   the weights; the argument of `saved_weights`; or a `by_torch.Scored`
     """
 
     __slots__ = ("_dtype", "_saved", "_tensor")
@@ -47,23 +47,23 @@ class Recipe:
         self._saved = None
 
     def tensor(self) -> Tensor:
-        saved = self._saved  # before the look: another thread may be here, and drops it once there is a tensor
+        saved = self._saved  # read first: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
-            with torch.inference_mode(False), torch.no_grad():  # tensors that autograd takes, wherever they are read
+            with torch.inference_mode(False), torch.no_grad():  # plain tensors, whatever the reader's mode
                 found = saved_weights(saved, torch.from_numpy) if type(saved) is tuple else None
                 self._keep(saved.weights(*saved.arguments()) if found is None else found)
         assert self._tensor is not None
         return self._tensor
 
     def kept(self) -> Any:
-        """The numbers as a tensor where they are there, or what they can be computed from."""
+        """The weights as a tensor if they are computed, else what they can be computed from."""
         saved = self._saved
         return saved if self._tensor is None else self._tensor
 
     def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
-        """(B, heads, Q, K), or (B*H, Q, K) for None: the numbers where they are there, or a tensor that gets them.
+        """(B, heads, Q, K), or (B*H, Q, K) for None: the weights if they are computed, else a lazy tensor.
 
-        source  the tensors of which they are a function, for autograd (`autograd.WeightsSource`)
+        source  what determines the weights, for autograd (`autograd.WeightsSource`)
         """
         if source is None:
             return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
@@ -78,7 +78,7 @@ class Recipe:
         elif type(saved) is tuple:
             k, row_max = saved[3], saved[5]
             sizes = *row_max.shape, k.shape[1]
-        else:  # of torch's own kernels, on any device
+        else:  # after torch's own kernels, on any device
             sizes, device = saved.shape, {"device": saved.q.device}
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
@@ -89,9 +89,9 @@ class Recipe:
 
 
 class LazyWeights(Tensor):
-    """A tensor without memory until an operation needs its numbers; every result is a plain tensor.
+    """A tensor without memory until an operation needs its numbers; results of operations are plain tensors.
 
-    Made by `Recipe.shown`, in one call of torch: a constructor of its own would cost a third of that again.
+    `Recipe.shown` makes it in one call of torch: a constructor of its own would take a third longer.
     """
 
     _recipe: Recipe
@@ -123,7 +123,7 @@ class LazyWeights(Tensor):
 
 
 class NumbersOf(Function):
-    """apply(weights, [numbers]) -> the numbers, as a function of the lazy weights."""
+    """apply(weights, [numbers]) -> the numbers; their gradient flows back to the lazy weights."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, box: list[Tensor]) -> Tensor:
@@ -135,7 +135,7 @@ class NumbersOf(Function):
 
 
 def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
-    """(B, H, Q, K) as (B*H, Q, K) for None, or with other heads, where the caller folded them into the batch."""
+    """(B, H, Q, K) as (B*H, Q, K) if heads is None; or with other heads, if a caller has folded them into the batch."""
     if heads is None or weights.shape[-3] != heads:
         weights = weights.flatten(-4, -3)
         return weights if heads is None else weights.unflatten(-3, (-1, heads))
@@ -143,7 +143,7 @@ def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
 
 
 def computed(weights: Tensor) -> Tensor:
-    """A lazy tensor's plain one, the same at each use; a function of it where autograd is looking."""
+    """The plain tensor of a lazy one, the same at each use; connected to it in autograd's graph if gradients are on."""
     if type(weights) is not LazyWeights:
         return weights
     if numbers_are_a_leaf(weights) or not (weights.requires_grad and torch.is_grad_enabled()):
@@ -155,7 +155,7 @@ def computed(weights: Tensor) -> Tensor:
 
 
 def numbers_are_a_leaf(weights: Any) -> bool:
-    """Whether a program has said requires_grad_(): their gradient is one of their own, as of any tensor."""
+    """Whether a program has called requires_grad_() on the weights: then they are a leaf with their own gradient."""
     found: Optional[Tensor] = weights.__dict__.get("_is")
     return found is not None and found.requires_grad
 
