@@ -1,4 +1,4 @@
-"""python -m mha_c prints what it computes with; python -m mha_c demo runs the book's examples."""
+"""python -m mha_c prints the configuration; python -m mha_c demo runs the book's examples."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def quietly(arguments: Sequence[str]) -> int:
-    """`main` for a reader that may have gone before the end, as `head` does."""
+    """Run `main`; no error if the reader of the output stops early, as `head` does."""
     try:
         status = main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
         return 1
     return status
 

@@ -1,4 +1,4 @@
-"""What `import mha_c` says where the compiled core is not beside the package: instead of Python's guess at a circle."""
+"""The error of `import mha_c` if the compiled core is missing; Python would suggest a circular import."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FOLDER = Path(__file__).parent
 
 
 def explained(error: ImportError) -> ImportError:
-    """The error to raise in the place of the one that importing the core raised."""
+    """The error to raise instead of `error`, which importing the core has raised."""
     if find_spec("mha_c._core") is not None:
-        return error  # there, but it does not load: the loader knows why
+        return error  # the file exists but does not load: the loader's error says why
     others = ", ".join(sorted(path.name for path in FOLDER.glob("_core.*.*")))
     found = f" (built for another Python or system: {others})" if others else ""
     version = f"Python {sys.version_info[0]}.{sys.version_info[1]}"

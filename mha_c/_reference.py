@@ -1,8 +1,8 @@
-"""Attention in plain NumPy, as the formulas say it: oracle of the tests and of `selftest`, and teaching text.
+"""Attention in plain NumPy, as in the formulas: the reference of the tests and of `selftest`, and a text to learn from.
 
-Written from the definitions and independently of the C core.  Everything is computed in float64, with arrays of
-all scores in memory and no care for speed.  Signatures are those of `mha_c.functional` without dropout; instead
-of it, `kept` (bool, like the scores) with `dropout` says which weights stay.
+It is written from the definitions, independently of the C core.  Everything is computed in float64, with arrays of
+all scores in memory and without care for speed.  Signatures are those of `mha_c.functional`, except for dropout: here
+`kept` (bool, in the shape of the scores) says which weights stay, and `dropout` is the probability.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def visible_keys(
     key = np.arange(n_keys)
     visible = np.ones(shape, dtype=bool)
     if valid_lens is not None:
-        visible &= key < np.reshape(valid_lens, (batch, 1, -1, 1))  # (B,): for every query, (B, Q): each its own
+        visible &= key < np.reshape(valid_lens, (batch, 1, -1, 1))  # (B,): for all queries, (B, Q): one for each
     place = _places(shape, causal)
     if causal:
         visible &= key <= place[:, None]
@@ -84,7 +84,7 @@ def visible_keys(
 
 
 def _places(shape: tuple[int, ...], causal: Any) -> Array:
-    """The key at which each query stands on the diagonal of `causal`."""
+    """The position of each query among the keys, as `causal` defines it."""
     n_queries, n_keys = shape[-2:]
     return np.arange(n_queries) + (n_keys - n_queries if causal == "bottom_right" else 0)
 
@@ -107,7 +107,7 @@ def _attend(
     dropout: float = 0.0,
     kept: Optional[Array] = None,
 ) -> Any:
-    """softmax(scores + bias) v, and the extras asked for, without the head axis where q had none."""
+    """softmax(scores + bias) v, and weights and lse if asked for; without the head axis if q has none."""
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
     if relative_bias is not None:
@@ -153,7 +153,7 @@ def _softmax(scores: Array, visible: Array, empty_rows: str, sinks: Any = None) 
 
 
 def _with_heads(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array]:
-    """float64, with a head axis; key heads repeated so that query head h finds key head h // (H // Hkv)."""
+    """q, k, v in float64 with a head axis; key heads are repeated, so that query head h uses h // (H // Hkv)."""
     q4, k4, v4 = (_with_head_axis(np.asarray(x, np.float64)) for x in (q, k, v))
     repeats = q4.shape[1] // max(k4.shape[1], 1)
     return q4, k4.repeat(repeats, axis=1), v4.repeat(repeats, axis=1)

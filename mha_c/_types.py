@@ -1,6 +1,6 @@
 """Types that public signatures share; imported by type checkers only.
 
-An array of float32 gives an array of float32; what else is taken (lists, CPU tensors, mixtures of types in words) gives
+In these signatures an array of float32 gives an array of float32; all other accepted inputs (lists, CPU tensors) give
 Any.
 """
 

@@ -1,4 +1,4 @@
-"""python -m mha_c demo: the examples of the book's attention chapter, what they print, and the time of each."""
+"""python -m mha_c demo: runs examples of the book's attention chapter; prints their results and times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 def examples() -> Iterator[tuple[str, Callable[[], Any], str]]:
-    """(title, one call of what is shown, what it prints)"""
+    """Yields (title, a function that makes one call, text to print)."""
     scores = np.random.default_rng(0).random((2, 2, 4), dtype=np.float32)
     call: Callable[[], Any] = partial(masked_softmax, scores, np.array([[1, 3], [2, 4]]))
     yield "masked_softmax of random scores (2, 2, 4), valid_lens [[1, 3], [2, 4]]", call, _rounded(call())
 
-    # Values 0..39 in ten rows of four, the same for both items of the batch, and keys that are all alike: then the
-    # attention over the first n keys is the mean of the first n values, whatever the scores are.
+    # Values 0..39 in ten rows of four, the same for both items of the batch, and equal keys.  Then the result over the
+    # first n keys is the mean of the first n values, whatever the scores are.
     values = np.arange(40, dtype=np.float32).reshape(1, 10, 4).repeat(2, axis=0)
     keys = np.ones((2, 10, 2), dtype=np.float32)
     additive = AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1, rng=0)
@@ -47,7 +47,7 @@ def examples() -> Iterator[tuple[str, Callable[[], Any], str]]:
     states = encoder_outputs = np.ones((4, 7, 16), dtype=np.float32)
 
     def decoder() -> Any:
-        kept = bahdanau.project_keys(encoder_outputs)  # every step asks the same keys: they are projected once
+        kept = bahdanau.project_keys(encoder_outputs)  # all steps use the same keys: project them once
         return np.concatenate([bahdanau(states[:, t : t + 1], kept, encoder_outputs) for t in range(7)], axis=1)
 
     title = "Bahdanau attention, a decoder of 7 steps over 7 encoder outputs"

@@ -1,8 +1,8 @@
 """The exceptions of mha_c that are not Python's own.
 
 Shapes that do not fit together raise `ShapeError` (a `ValueError`), unsuitable types `TypeError`, unsuitable
-values `ValueError`; nothing else is raised on purpose.  Each text names the argument, what it got and what was
-expected; those of the compiled core are written in _arguments/core_refusals.py.
+values `ValueError`, calls at a wrong time `RuntimeError` or `AttributeError`.  Each message names the argument, what
+it was and what was expected; those of the compiled core are in _arguments/core_refusals.py.
 """
 
 __all__ = ["ShapeError"]

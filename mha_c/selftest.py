@@ -1,7 +1,7 @@
-"""python -m mha_c.selftest: every instruction set of this CPU against plain NumPy in float64, in about two seconds.
+"""python -m mha_c.selftest: compares every instruction set of this CPU with plain NumPy in float64, in about 2 seconds.
 
-Prints a table of the largest errors and ends with exit code 0 if all are within bounds.  An error is the largest
-difference relative to the largest number of the reference.
+It prints a table of the largest errors, and its exit code is 0 if all are within bounds.  An error is the largest
+difference, relative to the largest number of the reference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _random(rng: np.random.Generator, dtype: np.dtype[Any], *shape: int) -> Arra
 
 
 def dot_product(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """Odd sizes, several heads over shared keys, and every kind of mask at once."""
+    """A call with odd sizes, several heads that share key heads, and all kinds of masks at once."""
     q, k = _random(rng, dtype, 2, 4, 37, 23), _random(rng, dtype, 2, 2, 131, 23)
     v, bias = _random(rng, dtype, 2, 2, 131, 19), _random(rng, dtype, 37, 131)
     options: dict[str, Any] = {
@@ -78,11 +78,11 @@ def long_rows(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any]
 
 
 def functions(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-    """exp and tanh over the range in which they are neither 0, 1 nor infinite."""
+    """exp and tanh over the range where they are not 0, 1 or infinite."""
     x = np.concatenate([rng.uniform(-80, 0, 5000), rng.uniform(-1e-3, 1e-3, 500)]).astype(dtype)
     y = np.concatenate([rng.uniform(-10, 10, 5000), rng.uniform(-1e-3, 1e-3, 500)]).astype(dtype)
     exact_exp, exact_tanh = np.exp(x.astype(np.float64)), np.tanh(y.astype(np.float64))
-    # Each in the least that has it: a softmax over scores 0 and x; the one score tanh(y + 0), which is its own lse.
+    # The smallest calls that compute them: a softmax over scores 0 and x; one score tanh(y + 0), which equals its lse.
     scores = np.stack([np.zeros_like(x), x], axis=-1)[None]
     found_exp = masked_softmax(scores)[0, :, 1] / (exact_exp / (1 + exact_exp))
     q, one = y[None, :, None], np.ones((1, 1, 1), dtype)
@@ -100,7 +100,7 @@ CASES: list[tuple[str, Case]] = [
 
 
 def error(found: Any, expected: Any) -> float:
-    """The largest relative difference of two results, or inf where finite and infinite places differ."""
+    """The largest relative difference of two results; inf if they are not finite at the same places."""
     worst = 0.0
     for a, b in zip(found, expected):
         finite = np.isfinite(b)

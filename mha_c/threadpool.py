@@ -1,12 +1,12 @@
-"""Makes threadpoolctl, and through it joblib and scikit-learn, see and limit the threads of mha_c.  Optional.
+"""Lets threadpoolctl, and with it joblib and scikit-learn, see and limit the threads of mha_c.  Optional.
 
 >>> import mha_c
 >>> mha_c.threadpool.register()                        # doctest: +SKIP
 >>> with threadpoolctl.threadpool_limits(limits=1):    # doctest: +SKIP
 ...     layer(queries, keys, values)                   # on one thread, like BLAS and OpenMP
 
-threadpoolctl recognises a library by the name of its file; one line is needed because ours is not on its list.
-`limits={"mha_c": 2}` means ours alone.  The only importer of threadpoolctl.
+threadpoolctl recognizes a library by its file name, and does not know ours: so `register` must be called.
+`limits={"mha_c": 2}` limits mha_c only.  No other module imports threadpoolctl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _registered: list[Any] = []
 
 
 def register() -> None:
-    """Add mha_c to what `threadpool_limits` and `threadpool_info` work on, in this process; once is enough.
+    """Add mha_c to the libraries of `threadpool_limits` and `threadpool_info` in this process; call it once.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def register() -> None:
             return config.version()
 
         def set_additional_attributes(self) -> None:
-            if os.path.realpath(self.filepath) != ours:  # another package's _core: has none of the symbols, then
+            if os.path.realpath(self.filepath) != ours:  # another package's _core, without our symbols
                 self.dynlib = None
 
     threadpoolctl.register(Controller)
