@@ -205,7 +205,7 @@ def additive_attention(
     softcap, relative_bias, sinks, dropout, rng, empty_rows : as in `dot_product_attention`
         How scores become weights.
     return_weights, return_lse : bool
-        Return also the weights, the log-sum-exp.  Errors and these results are those of `dot_product_attention`.
+        Return also the weights, or the log-sum-exp, or both.  Errors are those of `dot_product_attention`.
 
     Returns
     -------
@@ -235,7 +235,7 @@ def merge(
 @overload
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ...
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
-    """Join two results of attention: over the keys of a and over the keys of b, into that over all these keys.
+    """Join the attention over some keys (a) and over other keys (b) into the attention over all of them.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ def same_numbers(kept: Any, now: Any) -> bool:
 class KeyValueCache:
     """The projected keys and values of all steps so far, for one layer; made by `layer.new_cache(batch, max_len)`.
 
-    A cache belongs to the W_k and W_v that filled it: calls with other weights are refused.  It can be copied, pickled.
+    A cache belongs to the W_k and W_v that filled it; it refuses calls with others.  It can be copied and pickled.
 
     Parameters
     ----------

@@ -100,7 +100,7 @@ def dot_product_attention(
     empty_rows : {"zero", "uniform"}
         What a query without visible keys gets; "uniform" is the mean of all values.
     return_weights, return_lse : bool
-        Return also the weights, the log-sum-exp.
+        Return also the weights, or the log-sum-exp, or both.
 
     Returns
     -------
@@ -196,7 +196,7 @@ def additive_attention(
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Join two results of attention, over the keys of a and over the keys of b; see mha_c.functional.
+    """Join the attention over some keys (a) and over other keys (b): see mha_c.functional.
 
     Parameters
     ----------
