@@ -44,10 +44,10 @@ def pack(weight: Any) -> Any:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
-    """Pack the weights of mha_c's attention layers in `model` once, for all calls in a `with` that record no gradient.
+    """Pack the weights of mha_c's attention layers in `model` once, for calls in a `with` that record no gradient.
 
     This saves time for small batches in large layers: other calls bring the weights into the kernels' order each time.
-    Outside of the `with`, every call uses the current numbers of the parameters.
+    Outside the `with` statement every call uses the current numbers of the parameters.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class Recipe:
 class LazyWeights(Tensor):
     """A tensor without memory until an operation needs its numbers; results of operations are plain tensors.
 
-    `Recipe.shown` makes it in one call of torch: a constructor of its own would take a third longer.
+    `Recipe.shown` makes it in one call of torch: a separate constructor would take a third longer.
     """
 
     _recipe: Recipe
