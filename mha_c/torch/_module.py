@@ -28,7 +28,7 @@ from ._explained import explained, to_measure
 from ._lazy_sizes import materialize
 from ._private import in_mode, in_transform, n_dispatch_modes, n_function_modes, tracing_state
 from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
-from ._weights.kept import Assigned, Kept, detached, restored
+from ._weights.kept import Assigned, detached, last_call, restored
 from .masking import masked_softmax
 
 if TYPE_CHECKING:
@@ -290,13 +290,9 @@ class AttentionModule(TakesArrays, Viewable):
         return self._shown(None)
 
     def _shown(self, heads: Optional[int]) -> Any:
-        last = self._last
+        last = last_call(self)
         if last is None:
             raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
-        if type(last) is tuple:
-            last = Kept(*last)
-            if not last.passes():
-                self.__dict__["_last"] = last
         return last.weights(heads)
 
     def _reads_names(self) -> bool:
@@ -362,7 +358,7 @@ class AttentionModule(TakesArrays, Viewable):
 
     def __getstate__(self) -> dict[str, Any]:
         own = {name: value for name, value in self.__dict__.items() if name not in _NOT_SAVED}
-        return {**own, "_last": detached(self._last)}
+        return {**own, "_last": detached(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's

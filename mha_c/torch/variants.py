@@ -22,7 +22,7 @@ from ._call.ways import attend
 from ._module import TakesArrays
 from ._private import GLOBAL_HOOKS
 from ._tensors import check_inputs
-from ._weights.kept import Kept, detached, restored
+from ._weights.kept import detached, last_call, restored
 from .functional import dot_product_attention
 
 __all__ = [
@@ -117,12 +117,14 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, T, T)."""
-        if self.__dict__.get("_last") is None:
+        last = last_call(self)
+        if last is None:
             raise AttributeError("no attention_weights yet: call the layer first, then read them")
-        return Kept(*self._last).weights(self.num_heads)
+        found: Tensor = last.weights(self.num_heads)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": detached(self._last)}
+        return {**self.__dict__, "_last": detached(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_last": restored(state.get("_last"))})

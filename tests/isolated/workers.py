@@ -1,9 +1,11 @@
 """Attention in processes that this one starts: python workers.py METHOD, and functions that the children import.
 
-METHOD is fork, spawn or forkserver (multiprocessing), or loader-fork, loader-spawn (torch's DataLoader).  The parent
-has used the thread pool before, so a forked child inherits its memory without its threads.
+METHOD is fork, spawn or forkserver (multiprocessing), or loader-fork, loader-spawn (torch's DataLoader), or module-fork
+and its like, which hand torch modules over.  The parent has used the thread pool before, so a forked child inherits its
+memory without its threads.
 """
 
+import copy
 import multiprocessing
 import sys
 
@@ -34,7 +36,36 @@ class Examples:
         return np.frombuffer(attend(i), np.float32).copy()
 
 
+def copy_weights(module, weights):
+    weights.copy_(module.attention_weights.detach())
+
+
+def hand_over(method):
+    """Modules that have been called, as arguments of a process."""
+    import torch
+
+    import mha_c.torch as mt
+
+    x = torch.randn(2, 9, 64)
+    calls = [  # of which weights are kept, and what they are computed from
+        (mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0), (x, x, x, torch.tensor([3, 9])), False),
+        (mt.variants.MultiHeadedSelfAttention(8, 4), (x[..., :8],), True),
+    ]
+    for module, inputs, grad in calls:
+        with torch.set_grad_enabled(grad):
+            module(*inputs)
+        expected = copy.deepcopy(module).attention_weights.detach()  # that of the module itself stays unread
+        found = torch.zeros_like(expected).share_memory_()
+        child = torch.multiprocessing.get_context(method).Process(target=copy_weights, args=(module, found))
+        child.start()
+        child.join(HANGS)
+        assert child.exitcode == 0 and torch.equal(found, expected), "a child's weights differ"
+
+
 def main(method):
+    if method.startswith("module-"):
+        hand_over(method.split("-")[1])
+        return
     expected = [attend(seed) for seed in range(N_JOBS)]
     if method.startswith("loader-"):
         import torch

@@ -105,12 +105,13 @@ def test_fork_after_use_and_while_another_thread_computes():
     )
 
 
-METHODS = ["fork", "spawn", "forkserver", "loader-fork", *(["loader-spawn"] if needs.NIGHTLY else [])]
+METHODS = ["fork", "spawn", "forkserver", "loader-fork", "module-spawn"]
+METHODS += ["loader-spawn", "module-fork", "module-forkserver"] if needs.NIGHTLY else []
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_worker_processes(method):
-    if method.startswith("loader"):
+    if method.startswith(("loader", "module")):
         needs.module("torch")
     here = str(Path(mha_c.__file__).parents[1])
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))

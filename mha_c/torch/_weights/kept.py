@@ -30,7 +30,7 @@ from .lazy import Recipe, split_heads
 class Kept:
     """The weights of one call: each reading gives the same tensor, including changes in place."""
 
-    __slots__ = ("_dtype", "_numbers", "_saved", "_source", "_tensors")
+    __slots__ = ("_copied", "_dtype", "_numbers", "_saved", "_source", "_tensors")
 
     def __init__(self, saved: Any, dtype: torch.dtype, parts: Any = None) -> None:
         self._saved, self._dtype = saved, dtype
@@ -59,8 +59,13 @@ class Kept:
     def detached(self) -> Any:
         """What the call has kept, in a form to copy and pickle: tensors, which torch.load accepts from any file.
 
-        None if an exporter recorded the call.
+        None if an exporter recorded the call.  The tensors live as long as this object: a process that is started gets
+        their memory after pickling is over.
         """
+        self._copied = self._detached()
+        return self._copied
+
+    def _detached(self) -> Any:
         saved: Any = self._saved
         if self._numbers is not None:
             saved = self._numbers.kept()
@@ -133,9 +138,20 @@ class Assigned:
         return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
 
 
-def detached(last: Any) -> Any:
-    """The part of a layer's `_last`, after a call, a reading or an assignment, that can be copied and pickled."""
-    return None if last is None else (Kept(*last) if type(last) is tuple else last).detached()
+def last_call(module: Any) -> Any:
+    """The Kept or Assigned of a module's `_last`, stored in its place unless it cannot stay; None before any call."""
+    last = module._last
+    if type(last) is tuple:
+        last = Kept(*last)
+        if not last.passes():
+            module.__dict__["_last"] = last
+    return last
+
+
+def detached(module: Any) -> Any:
+    """The part of a module's `_last`, after a call, a reading or an assignment, that can be copied and pickled."""
+    last = last_call(module)
+    return None if last is None else last.detached()
 
 
 def restored(last: Any) -> Any:
