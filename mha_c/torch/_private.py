@@ -120,6 +120,12 @@ def of_all_examples(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def written_down(value: Any) -> bool:
+    """Whether an exporter has made it, a tensor without numbers; a torch that does not tell shows those."""
+    converter = getattr(getattr(value, "fake_mode", None), "fake_tensor_converter", None)
+    return bool(getattr(converter, "export", False))
+
+
 def quick_apply(function: type[Function]) -> Any:
     """torch's `apply` in C++.  What `Function.apply` does before it is for torch.func, and takes as long as a small
     layer.  Without the C++ name, `Function.apply`."""

@@ -6,6 +6,7 @@ import inspect
 import io
 import pickle
 import pydoc
+import warnings
 
 import numpy as np
 import pytest
@@ -370,6 +371,11 @@ def test_device_meta_and_fake_tensors():
         fake = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5, True)
         y = torch.randn(2, 3, 8)
         assert fake(y, y, y, torch.tensor([1, 3])).shape == (2, 3, 8) and fake.attention_weights.shape == (2, 2, 3, 3)
+        with torch.no_grad():
+            fake(y, y, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of any fake tensor
+        assert copy.deepcopy(fake).attention_weights.shape == (2, 2, 3, 3)
 
 
 @pytest.mark.parametrize("fake", ["inputs", "module", "keys", "lengths", "q", "bias", "W_q", "softcap"])

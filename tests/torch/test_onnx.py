@@ -5,6 +5,7 @@ What they compute is compared with the module's own call, which the other files 
 
 import copy
 import io
+import pickle
 import subprocess
 import sys
 
@@ -292,15 +293,25 @@ def test_training_programs_drop():
         torch.export.export(Function(dropout=0.5, rng=3), tuple(inputs()))
 
 
-def test_what_an_exporter_leaves():
+@pytest.mark.parametrize("kind", ["multi-head", "additive", "dot", "with a hook"])
+def test_what_an_exporter_leaves(kind):
     """No weights without numbers; the module is copied, saved and called as before."""
-    module = modules()["multi-head"].eval()
+    module = modules()["multi-head" if kind == "with a hook" else kind].eval()
+    if kind == "with a hook":
+        module.attention.dropout.register_forward_hook(print)
     args = (*inputs(), None)
     torch.export.export(module, args)
     with pytest.raises(AttributeError, match="written down by an exporter"):
         _ = module.attention_weights
-    twin = copy.deepcopy(module)
-    assert torch.equal(twin(*args), module(*args)) and module.attention_weights.shape == (2, 3, 4, 7)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with pytest.raises(AttributeError, match="call the layer first"):
+            _ = twin.attention_weights
+        assert torch.equal(twin(*args), module(*args)) and twin.attention_weights.shape[-2:] == (4, 7)
+
+
+def test_an_exported_module_goes_on():
+    module, args = modules()["multi-head"].eval(), (*inputs(), None)
+    torch.export.export(module, args)
     with pytest.raises(TypeError, match="training and cache by name"):
         module(*args, True)
     torch.compile(module, backend="eager")(*args)  # compilers go on by our operators

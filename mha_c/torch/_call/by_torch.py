@@ -144,11 +144,6 @@ class Scored:
     def has_changed(self) -> bool:
         return False
 
-    def check_numbers(self) -> None:
-        """AttributeError if an exporter recorded the call without numbers."""
-        if not exporting() and type(self.q) is not Tensor:
-            raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
-
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
         """The weights (B, H, Q, K), computed from `arguments`."""
         visible = mathematics.visible_keys(q, k, self.valid_lens)

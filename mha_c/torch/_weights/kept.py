@@ -22,7 +22,7 @@ from torch import Tensor
 from .._call import ops
 from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
-from .._private import in_transform, of_all_examples
+from .._private import in_transform, of_all_examples, written_down
 from .._tensors import exporting, is_compiling, optional_tensor, traced
 from .lazy import Recipe, split_heads
 
@@ -48,8 +48,7 @@ class Kept:
         """The weights as (B, heads, Q, K), or (B*H, Q, K) if heads is None, both on the same memory."""
         found = self._tensors.get(heads)
         if found is None:
-            if isinstance(self._saved, Scored):
-                self._saved.check_numbers()
+            _check_numbers(self._one())
             if self.passes():
                 return split_heads(self._now().to(self._dtype), heads)
             with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
@@ -69,9 +68,9 @@ class Kept:
         saved: Any = self._saved
         if self._numbers is not None:
             saved = self._numbers.kept()
+        if written_down(self._one()):
+            return None
         if isinstance(saved, Scored):
-            if type(saved.q) is not Tensor:
-                return None
             with torch.no_grad():
                 saved = saved.weights(*saved.arguments())
         elif type(saved) is tuple and saved[0] == "tensor":
@@ -79,6 +78,10 @@ class Kept:
         if isinstance(saved, Tensor):
             return ("tensor", saved.detach()), self._dtype, None
         return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in saved), self._dtype, None
+
+    def _one(self) -> Any:
+        """One of the tensors."""
+        return self._saved.q if isinstance(self._saved, Scored) else self._saved[1]
 
     def _by_operator(self) -> bool:
         kind = self._saved[0] if type(self._saved) is tuple else ""
@@ -126,6 +129,7 @@ class Assigned:
 
     def weights(self, heads: Optional[int]) -> Any:
         """The value itself; with `heads`, a (B*H, Q, K) gets an axis for them, the same tensor at each reading."""
+        _check_numbers(self.value)
         if heads is None or not isinstance(self.value, Tensor) or self.value.dim() != 3:
             return self.value
         if self.by_head is None:
@@ -135,7 +139,14 @@ class Assigned:
 
     def detached(self) -> Any:
         """In the form of a call's tuple: (what is kept, type, source)."""
+        if written_down(self.value):
+            return None
         return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
+
+
+def _check_numbers(tensor: Any) -> None:
+    if written_down(tensor) and not exporting():
+        raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
 
 
 def last_call(module: Any) -> Any:
@@ -156,7 +167,7 @@ def detached(module: Any) -> Any:
 
 def restored(last: Any) -> Any:
     """The reverse of `detached`: arrays, as the core keeps them; tensors after an operator or torch's operations."""
-    if last is None or last[0][0] in ("operator", "tensor"):
+    if last is None or last[0][0] in ("operator", "tensor", "weights"):
         return last
     if last[0][0] == "assigned":
         return Assigned(last[0][1])
