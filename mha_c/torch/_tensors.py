@@ -119,8 +119,7 @@ def check_inputs(**named: Any) -> None:
         usual = type(value) is Tensor and value.is_cpu and not value.is_nested
         if usual and value.dtype in FLOATS and value.layout is torch.strided:
             continue
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the NumPy layers")
+        check_tensors(**{name: value})
         if value.is_nested:
             raise TypeError(nested(name))
         if name == "bias" and value.dtype is torch.bool:
@@ -130,6 +129,13 @@ def check_inputs(**named: Any) -> None:
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "
                 f"got {value.dtype} ({value.layout})"
             )
+
+
+def check_tensors(**named: Any) -> None:
+    """The same of what is no tensor at all."""
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the same for arrays")
 
 
 def check_devices(**named: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .._layer.viewable import Viewable
 from ._call.children import is_changed
+from ._tensors import check_tensors
 from .layers import AdditiveAttention
 
 
@@ -112,6 +113,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
             The outputs (B, T, num_hiddens), the hidden state, the lengths.
         """
         outputs, hidden_state = enc_outputs
+        check_tensors(enc_outputs=outputs)
         return outputs.permute(1, 0, 2), hidden_state, enc_valid_lens
 
     def forward(self, X: Tensor, state: Any) -> Any:

@@ -72,6 +72,8 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     >>> with torch.no_grad(), mha_c.torch.frozen(mha):
     ...     results = [mha(x, x, x) for _ in range(3)]
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"frozen takes a torch module, got {type(model).__name__}")
     found: list[tuple[str, AttentionModule, Packed]] = []
     for name, module in model.named_modules():
         parts = standard_parts(module) if isinstance(module, AttentionModule) else None

@@ -14,6 +14,7 @@ from .._arguments import scalars
 from ..errors import ShapeError
 from ..masking import check_heads
 from ._call.checks import checked_lengths, lengths_of_shape
+from ._tensors import check_inputs, check_tensors
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -41,6 +42,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     tensor([[[0.5000, 0.5000, 0.0000, 0.0000]]])
     """
     scalars.empty_rows(empty_rows)
+    check_inputs(X=X)
     if valid_lens is None:
         return nn.functional.softmax(X, dim=-1)
     if X.dim() != 3:
@@ -77,6 +79,7 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     tensor([[1, 0, 0],
             [4, 5, 0]])
     """
+    check_tensors(X=X)
     if X.dim() < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
     lens = lengths_of_shape(valid_len, "valid_len", [(X.shape[0],)]).to(X.device)
@@ -109,6 +112,7 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
     >>> mha_c.torch.transpose_qkv(torch.zeros(2, 4, 100), num_heads=5).shape
     torch.Size([10, 4, 20])
     """
+    check_tensors(X=X)
     check_heads(X.shape, 2, num_heads)
     return X.unflatten(2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
 
@@ -134,5 +138,6 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     >>> mha_c.torch.transpose_output(torch.zeros(10, 4, 20), num_heads=5).shape
     torch.Size([2, 4, 100])
     """
+    check_tensors(X=X)
     check_heads(X.shape, 0, num_heads)
     return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..errors import ShapeError
+from ._tensors import check_tensors
 from .functional import dot_product_attention
 
 
@@ -47,6 +48,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Optional[Tensor]]:  # fmt: skip
         """The call: see the class."""
+        check_tensors(query=query, key=key, value=value)
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -101,6 +103,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _check_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
+    check_tensors(**{name: mask})
     if not (mask.dtype is torch.bool or mask.is_floating_point()):
         raise TypeError(f"{name} must be bool, True = drop, or floats to be added to the scores, got {mask.dtype}")
     if tuple(mask.shape) not in shapes:

@@ -351,3 +351,28 @@ def test_little_memory_is_kept():
         assert places[0] == places[2] != places[1]  # a block of another size is left for its own
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("given", [[[[1.0, 2.0]]], np.ones((1, 1, 2), np.float32), None], ids=["list", "array", "None"])
+def test_what_is_no_tensor_is_told_so(given):
+    layer, x = mt.MultiHeadAttention(4, 2, 0.0), torch.ones(1, 1, 2)
+    theirs = mt.MultiheadAttention(2, 1, batch_first=True)
+    calls = [
+        lambda: mt.masked_softmax(given),
+        lambda: mt.masked_softmax(given, [1]),
+        lambda: mt.sequence_mask(given, [1]),
+        lambda: mt.transpose_qkv(given, 2),
+        lambda: mt.transpose_output(given, 2),
+        lambda: layer.transpose_qkv(given),
+        lambda: theirs(given, x, x),
+        lambda: theirs(x, x, given),
+        lambda: theirs(x, x, x, attn_mask=[[True]] if given is None else given),
+        lambda: mt.Seq2SeqAttentionDecoder(4, 2, 2, 1).init_state((given, x)),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="must be a torch tensor, got .*; mha_c has the same for arrays"):
+            call()
+    with pytest.raises(TypeError, match="frozen takes a torch module, got"), mt.frozen(given):
+        pass
+    with pytest.raises(TypeError, match="X must be a dense tensor of float32.*got torch.int64"):
+        mt.masked_softmax(torch.ones(1, 1, 2, dtype=torch.long), [1])
