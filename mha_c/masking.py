@@ -37,7 +37,8 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     valid_lens : None, or numbers (B,) or (B, Q)
         How many elements of a row count: integers, or floats, which are rounded up.
     empty_rows : {"uniform", "zero"}
-        A row of length <= 0 becomes 1/K in every element ("uniform", as in d2l) or 0 ("zero").
+        A row of length <= 0, or whose scores that count are all -inf, becomes 1/K in every element ("uniform", as d2l
+        has it for lengths <= 0) or 0 ("zero").
 
     Returns
     -------

@@ -43,18 +43,18 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     """
     scalars.empty_rows(empty_rows)
     check_inputs(X=X)
-    if valid_lens is None:
-        return nn.functional.softmax(X, dim=-1)
-    if X.dim() != 3:
-        raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
-    lens = checked_lengths(valid_lens, X).to(X.device)
-    lens = lens[:, None] if lens.dim() == 1 else lens
-    keep = torch.arange(X.shape[2], device=X.device) < lens[..., None]
-    empty = lens[..., None] <= 0
+    seen = X != -torch.inf
+    if valid_lens is not None:
+        if X.dim() != 3:
+            raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
+        lens = checked_lengths(valid_lens, X).to(X.device)
+        lens = lens[:, None] if lens.dim() == 1 else lens
+        seen = seen & (torch.arange(X.shape[2], device=X.device) < lens[..., None])
+    empty = ~seen.any(-1, keepdim=True)
     # An empty row is uniform: softmax of equal scores.  A row of -inf throughout would have a gradient of NaN.
-    scores = torch.where(keep, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
+    scores = torch.where(seen, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
     weights = nn.functional.softmax(scores, dim=-1)
-    return weights if empty_rows == "uniform" else torch.where(empty, torch.zeros((), dtype=X.dtype), weights)
+    return torch.where(seen | empty if empty_rows == "uniform" else seen, weights, 0.0)
 
 
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:

@@ -347,7 +347,9 @@ def test_masking_functions_with_gradients():
 
     import mha_c
 
-    X = torch.randn(2, 3, 4, requires_grad=True)
+    X = torch.randn(2, 3, 4)
+    X[0, :2, :2] = X[1, 2] = -torch.inf  # rows in which nothing counts, of some lengths or of all
+    X.requires_grad_()
     for lens in (None, [2, 4], [[1, 2, 3], [0, -1, 9]], torch.tensor([2.5, 1.0])):
         for empty_rows in ("uniform", "zero"):
             found = mt.masked_softmax(X, lens, empty_rows=empty_rows)
@@ -357,6 +359,9 @@ def test_masking_functions_with_gradients():
     assert mt.sequence_mask(torch.ones(2, 3, 4), [1, 2], value=-1).equal(
         torch.from_numpy(np.asarray(mha_c.sequence_mask(np.ones((2, 3, 4), np.float32), [1, 2], value=-1)))
     )
+    spoilt = np.array([[[np.nan, 0.0, 1.0, 2.0]]], np.float32)
+    expected = torch.from_numpy(mha_c.masked_softmax(spoilt, [2]))
+    torch.testing.assert_close(mt.masked_softmax(torch.from_numpy(spoilt), [2]), expected, equal_nan=True)
     Y = torch.randn(2, 4, 10)
     assert torch.equal(mt.transpose_output(mt.transpose_qkv(Y, 5), 5), Y)
     misfits = (
