@@ -46,6 +46,8 @@ def check_size(name: str, *shape: int) -> None:
 
 def real(value: Any, name: str, wanted: str = "a real number") -> float:
     """As a Python float.  float() takes some of what is no number, silently dropping what it means."""
+    if type(value) is float:  # the usual case, at each call with a cap or a scale
+        return value
     dropped = isinstance(value, (bool, np.bool_, str, bytes, np.complexfloating))
     try:
         number = None if dropped or (isinstance(value, np.ndarray) and value.ndim) else float(value)
