@@ -37,10 +37,10 @@ class State:
     """One projection at one moment: y = x weight^T + bias.  It is never changed, only replaced.
 
     in_features is None as long as it is open; weight is None until its numbers are drawn (as in torch's
-    LazyLinear).  `reorder`, if given, is the order in which the kernels need the rows of weight.
+    LazyLinear).
     """
 
-    __slots__ = ("_packed", "bias", "has_bias", "in_features", "name", "out_features", "reorder", "weight")
+    __slots__ = ("_packed", "bias", "has_bias", "in_features", "name", "out_features", "weight")
 
     def __init__(
         self,
@@ -50,20 +50,17 @@ class State:
         has_bias: bool = False,
         weight: Optional[Array] = None,
         bias: Optional[Array] = None,
-        reorder: Optional[Array] = None,
     ) -> None:
-        self.name, self.out_features, self.in_features = name, out_features, in_features
-        self.has_bias, self.reorder = has_bias, reorder
+        self.name, self.out_features, self.in_features, self.has_bias = name, out_features, in_features, has_bias
         self.weight, self.bias = _frozen(weight), _frozen(bias)
         self._packed: dict[tuple[str, str], Packed] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the packed form, which depends on this process's instruction set and on alignment.
-        fields = (self.name, self.out_features, self.in_features, self.has_bias, self.weight, self.bias, self.reorder)
-        return State, fields
+        return State, (self.name, self.out_features, self.in_features, self.has_bias, self.weight, self.bias)
 
     def replace(self, weight: Array, bias: Optional[Array]) -> State:
-        return State(self.name, weight.shape[0], weight.shape[1], self.has_bias, weight, bias, self.reorder)
+        return State(self.name, weight.shape[0], weight.shape[1], self.has_bias, weight, bias)
 
     def packed(self, dtype: DType) -> Packed:
         """The triple (packed weight, bias, (out_features, in_features)) that the core takes, in `dtype`."""
@@ -72,10 +69,9 @@ class State:
         key = (dtype.char, _core.isa())
         packed = self._packed.get(key)
         if packed is None:
-            weight = self.weight if self.reorder is None else self.weight[self.reorder]
+            weight = _core.pack_linear(self.weight.astype(dtype, copy=False))
             bias = None if self.bias is None else self.bias.astype(dtype)
-            packed = _core.pack_linear(weight.astype(dtype, copy=False)), bias, (self.out_features, self.in_features)
-            self._packed[key] = packed
+            packed = self._packed[key] = weight, bias, (self.out_features, self.in_features)
         return packed
 
     def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
@@ -216,10 +212,8 @@ class Linear:
     def __call__(self, x: Any) -> Any:
         """x (..., in_features) -> (..., out_features); tensor in, tensor out."""
         (array,), as_tensor = to_arrays((x, "x"))
-        state = self._state
-        if state.reorder is not None:  # the rows of the packed form are in another order
-            state = State(state.name, state.out_features, state.in_features, state.has_bias, state.weight, state.bias)
-        return like_input(_core.linear(array, state.packed(packing_type(array, self._parameters.dtype))), as_tensor)
+        packed = self._state.packed(packing_type(array, self._parameters.dtype))
+        return like_input(_core.linear(array, packed), as_tensor)
 
     def __array__(self, *options: Any, **named: Any) -> Array:
         name = self._state.name

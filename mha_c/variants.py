@@ -166,8 +166,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
 
 class _AISummer(Layer):
-    """What the layers of The AI Summer share: `to_qvk`, packed so that its output features are (query, key, value) x
-    head x component, and the projection of the joined heads, if there is one."""
+    """What the layers of The AI Summer share: `to_qvk`, and the projection of the joined heads, if there is one."""
 
     to_qvk = Projection()
 
@@ -176,9 +175,7 @@ class _AISummer(Layer):
     ) -> None:
         self.dim, self.heads, self.dim_head = dim, heads, dim_head
         scalars.check_size("to_qvk.weight", dim_head * 3 * heads, dim)
-        feature = np.arange(dim_head * 3 * heads).reshape(dim_head, 3, heads)
-        to_qvk = State("to_qvk", feature.size, dim, reorder=feature.transpose(1, 2, 0).reshape(-1))
-        super().__init__((to_qvk, *behind), dtype, rng)
+        super().__init__((State("to_qvk", dim_head * 3 * heads, dim), *behind), dtype, rng)
         self.initialize()
 
     @overload
@@ -191,8 +188,8 @@ class _AISummer(Layer):
         batch, steps, _ = array.shape
         keep = None if mask is None else kept(to_array(mask, "mask"), steps)
         packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states]
-        split = linear(array, packed[0]).reshape(batch, steps, 3, self.heads, self.dim_head)
-        q, k, v = (split[:, :, i].swapaxes(1, 2) for i in range(3))
+        split = linear(array, packed[0]).reshape(batch, steps, self.dim_head, 3, self.heads)
+        q, k, v = split.transpose(3, 0, 4, 1, 2)
         out = dot_product_attention(q, k, v, keep_mask=keep, scale=self.dim_head**-0.5)
         joined = out.transpose(0, 2, 1, 3).reshape(batch, steps, self.heads * self.dim_head)
         return like_input(linear(joined, packed[1]) if packed[1:] else joined, as_tensor)

@@ -163,9 +163,7 @@ class Layer(Trained):
         self._drawing = (self._rng if rng is None else scalars.generator(rng), method)
         parameters = self._parameters
         with parameters.lock:
-            empty = tuple(
-                State(s.name, s.out_features, s.in_features, s.has_bias, reorder=s.reorder) for s in parameters.states
-            )
+            empty = tuple(State(s.name, s.out_features, s.in_features, s.has_bias) for s in parameters.states)
             sized = all(state.in_features is not None for state in empty)
             parameters.states = self._drawn(empty, {}) if sized else empty
 
