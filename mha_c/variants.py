@@ -26,7 +26,7 @@ from .linear import Projection, State, packing_type
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._types import Array, Real, RngLike
+    from ._types import Real, RngLike
 
 __all__ = [
     "MultiHeadSelfAttentionAISummer",
@@ -118,6 +118,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     query_projection, key_projection = Projection(), Projection()
     value_projection, final_linear_layer = Projection(), Projection()
     _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
+    _by_head = True
 
     def __init__(self, d_model: int, num_heads: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
         self.d_model, self._num_heads = divisible(d_model, "d_model", num_heads)
@@ -158,11 +159,6 @@ class MultiHeadedSelfAttention(AttentionLayer):
         """
         grad_queries, grad_keys, grad_values = super().backward(grad_output)
         return grad_queries + grad_keys + grad_values
-
-    @property
-    def attention_weights(self) -> Array:
-        """Weights of the last call, (B, H, T, T); see MultiHeadAttention."""
-        return like_input(*self._weights())
 
 
 class _AISummer(Layer):

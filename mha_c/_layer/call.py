@@ -255,8 +255,9 @@ class AttentionLayer(Layer, Viewable):
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and keys that do not count have 0.
 
-        A MultiHeadAttention has (B, H, Q, K), the attention inside it (B*H, Q, K).  Each reading computes the weights
-        of that call again into a new array (a tensor if inputs were tensors), whatever has changed since.
+        Layers with heads have (B, H, Q, K), the attention inside a MultiHeadAttention (B*H, Q, K).  Each reading
+        computes the weights of that call again into a new array (a tensor if inputs were tensors), whatever has changed
+        since.
 
         Raises
         ------
