@@ -15,7 +15,6 @@ import numpy as np
 
 from ._layer.call import AttentionLayer
 from ._layer.module import Dropout, Trained
-from .linear import State
 from .viz.sources import collect, to_numpy
 
 if TYPE_CHECKING:
@@ -136,35 +135,27 @@ class NumpyLayer(NumpyPart):
         self._name, self.num_heads = name, layer._num_heads
         if layer._parameters.is_open():
             raise ValueError(_open(name))
-        self._at = [state.name for state in layer._parameters.states].index(layer._roles[3])
-
-    @property
-    def _out(self) -> State:
-        found: State = self._layer._parameters.states[self._at]
-        return found
+        self._out = layer._linears[layer._roles[3]]
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
         """A context in which the head's output is 0."""
-        parameters, before = self._layer._parameters, self._layer._parameters.states
-        out = self._out
-        assert out.weight is not None
-        weight = out.weight.copy()
+        before = self._out.weight
+        weight = np.array(before)
         weight.reshape(weight.shape[0], self.num_heads, -1)[:, head] = 0
         try:
-            parameters.states = (*before[: self._at], out.replace(weight, out.bias), *before[self._at + 1 :])
+            self._out.weight = weight
             yield
         finally:
-            parameters.states = before
+            self._out.weight = before
 
     def gate_gradient(self) -> Array:
-        gradient = self._layer._parameters.grads.get((self._at, "weight"))
-        if gradient is None or self._out.weight is None:
+        if self._out.weight_grad is None:
             raise ValueError(
                 "method 'gradient': loss did not call backward, so there is no gradient.  The layers are in training "
                 "mode meanwhile, and nothing is dropped"
             )
-        return _by_head(self._out.weight, gradient, self.num_heads)
+        return _by_head(self._out.weight, self._out.weight_grad, self.num_heads)
 
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, H, Q, K)."""
@@ -179,7 +170,7 @@ class NumpyLayer(NumpyPart):
         with parameters.lock:
             states = []
             for state in parameters.states:
-                axis, bias = int(state is self._out), state.bias
+                axis, bias = int(state.name == layer._roles[3]), state.bias
                 if bias is not None and not axis:
                     bias = _of_heads(bias, heads, self.num_heads, 0)
                 weight = np.ascontiguousarray(_of_heads(state.weight, heads, self.num_heads, axis))
