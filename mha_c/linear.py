@@ -90,15 +90,14 @@ class State:
 class Parameters:
     """All projections of one layer; `states` is replaced as a whole only.
 
-    `grads` holds the gradients since `zero_grad`, by (number of the projection, "weight" or "bias").
-    Copies and pickles of a layer have no gradients.
+    `grads` holds the gradients since `zero_grad`, by torch's names.  Copies and pickles of a layer have no gradients.
     """
 
     __slots__ = ("dtype", "grads", "lock", "states")
 
     def __init__(self, dtype: DType, states: tuple[State, ...]) -> None:
         self.dtype, self.states = dtype, states
-        self.grads: dict[tuple[int, str], Array] = {}
+        self.grads: dict[str, Array] = {}
         self.lock = threading.RLock()  # for writers; a reader reads `states` once and needs no lock
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,21 +128,11 @@ class Parameters:
             bias = np.zeros(state.out_features, self.dtype)
         return state.replace(weight, bias)
 
-    def set_grad(self, index: int, suffix: str, value: Any) -> None:
-        """Set the gradient to an array of the parameter's shape, not copied if of the layer's type; None deletes it."""
-        if value is None:
-            self.grads.pop((index, suffix), None)
-            return
-        state = self.states[index]
-        array = parameter_array(value, f"the gradient of {state.name}.{suffix}")
-        state.check_shape(suffix, array.shape, "the gradient of ")
-        self.grads[index, suffix] = array.astype(self.dtype, copy=False)
-
-    def add_grad(self, index: int, suffix: str, gradient: Array) -> None:
+    def add_grad(self, name: str, gradient: Array) -> None:
         """Add to the gradient: several backward calls add up, as in torch.  The caller holds the lock."""
         gradient = gradient.astype(self.dtype, copy=False)
-        so_far = self.grads.get((index, suffix))
-        self.grads[index, suffix] = gradient if so_far is None else so_far + gradient
+        so_far = self.grads.get(name)
+        self.grads[name] = gradient if so_far is None else so_far + gradient
 
 
 class OfParameter(Generic[Shown]):
@@ -267,11 +256,18 @@ class Parameter:
 
     @property
     def grad(self) -> Optional[Array]:
-        return self._linear._parameters.grads.get((self._linear._index, self._suffix))
+        return self._linear._parameters.grads.get(self.name)
 
     @grad.setter
     def grad(self, value: Any) -> None:
-        self._linear._parameters.set_grad(self._linear._index, self._suffix, value)
+        """An array of the parameter's shape, not copied if of the layer's type; None deletes the gradient."""
+        parameters = self._linear._parameters
+        if value is None:
+            parameters.grads.pop(self.name, None)
+            return
+        array = parameter_array(value, f"the gradient of {self.name}")
+        self._linear._state.check_shape(self._suffix, array.shape, "the gradient of ")
+        parameters.grads[self.name] = array.astype(parameters.dtype, copy=False)
 
     def _array(self) -> Optional[Array]:
         return getattr(self._linear._state, self._suffix)

@@ -316,7 +316,7 @@ class AttentionLayer(Layer, Viewable):
                 f"{type(self).__name__}.backward needs a call in training mode before it (layer.train(), or "
                 f"training=True in the call), and each such call allows one backward"
             )
-        by_name = {state.name: (i, state) for i, state in enumerate(record.plan.states)}
+        by_name = {state.name: state for state in record.plan.states}
         roles = [by_name.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
             raise RuntimeError(
@@ -328,26 +328,24 @@ class AttentionLayer(Layer, Viewable):
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
             self._record = None
-            for role, weight, bias in zip(roles, grads[3:7], grads[7:11]):
-                if role is not None and weight is not None:
-                    self._parameters.add_grad(role[0], "weight", weight)
-                if role is not None and bias is not None:
-                    self._parameters.add_grad(role[0], "bias", bias)
-            if grads[11] is not None:
-                self._parameters.add_grad(by_name["w_v"][0], "weight", grads[11][None])
+            names = [f"{name}.{suffix}" for suffix in ("weight", "bias") for name in self._roles]
+            for name, gradient in zip([*names, "w_v.weight"], grads[3:]):
+                if gradient is not None:
+                    self._parameters.add_grad(name, gradient)
         return tuple(like_input(grad, record.as_tensor) for grad in grads[:3])
 
-    def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[tuple[int, State]]]) -> Any:
+    def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[State]]) -> tuple[Any, ...]:
         """Gradients of three inputs, four weights, four biases and w_v; None where the layer has no such part."""
         dtype = record.out.dtype
-        numbers = (None if role is None else role[1].weight for role in roles)
+        numbers = (None if role is None else role.weight for role in roles)
         weights = tuple(None if weight is None else weight.astype(dtype, copy=False) for weight in numbers)
-        with_bias = tuple(role is not None and role[1].has_bias for role in roles)
+        with_bias = tuple(role is not None and role.has_bias for role in roles)
         w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
-        return layer_backward(
+        *grads, grad_w_v = layer_backward(
             grad_output, record.kept, *record.inputs, record.kept[LENGTHS], (*weights, None, None, None, None, w_v),
             w_v, self._num_heads, self._empty_rows, record.dropout, record.seed, needs,
         )  # fmt: skip
+        return (*grads, None if grad_w_v is None else grad_w_v[None])
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("_plan", "_record")}
