@@ -111,7 +111,7 @@ class NumpyPart:
         before = {name: getattr(layer, name) for name in ("training", "_record", "width_grad") if hasattr(layer, name)}
         dropout = getattr(layer, "_dropout", getattr(layer, "dropout", Dropout(0)))
         parameters = getattr(layer, "_parameters", None)
-        p, states, grads = dropout.p, getattr(parameters, "states", ()), dict(getattr(parameters, "grads", ()))
+        p, states, grads = dropout.p, getattr(parameters, "states", {}), dict(getattr(parameters, "grads", {}))
         try:
             layer.train(going_back)
             dropout.p = 0.0
@@ -121,7 +121,7 @@ class NumpyPart:
             vars(layer).update(before)
             dropout.p = p
             if parameters is not None:
-                if all(state.weight is not None for state in states):  # else a call inside has drawn the weights
+                if all(state.weight is not None for state in states.values()):  # else a call inside has drawn the weights
                     parameters.states = states
                 parameters.grads.clear()
                 parameters.grads.update(grads)
@@ -168,14 +168,14 @@ class NumpyLayer(NumpyPart):
         """Keep only these heads."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
-            states = []
-            for state in parameters.states:
-                axis, bias = int(state.name == layer._roles[3]), state.bias
+            states = {}
+            for name, state in parameters.states.items():
+                axis, bias = int(name == layer._roles[3]), state.bias
                 if bias is not None and not axis:
                     bias = _of_heads(bias, heads, self.num_heads, 0)
                 weight = np.ascontiguousarray(_of_heads(state.weight, heads, self.num_heads, axis))
-                states.append(state.replace(weight, bias))
-            parameters.states = tuple(states)
+                states[name] = state.replace(weight, bias)
+            parameters.states = states
             parameters.grads.clear()
             layer._num_heads = self.num_heads = len(heads)
             layer._plan = layer._record = None

@@ -166,5 +166,5 @@ def _token(layer: DecodingLayer) -> Any:
     """A token, equal for layers of equal class, repr and numbers.  A program's own class always gets a new token."""
     if not type(layer).__module__.startswith("mha_c."):
         return uuid.uuid4().hex
-    numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states]
+    numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states.values()]
     return type(layer).__qualname__, repr(layer), layer._num_heads, layer.empty_rows, numbers

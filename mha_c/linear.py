@@ -1,7 +1,7 @@
 """The projections of the layers: `layer.W_q` and its like, which print and load like torch's Linear.
 
-A layer's weights are in one `Parameters` object, as a tuple of immutable `State`s.  Assigning a parameter
-replaces the tuple in one statement, so that a call in another thread sees the old weights or the new ones,
+A layer's weights are in one `Parameters` object, as a dict of immutable `State`s.  Assigning a parameter
+replaces the dict in one statement, so that a call in another thread sees the old weights or the new ones,
 never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per element
 type and instruction set.  `Linear` gives the user access to one State, `Parameter` to one of its arrays and
 the gradient of that array.  Reading such an array gives a `Reading`.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     DType = np.dtype[Any]
     Packed = tuple[Array, Optional[Array], tuple[int, int]]
+    States = dict[str, "State"]
 
 Shown = TypeVar("Shown")
 
@@ -88,14 +89,14 @@ class State:
 
 
 class Parameters:
-    """All projections of one layer; `states` is replaced as a whole only.
+    """All projections of one layer by name, in torch's order; `states` is replaced as a whole only.
 
     `grads` holds the gradients since `zero_grad`, by torch's names.  Copies and pickles of a layer have no gradients.
     """
 
     __slots__ = ("dtype", "grads", "lock", "states")
 
-    def __init__(self, dtype: DType, states: tuple[State, ...]) -> None:
+    def __init__(self, dtype: DType, states: States) -> None:
         self.dtype, self.states = dtype, states
         self.grads: dict[str, Array] = {}
         self.lock = threading.RLock()  # for writers; a reader reads `states` once and needs no lock
@@ -104,21 +105,19 @@ class Parameters:
         return Parameters, (self.dtype, self.states)
 
     def is_open(self) -> bool:
-        return any(state.weight is None for state in self.states)
+        return any(state.weight is None for state in self.states.values())
 
     def copied(self, array: Array) -> Array:
         """A contiguous copy in the layer's own type."""
         return np.array(array, dtype=self.dtype, order="C", copy=True)
 
-    def assign(self, index: int, suffix: str, value: Any) -> None:
-        state = self.states[index]
-        array = parameter_array(value, f"{state.name}.{suffix}")
+    def assign(self, name: str, suffix: str, value: Any) -> None:
+        array = parameter_array(value, f"{name}.{suffix}")
         with self.lock:
-            state = self.states[index]
+            state = self.states[name]
             state.check_shape(suffix, array.shape)
             numbers = {"weight": state.weight, "bias": state.bias, suffix: self.copied(array)}
-            filled = self.filled(state, numbers["weight"], numbers["bias"])
-            self.states = (*self.states[:index], filled, *self.states[index + 1 :])
+            self.states = {**self.states, name: self.filled(state, numbers["weight"], numbers["bias"])}
 
     def filled(self, state: State, weight: Optional[Array], bias: Optional[Array]) -> State:
         """`state` with these numbers; if it has a bias and none is given, the bias is 0."""
@@ -150,7 +149,7 @@ class OfParameter(Generic[Shown]):
         if parameter._exists():
             setattr(parameter, self._what, value)
         elif value is not None:
-            raise ValueError(f"{linear._state.name} has no bias: build the layer with bias=True")
+            raise ValueError(f"{linear._name} has no bias: build the layer with bias=True")
 
 
 class Linear:
@@ -171,18 +170,18 @@ class Linear:
     array([1., 0., 0., 0.], dtype=float32)
     """
 
-    __slots__ = ("_index", "_parameters")
+    __slots__ = ("_name", "_parameters")
     weight: OfParameter[Array] = OfParameter("weight", "data")
     bias: OfParameter[Optional[Array]] = OfParameter("bias", "data")
     weight_grad: OfParameter[Optional[Array]] = OfParameter("weight", "grad")
     bias_grad: OfParameter[Optional[Array]] = OfParameter("bias", "grad")
 
-    def __init__(self, parameters: Parameters, index: int) -> None:
-        self._parameters, self._index = parameters, index
+    def __init__(self, parameters: Parameters, name: str) -> None:
+        self._parameters, self._name = parameters, name
 
     @property
     def _state(self) -> State:
-        return self._parameters.states[self._index]
+        return self._parameters.states[self._name]
 
     @property
     def in_features(self) -> int:
@@ -205,7 +204,7 @@ class Linear:
         return like_input(_core.linear(array, packed), as_tensor)
 
     def __array__(self, *options: Any, **named: Any) -> Array:
-        name = self._state.name
+        name = self._name
         raise TypeError(f"{name} is a projection, not an array: its numbers are {name}.weight and {name}.bias")
 
     def __repr__(self) -> str:
@@ -235,14 +234,14 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        return f"{self._linear._state.name}.{self._suffix}"
+        return f"{self._linear._name}.{self._suffix}"
 
     @property
     def data(self) -> Array:
         array = self._array()
         if array is None:
             raise AttributeError(
-                f"{self._linear._state.name} has no numbers yet: its size is fixed by the first call or by "
+                f"{self._linear._name} has no numbers yet: its size is fixed by the first call or by "
                 f"load_state_dict"
             )
         reading = array.view(Reading)
@@ -252,7 +251,7 @@ class Parameter:
     @data.setter
     def data(self, value: Any) -> None:
         if type(value) is not Reading or value.base is not self._array():  # else `-=` has assigned it already
-            self._linear._parameters.assign(self._linear._index, self._suffix, value)
+            self._linear._parameters.assign(self._linear._name, self._suffix, value)
 
     @property
     def grad(self) -> Optional[Array]:

@@ -183,7 +183,7 @@ class _AISummer(Layer):
         check_features(floats(array, "x"), "x", self.dim)
         batch, steps, _ = array.shape
         keep = None if mask is None else kept(to_array(mask, "mask"), steps)
-        packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states]
+        packed = [state.packed(packing_type(array, self.dtype)) for state in self._parameters.states.values()]
         split = linear(array, packed[0]).reshape(batch, steps, self.dim_head, 3, self.heads)
         q, k, v = split.transpose(3, 0, 4, 1, 2)
         out = dot_product_attention(q, k, v, keep_mask=keep, scale=self.dim_head**-0.5)

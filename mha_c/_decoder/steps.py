@@ -121,17 +121,17 @@ class DecodingLayer(AttentionLayer):
         """W_k, and W_v if it is in `inputs` (None where the layer has none); draws them if their size was open."""
         parameters = self._parameters
         with parameters.lock:
-            by_name = {state.name: state for state in parameters.states}
-            sizes = {name: array.shape[2] for name, array in inputs.items() if name in by_name}
+            states = parameters.states
+            sizes = {name: array.shape[2] for name, array in inputs.items() if name in states}
             for name, size in sizes.items():
-                expected = by_name[name].in_features
+                expected = states[name].in_features
                 if expected not in (None, size):
                     what = "keys" if name == "W_k" else "values"
                     raise ShapeError(f"{what} has {size} features, but {name} takes {expected}")
-            if any(by_name[name].weight is None for name in sizes):
-                by_name.update((name, self._drawn((by_name[name],), sizes)[0]) for name in sizes)
-                parameters.states = tuple(by_name.values())
-        return [by_name.get(name) for name in inputs]
+            if any(states[name].weight is None for name in sizes):
+                drawn = self._drawn({name: states[name] for name in sizes}, sizes)
+                parameters.states = states = {**states, **drawn}
+        return [states.get(name) for name in inputs]
 
     def _call(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
@@ -148,8 +148,9 @@ class DecodingLayer(AttentionLayer):
         """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""
         if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
-        states = (state for name in kv._projections for state in self._parameters.states if state.name == name)
-        lens = kv._check(weights_of(*states), valid_lens, self._empty_rows)
+        states = self._parameters.states
+        weights = weights_of(*(states.get(name) for name in kv._projections))
+        lens = kv._check(weights, valid_lens, self._empty_rows)
         return kv._keys, values if kv._values is None else kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
@@ -167,8 +168,7 @@ class DecodingLayer(AttentionLayer):
 
     def _step_with(self, plan: Plan, cache: KeyValueCache, inputs: Any, counts: Counts, as_tensor: bool) -> Any:
         queries, keys, values = inputs
-        by_name = {state.name: state for state in plan.states}
-        states = by_name.get("W_k"), by_name.get("W_v")
+        states = plan.states.get("W_k"), plan.states.get("W_v")
         weights = weights_of(*states)
         after = cache._check(weights, counts)
         n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
     from .._types import Array, Real, RngLike
+    from ..linear import States
 
 BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
 
@@ -39,7 +40,7 @@ class Plan:
     def __init__(
         self,
         dtype: Any,
-        states: tuple[State, ...],
+        states: States,
         isa: str,
         in_core: tuple[Any, Any, Any, Any],
         parameters: Parameters,
@@ -87,7 +88,7 @@ class AttentionLayer(Layer, Viewable):
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
         self._unused_seeds: list[int] = []
         if all(state.in_features is not None for state in states):
-            self._parameters.states = self._drawn(states, {})
+            self._parameters.states = self._drawn(self._parameters.states, {})
 
     @property
     def empty_rows(self) -> str:
@@ -231,11 +232,10 @@ class AttentionLayer(Layer, Viewable):
         except IndexError:
             return scalars.draw_seed(self._rng)
 
-    def _make_plan(self, queries: Array, states: tuple[State, ...]) -> Plan:
+    def _make_plan(self, queries: Array, states: States) -> Plan:
         dtype = packing_type(queries, self._parameters.dtype)
-        packed = {state.name: state.packed(dtype) for state in states if state.name != "w_v"}
-        q, k, v, o = (packed.get(name) for name in self._roles)
-        scorer = next((state.weight for state in states if state.name == "w_v"), None)
+        q, k, v, o = (states[name].packed(dtype) if name in states else None for name in self._roles)
+        scorer = states["w_v"].weight if "w_v" in states else None
         w_v = None if scorer is None else scorer[0].astype(dtype)
         in_core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
         return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
@@ -316,8 +316,7 @@ class AttentionLayer(Layer, Viewable):
                 f"{type(self).__name__}.backward needs a call in training mode before it (layer.train(), or "
                 f"training=True in the call), and each such call allows one backward"
             )
-        by_name = {state.name: state for state in record.plan.states}
-        roles = [by_name.get(name) for name in self._roles]
+        roles = [record.plan.states.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
             raise RuntimeError(
                 "the last call in training mode was given projected keys, which lead no gradient back to W_k: give "

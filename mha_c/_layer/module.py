@@ -21,6 +21,8 @@ from ..linear import Linear, Parameter, Parameters, State
 if TYPE_CHECKING:
     from .._types import Array, RngLike
 
+    from ..linear import States
+
     Self = TypeVar("Self", bound="Trained")
 
 INITIALIZERS = ("xavier_uniform", "torch")
@@ -130,8 +132,8 @@ class Layer(Trained):
     def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
         self._rng = scalars.generator(rng)
         self._drawing = (self._rng, INITIALIZERS[0])  # how weights with open sizes will be drawn
-        self._parameters = Parameters(scalars.float_type(dtype), states)
-        self._linears = {state.name: Linear(self._parameters, i) for i, state in enumerate(states)}
+        self._parameters = Parameters(scalars.float_type(dtype), {state.name: state for state in states})
+        self._linears = {state.name: Linear(self._parameters, state.name) for state in states}
         self.training = False
 
     @property
@@ -163,22 +165,22 @@ class Layer(Trained):
         self._drawing = (self._rng if rng is None else scalars.generator(rng), method)
         parameters = self._parameters
         with parameters.lock:
-            empty = tuple(State(s.name, s.out_features, s.in_features, s.has_bias) for s in parameters.states)
-            sized = all(state.in_features is not None for state in empty)
+            states = parameters.states.items()
+            empty = {name: State(name, s.out_features, s.in_features, s.has_bias) for name, s in states}
+            sized = all(state.in_features is not None for state in empty.values())
             parameters.states = self._drawn(empty, {}) if sized else empty
 
-    def _drawn(self, states: Iterable[State], in_features: Mapping[str, int]) -> tuple[State, ...]:
+    def _drawn(self, states: States, in_features: Mapping[str, int]) -> States:
         """`states`, with new numbers where a state has none; `in_features` gives the sizes that are open."""
         rng, method = self._drawing
         copied = self._parameters.copied
-        drawn = []
-        for state in states:
+        drawn = dict(states)
+        for name, state in states.items():
             if state.weight is not None:
-                drawn.append(state)
                 continue
-            n_in = in_features[state.name] if state.in_features is None else state.in_features
+            n_in = in_features[name] if state.in_features is None else state.in_features
             n_out = state.out_features
-            scalars.check_size(f"{state.name}.weight", n_out, n_in)
+            scalars.check_size(f"{name}.weight", n_out, n_in)
             bias = np.zeros(n_out) if state.has_bias else None
             if method == "torch":
                 limit = 1 / math.sqrt(max(n_in, 1))
@@ -187,8 +189,8 @@ class Layer(Trained):
             weight = rng.uniform(-limit, limit, (n_out, n_in))
             if bias is not None and method == "torch":
                 bias = rng.uniform(-limit, limit, n_out)
-            drawn.append(state.replace(copied(weight), None if bias is None else copied(bias)))
-        return tuple(drawn)
+            drawn[name] = state.replace(copied(weight), None if bias is None else copied(bias))
+        return drawn
 
     # --- Training ---------------------------------------------------------------------------------
 
@@ -212,8 +214,8 @@ class Layer(Trained):
         >>> attention.zero_grad()
         """
         return [
-            Parameter(linear, suffix)
-            for linear, state in zip(self._linears.values(), self._parameters.states)
+            Parameter(self._linears[name], suffix)
+            for name, state in self._parameters.states.items()
             for suffix, _ in _arrays_of(state)
         ]
 
@@ -251,10 +253,10 @@ class Layer(Trained):
             While a size is open.
         """
         states = self._parameters.states
-        open_ones = [state.name for state in states if state.weight is None]
+        open_ones = [name for name, state in states.items() if state.weight is None]
         if open_ones:
             raise ValueError(f"no numbers yet in {', '.join(open_ones)}: call the layer once, or load_state_dict")
-        entries = {f"{state.name}.{suffix}": array for state in states for suffix, array in _arrays_of(state)}
+        entries = {f"{name}.{suffix}": x for name, state in states.items() for suffix, x in _arrays_of(state)}
         return {name: array.copy() for name, array in entries.items() if array is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
@@ -295,14 +297,15 @@ class Layer(Trained):
             raise TypeError(f"state_dict must map names to arrays, as layer.state_dict() gives it, got {kind}")
         parameters = self._parameters
         with parameters.lock:
-            known = [f"{state.name}.{suffix}" for state in parameters.states for suffix, _ in _arrays_of(state)]
+            states = parameters.states.items()
+            known = [f"{name}.{suffix}" for name, state in states for suffix, _ in _arrays_of(state)]
             keys = IncompatibleKeys(
                 [name for name in known if name not in state_dict], [name for name in state_dict if name not in known]
             )
             misfits = [f"{name} is missing" for name in keys.missing_keys] if strict else []
             misfits += [f"{name} is unexpected" for name in keys.unexpected_keys] if strict else []
             errors: list[Exception] = []
-            loaded = tuple(self._loaded(state, state_dict, errors) for state in parameters.states)
+            loaded = {name: self._loaded(state, state_dict, errors) for name, state in states}
             found: list[type[Exception]] = [ValueError] * len(misfits) + [type(error) for error in errors]
             for error_type in (ShapeError, ValueError, TypeError):
                 if error_type in found:
