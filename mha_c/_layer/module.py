@@ -181,15 +181,11 @@ class Layer(Trained):
             n_in = in_features[name] if state.in_features is None else state.in_features
             n_out = state.out_features
             scalars.check_size(f"{name}.weight", n_out, n_in)
-            bias = np.zeros(n_out) if state.has_bias else None
-            if method == "torch":
-                limit = 1 / math.sqrt(max(n_in, 1))
-            else:
-                limit = math.sqrt(6 / (n_in + n_out))
-            weight = rng.uniform(-limit, limit, (n_out, n_in))
-            if bias is not None and method == "torch":
-                bias = rng.uniform(-limit, limit, n_out)
-            drawn[name] = state.replace(copied(weight), None if bias is None else copied(bias))
+            limit = 1 / math.sqrt(max(n_in, 1)) if method == "torch" else math.sqrt(6 / (n_in + n_out))
+            weight, bias = copied(rng.uniform(-limit, limit, (n_out, n_in))), None
+            if state.has_bias and method == "torch":
+                bias = copied(rng.uniform(-limit, limit, n_out))
+            drawn[name] = self._parameters.filled(state, weight, bias)
         return drawn
 
     # --- Training ---------------------------------------------------------------------------------
