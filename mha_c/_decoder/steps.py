@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .._layer.call import Plan
     from .._types import Array
     from ..linear import State
-    from .caches import Counts
 
 
 class DecodingLayer(AttentionLayer):
@@ -163,22 +162,21 @@ class DecodingLayer(AttentionLayer):
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         of_one_type(arrays, "queries", "keys", "values")
         counts = step_counts(valid_lens, cache.batch, queries.shape[1])
-        inputs = queries, keys, values
-        return self._with_plan(inputs, lambda plan: self._step_with(plan, cache, inputs, counts, as_tensor))
 
-    def _step_with(self, plan: Plan, cache: KeyValueCache, inputs: Any, counts: Counts, as_tensor: bool) -> Any:
-        queries, keys, values = inputs
-        states = plan.states.get("W_k"), plan.states.get("W_v")
-        weights = weights_of(*states)
-        after = cache._check(weights, counts)
-        n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
-        room = cache._room((n_k, n_v), queries.dtype.type)
-        lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
-        projections, w_v, num_heads, _ = plan.in_core
-        # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-        out, saved = layer_step(
-            queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
-            n_steps,
-        )  # fmt: skip
-        cache._keep(weights, after)
-        return self._finish(out, saved, as_tensor)
+        def run(plan: Plan) -> Any:
+            states = plan.states.get("W_k"), plan.states.get("W_v")
+            weights = weights_of(*states)
+            after = cache._check(weights, counts)
+            n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
+            room = cache._room((n_k, n_v), queries.dtype.type)
+            lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
+            projections, w_v, num_heads, _ = plan.in_core
+            # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
+            out, saved = layer_step(
+                queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
+                n_steps,
+            )  # fmt: skip
+            cache._keep(weights, after)
+            return self._finish(out, saved, as_tensor)
+
+        return self._with_plan((queries, keys, values), run)
