@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import copyreg
-import importlib
+import pkgutil
 import sys
 from typing import Any
 
@@ -25,13 +25,11 @@ class _Namespace(dict[str, Any]):
 class _Reference:
     """A class, pickled by its module and name even if that name means another class now."""
 
-    def __init__(self, kind: type, attribute: bool = True) -> None:
-        self._kind, self._attribute = kind, attribute
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
 
     def __reduce__(self) -> Any:
-        if not self._attribute:
-            return importlib.import_module, (self._kind.__module__,)
-        return getattr, (_Reference(self._kind, attribute=False), self._kind.__name__)
+        return pkgutil.resolve_name, (f"{self._kind.__module__}:{self._kind.__name__}",)
 
     def __deepcopy__(self, memo: Any) -> type:
         return self._kind
