@@ -132,21 +132,17 @@ def _check_layer(layer: Any) -> None:
 
 
 def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
-    """The inputs as dask arrays, chunked along the batch only, like `queries`; an array given twice stays one array."""
-    made: dict[int, Any] = {}
-    chunks: Any = None
-    for name, x in (("queries", queries), ("keys", keys), ("values", values)):
-        if id(x) in made:
-            continue
-        array = dask.array.asarray(x)
+    """The inputs as dask arrays, chunked along the batch only, like `queries`; dask names equal arrays equally, so that
+    an array given twice stays one array."""
+    arrays = {"queries": queries, "keys": keys, "values": values}
+    arrays = {name: dask.array.asarray(x) for name, x in arrays.items()}
+    batch = arrays["queries"].shape[:1]
+    for name, array in arrays.items():
         if array.ndim != 3:
             raise ShapeError(f"{name} must have shape (B, rows, features), got {array.shape}")
-        if chunks is None:
-            chunks = array.chunks[0]
-        if array.shape[0] != sum(chunks):
-            raise ShapeError(f"{name} has batch size {array.shape[0]}, but queries has {sum(chunks)}")
-        made[id(x)] = array.rechunk({0: chunks, 1: -1, 2: -1})
-    q, k, v = (made[id(x)] for x in (queries, keys, values))
+        if array.shape[:1] != batch:
+            raise ShapeError(f"{name} has batch size {array.shape[0]}, but queries has {batch[0]}")
+    q, k, v = (x.rechunk({0: arrays["queries"].chunks[0], 1: -1, 2: -1}) for x in arrays.values())
     if k.shape[1] != v.shape[1]:
         raise ShapeError(f"values has {v.shape[1]} rows, but keys has {k.shape[1]}")
     return q, k, v
