@@ -51,7 +51,7 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     """
     signatures = [_signature(form) for form in forms]
     shown = "\n".join(f"  {owner}({form})" for form in forms)
-    called = f"it is called as{'' if len(forms) == 1 else ' one of'}\n{shown}"
+    called = f"it is called as one of\n{shown}"
     for signature in signatures:
         try:
             bound = signature.bind(*args, **named)
