@@ -115,11 +115,9 @@ def to_int64(array: Any) -> Array:
 
 
 def _from_length_list(value: Any) -> Array:
-    """A list of lengths as an array; ints that do not fit in int64 become the nearest int64."""
+    """A list of lengths as an array; NumPy makes objects of ints that are too large, which become the nearest int64."""
     try:
-        array = np.array(value, INT64) if {*map(type, value)} == {int} else np.asarray(value)
-    except OverflowError:
-        array = np.asarray(value, object)
+        array = np.asarray(value)
     except RuntimeError:  # a list of tensors that require grad
         return _from_list(value, "valid_lens")
     except (ValueError, Warning):
