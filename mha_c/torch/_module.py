@@ -235,18 +235,27 @@ class AttentionModule(TakesArrays, Viewable):
         return self._slowly(queries, keys, values, valid_lens, training)
 
     def _slowly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None,
+        projected: bool = False,
     ) -> Tensor:  # fmt: skip
-        """Every other call; `seed` is that of its dropout if the call has drawn one already."""
+        """Every other call.
+
+        seed       seed of the dropout, if the call has drawn one already
+        projected  keys and values are those of `project`: W_k and W_v are not applied
+        """
         calls.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = checked_inputs(queries, keys, values)
-        materialize(self, queries, keys, values)
+        materialize(self, queries, *((None, None) if projected else (keys, values)))
         self._forget_assigned()
         parts = standard_parts(self, queries, keys, values)
         if parts is None:
-            rows = [self._through(slot, x) for slot, x in enumerate((queries, keys, values))]
-            return self._by_children(rows[0], rows[1], rows[2], valid_lens, training)
+            queries = self._through(0, queries)
+            if not projected:
+                keys, values = self._through(1, keys), self._through(2, values)
+            return self._by_children(queries, keys, values, valid_lens, training)
         parameters, holder, _, _ = parts
+        if projected:
+            parameters = decoding.outer_weights(parameters, None)
         out, holder["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
                                      self._dropout_now(training), seed)  # fmt: skip
         return out

@@ -20,8 +20,7 @@ from ..._decoder import caches
 from ...errors import ShapeError
 from .._call.autograd import LayerParameters
 from .._call.checks import checked_lengths
-from .._call.children import checked_inputs, standard_parts
-from .._call.ways import attend
+from .._call.children import standard_parts
 from .._lazy_sizes import materialize
 from .._private import FakeTensor, in_transform
 from .._tensors import (
@@ -180,7 +179,11 @@ def call_projected(
         calls.check_order(name, values, valid_lens)
     values = kv._values if values is None else values
     if isinstance(kv, _Recorded):
-        return _call_recorded(module, queries, kv, values, valid_lens, training)
+        held = _held(module)
+        if held is not None and kv._weights is not None:
+            kv._check(held, None, module.empty_rows)
+        lens = kv._valid_lens if valid_lens is None else valid_lens
+        return module._slowly(queries, kv._keys, values, lens, training, projected=True)
     if type(queries) is not Tensor:
         check_inputs(queries=queries)
         queries = without_subclass(queries)
@@ -195,8 +198,8 @@ def call_projected(
     if isinstance(kv._keys, Tensor) or elsewhere(queries):
         keys, values = torch.as_tensor(kv._keys), torch.as_tensor(values)
         check_devices(queries=queries, keys=keys, values=values, parameters=parameters)
-        held: Any = Held.of(parameters)
-        kv._check(held, None, module.empty_rows)
+        now: Any = Held.of(parameters)
+        kv._check(now, None, module.empty_rows)
         lens = kv._valid_lens if valid_lens is None else valid_lens
         lens = None if lens is None else checked_lengths(lens, queries)
         there = lens, module.num_heads, module.empty_rows, dropout
@@ -208,23 +211,3 @@ def call_projected(
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = run(layer_forward, (queries, kv._keys, values), outer, ready, options)
     return finish(module, holder, queries, out, saved)
-
-
-def _call_recorded(
-    module: Any, queries: Tensor, kv: ProjectedKeyValues, values: Tensor, valid_lens: Any, training: Optional[bool]
-) -> Tensor:
-    keys: Any = kv._keys
-    valid_lens = kv._valid_lens if valid_lens is None else valid_lens
-    queries, keys, values = checked_inputs(queries, keys, values)
-    materialize(module, queries, None, None)
-    module._forget_assigned()
-    held = _held(module)
-    if held is not None and kv._weights is not None:
-        kv._check(held, None, module.empty_rows)
-    parts = standard_parts(module, queries, keys, values)
-    if parts is None:
-        return module._by_children(module._through(0, queries), keys, values, valid_lens, training)
-    parameters, holder, _, _ = parts
-    out, holder["_last"] = attend(queries, keys, values, valid_lens, outer_weights(parameters, None), module.num_heads,
-                                 module.empty_rows, module._dropout_now(training))  # fmt: skip
-    return out
