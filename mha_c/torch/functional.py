@@ -280,20 +280,21 @@ def _attention(
         with suppress(BufferError):
             call = call_with(lengths(valid_lens), _seed(rng, dropout))
             found = (apply_attention if wants_grad else run_attention)(call, *tensors)
-    if found is None:  # the core would have checked this itself
+    if found is None:  # the core would have checked all this itself
         check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
         check_options(empty_rows, dropout, keep_mask)
-    if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
-        found = _by_operator(call_with(valid_lens, _seed_tensor(rng) if dropout else None), *tensors[:6])
-    if found is None:
+        refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
         if exporting() or not is_compiling():  # as in `ways.py`
             check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
         if tracing_state() is None:
             check_terms(q, relative_bias, sinks)
         lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-        refuse_half_fake(q=q, k=k, v=v, valid_lens=lens, keep_mask=keep_mask, **terms)
-        drop, plain = _drop(dropout, rng, numbers), rng is None and not (return_weights or return_lse)
-        found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
+        if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
+            call = call_with(lens, _seed_tensor(rng) if dropout else None)
+            found = torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
+        else:
+            drop, plain = _drop(dropout, rng, numbers), rng is None and not (return_weights or return_lse)
+            found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     wanted = [x if x.dtype is dtype else x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
@@ -317,17 +318,6 @@ def _converted(tensors: Any, common: torch.dtype) -> Any:
     if common is torch.float64 or not types <= {torch.float32, *HALVES}:
         refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias", "relative_bias", "sinks"), tensors)))
     return tuple(None if x is None else x.to(common) for x in tensors)
-
-
-def _by_operator(call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, w_v: Any, keep_mask: Any, bias: Any) -> Any:
-    lens = call.valid_lens
-    if lens is not None and not isinstance(lens, Tensor):
-        lens = torch.as_tensor(lens)
-    refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=lens, keep_mask=keep_mask, bias=bias)
-    if not is_compiling():  # a compiler's program: there the operator raises the error when it runs
-        check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
-        lens = None if lens is None else checked_lengths(lens, q)
-    return torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
 
 
 def _seed(rng: Rng, dropout: float) -> int:

@@ -122,9 +122,8 @@ def attend(
     if chosen != "core":
         if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
             check_layer(tensors[0], tensors[1], tensors[2], tensors[3:7], num_heads)
-            options = valid_lens if valid_lens is None else checked_lengths(valid_lens, queries), *options[1:]
-        elif valid_lens is not None:
-            options = torch.as_tensor(valid_lens), *options[1:]
+        if valid_lens is not None:
+            options = checked_lengths(valid_lens, queries), *options[1:]
         compute = call_operator if chosen == "operator" else by_torch.layer
         out, saved, source = compute(tensors[:3], tensors[3:], options, seed)
     dtype = dtype or out.dtype
