@@ -154,15 +154,13 @@ def _out_fake(queries: Tensor, values: Tensor, W_v: Any, W_o: Any) -> Tensor:
 
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
-    queries, keys, values, _, *parameters, w_v, num_heads, empty_rows, dropout, seed = layer
-    parts = (*[part.detach().numpy() if part.numel() else None for part in tape[:-1]], _lens(tape[-1]))
-    if queries.shape[0] * queries.shape[1] * keys.shape[1] == 0:  # then parts of the tape may really be empty
-        parts = (*[part.numpy() for part in tape[:-1]], tape[-1].numpy() if layer[3] is not None else None)
-    q, k, v, context, row_max, row_sum, lens = parts
+    queries, keys, values, valid_lens, *parameters, num_heads, empty_rows, dropout, seed = layer
+    *projected, context, row_max, row_sum, lens = (x.detach().numpy() for x in tape)
+    q, k, v = (None if W is None else x for x, W in zip(projected, parameters))
+    lens = None if valid_lens is None else lens
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
-    grad_out, queries, keys, values, *parameters = map(
-        without_subclass, (grad_out, queries, keys, values, *parameters, w_v)
-    )
+    tensors = grad_out, queries, keys, values, *parameters
+    grad_out, queries, keys, values, *parameters = map(without_subclass, tensors)
     grads = layer_backward(
         grad_out, kept, queries, keys, values, lens, tuple(parameters), parameters[8], num_heads, empty_rows, dropout,
         _seed(seed), tuple(needs[:12]),
