@@ -195,7 +195,7 @@ def _inference(
     call = *inputs, *parameters[:4], given, num_heads, empty_rows, float(dropout), keeps
     out, *kept = torch.ops.mha_c.layer_inference(*call)
     if keeps:
-        return out, ("weights", *kept), None
+        return out, ("tensor", *kept), None
     q, k, w_v, *statistics = kept
     scorer = None if parameters[8] is None else w_v
     return out, ("operator", q, k, scorer, *statistics, num_heads, empty_rows), None

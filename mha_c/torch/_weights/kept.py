@@ -4,7 +4,7 @@ Each way of `ways.py` keeps a tuple (saved, dtype, source), which costs a call a
 read from `Kept(*tuple)`.
 
 saved   the core         the argument of `kept_weights.saved_weights`, with arrays
-        an operator      ("weights", tensor) or ("operator", ...), the same with tensors
+        an operator      ("tensor", weights) or ("operator", ...), the same with tensors
         mathematics      ("tensor", weights); also in a copy of a layer whose weights had been read
         torch's kernels  a `by_torch.Scored`
 dtype   type of the weights that are shown
@@ -84,8 +84,7 @@ class Kept:
         return self._saved.q if isinstance(self._saved, Scored) else self._saved[1]
 
     def _by_operator(self) -> bool:
-        kind = self._saved[0] if type(self._saved) is tuple else ""
-        return kind in ("weights", "operator") and isinstance(self._saved[1], Tensor)
+        return type(self._saved) is tuple and self._saved[0] == "operator"
 
     def _wanted(self) -> Any:
         """The source of the weights, if one of its tensors requires a gradient."""
@@ -100,8 +99,6 @@ class Kept:
             found: Tensor = saved[1]
         elif not self._by_operator():
             found = Recipe(saved, self._dtype).tensor()
-        elif saved[0] == "weights":
-            found = saved[1].clone()
         elif source is not None and torch.is_grad_enabled():
             found = source.weights(*source.arguments())
         else:
@@ -114,7 +111,7 @@ class Kept:
             if type(saved) is tuple and saved[0] == "tensor":
                 saved = of_all_examples(saved[1]).contiguous()
             elif self._by_operator():
-                saved = ops.recompute(*saved[1:]) if saved[0] == "operator" else saved[1].detach()
+                saved = ops.recompute(*saved[1:])
             self._numbers = Recipe(saved, self._dtype)
         return self._numbers.shown(heads, self._wanted())
 
@@ -167,7 +164,7 @@ def detached(module: Any) -> Any:
 
 def restored(last: Any) -> Any:
     """The reverse of `detached`: arrays, as the core keeps them; tensors after an operator or torch's operations."""
-    if last is None or last[0][0] in ("operator", "tensor", "weights"):
+    if last is None or last[0][0] in ("operator", "tensor"):
         return last
     if last[0][0] == "assigned":
         return Assigned(last[0][1])
