@@ -90,7 +90,7 @@ def layer(
         if not (stays or exporting()):  # copy what belongs to the caller, who may change it
             q, k = (x.clone() if W is None else x for x, W in zip((q, k), weights))
             valid_lens = None if valid_lens is None else valid_lens.clone()
-        saved = Scored(q, k, valid_lens, empty_rows, of_keys)
+        saved = "scored", Scored(q, k, valid_lens, empty_rows, of_keys)
     else:
         if exporting() or not queries.is_cpu:
             drop = dropout_of(dropout)

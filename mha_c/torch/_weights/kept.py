@@ -3,10 +3,10 @@
 Each way of `ways.py` keeps a tuple (saved, dtype, source), which costs a call almost nothing; `attention_weights` are
 read from `Kept(*tuple)`.
 
-saved   the core         the argument of `kept_weights.saved_weights`, with arrays
+saved   the core         the argument of `kept_weights.saved_weights`, with arrays; its first element is a name, too
         an operator      ("tensor", weights) or ("operator", ...), the same with tensors
         mathematics      ("tensor", weights); also in a copy of a layer whose weights had been read
-        torch's kernels  a `by_torch.Scored`
+        torch's kernels  ("scored", a `by_torch.Scored`)
 dtype   type of the weights that are shown
 source  parts of an `autograd.WeightsSource`: what determines the weights; None where no gradient was recorded
 """
@@ -34,7 +34,9 @@ class Kept:
 
     def __init__(self, saved: Any, dtype: torch.dtype, parts: Any = None) -> None:
         self._saved, self._dtype = saved, dtype
-        self._source: Any = saved if isinstance(saved, Scored) else None if parts is None else WeightsSource(*parts)
+        self._source: Any = None if parts is None else WeightsSource(*parts)
+        if saved[0] == "scored":
+            self._source = saved[1]
         self._numbers: Optional[Recipe] = None  # set at the first reading
         self._tensors: dict[Optional[int], Tensor] = {}
 
@@ -42,7 +44,7 @@ class Kept:
         """Whether no tensor can be kept: in compilers, exporters and transforms, and with fake tensors."""
         if in_transform() or is_compiling() or exporting():
             return True
-        return self._by_operator() and traced(*self._saved[1:3])
+        return self._saved[0] == "operator" and traced(*self._saved[1:3])
 
     def weights(self, heads: Optional[int]) -> Tensor:
         """The weights as (B, heads, Q, K), or (B*H, Q, K) if heads is None, both on the same memory."""
@@ -65,26 +67,19 @@ class Kept:
         return self._copied
 
     def _detached(self) -> Any:
-        saved: Any = self._saved
-        if self._numbers is not None:
-            saved = self._numbers.kept()
         if written_down(self._one()):
             return None
-        if isinstance(saved, Scored):
-            with torch.no_grad():
-                saved = saved.weights(*saved.arguments())
-        elif type(saved) is tuple and saved[0] == "tensor":
-            saved = of_all_examples(saved[1])
-        if isinstance(saved, Tensor):
-            return ("tensor", saved.detach()), self._dtype, None
+        saved: Any = self._saved if self._numbers is None else self._numbers.kept()
+        if saved[0] == "scored":
+            saved = "tensor", Recipe(saved, self._dtype).tensor()
+        if saved[0] == "tensor":
+            saved = "tensor", of_all_examples(saved[1]).detach()
         return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in saved), self._dtype, None
 
     def _one(self) -> Any:
         """One of the tensors."""
-        return self._saved.q if isinstance(self._saved, Scored) else self._saved[1]
-
-    def _by_operator(self) -> bool:
-        return type(self._saved) is tuple and self._saved[0] == "operator"
+        one = self._saved[1]
+        return one.q if isinstance(one, Scored) else one
 
     def _wanted(self) -> Any:
         """The source of the weights, if one of its tensors requires a gradient."""
@@ -92,26 +87,24 @@ class Kept:
 
     def _now(self) -> Tensor:
         """The weights (B, H, Q, K), not kept; computed by operations that compilers and transforms can follow."""
-        saved, source = self._saved, self._wanted()
-        if isinstance(saved, Scored):
-            return saved.weights(*saved.arguments())
-        if saved[0] == "tensor":
-            found: Tensor = saved[1]
-        elif not self._by_operator():
-            found = Recipe(saved, self._dtype).tensor()
-        elif source is not None and torch.is_grad_enabled():
-            found = source.weights(*source.arguments())
+        (kind, *parts), source = self._saved, self._wanted()
+        if kind == "scored" or (kind == "operator" and source is not None and torch.is_grad_enabled()):
+            found: Tensor = self._source.weights(*self._source.arguments())
+        elif kind == "operator":
+            found = torch.ops.mha_c.weights(*parts)
+        elif kind == "tensor":
+            found = parts[0]
         else:
-            found = torch.ops.mha_c.weights(*saved[1:])
+            found = Recipe(self._saved, self._dtype).tensor()
         return found
 
     def _shown(self, heads: Optional[int]) -> Tensor:
         if self._numbers is None:
-            saved = self._saved
-            if type(saved) is tuple and saved[0] == "tensor":
-                saved = of_all_examples(saved[1]).contiguous()
-            elif self._by_operator():
-                saved = ops.recompute(*saved[1:])
+            kind, *parts = saved = self._saved
+            if kind == "tensor":
+                saved = kind, of_all_examples(parts[0]).contiguous()
+            elif kind == "operator":
+                saved = ops.recompute(*parts)
             self._numbers = Recipe(saved, self._dtype)
         return self._numbers.shown(heads, self._wanted())
 

@@ -29,7 +29,7 @@ _HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
 class Recipe:
     """The weights of one call: (B, H, Q, K), computed once, at the first use.
 
-    saved   the weights; the argument of `saved_weights`; or a `by_torch.Scored`
+    saved   ("tensor", weights); ("scored", a `by_torch.Scored`); or the argument of `saved_weights`
     """
 
     __slots__ = ("_dtype", "_saved", "_tensor")
@@ -37,10 +37,10 @@ class Recipe:
     def __init__(self, saved: Any, dtype: torch.dtype) -> None:
         self._saved, self._dtype = saved, dtype
         self._tensor: Optional[Tensor] = None
-        if type(saved) is tuple and saved[1] is not None:
-            saved = torch.from_numpy(saved[1])
-        if isinstance(saved, Tensor):
-            self._keep(saved)
+        if saved[0] == "tensor":
+            self._keep(saved[1])
+        elif saved[0] != "scored" and saved[1] is not None:
+            self._keep(torch.from_numpy(saved[1]))
 
     def _keep(self, weights: Tensor) -> None:
         self._tensor = weights.to(self._dtype)
@@ -50,15 +50,17 @@ class Recipe:
         saved = self._saved  # read first: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
             with torch.inference_mode(False), torch.no_grad():  # plain tensors, whatever the reader's mode
-                found = saved_weights(saved, torch.from_numpy) if type(saved) is tuple else None
-                self._keep(saved.weights(*saved.arguments()) if found is None else found)
+                if saved[0] == "scored":
+                    self._keep(saved[1].weights(*saved[1].arguments()))
+                else:
+                    self._keep(saved_weights(saved, torch.from_numpy))
         assert self._tensor is not None
         return self._tensor
 
     def kept(self) -> Any:
-        """The weights as a tensor if they are computed, else what they can be computed from."""
+        """("tensor", weights) if they are computed, else what they can be computed from."""
         saved = self._saved
-        return saved if self._tensor is None else self._tensor
+        return saved if self._tensor is None else ("tensor", self._tensor)
 
     def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
         """(B, heads, Q, K), or (B*H, Q, K) for None: the weights if they are computed, else a lazy tensor.
@@ -75,11 +77,11 @@ class Recipe:
         saved, device = self._saved, {}
         if self._tensor is not None:
             sizes = self._tensor.shape
-        elif type(saved) is tuple:
+        elif saved[0] == "scored":  # after torch's own kernels, on any device
+            sizes, device = saved[1].shape, {"device": saved[1].q.device}
+        else:
             k, row_max = saved[3], saved[5]
             sizes = *row_max.shape, k.shape[1]
-        else:  # after torch's own kernels, on any device
-            sizes, device = saved.shape, {"device": saved.q.device}
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
         shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
