@@ -75,6 +75,9 @@ class PositionalEncoding(Trained):
            [ 0.909, -0.416,  0.02 ,  1.   ]])
     """
 
+    # The shape of the last training call and its factors: 0 for dropped numbers, else 1/(1 - p); or one for all.
+    _record: Optional[tuple[tuple[int, ...], Array]] = None
+
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000, *, rng: RngLike = None) -> None:
         self.num_hiddens = scalars.whole(num_hiddens, "num_hiddens", least=2)
         if num_hiddens % 2:
@@ -84,8 +87,6 @@ class PositionalEncoding(Trained):
         scalars.check_size("P", 1, *shape)
         self.P = sinusoids(*shape)[None]
         self._rng = scalars.generator(rng)
-        # The shape of the last training call and its factors: 0 for dropped numbers, else 1/(1 - p); or one for all.
-        self._record: Optional[tuple[tuple[int, ...], Array]] = None
 
     @overload
     def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...

@@ -103,6 +103,8 @@ class KernelAttention(Trained):
     array([0.5, 0.5, 0. ])
     """
 
+    _record: Optional[_Record] = None
+
     def __init__(
         self,
         kernel: Kernel = "gaussian",
@@ -117,7 +119,6 @@ class KernelAttention(Trained):
         self._derivative = derivative
         self.width = width
         self.width_grad: Optional[float] = None
-        self._record: Optional[_Record] = None
         self._empty_rows = scalars.empty_rows(empty_rows)
         self._weights: Optional[tuple[Array, bool]] = None
 
@@ -164,9 +165,6 @@ class KernelAttention(Trained):
             kept = None if lens is None else np.array(lens)
             self._record = _Record(arrays, kept, bias, out.shape, self._kernel, self._width, as_tensor)
         return like_input(out, as_tensor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_record": None}
 
     def _log_kernel(self, u: Array) -> Any:
         if callable(self._kernel):

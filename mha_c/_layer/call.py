@@ -345,6 +345,3 @@ class AttentionLayer(Layer, Viewable):
             w_v, self._num_heads, self._empty_rows, record.dropout, record.seed, needs,
         )  # fmt: skip
         return (*grads, None if grad_w_v is None else grad_w_v[None])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in ("_plan", "_record")}

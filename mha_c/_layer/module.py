@@ -78,9 +78,10 @@ def own_method(owner: type, method: FunctionType, names: Optional[dict[str, Any]
 
 
 class Trained:
-    """A layer's `training`, which `train()` and `eval()` switch."""
+    """A layer's `training`, which `train()` and `eval()` switch; in training mode a call leaves a `_record`."""
 
     training = False
+    _record: Any = None  # what `backward` needs of the last call; copies and pickles have none
 
     def __init_subclass__(cls) -> None:
         """Each of our classes gets its own methods, so that Python says "MultiHeadAttention.__call__() missing 1
@@ -124,6 +125,9 @@ class Trained:
     def _children(self) -> Iterable[tuple[str, Any]]:
         """The named parts in the order in which torch prints them."""
         return ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_plan", "_record")}
 
 
 class Layer(Trained):
@@ -345,9 +349,6 @@ class Layer(Trained):
                 f"{kind.__name__} has no {name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
                 f"inputs; the same layer as a torch module is {there}.{ours.__name__}"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
 
     # --- Printing -------------------------------------------------------------------------------
 
