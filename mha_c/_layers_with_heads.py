@@ -46,7 +46,7 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
                 found[name] = TorchLayer(module, roles, name)
     else:
         for name, layer in _numpy_layers(model, "", set(), 0):
-            if getattr(layer, "_roles", None) in ROLES and all(role in layer._linears for role in layer._roles):
+            if getattr(layer, "_by_head", False):
                 found[name] = NumpyLayer(layer, name)
     if not found:
         raise TypeError(
