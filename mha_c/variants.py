@@ -172,7 +172,6 @@ class _AISummer(Layer):
         self.dim, self.heads, self.dim_head = dim, heads, dim_head
         scalars.check_size("to_qvk.weight", dim_head * 3 * heads, dim)
         super().__init__((State("to_qvk", dim_head * 3 * heads, dim), *behind), dtype, rng)
-        self.initialize()
 
     @overload
     def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...

@@ -87,8 +87,6 @@ class AttentionLayer(Layer, Viewable):
         super().__init__(states, dtype, rng)
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
         self._unused_seeds: list[int] = []
-        if all(state.in_features is not None for state in states):
-            self._parameters.states = self._drawn(self._parameters.states, {})
 
     @property
     def empty_rows(self) -> str:

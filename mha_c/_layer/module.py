@@ -135,10 +135,10 @@ class Layer(Trained):
 
     def __init__(self, states: tuple[State, ...], dtype: Any, rng: RngLike) -> None:
         self._rng = scalars.generator(rng)
-        self._drawing = (self._rng, INITIALIZERS[0])  # how weights with open sizes will be drawn
         self._parameters = Parameters(scalars.float_type(dtype), {state.name: state for state in states})
         self._linears = {state.name: Linear(self._parameters, state.name) for state in states}
         self.training = False
+        self.initialize()
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -166,7 +166,7 @@ class Layer(Trained):
         >>> mha.initialize(rng=0)
         """
         scalars.choice(method, "method", *INITIALIZERS)
-        self._drawing = (self._rng if rng is None else scalars.generator(rng), method)
+        self._drawing = (self._rng if rng is None else scalars.generator(rng), method)  # for sizes that are open
         parameters = self._parameters
         with parameters.lock:
             states = parameters.states.items()
