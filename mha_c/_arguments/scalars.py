@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
@@ -134,13 +135,11 @@ def empty_rows(value: Any) -> EmptyRows:
 
 def float_type(value: Any) -> DType:
     """`value` as a dtype that the core computes in: float32 or float64."""
-    try:
-        dtype = np.dtype(value)
-    except TypeError:
-        raise TypeError(f"dtype must be float32 or float64, got {value!r}") from None
-    if value is None or dtype not in (FLOAT32, FLOAT64):
-        raise TypeError(f"dtype must be float32 or float64, got {value!r}")
-    return FLOAT32 if dtype == FLOAT32 else FLOAT64
+    with suppress(TypeError):  # of np.dtype
+        for native in (FLOAT32, FLOAT64):
+            if value is not None and np.dtype(value) == native:
+                return native
+    raise TypeError(f"dtype must be float32 or float64, got {value!r}")
 
 
 def generator(rng: RngLike) -> np.random.Generator:
