@@ -77,14 +77,11 @@ class State:
 
     def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
         """ShapeError unless this shape fits the weight or bias; `what` goes before the name in the message."""
-        if suffix == "bias":
-            expected: tuple[Any, ...] = (self.out_features,)
-            fits = shape == expected
-        else:
-            expected = (self.out_features, "in_features" if self.in_features is None else self.in_features)
-            fits = len(shape) == 2 and shape[0] == expected[0] and self.in_features in (None, shape[1])
-        wanted = f"({', '.join(map(str, expected))}{',' if len(expected) == 1 else ''})"
-        if not fits:
+        expected: tuple[Any, ...] = (self.out_features,)
+        if suffix == "weight":
+            expected = self.out_features, "in_features" if self.in_features is None else self.in_features
+        if len(shape) != len(expected) or any(wanted not in (n, "in_features") for n, wanted in zip(shape, expected)):
+            wanted = str(expected).replace("'", "")
             raise ShapeError(f"{what}{self.name}.{suffix} must have shape {wanted}, got {shape}")
 
 
