@@ -203,5 +203,10 @@ def draw_seed(generator: Optional[torch.Generator] = None) -> int:
 def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
     """The number of `draw_seed` as a tensor, for compilers, which cannot read numbers of tensors."""
     if generator is None:
-        return torch.randint(0, SEEDS, ())
-    return torch.randint(0, SEEDS, (), generator=generator)
+        return torch.randint(0, SEEDS, (), device="cpu")
+    return torch.randint(0, SEEDS, (), generator=generator, device="cpu")
+
+
+def seed_tensor(seed: int) -> Tensor:
+    """A seed as a tensor of int64, which the operators read as 64 bits without sign."""
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device="cpu")

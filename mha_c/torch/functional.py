@@ -35,7 +35,7 @@ from ._tensors import (
     lengths,
     refuse_half_fake,
     refuse_types,
-    traced,
+    seed_tensor,
 )  # fmt: skip
 from .positions import rotary
 
@@ -293,23 +293,20 @@ def _attention(
             call = call_with(lens, _seed_tensor(rng) if dropout else None)
             found = torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
         else:
-            drop, plain = _drop(dropout, rng, numbers), rng is None and not (return_weights or return_lse)
+            drop, plain = _drop(dropout, rng, q), rng is None and not (return_weights or return_lse)
             found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
     wanted = [x if x.dtype is dtype else x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 
-def _drop(dropout: float, rng: Rng, tensors: Any) -> Any:
+def _drop(dropout: float, rng: Rng, q: Tensor) -> Any:
     """The dropout of a call by torch's operations; None without dropout."""
     if exporting() and dropout and rng is not None:
         raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-    if exporting() or not tensors[0].is_cpu:
+    if exporting() or not q.is_cpu:
         return by_torch.dropout_of(dropout, rng)
-    if rng is None and not traced(*tensors):
-        return mathematics.drawn_dropout(dropout)
-    seed = _seed_tensor(rng) if traced(*tensors) and dropout else _seed(rng, dropout)
-    return mathematics.core_dropout(dropout, seed)
+    return mathematics.core_dropout(dropout, _seed_tensor(rng) if dropout else _seed(rng, dropout))
 
 
 def _converted(tensors: Any, common: torch.dtype) -> Any:
@@ -333,7 +330,7 @@ def _given_seed(rng: Any) -> int:
 
 
 def _seed_tensor(rng: Rng) -> Tensor:
-    """The seed as a tensor of int64, which `ops` reads as 64 bits without sign."""
+    """The seed as a tensor of int64."""
     if rng is None or isinstance(rng, torch.Generator):
         return draw_seed_tensor(rng)
     if not isinstance(rng, (int, Tensor)) and hasattr(rng, "dtype"):  # a compiler made NumPy's number an array
@@ -341,8 +338,7 @@ def _seed_tensor(rng: Rng) -> Tensor:
         if given.dim() or given.dtype not in WHOLE:
             raise TypeError(f"rng must be None, a whole number or a torch.Generator, got an array of {given.dtype}")
         return given.view(torch.int64) if given.dtype.itemsize == 8 else given.to(torch.int64)
-    seed = _given_seed(rng)
-    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+    return seed_tensor(_given_seed(rng))
 
 
 def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str, n_out: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch.nn.functional import dropout as torch_dropout
 from torch.nn.functional import scaled_dot_product_attention
 
 from .._private import in_transform, tracing_state
-from .._tensors import HALVES, autocast_on, exporting, float32_if_half
+from .._tensors import HALVES, autocast_on, draw_seed_tensor, exporting, float32_if_half
 from . import mathematics
 from .mathematics import AttentionCall, Drop
 
@@ -95,7 +95,8 @@ def layer(
         if exporting() or not queries.is_cpu:
             drop = dropout_of(dropout)
         else:  # drop what the core would drop with this seed
-            drop = mathematics.drawn_dropout(dropout) if seed is None else mathematics.core_dropout(dropout, seed)
+            number = draw_seed_tensor() if dropout and seed is None else seed
+            drop = mathematics.core_dropout(dropout, number)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
         saved = "tensor", found if of_keys is None else found + torch.where(visible, of_keys, 0.0)
     out = mathematics.joined(context, weights[3], biases[3])

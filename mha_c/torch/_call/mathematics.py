@@ -13,18 +13,15 @@ from functools import reduce
 from operator import and_
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, linear
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from ..._core import dropout_factors
-from .._tensors import draw_seed_tensor, float32_if_half, has_numbers, optional_array
+from .._tensors import float32_if_half, has_numbers, optional_array, seed_tensor
 
 Drop = Callable[[Tensor], Tensor]
 FEATURES = 1 << 24  # features of additive scores that exist at a time: 64 MiB of float32
-NUMPY_TYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class AttentionCall(NamedTuple):
@@ -241,30 +238,16 @@ def layer_weights(
 
 
 def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
-    """The dropout of weights (B, H, Q, K) that the core does with this seed; in compilers the seed is a tensor."""
+    """The dropout of weights (B, H, Q, K) that the core does with this seed."""
     if not p or seed is None:
         return None
+    number = seed if isinstance(seed, Tensor) else seed_tensor(seed)
 
     def drop(weights: Tensor) -> Tensor:
-        if weights.is_meta:
-            return weights
-        if isinstance(seed, Tensor):
-            factors: Tensor = torch.ops.mha_c.dropout_factors(weights.detach(), p, seed)
-            return weights * factors
-        like = np.broadcast_to(NUMPY_TYPES[weights.dtype](0), tuple(weights.shape))
-        return weights * torch.from_numpy(dropout_factors(like, p, seed))
+        factors: Tensor = torch.ops.mha_c.dropout_factors(weights.detach(), p, number)
+        return weights * factors
 
     return drop
-
-
-def drawn_dropout(p: float) -> Optional[Drop]:
-    """`core_dropout` with a seed drawn now; torch's own dropout if vmap wants another seed for each example."""
-    if not p:
-        return None
-    try:
-        return core_dropout(p, int(draw_seed_tensor().item()))
-    except RuntimeError:  # vmap(randomness="different"); with "error" the next line raises torch's error
-        return lambda weights: dropout(weights, p)
 
 
 def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out: Any) -> list[Optional[Tensor]]:

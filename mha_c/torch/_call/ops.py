@@ -290,6 +290,15 @@ def _dropout_fake(weights: Tensor, dropout: float, seed: Tensor) -> Tensor:
     return torch.empty_like(weights)
 
 
+def _dropout_vmap(info: Any, in_dims: Any, weights: Tensor, dropout: float, seed: Tensor) -> tuple[Tensor, Any]:
+    """Inside vmap: one array of factors for all examples, or one for each seed."""
+    of_weights, _, of_seeds = in_dims
+    one = weights if of_weights is None else weights.select(of_weights, 0)
+    seeds = [seed] if of_seeds is None else seed.unbind(of_seeds)
+    factors = [torch.ops.mha_c.dropout_factors(one, dropout, each) for each in seeds]
+    return (factors[0], None) if of_seeds is None else (torch.stack(factors), 0)
+
+
 def _register() -> None:
     library = torch.library
     kernels = {
@@ -307,6 +316,7 @@ def _register() -> None:
         library.register_fake(f"mha_c::{name}", fake)
     library.register_autograd("mha_c::layer", _layer_autograd, setup_context=_layer_setup)
     library.register_autograd("mha_c::attention", _attention_autograd, setup_context=_attention_setup)
+    library.register_vmap("mha_c::dropout_factors", _dropout_vmap)
 
 
 _register()

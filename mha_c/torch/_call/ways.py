@@ -39,6 +39,7 @@ from .._tensors import (
     refuse_half_fake,
     refuse_types,
     result_type,
+    seed_tensor,
     traced,
 )
 from . import by_torch, ops
@@ -169,7 +170,7 @@ def call_operator(
     valid_lens, num_heads, empty_rows, dropout = options
     one = next((x for x in parameters if x is not None), None)
     refuse_half_fake(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=one, valid_lens=valid_lens)
-    seed = None if not dropout else draw_seed_tensor() if drawn is None else torch.tensor(drawn)
+    seed = None if not dropout else draw_seed_tensor() if drawn is None else seed_tensor(drawn)
     if not (torch.is_grad_enabled() and any_needs_grad(inputs, parameters)):
         keeps = ops.keeps_weights(inputs, parameters, num_heads)
         if keeps is not None:
