@@ -14,6 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from ._call.children import is_changed
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
@@ -23,7 +24,6 @@ _CHILDREN: dict[str, tuple[Any, set[str]]] = {  # children of d2l's classes, in 
     "DotProductAttention": (DotProductAttention, {"dropout"}),
 }
 _CALL = ["queries", "keys", "values", "valid_lens"]
-_HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 _STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # attributes of our modules before the first call
 _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
 
@@ -95,7 +95,7 @@ def convert(module: nn.Module) -> nn.Module:
 
 def _convert(module: nn.Module) -> Optional[str]:
     """Convert one attention module; returns None, or the reason why it is not converted."""
-    if "forward" in module.__dict__ or any(getattr(module, name, None) for name in _HOOKS):
+    if is_changed(module):
         return "has hooks or a forward of its own"
     if isinstance(module, nn.MultiheadAttention):
         if type(module) is not nn.MultiheadAttention:
