@@ -171,9 +171,9 @@ def refuse_half_fake(**named: Any) -> None:
         )
 
 
-def refuse_types(**named: Any) -> NoReturn:
+def refuse_types(**types: torch.dtype) -> NoReturn:
     """Raise the error for inputs and parameters of different types."""
-    listed = ", ".join(f"{name} {value.dtype}" for name, value in named.items() if value is not None)
+    listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
     raise TypeError(
         f"tensors of different types: {listed}; convert the inputs (.float(), .double()) or the module (.to(dtype))"
     )

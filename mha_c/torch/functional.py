@@ -258,11 +258,13 @@ def _attention(
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
     cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
-    numbers, dtype = (q, k, v, w_v, bias, relative_bias, sinks), q.dtype
+    numbers: Any = q, k, v, w_v, bias, relative_bias, sinks
+    dtype = q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in numbers if x is not None}
     if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # other devices keep 16-bit floats
-        numbers = _converted(numbers, common)
+        common = ways.common_type(q=q, k=k, v=v, w_v=w_v, **terms)
+        numbers = tuple(None if x is None else x.to(common) for x in numbers)
     q, k, v, w_v, bias, relative_bias, sinks = numbers
     tensors = q, k, v, w_v, keep_mask, bias, relative_bias, sinks
     left, right = (-1, -1) if window is None else core_window(window)
@@ -309,14 +311,6 @@ def _drop(dropout: float, rng: Rng, q: Tensor) -> Any:
     return mathematics.core_dropout(dropout, _seed_tensor(rng) if dropout else _seed(rng, dropout))
 
 
-def _converted(tensors: Any, common: torch.dtype) -> Any:
-    """16-bit floats as float32, also where float32 is among them (autocast); other mixtures of types are mistakes."""
-    types = {x.dtype for x in tensors if x is not None}
-    if common is torch.float64 or not types <= {torch.float32, *HALVES}:
-        refuse_types(**dict(zip(("q", "k", "v", "w_v", "bias", "relative_bias", "sinks"), tensors)))
-    return tuple(None if x is None else x.to(common) for x in tensors)
-
-
 def _seed(rng: Rng, dropout: float) -> int:
     if rng is None or isinstance(rng, torch.Generator):
         return draw_seed(rng) if dropout else 0
@@ -354,5 +348,5 @@ def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str,
             f"got {tuple(weight.shape)}; {name} has shape {tuple(x.shape)}"
         )
     if weight.dtype != x.dtype and not is_compiling() and {weight.dtype, x.dtype}.isdisjoint(HALVES):
-        refuse_types(**{name: x, weight_name: weight})
+        refuse_types(**{name: x.dtype, weight_name: weight.dtype})
     return linear(x, weight.to(x.dtype))

@@ -143,24 +143,25 @@ def in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
     elif autocast_on(queries):
         return tensors, None
     if queries.is_cpu or len(kinds) > 1:
-        one = next((x for x in tensors[3:] if x is not None), None)
-        common = common_type(tensors, queries, tensors[1], tensors[2], one)
+        common = common_type(queries=queries, keys=tensors[1], values=tensors[2], parameters=tensors[3:])
         if kinds != {common}:
             tensors = tuple(None if x is None else x.to(common) for x in tensors)
     return tensors, dtype
 
 
-def common_type(
-    tensors: Any, queries: Tensor, keys: Optional[Tensor] = None, values: Optional[Tensor] = None,
-    weight: Optional[Tensor] = None,
-) -> torch.dtype:  # fmt: skip
-    """The type of the computation: that of all tensors, or float32 for 16-bit floats, also mixed with float32."""
-    types = {x.dtype for x in tensors if x is not None}
-    if len(types) == 1 and queries.dtype in FLOATS:
-        return queries.dtype
-    if types <= {torch.float32, *HALVES} and types.intersection(HALVES):
-        return torch.float32
-    refuse_types(queries=queries, keys=keys, values=values, parameters=weight)
+def common_type(**named: Any) -> torch.dtype:
+    """The type of the computation: that of all tensors, or float32 for 16-bit floats, also mixed with float32.
+
+    named   tensors, or tuples of tensors; None where there is none
+    """
+    groups = {name: [value] if isinstance(value, Tensor) else value or () for name, value in named.items()}
+    found = {name: [x.dtype for x in group if x is not None] for name, group in groups.items()}
+    types = set().union(*found.values())
+    if len(types) == 1 and types.issubset(FLOATS):
+        return types.pop()
+    if not types <= {torch.float32, *HALVES}:
+        refuse_types(**{name: dtypes[0] for name, dtypes in found.items() if dtypes})
+    return torch.float32
 
 
 def call_operator(

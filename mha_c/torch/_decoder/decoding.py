@@ -266,11 +266,10 @@ def run(function: Any, inputs: Any, parameters: LayerParameters, packed: Any, op
     try:
         return call_core(function, (*inputs, lens, packed or parameters, parameters[8], *others))
     except (BufferError, TypeError):  # 16-bit floats, or types that do not fit together
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        for x in tensors:
-            check_inputs(**{"queries" if x is tensors[0] else "keys and values": x})
-        common = common_type((*tensors, *parameters), *tensors)
-        if all(x is None or x.dtype is common for x in (*tensors, *parameters)):
+        named = {name: x for name, x in zip(("queries", "keys", "values"), inputs) if isinstance(x, Tensor)}
+        check_inputs(**named)
+        common = common_type(**named, parameters=parameters)
+        if all(x is None or x.dtype is common for x in (*named.values(), *parameters)):
             raise
     inputs = [x.to(common) if isinstance(x, Tensor) else x for x in inputs]
     parameters = tuple(None if x is None else x.to(common) for x in parameters)
