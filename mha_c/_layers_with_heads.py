@@ -121,7 +121,7 @@ class NumpyPart:
             vars(layer).update(before)
             dropout.p = p
             if parameters is not None:
-                if all(state.weight is not None for state in states.values()):  # else a call inside has drawn the weights
+                if all(state.weight is not None for state in states.values()):  # else a call inside has drawn them
                     parameters.states = states
                 parameters.grads.clear()
                 parameters.grads.update(grads)

@@ -12,8 +12,16 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import (
-    MOST, check_features, floats, gradient_like, is_tensor, like_input, to_array, to_arrays, to_int64,
-)  # fmt: skip
+    MOST,
+    check_features,
+    floats,
+    gradient_like,
+    is_tensor,
+    like_input,
+    to_array,
+    to_arrays,
+    to_int64,
+)
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 

@@ -20,7 +20,6 @@ from ..linear import Linear, Parameter, Parameters, State
 
 if TYPE_CHECKING:
     from .._types import Array, RngLike
-
     from ..linear import States
 
     Self = TypeVar("Self", bound="Trained")

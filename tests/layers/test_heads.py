@@ -204,7 +204,7 @@ def test_bad_calls_of_importance(layer, batch):
         heads.importance(layer, batch, loss=lambda layer, batch: np.ones(2))
     with pytest.raises(ValueError, match="at least one batch"):
         heads.importance(layer, [])
-    for data, loss, says in ((None, None, "data must be a batch .*, got None"), (batch, 1.0, "loss must be a function")):
+    for data, loss, says in ((None, None, r"data must be a batch .*, got None"), (batch, 1.0, "loss must be a func")):
         with pytest.raises(TypeError, match=says):
             heads.importance(layer, data, loss=loss)
     with pytest.raises(ValueError, match="fixed by the first call"):

@@ -321,7 +321,7 @@ def test_widths_that_a_parameter_cannot_hold():
     import mha_c.torch as ours
 
     for width in (1e-50, 1e300):
-        with pytest.raises(ValueError, match="width must lie in .* for float32, got"):
+        with pytest.raises(ValueError, match=r"width must lie in .* for float32, got"):
             ours.KernelAttention(width=width)
 
 

@@ -29,7 +29,8 @@ class World:
         self.n = n
         self._folder = tempfile.TemporaryDirectory(prefix="mha_c-world-")
         context = multiprocessing.get_context("forkserver")  # its server imports once for all what takes long
-        context.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"])
+        slow = ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"]
+        context.set_forkserver_preload(slow)
         pairs = [context.Pipe() for _ in range(n)]
         self.pipes = [ours for ours, _ in pairs]
         store = f"{self._folder.name}/store"

@@ -370,9 +370,9 @@ def test_what_is_no_tensor_is_told_so(given):
         lambda: mt.Seq2SeqAttentionDecoder(4, 2, 2, 1).init_state((given, x)),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match="must be a torch tensor, got .*; mha_c has the same for arrays"):
+        with pytest.raises(TypeError, match=r"must be a torch tensor, got .*; mha_c has the same for arrays"):
             call()
     with pytest.raises(TypeError, match="frozen takes a torch module, got"), mt.frozen(given):
         pass
-    with pytest.raises(TypeError, match="X must be a dense tensor of float32.*got torch.int64"):
+    with pytest.raises(TypeError, match=r"X must be a dense tensor of float32.*got torch.int64"):
         mt.masked_softmax(torch.ones(1, 1, 2, dtype=torch.long), [1])

@@ -79,7 +79,7 @@ def test_layers_know_their_heads(weights):
         np.testing.assert_array_equal(collect(source)[0].weights, joined.reshape(2, 3, 4, 4))
     assert collect(joined, num_heads=2)[0].weights.shape == (3, 2, 4, 4)
     assert collect(ours, num_heads=3)[0].weights.shape == (2, 3, 4, 4)
-    for source, says in ((joined, "no multiple of 4 "), (ours, "3 head.s., but num"), (joined[0], "1 head.s., but num")):
+    for source, says in ((joined, "no multiple of 4 "), (ours, "3 head.s., but "), (joined[0], "1 head.s., but ")):
         with pytest.raises(ValueError, match=says):
             collect(source, num_heads=4)
     pruned = SimpleNamespace(num_heads=2)
@@ -218,7 +218,7 @@ def test_large_weights_keep_their_shape(weights):
     np.testing.assert_allclose(unpacked(panel)[0], array[0], rtol=1e-6)
     np.testing.assert_array_equal(unpacked(panel) > 0, array > 0)  # nothing else is said to be no weight at all
     assert panel["bits"] == 8 and np.abs(unpacked(panel) - array).max() <= 0.004 * array.max()
-    np.testing.assert_allclose(unpacked(panel).sum(axis=-1), array.sum(axis=-1), atol=0.01)  # small weights are not lost
+    np.testing.assert_allclose(unpacked(panel).sum(axis=-1), array.sum(axis=-1), atol=0.01)  # small ones are not lost
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
