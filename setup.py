@@ -62,8 +62,19 @@ def readme_for_the_index():
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
 
 
+def is_current(target):
+    """Whether the object is newer than this file and than all that the compiler says (-MMD) it was made from."""
+    rule = f"{os.path.splitext(target)[0]}.d"
+    if not (os.path.exists(target) and os.path.exists(rule)):
+        return False
+    with open(rule, encoding="utf-8") as file:
+        words = re.findall(r"(?:\\ |\S)+", file.read().replace("\\\n", " ").partition(": ")[2])
+    sources = ["setup.py", *(word.replace("\\ ", " ") for word in words)]
+    return all(map(os.path.exists, sources)) and os.path.getmtime(target) > max(map(os.path.getmtime, sources))
+
+
 class BuildExt(build_ext):
-    """Compiles the sources side by side, and only those that changed or whose headers did."""
+    """Compiles the sources side by side, and only those that changed or that include what did."""
 
     def finalize_options(self):
         super().finalize_options()
@@ -85,14 +96,12 @@ class BuildExt(build_ext):
                 "or build with clang or gcc: python setup.py build_ext --compiler=mingw32"
             )
         compile_sources = self.compiler.compile
-        newest_header = max(map(os.path.getmtime, ext.depends), default=0.0)
 
         def compile_one(source, options):
             (target,) = self.compiler.object_filenames([source], output_dir=options["output_dir"])
-            built = os.path.getmtime(target) if os.path.exists(target) and not self.force else 0.0
-            if built > max(newest_header, os.path.getmtime(source)):
+            if is_current(target) and not self.force:
                 return [target]
-            return compile_sources([source], **options)
+            return compile_sources([source], **{**options, "extra_postargs": [*options["extra_postargs"], "-MMD"]})
 
         def compile_all(sources, **options):
             with ThreadPoolExecutor(os.cpu_count()) as pool:
