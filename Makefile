@@ -36,7 +36,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
-	mutants guards nightly oldest free-threaded dev docs playground wheel wheels test-wheels compare-wheels clean help
+	mutants guards nightly oldest free-threaded dev dev-torch docs playground wheel wheels test-wheels compare-wheels clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -203,9 +203,13 @@ oldest: $(STAMPS)/installed
 	build/oldest/bin/pip install -q oldest-supported-numpy build/wheel/*.whl
 	cd $(RUN) && ../oldest/bin/python -m mha_c && ../oldest/bin/python -m mha_c.selftest
 
-# In place, for work on the sources: `.venv/bin/python -m pytest` then tests the working tree.
-dev: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
+# In place, for work on the sources: `.venv/bin/python -m pytest tests/layers` then tests the working tree.  What needs
+# torch and other large tools is skipped; `make dev-torch` brings them.
+dev: $(STAMPS)/native-tools $(STAMPS)/build-tools
 	$(BIN)/python setup.py -q build_ext --inplace
+	$(BIN)/python tools/compile_commands.py
+
+dev-torch: dev $(STAMPS)/test-tools $(D2L)
 
 wheel: $(STAMPS)/wheel
 
@@ -243,7 +247,8 @@ help:
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
 	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
 	@echo 'playground  build/playground.html, attention in a browser: one file, the core inside'
-	@echo 'dev         in-place build for work on the sources    wheel       build/wheel/*.whl, *.tar.gz'
+	@echo 'dev         in-place build for work on the sources    dev-torch   the same with torch and d2l'
+	@echo 'wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'
 	@echo 'compare-wheels   build/native (cibuildwheel) and dist/: the same files, the same bits of results'
