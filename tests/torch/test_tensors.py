@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from binding_calls import assert_leaks_nothing
 from mha_c import _core
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import mha_c.torch as mt  # noqa: E402
 from mha_c.torch._call import autograd  # noqa: E402
@@ -220,6 +223,32 @@ if not {fake}:
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_import_does_not_depend_on_the_default_device(fake):
     subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=needs.HANGS)
+
+
+FIRST_USES = {
+    "inference mode": torch.inference_mode,
+    "fake": FakeTensorMode,
+    "fake among real": lambda: FakeTensorMode(allow_non_fake_inputs=True),
+    "meta": lambda: torch.device("meta"),
+}
+
+
+@pytest.mark.parametrize("mode", FIRST_USES)
+def test_a_first_use_in_a_mode_leaves_the_thread_as_it_was(mode):
+    """What a thread keeps for its random numbers is made at its first call with dropout, whatever mode that is in."""
+    layer, x = mt.DotProductAttention(0.5), torch.ones(2, 3, 4)
+
+    def in_thread():
+        torch.manual_seed(0)
+        with FIRST_USES[mode]():
+            layer(x, x, x)
+        found = [layer(x, x, x) for _ in range(20)]
+        generator = torch.Generator().manual_seed(0)
+        found += [mt.functional.dot_product_attention(x, x, x, dropout=0.5, rng=generator) for _ in range(20)]
+        return {out.sum().item() for out in found}
+
+    with ThreadPoolExecutor(1) as pool:
+        assert len(pool.submit(in_thread).result()) > 2
 
 
 def test_the_tape_is_saved_where_it_is_large():
