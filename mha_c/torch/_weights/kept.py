@@ -19,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._layer.kept_weights import saved_weights
 from .._call import ops
 from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
 from .._private import in_transform, of_all_examples, written_down
-from .._tensors import exporting, is_compiling, optional_tensor, traced
+from .._tensors import elsewhere, exporting, is_compiling, optional_tensor, traced
 from .lazy import Recipe, split_heads
 
 
@@ -134,6 +135,45 @@ class Assigned:
         return ("assigned", self.value.detach() if isinstance(self.value, Tensor) else self.value), None, None
 
 
+class LoadedElsewhere:
+    """The weights of the last call of a module that torch.load has put on another device than the CPU.
+
+    They are computed, and put on that device, when they are read: another kind of CPU cannot compute them, and the
+    module must load there too.
+    """
+
+    __slots__ = ("_dtype", "_saved", "_tensors")
+
+    def __init__(self, saved: Any, dtype: torch.dtype) -> None:
+        self._saved, self._dtype = saved, dtype
+        self._tensors: dict[Optional[int], Tensor] = {}
+
+    def weights(self, heads: Optional[int]) -> Tensor:
+        found = self._tensors.get(heads)
+        if found is None:
+            with torch.inference_mode(False), torch.no_grad():
+                found = self._tensors[heads] = split_heads(self._all(), heads)
+        return found
+
+    def detached(self) -> Any:
+        return self._saved, self._dtype, None
+
+    def _all(self) -> Tensor:
+        kind, *parts = self._saved
+        by_operator = kind == "operator"
+        k, row_max = (parts[1], parts[3]) if by_operator else (parts[2], parts[4])
+        if k.is_meta:
+            return torch.empty((*row_max.shape, k.shape[1]), dtype=self._dtype, device="meta")
+        parts = [x.cpu() if isinstance(x, Tensor) else x for x in parts]
+        saved = ops.recompute(*parts) if by_operator else _as_arrays((kind, *parts))
+        weights: Tensor = saved_weights(saved, torch.from_numpy)
+        return weights.to(k.device, self._dtype)
+
+
+def _as_arrays(saved: Any) -> Any:
+    return tuple(x.numpy() if isinstance(x, Tensor) else x for x in saved)
+
+
 def _check_numbers(tensor: Any) -> None:
     if written_down(tensor) and not exporting():
         raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
@@ -157,9 +197,12 @@ def detached(module: Any) -> Any:
 
 def restored(last: Any) -> Any:
     """The reverse of `detached`: arrays, as the core keeps them; tensors after an operator or torch's operations."""
-    if last is None or last[0][0] in ("operator", "tensor"):
+    if last is None or last[0][0] == "tensor":
         return last
     if last[0][0] == "assigned":
         return Assigned(last[0][1])
     kept, dtype, _ = last
-    return tuple(x.numpy() if isinstance(x, Tensor) else x for x in kept), dtype, None
+    if any(elsewhere(x) for x in kept):
+        few_keys = kept[0] != "operator" and kept[1] is not None  # then the core has kept the weights themselves
+        return (("tensor", kept[1]), dtype, None) if few_keys else LoadedElsewhere(kept, dtype)
+    return last if kept[0] == "operator" else (_as_arrays(kept), dtype, None)

@@ -1,0 +1,57 @@
+"""Modules saved whole, and loaded on the same device or another one."""
+
+import copy
+import io
+import pickle
+
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+import own_device  # noqa: E402  torch must be there
+
+from mha_c import torch as mt  # noqa: E402
+
+OWN = own_device.load()
+
+
+def layers():
+    torch.manual_seed(0)
+    return {
+        "multi-head": mt.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True),
+        "additive": mt.AdditiveAttention(12, 12, 8, 0.0),
+        "dot": mt.DotProductAttention(0.0),
+    }
+
+
+def weights_of(layer):
+    return getattr(layer, "attention", layer).attention_weights
+
+
+@pytest.mark.parametrize("place", ["meta", "own"])
+@pytest.mark.parametrize("how", ["gradients", "no gradients", "compiled", "read", "assigned"])
+@pytest.mark.parametrize("name", ["multi-head", "additive", "dot"])
+@pytest.mark.parametrize("n", [4, 40])  # the core keeps the weights of few keys themselves
+def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how, name, n):
+    layer, x, file = layers()[name].eval(), torch.randn(2, n, 12), io.BytesIO()
+    with torch.set_grad_enabled(how != "no gradients"):
+        (torch.compile(layer, backend="eager") if how == "compiled" else layer)(x, x, x, torch.tensor([3, n]))
+    wanted = weights_of(layer).detach().clone()
+    if how != "read":
+        layer(x, x, x, torch.tensor([3, n]))
+    if how == "assigned":
+        layer.attention_weights = wanted
+    torch.save(layer, file)
+    file.seek(0)
+    found = torch.load(file, map_location=place, weights_only=False)
+    device = torch.device(place, None if place == "meta" else 0)
+    assert all(parameter.device == device for parameter in found.parameters())
+    for again in (found, copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        weights = again.attention_weights if how == "assigned" else weights_of(again)
+        assert weights.device == device and weights.shape == wanted.shape and weights.dtype == wanted.dtype
+        assert again.attention_weights is again.attention_weights and not weights.requires_grad
+        if place == "own":
+            torch.testing.assert_close(weights.cpu(), wanted)
+    y = x.to(device)
+    assert found(y, y, y).device == device and weights_of(found).device == device
