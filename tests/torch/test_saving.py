@@ -10,7 +10,6 @@ import needs
 
 torch = needs.module("torch")
 import own_device  # noqa: E402  torch must be there
-
 from mha_c import torch as mt  # noqa: E402
 
 OWN = own_device.load()
