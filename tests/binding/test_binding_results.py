@@ -28,7 +28,7 @@ from binding_calls import (
     saved,
     softmax,
 )
-from checks import same
+from checks import MANY, same
 from core_calls import core as _core
 from mha_c import _reference
 
@@ -184,23 +184,23 @@ def test_huge_shapes_fail_fast(call):
 @pytest.mark.parametrize(
     ("shape", "call"),
     [
-        ((2**40, 1, 0), lambda n: _core.attention_forward(empty(n, 1, 0), empty(n, 0, 0), empty(n, 0, 0))),
-        ((1, 2**40, 0), lambda n: _core.attention_forward(empty(1, n, 0), empty(1, 1, 0), empty(1, 1, 0))),
-        ((2**40, 0, 3), lambda n: _core.attention_forward(empty(n, 0, 3), empty(n, 0, 3), empty(n, 0, 3))),
-        ((2**40, 0, 4), lambda n: softmax(empty(n, 0, 4))),
-        ((2**40, 4, 0), lambda n: softmax(empty(n, 4, 0))),
-        ((2**40, 0), lambda n: linear(empty(n, 0), (_core.pack_linear(empty(0, 0)), None, (0, 0)))),
+        ((MANY, 1, 0), lambda n: _core.attention_forward(empty(n, 1, 0), empty(n, 0, 0), empty(n, 0, 0))),
+        ((1, MANY, 0), lambda n: _core.attention_forward(empty(1, n, 0), empty(1, 1, 0), empty(1, 1, 0))),
+        ((MANY, 0, 3), lambda n: _core.attention_forward(empty(n, 0, 3), empty(n, 0, 3), empty(n, 0, 3))),
+        ((MANY, 0, 4), lambda n: softmax(empty(n, 0, 4))),
+        ((MANY, 4, 0), lambda n: softmax(empty(n, 4, 0))),
+        ((MANY, 0), lambda n: linear(empty(n, 0), (_core.pack_linear(empty(0, 0)), None, (0, 0)))),
     ],
 )
 def test_any_count_of_rows_without_numbers(shape, call):
     """No memory stands behind such an array, so its rows are not even counted."""
-    result = call(2**40)
+    result = call(MANY)
     assert (result[0] if isinstance(result, tuple) else result).shape == shape
 
 
 def test_any_count_of_rows_without_numbers_backward():
-    q, k = empty(2**40, 0, 0), empty(2**40, 1, 0)
-    grads = _core.attention_backward(q, q, (empty(2**40, 0), empty(2**40, 0)), q, k, k)
+    q, k = empty(MANY, 0, 0), empty(MANY, 1, 0)
+    grads = _core.attention_backward(q, q, (empty(MANY, 0), empty(MANY, 0)), q, k, k)
     assert [grad.shape for grad in grads[:3]] == [q.shape, k.shape, k.shape]
 
 

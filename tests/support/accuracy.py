@@ -227,7 +227,7 @@ def error(found, known):
     unit = UNIT[found.dtype.name]
     distance = np.abs(found.astype(known.out.dtype) - known.out).astype(np.float64)
     # The smallest number of the type is the best that any rounding can do.
-    kappa = distance / (unit * known.rounding + np.finfo(found.dtype).smallest_subnormal)
+    kappa = distance / (unit * known.rounding + np.nextafter(0, 1, dtype=found.dtype))  # the smallest of all numbers
     return Error(distance.max(axis=(1, 2)), kappa.max(axis=(1, 2)), (kappa**2).mean(axis=(1, 2)))
 
 

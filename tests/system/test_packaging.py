@@ -114,12 +114,6 @@ def test_symbols():
     assert list(check_symbols.breaches(_core.__file__)) == []
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="reads the tracked files of the git repository")
-def test_style():
-    done = subprocess.run([sys.executable, ROOT / "tools" / "check_style.py"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 PROCESS_STATE = """
 import ctypes, json, os, resource, signal, sys, threading, warnings
 import numpy as np

@@ -10,7 +10,6 @@ browser  the C core's programs as WebAssembly in node: scalar and SIMD128, witho
 
 import argparse
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,13 +17,13 @@ from pathlib import Path
 
 import c_programs
 from inputs import debian_mirrors
+from pythons import pythons
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK, DIST = ROOT / "build" / "test-wheels", ROOT / "dist"
 OLDEST_NUMPY = {(3, 9): "1.21.6", (3, 10): "1.21.6", (3, 11): "1.23.5", (3, 12): "1.26.4", (3, 13): "2.1.3"}
 SUITE = ["test_layers", "test_layer_calls", "test_functional", "test_exactness", "test_numpy_training", "test_binding"]
 EMULATED = ["test_layers", "test_layer_calls", "test_exactness", "test_numpy_training"]
-WHICH = "import sys, sysconfig as s; print(*sys.version_info[:2], bool(s.get_config_var('Py_GIL_DISABLED')))"
 DEBIAN_ARM64 = """
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; }};
@@ -47,20 +46,6 @@ def run(*command, **environment):
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, command))}\nexit status {done.returncode}\n{done.stdout[-6000:]}")
     return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else ""
-
-
-def pythons():
-    """{(version, free-threaded): command} of the interpreters found, later ones on the path last."""
-    found = {}
-    places = [*os.environ["PATH"].split(os.pathsep), *map(str, Path("~/.pyenv/versions").expanduser().glob("*/bin"))]
-    for place in places:
-        for path in sorted(Path(place).glob("python3.*")):
-            if re.fullmatch(r"python3\.\d+t?", path.name):
-                done = subprocess.run([path, "-c", WHICH], capture_output=True, text=True)
-                if done.returncode == 0:
-                    major, minor, free = done.stdout.split()
-                    found.setdefault(((int(major), int(minor)), free == "True"), path)
-    return {key: path for key, path in sorted(found.items()) if key[0] >= (3, 9)}
 
 
 def on_x86():
