@@ -38,6 +38,7 @@ from ._tensors import (
     seed_tensor,
 )  # fmt: skip
 from .positions import rotary
+from .summary import weights_summary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 Rng = Union[None, int, torch.Generator]
 WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
-__all__ = ["additive_attention", "dot_product_attention", "merge", "rotary"]
+__all__ = ["additive_attention", "dot_product_attention", "merge", "rotary", "weights_summary"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 

@@ -107,7 +107,7 @@ ORDER = [
     ("_layer.module",),
     ("positions",),
     ("_arguments.constructors", "_arguments.options"),
-    ("_gradients",),
+    ("_gradients", "_summary"),
     ("functional",),
     ("_reference",),
     ("_decoder.caches",),
