@@ -334,6 +334,8 @@ class Reading(np.ndarray):
     def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
         return np.asarray(array)
 
+    __array_prepare__ = __array_wrap__  # what numpy.linalg asks for before NumPy 2
+
     def __setitem__(self, key: Any, value: Any) -> None:
         self._need_writeable()
         super().__setitem__(key, value)

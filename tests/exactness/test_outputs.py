@@ -273,7 +273,8 @@ def test_objects_that_give_arrays(inputs):
     wrapped = [Arraylike(x) for x in inputs]
     same(layer(*wrapped, Arraylike(LENS)), expected)
     assert [w.asked for w in wrapped] == [1, 1, 1]
-    same(layer(*map(Dlpack, inputs), LENS), expected)
+    if hasattr(np, "from_dlpack"):  # NumPy 1.22
+        same(layer(*map(Dlpack, inputs), LENS), expected)
     same(layer(*map(memoryview, inputs), memoryview(LENS)), expected)
     same(layer(*inputs, array_module.array("i", [3, 7])), expected)
     assert type(layer.attention_weights) is np.ndarray
