@@ -48,7 +48,7 @@ enum {
 };
 typedef struct {
     PyObject *objects[MHA_PY_N_OBJECTS];
-    const struct dl_exchange *exchange; /* what the capsule objects[MHA_PY_EXCHANGE] holds */
+    const struct dl_exchange *exchange; /* what objects[MHA_PY_EXCHANGE] holds, if it is a capsule */
 } mha_py_state;
 
 /*

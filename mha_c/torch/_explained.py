@@ -20,6 +20,7 @@ from ._call.children import checked_inputs, standard_parts
 from ._decoder.decoding import check_cache, outer_weights
 from ._decoder.projected import ProjectedKeyValues
 from ._lazy_sizes import materialize
+from ._private import on_cpu
 from ._tensors import check_devices, optional_array
 
 Facts = dict[str, Any]
@@ -62,8 +63,10 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
 def _draw(module: Any, inputs: Any) -> None:
     """Draw the open weights of a copy; the program's random numbers stay unused."""
     device = inputs[0].device
-    on_cpu = device.type in ("cpu", "meta")
-    with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
+    place: Any = {"devices": []}
+    if device.type not in ("cpu", "meta"):
+        place = {"devices": [device], "device_type": device.type}
+    with torch.random.fork_rng(**place):
         materialize(module, *inputs)
 
 
@@ -107,7 +110,7 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
     def call() -> None:
         with torch.no_grad():
             out = module(*inputs)
-        if not out.is_cpu:
+        if not on_cpu(out):
             getattr(torch, out.device.type).synchronize()
 
     with torch.no_grad():

@@ -1,11 +1,15 @@
-"""All private names of torch that mha_c.torch uses, and what happens if a version of torch does not have one.
+"""What mha_c.torch asks of torch by name, from torch 1.12 on: the only module that knows which torch has what.
+
+Each thing is found by a list of names, the newest first; what a torch may lack altogether is a feature with a name of
+its own (`has_operators`), which other modules ask for.  Nobody compares versions.
 
 Names that show whether a call must take another way are needed: without them results could be wrong without a warning,
-so the import raises an error.  Without one of the others something is slower, or is not shown.
+so the import raises an error.  Without one of the others something is slower, is not shown, or is not offered.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,39 +17,51 @@ from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 from torch.autograd import profiler as torch_profiler
 
-OLDEST = "2.13"  # the oldest version that is tested
+OLDEST = "1.12"  # the oldest version that is tested
 
 
-def _found(path: str) -> Any:
-    """The object of this name in torch; None where there is none."""
-    place: Any = torch
-    for name in path.split(".")[1:]:
-        place = getattr(place, name, None)
-    return place
+def _found(*paths: str) -> Any:
+    """The object of the first of these names that torch has; None where it has none."""
+    for path in paths:
+        place: Any = torch
+        for name in path.split(".")[1:]:
+            place = getattr(place, name, None)
+        if place is not None:
+            return place
+    return None
 
 
-def _needed(path: str) -> Any:
-    found = _found(path)
+def _needed(*paths: str) -> Any:
+    found = _found(*paths)
     if found is None:
         raise ImportError(
-            f"mha_c.torch needs {path}, which torch {torch.__version__} does not have: install another torch (the "
-            f"oldest that is tested is {OLDEST}), or a newer mha_c"
+            f"mha_c.torch needs {' or '.join(paths)}, which torch {torch.__version__} does not have: install another "
+            f"torch (the oldest that is tested is {OLDEST}), or a newer mha_c"
         )
     return found
 
 
+def _never(*_: Any) -> bool:
+    return False
+
+
 # --- Needed -------------------------------------------------------------------------------------------
 
-tensor_exchange = _needed("torch.Tensor.__dlpack_c_exchange_api__")  # through which the core reads tensors
+# Through which the core reads tensors and makes them: functions of C in a capsule, or two built-in functions.
+tensor_exchange = _found("torch.Tensor.__dlpack_c_exchange_api__")
+if tensor_exchange is None:
+    tensor_exchange = _needed("torch._C._to_dlpack"), torch.from_numpy
 tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace, or ONNX by it, records the call
 set_tracing_state = _needed("torch._C._set_tracing_state")  # None: stops the recording for a while
-in_functorch = _needed("torch._C._are_functorch_transforms_active")  # inside torch.func
 _needed("torch.autograd.forward_ad._current_level")
-n_function_modes = _needed("torch._C._len_torch_function_stack")  # how many modes are active
-n_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack")
-function_modes = _needed("torch.overrides._get_current_function_mode_stack")
-dispatch_modes = _needed("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+# Whether modes are active: a number of them, or the one that is, or None.
+n_function_modes = _needed("torch._C._len_torch_function_stack", "torch._C._get_torch_function_mode")
+n_dispatch_modes = _needed("torch._C._len_torch_dispatch_stack", "torch._C._get_torch_dispatch_mode")
+_function_modes = _found("torch.overrides._get_current_function_mode_stack")
+_dispatch_modes = _found("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
 _disabled_function = _needed("torch._C._disabled_torch_function_impl")  # Parameter's: it changes nothing
+has_transforms = _found("torch.func") is not None
+in_functorch = _needed("torch._C._are_functorch_transforms_active") if has_transforms else _never  # inside torch.func
 
 
 def in_transform() -> bool:
@@ -53,10 +69,50 @@ def in_transform() -> bool:
     return in_functorch() or forward_ad._current_level >= 0
 
 
+# --- Features ----------------------------------------------------------------------------------------
+
+# Operators of our own, which compilers and exporters can follow; without these, torch's operations compute there.
+has_operators = _found("torch.library.register_vmap") is not None
+
+# Inside a compiler, and inside torch.export.
+is_compiling = _found("torch.compiler.is_compiling") or _never
+is_exporting = _found("torch.compiler.is_exporting") or _never
+
+# torch's own fused attention, where it takes a scale and shared key heads; else None: the formulas compute.
+fused_attention = _found("torch.nn.functional.scaled_dot_product_attention")
+if "enable_gqa" not in (getattr(fused_attention, "__doc__", None) or ""):
+    fused_attention = None
+
+# Autocast on the CPU, and on another device.
+if _found("torch.get_autocast_dtype"):
+    autocasting: Any = functools.partial(torch.is_autocast_enabled, "cpu")
+    autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
+    autocasting_on: Any = torch.is_autocast_enabled
+else:
+    autocasting, autocast_type = _needed("torch.is_autocast_cpu_enabled"), _needed("torch.get_autocast_cpu_dtype")
+
+    def autocasting_on(device: str) -> bool:
+        return bool(device == "cuda" and torch.is_autocast_enabled())
+
+
+if _found("torch.Tensor.is_cpu"):
+
+    def on_cpu(tensor: Tensor) -> bool:
+        """Whether it is in the CPU's memory."""
+        return tensor.is_cpu
+
+else:
+
+    def on_cpu(tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu"
+
+
 # --- Missed -------------------------------------------------------------------------------------------
 
 # Global hooks of all modules.  Without these names there might be a hook, so children are called one by one.
-HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+HOOKS: tuple[str, ...] = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks")
+if hasattr(nn.Module, "register_full_backward_pre_hook"):
+    HOOKS = *HOOKS, "_backward_pre_hooks"
 GLOBAL_HOOKS = tuple(getattr(nn.modules.module, f"_global{hooks}", {"unknown": None}) for hooks in HOOKS)
 
 
@@ -69,7 +125,7 @@ profiler: Any = torch_profiler if hasattr(torch_profiler, "_is_profiler_enabled"
 
 # For tensors that compute their numbers at the first use; without both, weights are computed when they are read.
 make_wrapper = _found("torch.Tensor._make_wrapper_subclass")
-as_plain_tensor = _found("torch._C.DisableTorchFunctionSubclass")
+as_plain_tensor = _found("torch._C.DisableTorchFunctionSubclass", "torch._C.DisableTorchFunction")
 has_wrappers = None not in (make_wrapper, as_plain_tensor)
 
 # Without it tensors of torch.func are never checked: lengths of NaN are not refused there.
@@ -92,9 +148,14 @@ def in_mode() -> bool:
 
     Not that of torch.device, which sees new tensors alone, nor that of fake tensors, for which there are our operators.
     """
-    if n_function_modes() and any(not isinstance(mode, DeviceContext) for mode in function_modes()):
-        return True
-    return bool(n_dispatch_modes()) and any(not isinstance(mode, FakeTensorMode) for mode in dispatch_modes())
+    return _in_mode(n_function_modes, _function_modes, DeviceContext) or _in_mode(
+        n_dispatch_modes, _dispatch_modes, FakeTensorMode
+    )
+
+
+def _in_mode(active: Any, modes: Any, harmless: Any) -> bool:
+    found = active()
+    return bool(found) and any(not isinstance(mode, harmless) for mode in (modes() if modes else [found]))
 
 
 def any_overridden(*tensors: Any) -> bool:
@@ -114,7 +175,7 @@ def of_all_examples(tensor: Tensor) -> Tensor:
 
     AttributeError, as if there had been no call, where this torch has no name for it.
     """
-    while functorch.is_functorch_wrapped_tensor(tensor):
+    while has_transforms and functorch.is_functorch_wrapped_tensor(tensor):
         axis = functorch.maybe_get_bdim(tensor) if functorch.is_batchedtensor(tensor) else 0
         tensor = functorch.get_unwrapped(tensor).movedim(axis, 0)
     return tensor

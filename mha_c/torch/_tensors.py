@@ -6,7 +6,6 @@ The core also takes the tensors themselves (csrc/python/torch/tensors.c), which 
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
@@ -17,7 +16,21 @@ from torch import Tensor
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._arguments.core_refusals import bool_bias
-from ._private import FakeTensor, in_functorch, in_transform, is_of_a_transform, tensor_exchange, tracing_state
+from ._private import (
+    FakeTensor,
+    autocast_type,
+    autocasting_on,
+    has_operators,
+    in_functorch,
+    in_transform,
+    is_exporting,
+    is_of_a_transform,
+    on_cpu,
+    tensor_exchange,
+    tracing_state,
+)
+from ._private import autocasting as autocasting
+from ._private import is_compiling as is_compiling
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -26,12 +39,10 @@ FLOATS = (torch.float32, torch.float64)  # what the core computes in
 _CPU = torch.device("cpu")
 HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
 
-is_compiling = torch.compiler.is_compiling
-
 
 def exporting() -> bool:
     """Whether the call is recorded for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
-    return torch.compiler.is_exporting() or tracing_state() is not None
+    return is_exporting() or tracing_state() is not None
 
 
 def traced(*tensors: Any) -> bool:
@@ -49,13 +60,9 @@ def refuse_transforms(name: str) -> None:
         raise RuntimeError(f"{name} cannot be exported or traced: mha_c has no form of it that runs without mha_c")
 
 
-autocasting: Any = functools.partial(torch.is_autocast_enabled, "cpu")  # whether it is on for the CPU
-_autocast_type: Any = functools.partial(torch.get_autocast_dtype, "cpu")
-
-
 def result_type(dtype: torch.dtype) -> torch.dtype:
     """Type of a layer's result for queries of this type: the same, or, as in torch's own layers, that of autocast."""
-    return _autocast_type() if autocasting() and dtype is not torch.float64 else dtype
+    return autocast_type() if autocasting() and dtype is not torch.float64 else dtype
 
 
 def autocast_on(tensor: Tensor) -> bool:
@@ -63,7 +70,7 @@ def autocast_on(tensor: Tensor) -> bool:
     device = tensor.device.type
     if device == "cpu" or device == "meta":
         return bool(device == "cpu" and autocasting())
-    return bool(torch.is_autocast_enabled(device))
+    return bool(autocasting_on(device))
 
 
 def float32_if_half(tensor: Any) -> Any:
@@ -80,7 +87,7 @@ def has_numbers(tensor: Tensor) -> bool:
 
 def elsewhere(value: Any) -> bool:
     """Whether it is a tensor that is not in the CPU's memory: on a GPU, or on device meta, without numbers."""
-    return isinstance(value, Tensor) and not value.is_cpu
+    return isinstance(value, Tensor) and not on_cpu(value)
 
 
 def array(tensor: Tensor) -> Array:
@@ -117,7 +124,7 @@ _core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg, 
 def check_inputs(**named: Any) -> None:
     """Raise our own errors, clearer than torch's, for arguments that are not tensors of floats."""
     for name, value in named.items():
-        usual = type(value) is Tensor and value.is_cpu and not value.is_nested
+        usual = type(value) is Tensor and on_cpu(value) and not value.is_nested
         if usual and value.dtype in FLOATS and value.layout is torch.strided:
             continue
         check_tensors(**{name: value})
@@ -212,6 +219,11 @@ def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
     if generator is None:
         return torch.randint(0, SEEDS, (), device="cpu")
     return torch.randint(0, SEEDS, (), generator=generator, device="cpu")
+
+
+def draw_seed_for_torch(generator: Optional[torch.Generator] = None) -> Any:
+    """The seed of a call of torch's operations: a tensor where an operator takes it, inside transforms too."""
+    return draw_seed_tensor(generator) if has_operators else draw_seed(generator)
 
 
 def seed_tensor(seed: int) -> Tensor:

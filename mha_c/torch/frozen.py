@@ -12,6 +12,7 @@ from torch import nn
 from .. import _core
 from ._call.children import standard_parts
 from ._module import AttentionModule
+from ._private import on_cpu
 from ._tensors import FLOATS, array
 
 _NAMES = "W_q", "W_k", "W_v", "W_o"
@@ -77,7 +78,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     found: list[tuple[str, AttentionModule, Packed]] = []
     for name, module in model.named_modules():
         parts = standard_parts(module) if isinstance(module, AttentionModule) else None
-        if parts is not None and all(x is None or (x.dtype in FLOATS and x.is_cpu) for x in parts[0][:4]):
+        if parts is not None and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in parts[0][:4]):
             found.append((name, module, Packed.of(parts[0])))
     for _, module, packed in found:
         module.__dict__["_frozen"] = packed

@@ -22,7 +22,7 @@ from ._call import by_torch, mathematics, ways
 from ._call.autograd import apply_attention, run_attention
 from ._call.checks import check_attention, check_options, check_terms, checked_lengths
 from ._call.mathematics import AttentionCall
-from ._private import tracing_state
+from ._private import has_operators, on_cpu, tracing_state
 from ._tensors import (
     FLOATS,
     HALVES,
@@ -263,7 +263,7 @@ def _attention(
     dtype = q.dtype
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in numbers if x is not None}
-    if kinds != {common} and not (len(kinds) == 1 and not q.is_cpu):  # other devices keep 16-bit floats
+    if kinds != {common} and not (len(kinds) == 1 and not on_cpu(q)):  # other devices keep 16-bit floats
         common = ways.common_type(q=q, k=k, v=v, w_v=w_v, **terms)
         numbers = tuple(None if x is None else x.to(common) for x in numbers)
     q, k, v, w_v, bias, relative_bias, sinks = numbers
@@ -307,9 +307,9 @@ def _drop(dropout: float, rng: Rng, q: Tensor) -> Any:
     """The dropout of a call by torch's operations; None without dropout."""
     if exporting() and dropout and rng is not None:
         raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-    if exporting() or not q.is_cpu:
+    if not (by_torch.drops_as_core(q) or (rng is not None and not exporting() and on_cpu(q))):
         return by_torch.dropout_of(dropout, rng)
-    return mathematics.core_dropout(dropout, _seed_tensor(rng) if dropout else _seed(rng, dropout))
+    return mathematics.core_dropout(dropout, _seed_tensor(rng) if dropout and has_operators else _seed(rng, dropout))
 
 
 def _seed(rng: Rng, dropout: float) -> int:
@@ -332,7 +332,7 @@ def _seed_tensor(rng: Rng) -> Tensor:
         given = torch.as_tensor(rng)
         if given.dim() or given.dtype not in WHOLE:
             raise TypeError(f"rng must be None, a whole number or a torch.Generator, got an array of {given.dtype}")
-        return given.view(torch.int64) if given.dtype.itemsize == 8 else given.to(torch.int64)
+        return given.view(torch.int64) if given.element_size() == 8 else given.to(torch.int64)
     return seed_tensor(_given_seed(rng))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import positions as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
-from ._private import tracing_state
+from ._private import on_cpu, tracing_state
 from ._tensors import HALVES, check_inputs
 
 
@@ -114,7 +114,7 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     check_inputs(x=x)
     if x.dtype in HALVES:  # computed in float32, so that the result is rounded once
         return rotary(x.float(), positions, base, interleaved).to(x.dtype)
-    if isinstance(positions, Tensor) and not positions.is_cpu and positions.device == x.device:
+    if isinstance(positions, Tensor) and not on_cpu(positions) and positions.device == x.device:
         positions = positions.cpu()  # angles are float64, which not every device has
     angles = torch.from_numpy(of_numpy.rotary_angles(x, "x", positions, base))
     cos, sin = (y.to(x.dtype).to(x.device, non_blocking=True) for y in (angles.cos(), angles.sin()))

@@ -2,8 +2,10 @@
  * tensors.c: takes torch tensors where ndarrays are expected, and gives results as tensors, without a line of Python in
  * between: a small layer's tensor.numpy() and torch.from_numpy() cost more than its arithmetic.
  *
- * torch 2.10 and later offer DLPack's exchange functions in a capsule (dlpack.h, DLPackExchangeAPI);
- * mha_c.torch hands it over with `serve_tensors`.  Nothing of torch is compiled in or linked.
+ * torch 2.10 and later offer DLPack's exchange functions in a capsule (dlpack.h, DLPackExchangeAPI), older ones two
+ * built-in functions: _to_dlpack, which makes a capsule for each tensor, and from_numpy.  mha_c.torch hands over what
+ * there is with `serve_tensors`; `look` and `adopt` alone know the difference.  Nothing of torch is compiled in or
+ * linked.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "python/args.h"
@@ -39,24 +41,44 @@ typedef struct dl_exchange {
     void *older;
     void (*allocate)(void); /* these two are not used, nor is what follows `look` */
     void (*share)(void);
-    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed`, see `adopt` below */
+    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed`, see `adopt_managed` */
     int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
 } dl_exchange;
 
 enum { DL_CPU = 1, DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BOOL = 6, DL_MAJOR = 1 };
 
+/* The pair of built-in functions: (torch._C._to_dlpack, torch.from_numpy). */
+enum { LOOK, ADOPT, N_FUNCTIONS };
+
 /* --- Which tensors ------------------------------------------------------------------------------- */
+
+/*
+ * The exchange functions, or NULL for the pair of built-in functions; NULL and an exception for anything else.  A
+ * function in Python is refused: it could change the tensors of a call, and what it did wrong would show far from here.
+ */
+static const dl_exchange *
+exchange_of(PyObject *value)
+{
+    const dl_exchange *exchange;
+
+    if (PyTuple_Check(value) && PyTuple_Size(value) == N_FUNCTIONS && PyCFunction_Check(PyTuple_GetItem(value, LOOK)) &&
+        PyCFunction_Check(PyTuple_GetItem(value, ADOPT))) {
+        return NULL;
+    }
+    exchange = PyCapsule_GetPointer(value, "dlpack_exchange_api");
+    if (exchange != NULL && exchange->version.major != DL_MAJOR) {
+        PyErr_Format(PyExc_ValueError, "DLPack %u is unknown here", (unsigned)exchange->version.major);
+        return NULL;
+    }
+    return exchange;
+}
 
 PyObject *
 py_serve_tensors(mha_py_call *call, PyObject *const *values)
 {
-    const dl_exchange *exchange = PyCapsule_GetPointer(values[MHA_PY_EXCHANGE], "dlpack_exchange_api");
+    const dl_exchange *exchange = exchange_of(values[MHA_PY_EXCHANGE]);
 
-    if (exchange == NULL) {
-        return NULL;
-    }
-    if (exchange->version.major != DL_MAJOR) {
-        PyErr_Format(PyExc_ValueError, "DLPack %u is unknown here", (unsigned)exchange->version.major);
+    if (PyErr_Occurred()) {
         return NULL;
     }
     for (int i = 0; i < MHA_PY_N_OF_TORCH; i++) {
@@ -107,23 +129,46 @@ is_tensor(const mha_py_call *call, PyObject *value)
 {
     PyObject *const *kept = call->state->objects, *const type = (PyObject *)Py_TYPE(value);
 
-    return call->state->exchange != NULL && (type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER]);
+    return type == kept[MHA_PY_TENSOR] || type == kept[MHA_PY_PARAMETER];
+}
+
+/* What DLPack says of the tensor, good until the end of the call; 0 if torch refuses, and an exception. */
+static int
+look(mha_py_call *call, PyObject *tensor, dl_tensor *found)
+{
+    PyObject *const served = call->state->objects[MHA_PY_EXCHANGE];
+    PyObject *capsule;
+    const dl_tensor *t;
+
+    if (call->state->exchange != NULL) {
+        return call->state->exchange->look(tensor, found) >= 0;
+    }
+    capsule = PyObject_CallFunctionObjArgs(PyTuple_GetItem(served, LOOK), tensor, NULL);
+    t = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "dltensor"); /* what it points to begins with one */
+    if (t == NULL) {
+        Py_XDECREF(capsule);
+        return 0;
+    }
+    *found = *t;
+    return mha_py_own(call, capsule) != NULL;
 }
 
 /* Where a tensor without numbers begins: torch says NULL, which would tell the core that there is no array at all. */
 static double nothing[1];
 
-/* Where the tensor's numbers lie; 0, and no exception, if it has no memory that we can read. */
+/* Where the tensor's numbers lie; 0, and no exception unless the call failed, if it has no memory that we can read. */
 static int
-read_tensor(const mha_py_call *call, PyObject *tensor, mha_py_array *array)
+read_tensor(mha_py_call *call, PyObject *tensor, mha_py_array *array)
 {
     dl_tensor t = {0};
     size_t count = 1;
     int type;
 
-    if (call->state->exchange->look(tensor, &t) < 0 || (type = array_type(&t)) < 0 || t.device != DL_CPU ||
-        t.rank > MHA_PY_MAX_RANK || (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
-        PyErr_Clear();
+    if (!look(call, tensor, &t) || (type = array_type(&t)) < 0 || t.device != DL_CPU || t.rank > MHA_PY_MAX_RANK ||
+        (t.type == DL_FLOAT && is_negated(call, tensor) != 0)) {
+        if (!call->failed) {
+            PyErr_Clear();
+        }
         return 0;
     }
     *array = (mha_py_array){.array = tensor, .type = type, .rank = t.rank};
@@ -202,7 +247,7 @@ release(dl_managed *managed)
  * Nothing tells the two cases apart, so we do not call it: a lost array does less harm than one that is freed twice.
  */
 static PyObject *
-adopt(const mha_py_call *call, PyArrayObject *array)
+adopt_managed(const dl_exchange *exchange, PyArrayObject *array)
 {
     const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array));
     shared_array *shared = PyMem_Malloc(sizeof(*shared));
@@ -225,7 +270,16 @@ adopt(const mha_py_call *call, PyArrayObject *array)
         shared->shape[i] = PyArray_DIM(array, i);
         shared->stride[i] = PyArray_STRIDE(array, i) / itemsize;
     }
-    return call->state->exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+    return exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+}
+
+static PyObject *
+adopt(const mha_py_call *call, PyArrayObject *array)
+{
+    if (call->state->exchange != NULL) {
+        return adopt_managed(call->state->exchange, array);
+    }
+    return PyObject_CallFunctionObjArgs(PyTuple_GetItem(call->state->objects[MHA_PY_EXCHANGE], ADOPT), array, NULL);
 }
 
 PyObject *

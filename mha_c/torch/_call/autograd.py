@@ -41,13 +41,14 @@ class LayerFunction(Function):
     @staticmethod
     def forward(ctx: Any, box: list[Any], *tensors: Any) -> Tensor:
         valid_lens, num_heads, empty_rows, dropout, seed = box[0]
+        out: Any  # a tensor
         out, kept = layer_forward(
             tensors[0], tensors[1], tensors[2], valid_lens, tensors[3:], tensors[-1], num_heads, empty_rows, dropout,
             seed, True,
         )  # fmt: skip
         box[0] = kept
         of_node: Optional[tuple[Any, ...]] = kept
-        if out.nbytes < LARGE_BYTES:
+        if out.numel() * out.element_size() < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
         else:
             _, _, q, k, _, row_max, row_sum, *_, projected, attended = kept

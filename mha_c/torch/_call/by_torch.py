@@ -15,10 +15,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout as torch_dropout
-from torch.nn.functional import scaled_dot_product_attention
 
-from .._private import in_transform, tracing_state
-from .._tensors import HALVES, autocast_on, draw_seed_tensor, exporting, float32_if_half
+from .._private import fused_attention, has_operators, in_functorch, in_transform, on_cpu, tracing_state
+from .._tensors import HALVES, autocast_on, draw_seed_for_torch, exporting, float32_if_half
 from . import mathematics
 from .mathematics import AttentionCall, Drop
 
@@ -39,11 +38,18 @@ def dropout_of(p: float, rng: Any = None) -> Optional[Drop]:
     return drop
 
 
+def drops_as_core(x: Tensor) -> bool:
+    """Whether a call drops what the core would drop.  In torch.func it takes an operator to draw for each example."""
+    return on_cpu(x) and not exporting() and (has_operators or not in_functorch())
+
+
 def says(q: Tensor, k: Tensor) -> bool:
     """Whether scaled_dot_product_attention can compute these here, including derivatives that a transform needs."""
+    if fused_attention is None:
+        return False
     if exporting():  # ONNX from TorchScript does not know it in float64
         return not (tracing_state() is not None and q.dtype is torch.float64)
-    return not (q.is_cpu or in_transform()) and k.shape[-2] > 0 and q.shape[-1] > 0
+    return not (on_cpu(q) or in_transform()) and k.shape[-2] > 0 and q.shape[-1] > 0
 
 
 def fused(
@@ -56,7 +62,7 @@ def fused(
     """
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     if visible is None:
-        return scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, **grouped)
+        return fused_attention(q, k, v, bias, dropout, causal, scale=scale, **grouped)
     there = torch.zeros((), dtype=q.dtype, device=q.device) if bias is None else bias
     empty = ~visible.any(-1, keepdim=True)
     # Equal scores of 0 make an empty row uniform; no gradient flows back to its query, nor from it to the keys.
@@ -64,7 +70,7 @@ def fused(
     added = torch.where(visible, there, torch.where(empty, 0.0, -torch.inf).to(q.dtype))
     if tracing_state() is None:  # a row for each query: onnxruntime's Attention needs such a mask
         added = added.expand(*added.shape[:-2], q.shape[-2], k.shape[-2])
-    out = scaled_dot_product_attention(q, k, v, added, dropout, scale=scale, **grouped)
+    out = fused_attention(q, k, v, added, dropout, scale=scale, **grouped)
     return out if empty_rows == "uniform" else torch.where(empty, 0.0, out)
 
 
@@ -92,10 +98,10 @@ def layer(
             valid_lens = None if valid_lens is None else valid_lens.clone()
         saved = "scored", Scored(q, k, valid_lens, empty_rows, of_keys)
     else:
-        if exporting() or not queries.is_cpu:
+        if not drops_as_core(queries):
             drop = dropout_of(dropout)
         else:  # drop what the core would drop with this seed
-            number = draw_seed_tensor() if dropout and seed is None else seed
+            number = draw_seed_for_torch() if dropout and seed is None else seed
             drop = mathematics.core_dropout(dropout, number)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
         saved = "tensor", found if of_keys is None else found + torch.where(visible, of_keys, 0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
 from ...errors import ShapeError
-from .._private import tracing_state, without_tracing
+from .._private import on_cpu, tracing_state, without_tracing
 from .._tensors import float32_if_half, has_numbers
 
 
@@ -70,7 +70,7 @@ def lengths_of_shape(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Te
     shape = tuple(_sized(lens).shape)
     if shape not in shapes:
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
-    if lens.is_floating_point() and lens.is_cpu and has_numbers(lens):  # never wait for another device
+    if lens.is_floating_point() and on_cpu(lens) and has_numbers(lens):  # never wait for another device
         to_lengths(np.array(lens.tolist()))  # refuses NaN and infinity; tensor operations might be transformed
     return float32_if_half(lens)
 

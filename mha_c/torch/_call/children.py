@@ -120,10 +120,7 @@ def _methods_of_torch() -> bool:
 def is_changed(module: nn.Module) -> bool:
     """Whether a call of the module does something other than its class's `forward`, or more."""
     return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        any(getattr(module, hooks) for hooks in HOOKS)
         or "forward" in module.__dict__
         or module.forward is None  # never None; compilers check again before each call what is read here
     )

@@ -13,11 +13,14 @@ from functools import reduce
 from operator import and_
 from typing import Any, Callable, NamedTuple, Optional, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from ..._core import dropout_factors
+from .._private import has_operators
 from .._tensors import float32_if_half, has_numbers, optional_array, seed_tensor
 
 Drop = Callable[[Tensor], Tensor]
@@ -241,13 +244,22 @@ def core_dropout(p: float, seed: Union[int, Tensor, None]) -> Optional[Drop]:
     """The dropout of weights (B, H, Q, K) that the core does with this seed."""
     if not p or seed is None:
         return None
-    number = seed if isinstance(seed, Tensor) else seed_tensor(seed)
+    number: Any = seed_tensor(seed) if has_operators and not isinstance(seed, Tensor) else seed
+    factors_of: Any = torch.ops.mha_c.dropout_factors if has_operators else _factors
 
     def drop(weights: Tensor) -> Tensor:
-        factors: Tensor = torch.ops.mha_c.dropout_factors(weights.detach(), p, number)
+        factors: Tensor = factors_of(weights.detach(), p, number)
         return weights * factors
 
     return drop
+
+
+def _factors(weights: Tensor, p: float, seed: int) -> Tensor:
+    """The same without an operator: constants, which also a transform can take, as only the shape is asked for."""
+    if weights.is_meta:
+        return weights
+    like = np.empty(tuple(weights.shape), np.float64 if weights.dtype is torch.float64 else np.float32)
+    return torch.from_numpy(dropout_factors(like, p, seed))
 
 
 def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out: Any) -> list[Optional[Tensor]]:
@@ -265,12 +277,11 @@ def gradients(function: Callable[..., Any], tensors: Any, needed: Any, grads_out
         ]
         wanted = [view for view, need in zip(views, needed) if need]
         outs, grads_of_outs = zip(*pairs) if pairs else ((), ())
-        found = iter(
-            torch.autograd.grad(outs, wanted, grads_of_outs, create_graph=create_graph, materialize_grads=True)
-            if pairs
-            else map(torch.zeros_like, wanted)
-        )
-    return [next(found) if need else None for need in needed]
+        found: Any = (None,) * len(wanted)
+        if pairs:
+            found = torch.autograd.grad(outs, wanted, grads_of_outs, create_graph=create_graph, allow_unused=True)
+        grads = iter([torch.zeros_like(x) if grad is None else grad for x, grad in zip(wanted, found)])
+    return [next(grads) if need else None for need in needed]
 
 
 def _with_head_axis(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._core import attention_backward, dropout_factors, isa, layer_backward, layer_forward
 from ..._layer.kept_weights import for_backward, saved_weights
-from .._private import known_to_compilers
+from .._private import has_operators, known_to_compilers
 from .._tensors import array, is_compiling, lengths, without_subclass
 from .autograd import attention_gradients, layer_gradients, run_attention
 from .mathematics import AttentionCall
@@ -319,4 +319,5 @@ def _register() -> None:
     library.register_vmap("mha_c::dropout_factors", _dropout_vmap)
 
 
-_register()
+if has_operators:
+    _register()

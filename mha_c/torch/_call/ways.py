@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..._core import layer_forward
-from .._private import in_transform, profiler
+from .._private import has_operators, in_transform, on_cpu, profiler
 from .._tensors import (
     FLOATS,
     HALVES,
@@ -96,9 +96,11 @@ def any_needs_grad(*groups: Any) -> bool:
 
 def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
     """ "torch", "operator" or "core": the way of a call with these tensors."""
-    if not queries.is_cpu or exporting() or in_transform():
+    if not on_cpu(queries) or exporting() or in_transform():
         return "torch"
-    return "operator" if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None) else "core"
+    if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
+        return "operator" if has_operators else "torch"
+    return "core"
 
 
 def attend(
@@ -138,11 +140,11 @@ def in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
     """
     queries, kinds = tensors[0], {x.dtype for x in tensors if x is not None}
     dtype: Any = queries.dtype
-    if queries.is_cpu or queries.is_meta:
+    if on_cpu(queries) or queries.is_meta:
         dtype = result_type(dtype)
     elif autocast_on(queries):
         return tensors, None
-    if queries.is_cpu or len(kinds) > 1:
+    if on_cpu(queries) or len(kinds) > 1:
         common = common_type(queries=queries, keys=tensors[1], values=tensors[2], parameters=tensors[3:])
         if kinds != {common}:
             tensors = tuple(None if x is None else x.to(common) for x in tensors)

@@ -19,6 +19,7 @@ from .._call.autograd import LayerParameters
 from .._call.children import Parts
 from .._call.ways import any_needs_grad, call_core, common_type
 from .._lazy_sizes import materialize
+from .._private import on_cpu
 from .._tensors import (
     FLOATS,
     OWN_TYPES,
@@ -182,7 +183,7 @@ def step(
     n_steps = shape[1]
     valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
     counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, shape[0], n_steps)
-    if not queries.is_cpu:
+    if not on_cpu(queries):
         return _step_elsewhere(module, cache, (queries, keys, values), parameters, holder, counts)
     weights = known_weights(parameters, packed)
     after = cache._check(weights, counts)

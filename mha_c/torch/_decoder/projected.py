@@ -22,7 +22,7 @@ from .._call.autograd import LayerParameters
 from .._call.checks import checked_lengths
 from .._call.children import standard_parts
 from .._lazy_sizes import materialize
-from .._private import FakeTensor, in_transform
+from .._private import FakeTensor, in_transform, on_cpu
 from .._tensors import (
     FLOATS,
     array,
@@ -66,8 +66,8 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     def _order(self, index: Any) -> Any:
         keys: Any = self._keys
         if isinstance(keys, Tensor):
-            order = order_of_tensors(index, keys.shape[0], not keys.is_cpu)
-            return order.to(keys.device, non_blocking=not keys.is_cpu)
+            order = order_of_tensors(index, keys.shape[0], not on_cpu(keys))
+            return order.to(keys.device, non_blocking=not on_cpu(keys))
         return super()._order(index.cpu() if elsewhere(index) else index)
 
 
@@ -95,7 +95,7 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
         parameters, _, _, packed = parts
         inputs = tuple(None if x is None else without_subclass(x) for x in inputs)
         check_devices(keys=keys, values=values, parameters=parameters)
-        if not keys.is_cpu:
+        if not on_cpu(keys):
             kind, held = ProjectedKeyValues, Held.of(parameters)
         else:
             with suppress(BufferError, RuntimeError):  # no plain memory: a negated view, zeros never written
@@ -126,7 +126,7 @@ def _copied(valid_lens: Any, keys: Tensor) -> Optional[Tensor]:
     """A copy on the keys' device.  A copy to the CPU waits, or the CPU could read numbers before they arrive."""
     if valid_lens is None:
         return None
-    return torch.as_tensor(valid_lens).to(keys.device, non_blocking=not keys.is_cpu, copy=True)
+    return torch.as_tensor(valid_lens).to(keys.device, non_blocking=not on_cpu(keys), copy=True)
 
 
 def _numbers(

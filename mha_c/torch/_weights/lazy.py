@@ -17,7 +17,7 @@ from .._private import as_plain_tensor, has_wrappers, make_wrapper
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
 _KNOWN = {  # functions that need shape and type only
-    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES if getattr(Tensor, name, None) is not None),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__, Tensor.element_size),
 }
 _NUMBERS_ALONE = {Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__repr__, Tensor.__deepcopy__,

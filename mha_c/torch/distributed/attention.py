@@ -17,6 +17,7 @@ from ..._arguments.arrays import to_lengths
 from ..._arguments.options import core_window
 from ...errors import ShapeError
 from .._call.checks import check_attention
+from .._private import on_cpu
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from ..functional import _seed
 from . import _ring
@@ -153,7 +154,7 @@ class _Arguments:
     ) -> None:  # fmt: skip
         check_inputs(q=q, k=k, v=v)
         for name, x in (("q", q), ("k", k), ("v", v)):
-            if not x.is_cpu:
+            if not on_cpu(x):
                 raise TypeError(f"{name} is on device {x.device}, but ring attention computes on the CPU: {name}.cpu()")
             if x.dim() != 4:
                 raise ShapeError(f"{name} must have shape (B, H, N/n, features), got {tuple(x.shape)}")
