@@ -61,7 +61,7 @@ def source_archive(when):
             clean.type, clean.size, clean.mtime = member.type, member.size, when
             clean.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             tar.addfile(clean, given.extractfile(member) if member.isfile() else None)
-        given.extractall(WORK, filter="data")
+        inputs.unpack(given, WORK)
     with open(DIST / archive.name, "wb") as raw, gzip.GzipFile("", "wb", mtime=when, fileobj=raw) as packed:
         packed.write(plain.getvalue())
     return WORK / archive.name.removesuffix(".tar.gz")
@@ -140,9 +140,8 @@ def pack(module, interface, platform, package, metadata, when):
     head = ["Wheel-Version: 1.0", "Generator: mha_c tools/wheels", "Root-Is-Purelib: false"]
     files = {str(p.relative_to(package)): p.read_bytes() for p in package.rglob("*") if p.is_file()}
     files[f"mha_c/{module.name}"] = module.read_bytes()
-    files.update({
-        f"{metadata.name}/{p.relative_to(metadata)}": p.read_bytes() for p in metadata.rglob("*") if p.is_file()
-    })
+    described = [path for path in metadata.rglob("*") if path.is_file()]
+    files.update({f"{metadata.name}/{path.relative_to(metadata)}": path.read_bytes() for path in described})
     files[f"{metadata.name}/WHEEL"] = "\n".join([*head, *tags, ""]).encode()
 
     def recorded(name):

@@ -1,5 +1,7 @@
 """What `make wheels` holds each wheel to, and the table at its end.
 
+    python tools/wheels/check.py FILE ...     the same for Pyodide's, which another builder makes
+
 Tag: the oldest system a module runs on, read from the file itself.  ABI: symbols of the interpreter.  Symbols: one
 function goes out, nothing comes in that prints, ends the process or brings another runtime.
 """
@@ -8,9 +10,11 @@ import importlib.util
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import lief
+import webassembly
 
 lief.logging.disable()  # it doubts an empty table of zig's linker
 LARGEST = 1_000_000  # bytes of a wheel
@@ -23,6 +27,9 @@ SYSTEM_LIBRARIES = {
 
 # What the start code of a Windows library says before it gives up; our objects have none of them, as Linux's show.
 WINDOWS_START = {"_exit", "abort", "__stdio_common_vfprintf"}
+
+# What a module of WebAssembly says to the one that loads it.
+WEBASSEMBLY_LINKER = {"__wasm_call_ctors", "__wasm_apply_data_relocs", "_initialize"}
 
 MACOS_LINKER = {"__mh_dylib_header", "___dso_handle"}  # marks that zig's linker makes itself
 
@@ -118,6 +125,41 @@ def wheel(path, module, interface, platform):
     return [path.name, *map(result, checks)]
 
 
+def browser_wheel(path):
+    """The row of Pyodide's wheel, whose module is WebAssembly and whose other files must be the sources."""
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if name.startswith("mha_c/")}
+    (module,) = [files.pop(name) for name in list(files) if name.startswith("mha_c/_core.") and name.endswith(".so")]
+
+    def size():
+        assert path.stat().st_size <= LARGEST, f"{path.stat().st_size} bytes"
+        return f"{path.stat().st_size // 1000} kB"
+
+    def tag():
+        found = re.search(r"-(cp\d+-abi3)-((?:pyodide|pyemscripten)_\d+_\d+)_wasm32\.whl$", path.name)
+        assert found, "not a tag of Pyodide's"
+        return found[2]
+
+    def package():
+        other = [name for name, text in files.items() if (HERE.parents[1] / name).read_bytes() != text]
+        assert not other, f"{other} are not the sources"
+        return f"abi3, {len(files)} files"
+
+    def names():
+        exported, imported = webassembly.names(module)
+        exported = sorted(set(exported) - WEBASSEMBLY_LINKER)
+        assert exported == ["PyInit__core"], f"exports {exported}"
+        stopped = [name for name in imported if banned().match(name)]
+        assert not stopped, f"uses {stopped}"
+        return f"1 out, {len(imported)} in"
+
+    def metadata():
+        tool("twine", "check", "--strict", path)
+        return "twine"
+
+    return [path.name, *map(result, (size, tag, package, names, metadata))]
+
+
 def result(check):
     try:
         return check()
@@ -132,3 +174,7 @@ def report(rows):
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)))
     return sum(any(cell.startswith("FAILED") for cell in row) for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(report([browser_wheel(Path(name)) for name in sys.argv[1:]]))

@@ -9,24 +9,27 @@ tools/record_bits.py draws, whichever compiler made the kernels.
 """
 
 import os
-import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
+
 TOOLS = Path(__file__).resolve().parents[1]
 FIELDS = ["Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra", "License-Expression", "Classifier"]
-FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
-def fits_here(wheel):
-    """Whether this Python is one of those it is for; its system is taken for granted."""
-    own = "cp{}{}t".format(*sys.version_info[:2])
-    return f"-{own}-" in wheel.name if FREE_THREADED else "-abi3-" in wheel.name
+def that_fit(folder):
+    """{(interpreter, ABI): wheel} of those that this very Python may install, whatever its system calls itself."""
+    here, found = set(sys_tags()), {}
+    for wheel in sorted(Path(folder).glob("*.whl")):
+        tags = parse_wheel_filename(wheel.name)[3]
+        found.update({(tag.interpreter, tag.abi): wheel for tag in tags if tag in here})
+    return found
 
 
 def contents(wheel):
@@ -77,14 +80,8 @@ def differences(ours, theirs):
 
 
 def main(native, cross):
-    pairs = []
-    for wheel in filter(fits_here, sorted(Path(native).glob("*.whl"))):
-        tags = wheel.name.split("-")[2:4]
-        system = "win" if "-win" in wheel.name else "macosx" if "macosx" in wheel.name else "linux"
-        machine = re.search(r"x86_64|aarch64|amd64|arm64", wheel.name)[0]
-        libc = "musl" if "musllinux" in wheel.name else "manylinux" if system == "linux" else system
-        found = [path for path in Path(cross).glob(f"*-{'-'.join(tags)}-*{libc}*.whl") if path.stem.endswith(machine)]
-        pairs += [(wheel, path) for path in found]
+    own, others = that_fit(native), that_fit(cross)
+    pairs = [(own[interface], others[interface]) for interface in sorted(own.keys() & others.keys())]
     if not pairs:
         raise SystemExit(f"{native} and {cross} have no wheel in common for this Python")
     found = []

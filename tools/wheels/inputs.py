@@ -1,11 +1,13 @@
 """Fetches the headers that inputs.json pins, and lays out one include folder for each platform and interface.
 
-CPython's come from Debian's copy of its source: public headers, Windows' pyconfig.h, and the list of the stable ABI.
-NumPy's come from its wheels, whose configuration differs between systems.  What was fetched stays in .cache/wheels.
+CPython's come from its source archive: public headers, Windows' pyconfig.h, and the list of the stable ABI.  Debian
+keeps the very file that python.org publishes, so that either will do, and the hash says that it is the one.  NumPy's
+come from its wheels, whose configuration differs between systems.  What was fetched stays in .cache/wheels.
 """
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -15,10 +17,9 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-import tomllib
-
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "wheels"
+LINUX = sys.platform == "linux"
 PINNED = json.loads((HERE / "inputs.json").read_text())
 # What a module without the global lock calls beside the stable ABI, by way of Py_DECREF.
 FREE_THREADED_FUNCTIONS = ["_Py_DecRefShared", "_Py_MergeZeroLocalRefcount"]
@@ -35,29 +36,51 @@ def pinned_file(path, sha256):
 
 
 def debian_mirrors():
-    """Where this machine's own apt finds Debian's packages."""
+    """Where this machine's own apt finds Debian's packages; nowhere on another system."""
+    if not re.search("^ID=debian$", Path("/etc/os-release").read_text() if LINUX else "", re.MULTILINE):
+        return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return sorted(uri.rstrip("/") for uri in set(found) if "security" not in uri)
+    return sorted(uri.rstrip("/") for uri in set(found) if uri.startswith("http") and "security" not in uri)
+
+
+def places(version, release):
+    """Addresses of that release's source archive, whose version is `version`: any that has it will do."""
+    for mirror in debian_mirrors():
+        yield f"{mirror}/pool/main/p/python{version}/python{version}_{release}.orig.tar.xz"
+    yield f"https://www.python.org/ftp/python/{release}/Python-{release}.tar.xz"
+
+
+def fetch(urls, archive, sha256):
+    """Makes the file from the first address that has it; a file of another hash is nobody's."""
+    for url in urls:
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                contents = answer.read()
+        except (urllib.error.URLError, TimeoutError) as error:
+            print(f"{url}: {error}", file=sys.stderr)
+            continue
+        found = hashlib.sha256(contents).hexdigest()
+        if found == sha256:
+            archive.write_bytes(contents)
+            return
+        print(f"{url}: sha256 is {found}, inputs.json says {sha256}", file=sys.stderr)
+    raise SystemExit(f"{archive.name} is nowhere to be had: put another version into inputs.json")
+
+
+def unpack(tar, folder, members=None):
+    """Extracts it; held to the folder by Python from 3.11.4 on, which Debian's 3.11 is not."""
+    tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+    tar.extractall(folder, members)
 
 
 def cpython_source(version):
     """The folder with Include, PC, Misc of that version's source."""
     pinned = PINNED["cpython"][version]
-    archive = CACHE / pinned["file"]
+    archive = CACHE / f"Python-{pinned['release']}.tar.xz"
     if not pinned_file(archive, pinned["sha256"]):
         CACHE.mkdir(parents=True, exist_ok=True)
-        for mirror in debian_mirrors():
-            url = f"{mirror}/pool/main/p/python{version}/{pinned['file']}"
-            try:
-                with urllib.request.urlopen(url, timeout=60) as answer:
-                    archive.write_bytes(answer.read())
-                break
-            except (urllib.error.URLError, TimeoutError) as error:
-                print(f"{url}: {error}", file=sys.stderr)
-        if not pinned_file(archive, pinned["sha256"]):
-            # The pool forgets a version when Debian moves on.
-            raise SystemExit(f"{pinned['file']} is nowhere to be had: put another version into inputs.json")
+        fetch(places(version, pinned["release"]), archive, pinned["sha256"])
     target = CACHE / f"cpython-{pinned['sha256'][:12]}"
     if not target.exists():
         wanted = ("Include/", "PC/pyconfig.h", "Misc/stable_abi.toml")
@@ -65,7 +88,7 @@ def cpython_source(version):
             members = [m for m in tar if m.isfile() and m.name.partition("/")[2].startswith(wanted)]
             for member in members:
                 member.name = member.name.partition("/")[2]
-            tar.extractall(f"{target}.part", members, filter="data")
+            unpack(tar, f"{target}.part", members)
         Path(f"{target}.part").rename(target)
     return target
 
@@ -108,6 +131,8 @@ def headers(platform, interface, folder):
 
 def stable_symbols(interface, oldest):
     """(functions, data) of the stable ABI up to the version `oldest`, as Windows' DLL exports them."""
+    import tomllib  # Python 3.11; the rest of this file is read by older ones too
+
     listed = tomllib.loads((cpython_source(interface.headers) / "Misc" / "stable_abi.toml").read_text())
 
     def names(kind):

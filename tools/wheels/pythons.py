@@ -1,6 +1,6 @@
 """The Pythons of this machine, on the path and of pyenv.
 
-    python tools/wheels/pythons.py 3.9     prints the command of that one; exit status 1 if there is none
+python tools/wheels/pythons.py 3.9     prints the command of that one; exit status 1 if there is none
 """
 
 import os

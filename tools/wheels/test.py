@@ -2,7 +2,8 @@
 
 x86-64   every Python found, each with the oldest and the newest NumPy there is for it: import, demo, selftest; with
          CC=false, for no compiler may be asked.  On one of them the tests that need no torch.
-arm64    Debian's Python and NumPy's wheel under qemu-user: selftest, and tests of layers, functions and gradients.
+arm64    Debian's Python and NumPy's wheel under qemu-user: selftest, and tests of layers, functions and gradients.  On
+         Debian only, whose packages have the Python.
 musl     the C core's programs, static.  There is no Python on musl to be had from Debian or the package index.
 windows  the C core's programs under wine.
 browser  the C core's programs as WebAssembly in node: scalar and SIMD128, without threads.
@@ -93,6 +94,9 @@ def arm64_python():
 
 
 def on_arm64():
+    if not debian_mirrors():
+        print("arm64: not run, this system is not Debian")
+        return
     if shutil.which("qemu-aarch64") is None:
         raise SystemExit("qemu-aarch64 is missing: apt-get install -y qemu-user")
     python, site = arm64_python(), WORK / "arm64" / "site"
@@ -107,12 +111,6 @@ def on_arm64():
     print(f"arm64 Python 3.11 in qemu: {run(*python, *suite(EMULATED), **where)}", flush=True)
 
 
-def here():
-    """The wheel that is installed for this very Python, wherever that is: what continuous integration runs."""
-    for words in (["-m", "mha_c"], ["-m", "mha_c", "demo"], ["-m", "mha_c.selftest"], suite(SUITE)):
-        print(run(sys.executable, *words), flush=True)
-
-
 PARTS = {
     "x86": on_x86,
     "arm64": on_arm64,
@@ -124,11 +122,11 @@ PARTS = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, "here", []], help="all of them if none is named")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all of them if none is named")
     chosen = parser.parse_args().parts or list(PARTS)
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(ROOT / "build" / "wheels" / "zig"))
     for part in chosen:
-        here() if part == "here" else PARTS[part]()
+        PARTS[part]()
     if list(PARTS) == chosen:
         print("not run: macOS and 64-bit ARM Windows, for which there is no emulator;", end=" ")
         print("the Python of Windows, of musl and of browsers")

@@ -1,0 +1,113 @@
+"""What `make wheels` and its checks do where this machine is not: other mirrors, other systems' wheels, WebAssembly."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import tools
+
+inputs = tools.load("tools/wheels/inputs.py")
+webassembly = tools.load("tools/wheels/webassembly.py")
+
+
+def url(path):
+    return path.as_uri()
+
+
+def test_sources_come_from_the_first_place_that_has_them(tmp_path, capsys):
+    """A place without the file, one that does not answer in a way that is known, one with another file: the next."""
+    other, right = tmp_path / "other", tmp_path / "right"
+    other.write_bytes(b"something else")
+    right.write_bytes(b"the sources")
+    digest = hashlib.sha256(b"the sources").hexdigest()
+    places = [url(tmp_path / "none"), "mirror+file:/etc/apt/mirrors.txt/pool/x", url(other), url(right)]
+    inputs.fetch(places, tmp_path / "archive", digest)
+    assert (tmp_path / "archive").read_bytes() == b"the sources"
+    assert len(capsys.readouterr().err.splitlines()) == 3
+    with pytest.raises(SystemExit, match="nowhere to be had"):
+        inputs.fetch(places[:3], tmp_path / "second", digest)
+    assert not (tmp_path / "second").exists()
+
+
+def test_every_system_has_a_place_for_the_sources(monkeypatch):
+    """Debian's packages are asked for on Debian alone; the archive's own place always is."""
+    for mirrors in ([], ["http://mirror.test/debian"]):
+        monkeypatch.setattr(inputs, "debian_mirrors", lambda mirrors=mirrors: mirrors)
+        for version, pinned in inputs.PINNED["cpython"].items():
+            found = list(inputs.places(version, pinned["release"]))
+            assert len(found) == len(mirrors) + 1 and found[-1].endswith(f"/Python-{pinned['release']}.tar.xz")
+            assert found[-1].startswith("https://") and pinned["release"].startswith(version)
+
+
+@pytest.mark.parametrize("system, asked", [("ID=ubuntu\nID_LIKE=debian\n", False), ("NAME=x\nID=debian\n", True)])
+def test_mirrors_that_cannot_be_read_are_left_out(system, asked, monkeypatch):
+    said = "mirror+file:/etc/apt/mirrors.txt\nhttps://one.test/debian/\nhttps://one.test/debian-security/\n"
+    monkeypatch.setattr(inputs, "LINUX", True)
+    monkeypatch.setattr(inputs.Path, "read_text", lambda path: system)
+    done = type("Done", (), {"stdout": said})
+    monkeypatch.setattr(inputs.subprocess, "run", lambda *_, **__: done)
+    assert inputs.debian_mirrors() == (["https://one.test/debian"] if asked else [])
+
+
+# --- WebAssembly ------------------------------------------------------------------------------------------------------
+
+
+def module(imports, exports):
+    """A module's bytes: imports (name, description), exports (name, kind), between other sections."""
+
+    def text(word):
+        return bytes([len(word)]) + word.encode()
+
+    def section(kind, parts):
+        body = bytes([len(parts)]) + b"".join(parts)
+        return (
+            bytes([kind, len(body) | 128, 0]) + body if len(body) < 128 else None
+        )  # a length in more bytes than needed
+
+    sections = [
+        section(1, [b"\x60\0\0"]),
+        section(2, [text("env") + text(name) + description for name, description in imports]),
+        section(7, [text(name) + bytes([kind, 0]) for name, kind in exports]),
+        section(0, [b"\4name"]),
+    ]
+    return b"\0asm\1\0\0\0" + b"".join(sections)
+
+
+def test_names_of_webassembly():
+    kinds = {
+        "memory": b"\2\1\1\x80\2",
+        "table": b"\1\x70\0\1",
+        "__stack_pointer": b"\3\x7f\1",
+        "exp": b"\0\0",
+        "tag": b"\4\0\0",
+    }
+    exports = [("PyInit__core", 0), ("__wasm_call_ctors", 0)]
+    found = webassembly.names(module(list(kinds.items()), exports))
+    assert found == (["PyInit__core", "__wasm_call_ctors"], list(kinds))
+    with pytest.raises(AssertionError, match="not WebAssembly"):
+        webassembly.names(b"\x7fELF1234")
+
+
+# --- Which wheels fit here --------------------------------------------------------------------------------------------
+
+
+def test_wheels_of_this_very_system_are_compared(tmp_path):
+    pytest.importorskip("packaging")
+    compare = tools.load("tools/wheels/compare.py")
+    names = [
+        "mha_c-0.1.0-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
+        "mha_c-0.1.0-cp39-abi3-manylinux_2_17_aarch64.manylinux2014_aarch64.whl",
+        "mha_c-0.1.0-cp39-abi3-musllinux_1_2_x86_64.whl",
+        "mha_c-0.1.0-cp39-abi3-musllinux_1_2_aarch64.whl",
+        "mha_c-0.1.0-cp39-abi3-macosx_11_0_x86_64.whl",
+        "mha_c-0.1.0-cp39-abi3-macosx_11_0_arm64.whl",
+        "mha_c-0.1.0-cp39-abi3-win_amd64.whl",
+        "mha_c-0.1.0-cp39-abi3-win_arm64.whl",
+    ]
+    for name in names:
+        Path(tmp_path, name).touch()
+    found = compare.that_fit(tmp_path)
+    assert list(found) == [("cp39", "abi3")] and found["cp39", "abi3"].name in names
+    if Path("/lib/x86_64-linux-gnu/libc.so.6").exists():
+        assert found["cp39", "abi3"].name == names[0]
