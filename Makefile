@@ -24,19 +24,20 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # Leaves test_<word>*.py, or all of a folder, out of PYTEST's run.
 without = $(foreach word,$(1),--ignore-glob='../../tests/*/test_$(word)*' --ignore='../../tests/$(word)')
 
-# The C programs that need no special build: $(call c-tests,folder,options,prefix) builds them in build/ and runs them.
+# C programs with another build of the core, in build/: $(call c-tests,folder,options,prefix), and as a fourth word their
+# names where they are not those that need no special build.
 C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards
 C_TEST_FLAGS := -std=c11 -ffp-contract=off -fno-math-errno -pthread -I$(CURDIR)/csrc -I$(CURDIR)/tests/c
 CORE_SOURCES := $(filter-out $(CURDIR)/csrc/python/%,$(wildcard $(CURDIR)/csrc/*/*.c))
 c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FLAGS) $(2) -c $(CORE_SOURCES) && \
-	for test in $(C_TESTS); do \
+	for test in $(or $(4),$(C_TESTS)); do \
 		flags=$$(sed -n 's/^ \* build: //p' ../../tests/c/test_$$test.c); \
 		$(CC) $(C_TEST_FLAGS) $(2) $$flags ../../tests/c/test_$$test.c *.o -o $$test -lm && \
 		echo "test_$$test:" && $(3) ./$$test quick || exit 1; \
 	done
 
-.PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind fuzz \
-	mutants guards nightly oldest free-threaded dev dev-torch docs playground wheel wheels test-wheels compare-wheels clean help
+.PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind tsan fuzz \
+	mutants guards nightly oldest free-threaded dev dev-torch docs playground wheel wheels wheels-twice test-wheels compare-wheels browser-wheel clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -53,13 +54,8 @@ test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 # skipped.  On another Python and NumPy: PYTHON=python3.9 NUMPY=1.21.6, the oldest of both.
 NUMPY ?=
 .PHONY: test-numpy
-test-numpy: $(STAMPS)/installed
-	@mkdir -p $(RUN)
-	$(PYTHON) -m venv --clear build/test-numpy
-	build/test-numpy/bin/pip install -q --upgrade 'pip>=25.1'
-	build/test-numpy/bin/pip install -q build/wheel/*.whl $(NUMPY:%=numpy==%) --group native
-	cd $(RUN) && ../test-numpy/bin/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q -r fE \
-		$(SIDE_BY_SIDE) ../../tests $(call without,browser playground c_core packaging) $(ARGS)
+test-numpy: $(STAMPS)/wheel
+	$(PYTHON) tools/wheels/suite.py build/wheel $(NUMPY:%=--numpy %) --jobs $(JOBS) $(ARGS)
 
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
@@ -158,6 +154,19 @@ valgrind:
 	@command -v valgrind > /dev/null || { echo 'valgrind is missing: apt-get install -y valgrind'; exit 1; }
 	$(call c-tests,valgrind,-O1 -g,$(MEMCHECK))
 
+# Threads, pool, forks and interruptions under ThreadSanitizer, which sees two threads at one number without an order
+# between them: as Linux parks threads, by futexes, and as macOS does.  Then the suite's tests of threads, on a sanitized
+# extension; what NumPy and Python do themselves it does not see.
+THREADED := pool threads threads_process interrupt slices failures
+TSAN := -O1 -g -fsanitize=thread
+tsan: $(STAMPS)/native-tools $(STAMPS)/build-tools
+	$(call c-tests,tsan-futex,$(TSAN),env,$(THREADED))
+	$(call c-tests,tsan-condition,$(TSAN) -DMHA_PARK_ON_CONDITION,env,$(THREADED))
+	MHA_C_TSAN=1 $(BIN)/python setup.py -q build --build-lib build/tsan
+	@mkdir -p $(RUN)
+	PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" $(PYTEST) \
+		../../tests/system/test_process.py ../../tests/system/test_threads.py $(ARGS)
+
 # Inputs nobody thought of, 60 s a target: tests/fuzz/run.py.
 fuzz:
 	$(PYTHON) tests/fuzz/run.py $(ARGS)
@@ -166,13 +175,9 @@ fuzz:
 mutants: $(STAMPS)/test-tools $(STAMPS)/build-tools
 	$(BIN)/python tools/mutants.py $(ARGS)
 
-# Everything that takes long, one after the other: an hour and a half on two cores.
+# Everything that takes long, one after the other, some hours on two cores; then a page that says how each part ended.
 nightly:
-	MHA_C_NIGHTLY=1 $(MAKE) test
-	$(MAKE) guards sanitize valgrind
-	$(MAKE) fuzz ARGS="--seconds 300"
-	$(MAKE) mutants ARGS="--count 150 --seed $$(date +%j)"
-	$(MAKE) coverage
+	$(PYTHON) tools/nightly.py $(ARGS)
 
 # Guard pages around every operand, for all pairs of head sizes and keys up to 130.
 guards:
@@ -225,6 +230,18 @@ docs: $(STAMPS)/installed $(STAMPS)/docs-tools build/playground.html
 wheels: build/wheel-tools/installed
 	build/wheel-tools/bin/python tools/wheels/build.py $(ARGS)
 
+# And once more from nothing: the same bytes.
+wheels-twice: wheels
+	cd dist && sha256sum * > ../build/wheels-first
+	rm -rf build/wheels
+	build/wheel-tools/bin/python tools/wheels/build.py $(ARGS)
+	cd dist && sha256sum --check ../build/wheels-first
+
+# The wheel for Pyodide, into build/browser, by tools pinned by their hashes; then held to what all others are.
+browser-wheel: build/wheel-tools/installed build/browser-tools/installed
+	build/browser-tools/bin/python -m cibuildwheel --platform pyodide --output-dir build/browser
+	build/wheel-tools/bin/python tools/wheels/check.py build/browser/*.whl
+
 clean:
 	rm -rf build dist .venv .cache *.egg-info mha_c/*.so
 
@@ -251,8 +268,9 @@ help:
 	@echo 'dev         in-place build for work on the sources    dev-torch   the same with torch and d2l'
 	@echo 'wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
+	@echo 'wheels-twice   and once more: the same bytes          browser-wheel   for Pyodide'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'
-	@echo 'compare-wheels   build/native (cibuildwheel) and dist/: the same files, the same bits of results'
+	@echo 'compare-wheels   a wheel of this system'"'"'s own compiler and dist/: the same files and bits of results'
 	@echo 'clean       remove everything that was made'
 
 # --- what the goals above share ------------------------------------------------------------------
@@ -302,9 +320,18 @@ build/playground.html: build/zig/installed tools/playground.py $(PLAYGROUND_SOUR
 test-wheels: build/wheel-tools/installed
 	build/wheel-tools/bin/python tools/wheels/test.py $(ARGS)
 
-# Wheels that cibuildwheel has built in build/native beside those of `make wheels`: files, metadata, bits of results.
+# A wheel that this system's own compiler made, beside that of `make wheels`: files, metadata, bits of results.
 compare-wheels:
-	$(PYTHON) tools/wheels/compare.py build/native dist
+	$(PYTHON) -m venv --clear build/native/tools
+	build/native/tools/bin/python -m pip install -q numpy packaging
+	$(if $(filter Darwin,$(shell uname -s)),ARCHFLAGS='-arch $(shell uname -m)') \
+		build/native/tools/bin/python -m pip wheel -q --no-deps --wheel-dir build/native .
+	build/native/tools/bin/python tools/wheels/compare.py build/native dist
+
+build/browser-tools/installed: tools/wheels/browser.txt
+	$(PYTHON) -m venv --clear build/browser-tools
+	build/browser-tools/bin/pip install -q --require-hashes -r tools/wheels/browser.txt
+	@touch $@
 
 build/wheel-tools/installed: tools/wheels/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

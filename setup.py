@@ -6,6 +6,7 @@ has no stable ABI before 3.15, gets one for its own version.
 Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
     MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
+    MHA_C_TSAN=1       the thread sanitizer, and assertions
     MHA_C_COVERAGE=1   line coverage for gcov
 and MHA_C_REPOSITORY, the address of the repository, for the links of a published package; MHA_C_OBJECTS, a folder whose
 build/ keeps the objects for the next build, where this one's is thrown away.
@@ -31,6 +32,7 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 SWITCHES = {
     "MHA_C_DEBUG": (["-O1", "-g", "-UNDEBUG", "-DMHA_DEBUG", "-Wall", "-Wextra"], []),
     "MHA_C_SANITIZE": (["-O1", "-g1", "-UNDEBUG", "-DMHA_DEBUG", "-fno-omit-frame-pointer", *SANITIZERS], SANITIZERS),
+    "MHA_C_TSAN": (["-O1", "-g1", "-UNDEBUG", "-DMHA_DEBUG", "-fsanitize=thread"], ["-fsanitize=thread"]),
     "MHA_C_COVERAGE": (["-O0", "-g", "--coverage", "-DMHA_COVERAGE"], ["--coverage"]),
 }
 LINK = {"linux": ["-Wl,-z,nodelete"], "win32": ["-lsynchronization"]}  # the latter: WaitOnAddress

@@ -8,8 +8,7 @@ from chromium import HIGH, WIDE, Browser, Shown
 
 @pytest.fixture(scope="session")
 def browser():
-    chromium = needs.program("chromium", "chromium-browser", "google-chrome")
-    opened = Browser(chromium, needs.program("chromedriver"))
+    opened = Browser(*needs.browser())
     yield opened
     opened.close()
 

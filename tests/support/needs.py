@@ -5,7 +5,9 @@ Where it is missing the test is skipped by name; under MHA_C_REQUIRE_ALL=1 (cont
 
 import importlib
 import os
+import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -17,6 +19,7 @@ HANGS = 900
 SYSTEM_PIECES = "apt-get install -y g++ gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium chromium-driver"
 REQUIRE_ALL = os.environ.get("MHA_C_REQUIRE_ALL", "0") not in ("", "0")
 NIGHTLY = os.environ.get("MHA_C_NIGHTLY", "0") not in ("", "0")  # `make nightly`: more of the same
+FREE_SEEDS = os.environ.get("MHA_C_FREE_SEEDS", "0") not in ("", "0")  # there: new examples of properties each time
 
 
 def skip_or_fail(reason):
@@ -40,6 +43,20 @@ def program(*names):
         if path:
             return path
     return skip_or_fail(f"needs {names[0]} ({SYSTEM_PIECES})")
+
+
+def browser():
+    """(browser, chromedriver): where several browsers are installed, the one that the driver was made for."""
+    driver, names = program("chromedriver"), ("chromium", "chromium-browser", "google-chrome")
+    there = [path for path in map(shutil.which, names) if path]
+    fitting = [path for path in there if _major(path) == _major(driver)]
+    return (fitting or [program(*names)])[0], driver
+
+
+def _major(program):
+    """The first number of its version."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    return re.search(r" (\d+)\.", said)[1]
 
 
 def d2l(version):
