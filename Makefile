@@ -104,7 +104,7 @@ lint: $(STAMPS)/lint-tools
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_style.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --offline --quiet .github/workflows
+	$(BIN)/zizmor --offline --quiet .github
 
 typecheck: $(STAMPS)/installed $(STAMPS)/lint-tools
 	$(BIN)/mypy
