@@ -54,8 +54,8 @@ def shared_page():
 
 
 def tile_steps():
-    """What the player of the online softmax says: the text stands in mha_c/teach.py."""
-    body = ast.parse((ROOT / "mha_c" / "teach.py").read_text(encoding="utf-8")).body
+    """What the player of the online softmax says: the text stands in mha_c/teach/stepping.py."""
+    body = ast.parse((ROOT / "mha_c" / "teach" / "stepping.py").read_text(encoding="utf-8")).body
     values = {node.targets[0].id: node.value for node in body if isinstance(node, ast.Assign)}
     columns, steps = (ast.literal_eval(values[name]) for name in ("_COLUMNS", "_TILE_STEPS"))
     return [dict(zip(columns, step)) for step in steps]

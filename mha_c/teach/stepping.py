@@ -1,13 +1,4 @@
-"""Attention one step at a time, for teaching: what is computed, with numbers that a class can follow by hand.
-
-    import mha_c.teach as teach
-    steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
-    steps.weights                      # every intermediate matrix, as NumPy
-    steps                              # last line of a notebook cell: a player with Back, Next, Play
-    teach.tiles(q, k, v, block_size=2)  # the same output without storing the whole matrix of scores
-
-This module is plain NumPy, because its functions are meant to be read.  The layers compute the same in C.
-"""
+"""The players of dot-product attention: five matrices one after the other, and the same in tiles."""
 
 from __future__ import annotations
 
@@ -16,15 +7,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 
-from ._arguments import scalars
-from ._arguments.arrays import to_lengths
-from .errors import ShapeError
-from .viz import labels
-from .viz.page import Page
-from .viz.sources import on_cpu, to_numpy
-
-__all__ = ["Steps", "Tile", "Tiles", "steps", "tiles"]
-__dir__ = __all__.copy  # what dir() and completion show
+from .._arguments import scalars
+from .._arguments.arrays import to_lengths
+from ..errors import ShapeError
+from ..viz import labels
+from ..viz.page import Page
+from ..viz.sources import on_cpu, to_numpy
 
 Array = NDArray[np.float64]
 

@@ -1,0 +1,22 @@
+"""Attention taught: one step at a time, and students' own attention checked.
+
+    import mha_c.teach as teach
+    teach.check(my_attention)             # which line is wrong?
+    teach.laws(my_attention).assert_all()  # for graders: no reference, laws alone
+    steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
+    steps.weights                         # every intermediate matrix, as NumPy
+    steps                                 # last line of a notebook cell: a player with Back, Next, Play
+    teach.tiles(q, k, v, block_size=2)    # the same output without storing the whole matrix of scores
+
+This folder is plain NumPy, because its functions are meant to be read.  The layers compute the same in C.
+"""
+
+from . import book
+from .answers import Answer
+from .checking import check
+from .lawful import Law, Laws, laws
+from .mistakes import add_mistake
+from .stepping import Steps, Tile, Tiles, steps, tiles
+
+__all__ = ["Answer", "Law", "Laws", "Steps", "Tile", "Tiles", "add_mistake", "check", "laws", "steps", "tiles"]
+__dir__ = [*__all__, "book"].copy  # what dir() and completion show

@@ -1,0 +1,127 @@
+"""What `check` answers: sentences, the line of the book's function that is marked, an example."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from difflib import ndiff
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .probes import Inputs
+from .student import SHOWN, written
+
+NEAR = 1e-4  # of 1 and of each number: float32 in any order of operations is nearer, and no known mistake is
+_MARKED = "background: rgba(226, 110, 60, .28); font-weight: 600"  # seen on white and on black
+_BOX = "font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; white-space: pre; overflow-x: auto; margin: 8px 0"
+
+
+class Lines(NamedTuple):
+    """A function of the book, and the same with a mistake: the lines that differ are marked."""
+
+    book: str
+    wrong: str
+
+    def marked(self) -> list[tuple[str, str]]:
+        """(who writes so: "book", "yours" or "", the line)."""
+        who = {"- ": "book", "+ ": "yours", "  ": ""}
+        different = ndiff(self.book.splitlines(), self.wrong.splitlines())
+        return [(who[line[:2]], line[2:]) for line in different if line[:2] in who]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{who + '>' if who else '':>8} {line}" for who, line in self.marked())
+
+    def _repr_html_(self) -> str:
+        shown = [
+            f'<span style="{_MARKED if who else ""}">{html.escape(f"{who:>6}  {line}")}</span>'
+            for who, line in self.marked()
+        ]
+        return f'<div style="{_BOX}">' + "\n".join(shown) + "</div>"
+
+
+class Example(NamedTuple):
+    """Inputs, and two results beside each other; the numbers that differ are marked."""
+
+    inputs: Inputs
+    expected: Any
+    got: Any
+    names: tuple[str, str] = ("expected", "got")
+
+    def differs(self) -> Any:
+        """Which numbers differ, where both have one shape."""
+        if self.expected.shape != self.got.shape:
+            return np.zeros(self.got.shape, bool)
+        return ~np.isclose(self.got, self.expected, NEAR, NEAR, equal_nan=True)
+
+    def __str__(self) -> str:
+        if self.got.size > SHOWN:
+            at = np.unravel_index(np.nanargmax(np.abs(self.got - self.expected)), self.got.shape)
+            place = "[" + ", ".join(map(str, at)) + "]"
+            numbers = " and ".join(f"{x[at]:.4g} {name}" for name, x in zip(self.names, (self.expected, self.got)))
+            count = f"{self.differs().sum()} of {self.got.size} numbers differ"
+            return f"{written(self.inputs)}\n{count}; at {place} {numbers}"
+        marks = np.where(self.differs(), "*", " ")
+        shown = np.array([f"{x:.4g}{mark}" for x, mark in zip(self.got.ravel(), marks.ravel())]).reshape(self.got.shape)
+        widest = max(map(len, shown.ravel()), default=0)
+        start = f"{self.names[1]} = "
+        got = np.array2string(shown, prefix=start, formatter={"all": lambda text: f"{text:>{widest}}"})
+        return "\n".join([written({**self.inputs, self.names[0]: self.expected}), f"{start}{got}"])
+
+    def _repr_html_(self) -> str:
+        marks = self.differs()
+        if self.expected.shape != self.got.shape or self.got.ndim < 2 or self.got.size > SHOWN:
+            return f'<div style="{_BOX}">{html.escape(str(self))}</div>'
+        items = [i for i in np.ndindex(self.got.shape[:-2]) if marks[i].any()][:2]
+        shown = [f'<div style="{_BOX}">{html.escape(written(self.inputs))}</div>'] if self.inputs else []
+        for item in items:
+            pair = zip(self.names, (self.expected[item], self.got[item]))
+            where = f", item {', '.join(map(str, item))}" if len(self.got) > 1 else ""
+            cells = "".join(_table(f"{name}{where}", matrix, marks[item]) for name, matrix in pair)
+            shown.append(f'<div style="display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 8px 0">{cells}</div>')
+        return "".join(shown)
+
+
+def _table(name: str, matrix: Any, marks: Any) -> str:
+    rows = "".join(
+        "<tr>" + "".join(f'<td style="text-align: right; padding: 2px 8px; {_MARKED if mark else ""}">{x:.4g}</td>'
+                         for x, mark in zip(row, marked)) + "</tr>"
+        for row, marked in zip(matrix, marks)
+    )  # fmt: skip
+    return (
+        f'<table style="border-collapse: collapse; margin: 0; font-variant-numeric: tabular-nums">'
+        f'<caption style="text-align: left; caption-side: top; opacity: .8">{html.escape(name)}</caption>{rows}</table>'
+    )
+
+
+class Answer:
+    """The result of `check`: a text; in a notebook, the matrices beside each other.
+
+    Not made by hand.
+
+    Attributes
+    ----------
+    ok : bool
+        Whether it computes what the book's does.
+    mistakes : list of str
+        What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
+        raises, unknown.
+    notes : list of str
+        What is worth knowing, and no mistake.
+    """
+
+    def __init__(self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = ()) -> None:
+        self.mistakes = list(dict.fromkeys(mistakes))
+        self.ok = not self.mistakes
+        self.notes = list(notes)
+        self._parts = [*parts, *(f"Note: {note}" for note in notes)]
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(str, self._parts))
+
+    def _repr_html_(self) -> str:
+        shown = [
+            part._repr_html_() if hasattr(part, "_repr_html_") else f'<p style="margin: 8px 0">{html.escape(part)}</p>'
+            for part in self._parts
+        ]
+        return f'<div style="max-width: 76ch; line-height: 1.45">{"".join(shown)}</div>'

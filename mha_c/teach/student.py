@@ -1,0 +1,327 @@
+"""`mine` as a function of a probe: a function, class or layer, of arrays or of tensors, by whatever names it has.
+
+torch is never imported: where a student has tensors, it is loaded already.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+from .._arguments.arrays import is_tensor
+from . import book
+from .mistakes import KINDS
+from .probes import Inputs, Sizes, probes
+
+if TYPE_CHECKING:
+    from .._types import Array
+
+_NAMES = {  # what students call the book's arguments
+    "queries": "query q", "keys": "key k", "values": "value v", "X": "x input inputs scores score s a logits",
+    "valid_lens": "valid_len valid_length valid_lengths lens lengths length",
+    "num_heads": "n_heads heads h nhead n_head",
+    "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv v",
+    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim", "max_len": "max_length",
+    "query_size": "d d_k", "key_size": "", "value_size": "",
+    "dropout": "dropout_p drop p dropout_rate", "bias": "use_bias",
+}  # fmt: skip
+WEIGHTS = {"additive": ("W_q", "W_k", "w_v"), "multi_head": ("W_q", "W_k", "W_v", "W_o")}
+_OTHER = re.compile("mask|drop|train|bias|scale", re.IGNORECASE)  # arguments that are nobody's place
+
+
+SHOWN = 48  # numbers of an array that is written out
+
+
+class Way(NamedTuple):
+    """One way to give a student the same numbers."""
+
+    tensors: bool  # torch's tensors of float32; else NumPy's arrays of float64
+    turned: bool = False  # weights are (outputs, inputs)
+    column: bool = False  # w_v is a matrix
+
+
+class Outcome(NamedTuple):
+    """What came of one probe: an output, or an error."""
+
+    output: Any  # an array, or None
+    weights: Any = None
+    dtype: str = ""
+    error: Optional[Exception] = None
+    changed: Sequence[tuple[str, Array]] = ()  # inputs that hold other numbers afterwards, as they are then
+
+
+class Student:
+    """One implementation: what it takes, the probes for it, and its outcome for each."""
+
+    def __init__(self, mine: Any, kind: str) -> None:
+        self.mine, self.kind = mine, kind
+        self.name = getattr(mine, "__name__", type(mine).__name__)
+        self.arguments = list(inspect.signature(getattr(book, kind)).parameters)
+        self.is_class = isinstance(mine, type)
+        self.is_layer = self.is_class or not (inspect.isroutine(mine) or type(mine).__name__ == "partial")
+        self.has_weights = kind in WEIGHTS and self.is_layer
+        if self.has_weights:
+            self.arguments = ["queries", "keys", "values", "valid_lens"]
+        self.takes = _taken(mine, self.arguments)
+        if kind in WEIGHTS and not self.is_class:
+            missing = [name for name in WEIGHTS[kind] if not (hasattr(mine, name) or name in self.takes.values())]
+            if missing:
+                raise TypeError(
+                    f"{self.name}: check needs {', '.join(WEIGHTS[kind])} by these names, as attributes of a layer or "
+                    f"arguments of a function; {missing[0]} is missing"
+                )
+        self._layers: dict[Any, Any] = {} if self.is_class or not self.is_layer else {None: _copied(mine)}
+        self.sizes = None if self.is_class else self._sizes()
+        if self.sizes and kind in ("transpose_qkv", "transpose_output") and "num_heads" not in self.takes.values():
+            self.arguments.remove("num_heads")
+
+    def probes(self) -> list[Inputs]:
+        """The probes that it can be asked."""
+        asked = probes(self.kind, self.sizes)
+        if "valid_lens" not in self.takes.values():
+            asked = [{**each, "valid_lens": None} if "valid_lens" in each else each for each in asked]
+        return [each for each in asked if self._layer(each) is not None] if self.is_class else asked
+
+    def ways(self) -> list[Way]:
+        """The ways worth trying, the likeliest first."""
+        torch = sys.modules.get("torch")
+        module = getattr(getattr(torch, "nn", None), "Module", ())
+        if issubclass(self.mine, module) if self.is_class else isinstance(self.mine, module):
+            types = [True]
+        else:
+            types = [False, True] if torch else [False]
+            names = getattr(inspect.unwrap(self.mine) if inspect.isfunction(self.mine) else None, "__globals__", {})
+            if torch and any(names.get(name) is torch for name in ("torch", "t", "th")):
+                types.reverse()
+        if self.kind not in WEIGHTS:
+            return [Way(tensors) for tensors in types]
+        columns = [False, True] if self.kind == "additive" and not self.is_layer else [False]
+        linear = self.has_weights and (self.is_class or not hasattr(self.mine.W_q, "shape"))  # the order is known
+        turns = [False] if linear else [False, True]
+        return [Way(tensors, turned, column) for tensors in types for turned in turns for column in columns]
+
+    def __call__(self, inputs: Inputs, way: Way) -> Outcome:
+        """What comes of these inputs, given this way."""
+        given = {name: _given(x, name, way) for name, x in inputs.items()}
+        before = {name: np.array(_plain(x)) for name, x in given.items() if x is not None}
+        try:
+            layer = self._layer(inputs) if self.is_layer else self.mine
+            if self.has_weights:
+                self._put_weights(layer, inputs, given, way.turned)
+            with np.errstate(all="ignore"):
+                result = self._called(layer, given)
+            output, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+            shown = np.asarray(_plain(output), dtype=np.float64)
+        except Exception as error:
+            return Outcome(None, error=error)
+        dtype = str(getattr(output, "dtype", "")).replace("torch.", "")
+        after = {name: _plain(given[name]) for name in before}
+        changed = [(name, np.asarray(x)) for name, x in after.items() if not np.array_equal(before[name], x)]
+        return Outcome(shown, None if weights is None else np.asarray(_plain(weights)), dtype, None, changed)
+
+    def answers(self) -> list[tuple[Way, list[Outcome]]]:
+        """What comes of the probes, for each way that leads somewhere, those with the fewest errors first."""
+        asked = self.probes()
+        tried = [(way, [self(inputs, way) for inputs in asked]) for way in self.ways()]
+        tried.sort(key=lambda each: sum(outcome.error is not None for outcome in each[1]))
+        return [each for each in tried if any(outcome.error is None for outcome in each[1])] or tried[:1]
+
+    def traced(self, inputs: Inputs, way: Way, name: str) -> tuple[Any, Any]:
+        """The output as a tensor, and the input of this name that its graph leads to."""
+        given = {key: _given(x, key, way) for key, x in inputs.items()}
+        given[name] = given[name].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
+        output = self._called(self._layer(inputs) if self.is_layer else self.mine, given)
+        return (output[0] if isinstance(output, tuple) else output), given[name]
+
+    def _called(self, layer: Any, given: Inputs) -> Any:
+        named = {theirs: given.get(ours) for theirs, ours in self.takes.items() if theirs}
+        return layer(**named) if named else layer(*(given[name] for name in self.arguments if name in given))
+
+    # ---- layers ---------------------------------------------------------------------------------------------------
+
+    def _layer(self, inputs: Inputs) -> Any:
+        """The layer for these inputs: a copy of the student's, or one that its class makes; None if it makes none."""
+        if not self.is_class:
+            return self._layers[None]
+        first: Any = inputs.get("queries", inputs.get("X"))
+        known: dict[str, Any] = {"dropout": 0.5, "bias": False, "max_len": 64, "num_heads": inputs.get("num_heads", 1)}
+        known["num_hiddens"] = inputs["W_q"].shape[1] if "W_q" in inputs else first.shape[-1]
+        for name, size in (("queries", "query_size"), ("keys", "key_size"), ("values", "value_size")):
+            known[size] = inputs.get(name, first).shape[-1]
+        arguments = {}
+        for parameter in inspect.signature(self.mine).parameters.values():
+            name = _resolved(parameter.name, list(known))
+            needed = parameter.default is parameter.empty and parameter.kind not in (2, 4)  # *args, **kwargs
+            if needed and not name:
+                raise TypeError(f"{self.name}: check cannot tell what {parameter.name} is to be; give it a layer")
+            if needed or name in ("num_heads", "dropout"):
+                arguments[parameter.name] = known[name]
+        key = tuple(known.values())
+        if key not in self._layers:
+            self._layers[key] = _evaluating(self.mine(**arguments))
+        layer, names = self._layers[key], WEIGHTS.get(self.kind, ())
+        return layer if all(_size(layer, name) in (0, np.size(inputs[name])) for name in names) else None
+
+    def _sizes(self) -> Optional[Sizes]:
+        """Of a layer, or of a layer's method, that is given; None where any will do."""
+        owner = getattr(self.mine, "__self__", self.mine)
+        heads = next((getattr(owner, name) for name in ("num_heads", *_NAMES["num_heads"].split())
+                      if isinstance(getattr(owner, name, None), int)), 0)  # fmt: skip
+        if not self.has_weights:
+            table = getattr(self.mine, "P", getattr(self.mine, "pe", None))
+            hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
+            return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
+        if self.kind == "multi_head" and not heads:
+            raise TypeError(f"{self.name}: check reads the number of heads as num_heads, which is not there")
+        wide = _size(self.mine, "w_v" if self.kind == "additive" else "W_o")
+        hiddens = wide if self.kind == "additive" else round(wide**0.5)
+        if not hiddens or not _size(self.mine, "W_q"):  # open: they follow from the first call
+            hiddens = hiddens or getattr(self.mine, "num_hiddens", 0) or getattr(self.mine.W_q, "out_features", 6)
+            return Sizes(hiddens, hiddens, hiddens, hiddens, heads or 1)
+        q, k = (_size(self.mine, name) // hiddens for name in ("W_q", "W_k"))
+        v = _size(self.mine, "W_v") // hiddens if self.kind == "multi_head" else 3
+        return Sizes(q, k, v, hiddens, heads or 1)
+
+    def _put_weights(self, layer: Any, inputs: Inputs, given: Inputs, turned: bool) -> None:
+        if not all(_size(layer, name) for name in WEIGHTS[self.kind]):
+            self._called(layer, given)  # open sizes become those of the call
+        for name in WEIGHTS[self.kind]:
+            holder = getattr(layer, name)
+            owner, attribute = (holder, "weight") if hasattr(holder, "weight") else (layer, name)
+            shape = tuple(getattr(owner, attribute).shape)
+            new = inputs[name].T if owner is holder or turned else inputs[name]
+            _fill(owner, attribute, (new.T if new.T.shape == shape != new.shape else new).reshape(shape))
+            if owner is holder and getattr(holder, "bias", None) is not None:
+                _fill(holder, "bias", np.zeros(tuple(holder.bias.shape)))
+
+
+def own_line(error: BaseException) -> str:
+    """Where in the student's own text an error arose, as "line 7: x = y"; "" where it did not."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        if not name.startswith((str(Path(__file__).parents[1]), "<__")) and "-packages" not in name:
+            found = f"line {number}: {linecache.getline(name, number).strip()}".rstrip(": ")
+        trace = trace.tb_next
+    return found
+
+
+# ---- small matters -------------------------------------------------------------------------------------------------
+
+
+def _resolved(name: str, wanted: list[str]) -> str:
+    """Which of the book's names `name` stands for, or ""."""
+    return next((w for w in wanted if name.lower() in (w.lower(), *_NAMES[w].split())), "")
+
+
+def _taken(mine: Any, wanted: list[str]) -> dict[str, str]:
+    """{parameter: the book's name for it}; one by another name is what stands in its place.  "": any, by place."""
+    try:
+        call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError):  # written in C
+        return {"": "valid_lens"}
+    if isinstance(mine, type):
+        parameters = parameters[1:]  # self
+    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
+        return {"": "valid_lens"}
+    taken = {p.name: _resolved(p.name, wanted) for p in parameters if p.kind != p.VAR_KEYWORD}
+    for parameter, name in zip(parameters, wanted):
+        if not taken.get(parameter.name, "-") and name not in taken.values() and not _OTHER.search(parameter.name):
+            taken[parameter.name] = name
+    needed = {p.name for p in parameters if p.default is p.empty}
+    return {theirs: ours for theirs, ours in taken.items() if ours or theirs in needed}
+
+
+def _given(x: Any, name: str, way: Way) -> Any:
+    """A probe's input in the student's type."""
+    if not isinstance(x, np.ndarray):
+        return x
+    if way.turned and name.startswith("W_"):
+        x = x.T
+    if way.column and name == "w_v":
+        x = x[None] if way.turned else x[:, None]
+    torch = sys.modules.get("torch")
+    if not way.tensors or torch is None:
+        return x.copy()
+    return torch.tensor(x, dtype=torch.float32 if x.dtype.kind == "f" else torch.int64)
+
+
+def _plain(x: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    return x.detach().cpu().double().numpy() if is_tensor(x) else x
+
+
+def _size(layer: Any, name: str) -> int:
+    """How many numbers a weight has; 0 while that is open."""
+    held = getattr(layer, name)
+    held = getattr(held, "weight", held)
+    is_open = type(held).__name__.startswith("Uninitialized") or not hasattr(held, "shape")
+    return 0 if is_open else int(np.prod(tuple(held.shape)))
+
+
+def _fill(owner: Any, attribute: str, new: Array) -> None:
+    old = getattr(owner, attribute)
+    if is_tensor(old):
+        old.data.copy_(_given(new, "", Way(True)))
+    else:
+        setattr(owner, attribute, np.array(new, old.dtype))
+
+
+def _evaluating(layer: Any) -> Any:
+    if callable(getattr(layer, "eval", None)):
+        layer.eval()
+    return layer
+
+
+def _copied(layer: Any) -> Any:
+    """A copy to put weights into, in evaluation mode; tensors kept with their graph, which nobody copies, lose it."""
+    parts = layer.modules() if callable(getattr(layer, "modules", None)) else [layer]
+    kept = [x for part in parts for x in vars(part).values() if is_tensor(x) and x.grad_fn is not None]
+    return _evaluating(copy.deepcopy(layer, {id(x): x.detach() for x in kept}))
+
+
+def written(arrays: Inputs) -> str:
+    """Arrays as text, each with its name; large ones by their shape."""
+    lines = []
+    for name, x in arrays.items():
+        if isinstance(x, np.ndarray) and x.size <= SHOWN:
+            lines.append(f"{name} = {np.array2string(x, precision=3, suppress_small=True, prefix=f'{name} = ')}")
+        else:
+            lines.append(f"{name}: shape {x.shape}" if isinstance(x, np.ndarray) else f"{name} = {x}")
+    return "\n".join(lines)
+
+
+_TOLD = [  # by its name
+    ("multi_head", "multi_?head|mha"), ("additive", "additive|bahdanau"), ("transpose_qkv", "transpose_qkv|split"),
+    ("transpose_output", "transpose_output|merge|join|combine"), ("positional_encoding", "position"),
+    ("causal", "causal"), ("masked_softmax", "softmax"), ("dot_product", "dot|attention"),
+]  # fmt: skip
+
+
+def told(mine: Any, kind: Optional[str]) -> str:
+    """The kind: the one asked for, or what name and signature tell."""
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    if not callable(mine):
+        raise TypeError(f"mine: a function, a class or a layer expected, got {type(mine).__name__}")
+    if kind is not None:
+        return kind
+    name = getattr(mine, "__name__", type(mine).__name__)
+    for kind, pattern in _TOLD:
+        if re.search(pattern, name, re.IGNORECASE):
+            return kind
+    given = set(_taken(mine, ["W_o", "w_v", "W_q", "queries", "num_heads", "valid_lens", "X"]).values())
+    signs = [("W_o", "multi_head"), ("w_v", "additive"), ("queries", "dot_product"), ("valid_lens", "masked_softmax")]
+    for sign, kind in signs:
+        if sign in given:
+            return kind
+    raise ValueError(f"{name}: its name does not tell what it is; give kind, one of {', '.join(KINDS)}")

@@ -1,0 +1,164 @@
+"""check on tensors: functions, layers and classes in torch, d2l's own in both generations, and ours."""
+
+import copy
+import functools
+import subprocess
+import sys
+import time
+
+import pytest
+
+import mha_c
+import needs
+from mha_c import teach
+from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES
+
+torch = needs.module("torch")
+F = torch.nn.functional
+SECONDS = 2  # an answer's
+IDS = {
+    "masked_softmax": MASKS,
+    "dot_product": MASKS + SCALES,
+    "additive": ADDITIVE + MASKS,
+    "multi_head": HEADS,
+    "transpose_qkv": HEADS[:2],
+    "transpose_output": ["heads_joined_wrong", "heads_interleaved"],
+    "positional_encoding": POSITIONS,
+    "causal": FUTURE,
+}
+
+
+def students():
+    from torch_students import TORCH_STYLES
+
+    return TORCH_STYLES
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_in_torch(kind):
+    make = students()[kind]
+    assert teach.check(make(), kind).ok, teach.check(make(), kind)
+    teach.laws(make(), kind).assert_all()
+    named = []
+    for id in IDS[kind]:
+        try:
+            mine = make(id)
+        except KeyError:  # not in this style
+            continue
+        started = time.process_time()
+        answer = teach.check(mine, kind)
+        assert answer.mistakes == [id], answer
+        assert time.process_time() - started < SECONDS
+        named.append(id)
+    assert len(named) > 1
+
+
+def test_a_mask_of_minus_infinity_and_a_softmax_over_wrong_axes():
+    def over_queries(queries, keys, values, valid_lens=None):
+        scores = queries @ keys.transpose(1, 2) / queries.shape[-1] ** 0.5
+        if valid_lens is not None:
+            lens = valid_lens[:, None, None] if valid_lens.dim() == 1 else valid_lens[:, :, None]
+            scores = scores.masked_fill(torch.arange(keys.shape[1]) >= lens, float("-inf"))
+        return scores.softmax(1) @ values
+
+    assert teach.check(over_queries, "dot_product").mistakes == ["softmax_axis"]
+    answer = teach.check(students()["multi_head"]("softmax_axis_heads"), "multi_head")
+    assert answer.mistakes == ["softmax_axis"] and "over the heads" in str(answer)
+
+
+@pytest.mark.parametrize("generation", ["0.17.6", "1.0.3"])
+def test_the_books_own_are_right(generation):
+    d2l = needs.d2l(generation)
+    mine = [d2l.masked_softmax, d2l.DotProductAttention, d2l.DotProductAttention(0.5), d2l.AdditiveAttention,
+            d2l.MultiHeadAttention, d2l.PositionalEncoding, d2l.PositionalEncoding(8, 0.5)]  # fmt: skip
+    if generation == "0.17.6":
+        mine += [d2l.AdditiveAttention(3, 4, 8, 0.5), d2l.MultiHeadAttention(10, 12, 14, 20, 5, 0.5, True)]
+        mine += [d2l.transpose_qkv, d2l.transpose_output]
+    else:
+        layer = d2l.MultiHeadAttention(100, 5, 0.5)  # sizes still open
+        mine += [layer, layer.transpose_qkv, layer.transpose_output, d2l.AdditiveAttention(8, 0.5)]
+    for each in mine:
+        answer = teach.check(each)
+        assert answer.ok, answer
+        teach.laws(each).assert_all()
+
+
+@pytest.mark.parametrize("package", ["mha_c", "mha_c.torch"])
+def test_ours_are_right(package):
+    ours = mha_c if package == "mha_c" else mha_c.torch
+    mine = [ours.DotProductAttention, ours.DotProductAttention(0.5), ours.AdditiveAttention,
+            ours.AdditiveAttention(8, 0.5), ours.AdditiveAttention(4, 3, 8, 0.5), ours.MultiHeadAttention,
+            ours.MultiHeadAttention(8, 2, 0.5), ours.MultiHeadAttention(8, 7, 9, 8, 2, 0.5),
+            ours.PositionalEncoding, ours.PositionalEncoding(8, 0.5), mha_c.masked_softmax]  # fmt: skip
+    for each in mine:
+        assert teach.check(each).ok, teach.check(each)
+    assert teach.check(mha_c.transpose_qkv).ok and teach.check(mha_c.transpose_output).ok
+
+
+def test_torchs_own_functions():
+    attention = F.scaled_dot_product_attention
+    answer = teach.check(functools.partial(attention, is_causal=True), "causal")
+    assert answer.ok and "top left" in answer.notes[0]
+    assert teach.check(lambda queries, keys, values: attention(queries, keys, values), "dot_product").ok
+    assert teach.check(attention, "causal").mistakes == ["sees_future"]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, dropout=0.5):
+        super().__init__()
+        self.rate = dropout
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        weights = mha_c.torch.functional.dot_product_attention(
+            queries, keys, values, valid_lens, empty_rows="uniform", return_weights=True
+        )[1]
+        return F.dropout(weights, self.rate) @ values  # acts at any time
+
+    def untouched(self):
+        return self.training
+
+
+def test_dropout_in_evaluation():
+    assert teach.check(Layer, "dot_product").mistakes == ["dropout_in_eval"]
+    assert teach.check(Layer(), "dot_product").mistakes == ["dropout_in_eval"]
+    assert teach.check(lambda q, k, v, lens=None: Layer()(q, k, v, lens), "dot_product").mistakes == ["dropout_in_eval"]
+    assert teach.check(Layer(0.0), "dot_product").ok
+
+
+def test_the_students_layer_stays_as_it_is():
+    layer = students()["multi_head"]()(8, 2)
+    out = layer(*[torch.ones(1, 3, 8, requires_grad=True)] * 3)
+    layer.kept = out  # with its graph, as d2l's layers keep their weights
+    before = copy.deepcopy(layer.state_dict())
+    assert teach.check(layer, "multi_head").ok
+    assert layer.training and all(torch.equal(before[name], x) for name, x in layer.state_dict().items())
+
+
+def test_gradients_that_are_cut():
+    def cut(queries, keys, values, valid_lens=None):
+        return students()["dot_product"]()(0.0)(queries, keys.detach(), values, valid_lens)
+
+    assert teach.check(cut, "dot_product").ok
+    laws = teach.laws(cut, "dot_product")
+    assert laws.broken == ["gradients"]
+    assert "along a direction of keys: by autograd 0.0000" in str(laws)
+
+
+def test_types():
+    exact = students()["dot_product"]()(0.0)
+    double = teach.check(lambda q, k, v, lens=None: exact(q, k, v, lens).double(), "dot_product")
+    half = teach.check(lambda q, k, v, lens=None: exact(q, k, v, lens).to(torch.bfloat16).float(), "dot_product")
+    assert double.mistakes == ["dtype"] and "float64" in str(double)
+    assert half.mistakes == ["unknown"]  # numbers of three digits
+
+
+def test_torch_is_not_imported():
+    code = """if 1:
+        import sys
+        from mha_c import teach
+        def mine(queries, keys, values, valid_lens=None):
+            return teach.book.dot_product(queries, keys, values, valid_lens)
+        assert teach.check(mine, "dot_product").ok and teach.laws(mine, "dot_product").ok
+        assert "torch" not in sys.modules and "matplotlib" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
