@@ -35,6 +35,7 @@ from .multihead import MultiheadAttention
 from .positions import PositionalEncoding
 from .saving import safe_globals
 from .similarity import KernelAttention
+from .watch import watch
 
 __all__ = [
     "AdditiveAttention",
@@ -59,5 +60,6 @@ __all__ = [
     "transpose_output",
     "transpose_qkv",
     "variants",
+    "watch",
 ]
 __dir__ = __all__.copy  # what dir() and completion show

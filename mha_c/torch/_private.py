@@ -146,7 +146,8 @@ except ImportError:
 def in_mode() -> bool:
     """Whether a mode wants to see each of torch's operations, of which a call of the core is none.
 
-    Not that of torch.device, which sees new tensors alone, nor that of fake tensors, for which there are our operators.
+    Not that of torch.device, which sees new tensors alone, nor that of `watch`, which sees layers whole, nor that of
+    fake tensors, for which there are our operators.
     """
     return _in_mode(n_function_modes, _function_modes, DeviceContext) or _in_mode(
         n_dispatch_modes, _dispatch_modes, FakeTensorMode
@@ -155,7 +156,12 @@ def in_mode() -> bool:
 
 def _in_mode(active: Any, modes: Any, harmless: Any) -> bool:
     found = active()
-    return bool(found) and any(not isinstance(mode, harmless) for mode in (modes() if modes else [found]))
+    active_ones = (modes() if modes else [found]) if found else []
+    return not all(isinstance(mode, harmless) or _sees_layers(mode) for mode in active_ones)
+
+
+def _sees_layers(mode: Any) -> bool:
+    return getattr(mode, "sees_layers", False) is True
 
 
 def any_overridden(*tensors: Any) -> bool:
@@ -214,3 +220,12 @@ def without_tracing(x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape)
     finally:
         set_tracing_state(state)
+
+
+# Whether a part of the model is being called that will be computed again in the backward pass; without the name no such
+# part is recognized, and the backward pass of one that was watched raises torch's error.
+_hooks_of_saved: Any = _found("torch._C._autograd._top_saved_tensors_default_hooks") or (lambda ignore_tracing: None)
+
+
+def checkpointing() -> bool:
+    return _hooks_of_saved(True) is not None

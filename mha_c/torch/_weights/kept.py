@@ -77,6 +77,21 @@ class Kept:
             saved = "tensor", of_all_examples(saved[1]).detach()
         return tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in saved), self._dtype, None
 
+    def operands(self) -> Any:
+        """(q (B, H, Q, D), k, w_v, lengths, empty_rows) as tensors that nobody changes; None if weights were kept."""
+        kind, *kept = self._saved
+        if kind == "scored":
+            scored = kept[0]
+            return scored.q.detach(), scored.k.detach(), None, scored.valid_lens, scored.empty_rows
+        if kind in ("tensor", "assigned") or self.passes():
+            return None
+        weights, q, k, w_v, _, _, lens, num_heads, empty_rows = kept if kind != "operator" else (None, *kept)
+        if weights is not None:
+            return None
+        q, k, w_v, lens = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (q, k, w_v, lens))
+        q, k = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (q, k))
+        return q, k, w_v, lens, empty_rows
+
     def _one(self) -> Any:
         """One of the tensors."""
         one = self._saved[1]

@@ -1,0 +1,80 @@
+"""Calls of layers of attention: ours, and those of the book's names, which keep their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from .._module import AttentionModule
+from .._weights.kept import Kept, last_call
+from ..layers import MultiHeadAttention
+from ..variants import MultiHeadedSelfAttention
+from .operands import Operands, Weights
+
+BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
+OURS = (AttentionModule, MultiHeadedSelfAttention)
+
+
+def classes_of_the_book() -> Iterator[type[nn.Module]]:
+    """All classes of the book's names that are not ours, as d2l has them or a notebook writes them."""
+    ahead, met = [nn.Module], set()
+    while ahead:
+        for kind in ahead.pop().__subclasses__():
+            if kind not in met:
+                met.add(kind)
+                ahead.append(kind)
+                if kind.__name__ in BOOK_NAMES and not issubclass(kind, OURS):
+                    yield kind
+
+
+def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
+    """What determines the weights of the module's last call; None where it has kept none."""
+    if isinstance(module, OURS):
+        return _of_ours(module)
+    inner = getattr(module, "attention", None)
+    found = module.__dict__.get("attention_weights")
+    if found is None and isinstance(inner, nn.Module):
+        found = inner.__dict__.get("attention_weights", inner if isinstance(inner, AttentionModule) else None)
+        if found is inner:
+            return _of_ours(inner, _heads(module))
+    return _with_heads(found, _heads(module))
+
+
+def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, Weights]]:
+    inner: Any = module._inner() if isinstance(module, AttentionModule) else module
+    if module._last is not None:  # its own
+        inner = module
+    if not isinstance(inner, OURS):  # a program has put another module there
+        return made_of(inner)
+    last = last_call(inner)
+    heads = heads if heads is not None else _heads(module)
+    if last is None:
+        return None
+    operands = last.operands() if isinstance(last, Kept) else None
+    if operands is None:
+        return _with_heads(last.weights(heads), heads)
+    q, k, w_v, lens, empty_rows = operands  # not to be copied: the layer has done so where the caller may change them
+    if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
+        q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
+        lens = None if lens is None else lens[::heads]
+    return Operands(q, k, w_v, lens, None, None, {"empty_rows": empty_rows}, ())
+
+
+def _heads(module: Any) -> Optional[int]:
+    heads = getattr(module, "num_heads", None)
+    many = isinstance(module, (MultiHeadAttention, MultiHeadedSelfAttention)) or "attention" in module._modules
+    return heads if isinstance(heads, int) and many else None
+
+
+def _with_heads(weights: Any, heads: Optional[int]) -> Optional[Weights]:
+    if not isinstance(weights, Tensor) or weights.dim() not in (3, 4) or not weights.is_floating_point():
+        return None
+    weights = weights.detach()
+    if weights.dim() == 3:
+        if heads and weights.shape[0] % heads:
+            return None
+        weights = weights[:, None] if not heads else weights.unflatten(0, (-1, heads))
+    return Weights(torch.as_tensor(weights))

@@ -1,0 +1,477 @@
+"""mha_c.torch.watch: the attention of models that nobody edits; the models compute what they computed before."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+
+from torch import nn  # noqa: E402  torch must be there
+from torch.nn import functional as F  # noqa: E402
+
+from mha_c import torch as mt  # noqa: E402
+from small_gpt import formula, gpt  # noqa: E402
+
+# Softmax weights of scores around 1 in float32, some of them by other orders of sums: the issue's own limit.
+CLOSE = {"atol": 1e-5, "rtol": 0}
+COMPUTE = pytest.mark.parametrize("compute", ["core", "torch"])
+
+
+def step(model, x, watched=None):
+    """(output, gradients) of one step; the same of a watched one."""
+    model.zero_grad()
+    out = model(x) if watched is None else watched()
+    out.square().sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+# --- scaled_dot_product_attention -------------------------------------------------------------------------
+
+
+@COMPUTE
+@pytest.mark.parametrize("key_heads", [4, 1])
+def test_a_model_of_the_readers_own(key_heads, compute):
+    model, x = gpt(key_heads=key_heads), torch.randint(11, (2, 9))
+    expected, plain = step(model, x), {}
+    for i in range(2):
+        model[1][i].qkv.register_forward_hook(lambda module, args, out, i=i: plain.__setitem__(i, out))
+    with mt.watch(model, compute=compute) as seen:
+        found = step(model, x)
+    for a, b in zip(expected, found):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # gradients of sums over 18 tokens of 32 features
+    assert [call.name for call in seen.calls] == ["1.0", "1.1"]
+    for i, call in enumerate(seen.calls):
+        q, k, _ = (
+            x.unflatten(2, (-1, 8)).transpose(1, 2) for x in plain[i].split([32, 8 * key_heads, 8 * key_heads], -1)
+        )
+        sees = torch.ones(9, 9, dtype=torch.bool).tril()
+        torch.testing.assert_close(call.weights, formula(q, k, sees), **CLOSE)
+        assert (call.batch, call.heads, call.key_heads, call.queries, call.keys) == (2, 4, key_heads, 9, 9)
+        assert call.causal is True and call.mask is None and call.kind == "scaled_dot_product_attention"
+
+
+MASKS = {
+    "none": lambda: {},
+    "causal": lambda: {"is_causal": True},
+    "bool": lambda: {"attn_mask": torch.rand(5, 7) < 0.6},
+    "an empty row": lambda: {"attn_mask": torch.arange(7) < torch.arange(5)[:, None]},
+    "per item": lambda: {"attn_mask": torch.arange(7) < torch.tensor([3, 7])[:, None, None, None]},
+    "per head": lambda: {"attn_mask": torch.randn(4, 5, 7)},
+    "numbers": lambda: {"attn_mask": torch.randn(2, 4, 5, 7)},
+    "scale": lambda: {"scale": 0.3},
+    "dropout": lambda: {"dropout_p": 0.5},
+    "causal and bool": lambda: {"attn_mask": torch.arange(7) < torch.arange(1, 6)[:, None] * 2 - 1, "is_causal": True},
+}
+
+
+@COMPUTE
+@pytest.mark.parametrize("key_heads", [4, 1])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_and_options(name, key_heads, compute):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, h, n, 8, requires_grad=True) for h, n in ((4, 5), (key_heads, 7), (key_heads, 7)))
+    options = MASKS[name]()
+    grouped = {"enable_gqa": True} if key_heads == 1 else {}
+
+    def run():
+        torch.manual_seed(1)
+        out = F.scaled_dot_product_attention(q, k, v, **options, **grouped)
+        return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
+
+    expected = run()
+    with mt.watch(compute=compute) as seen:
+        found = run()
+    for a, b in zip(expected, found):
+        torch.testing.assert_close(a, b, **CLOSE, equal_nan=True)
+    mask = options.get("attn_mask")
+    if options.get("is_causal"):
+        future = torch.ones(5, 7, dtype=torch.bool).tril()
+        mask = future if mask is None else mask & future
+    keep, bias = (mask, None) if mask is not None and mask.dtype is torch.bool else (None, mask)
+    weights = formula(q, k, keep, bias, options.get("scale"))
+    (call,) = seen.calls
+    torch.testing.assert_close(call.weights, weights, **CLOSE)
+    torch.testing.assert_close(call.received(), weights.sum(2), **CLOSE)
+    logs = torch.log2(weights.clamp_min(1e-30))
+    torch.testing.assert_close(call.entropy(), -(weights * logs).sum(-1), **CLOSE)
+    largest, keys = call.top(2)
+    torch.testing.assert_close(largest, weights.topk(2).values, **CLOSE)
+    picked = torch.take_along_dim(weights, keys.clamp_min(0), -1)
+    torch.testing.assert_close(torch.where(keys < 0, 0, picked), largest, **CLOSE)
+    assert call.mask is options.get("attn_mask") and call.name == ""
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8)])
+def test_axes_before_the_rows(shape):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, *shape)
+    mask = torch.rand(*shape[:-2], 5, 5) < 0.7
+    mask[..., 0] = True
+    with mt.watch() as seen:
+        out = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, mask), **CLOSE)
+    weights = torch.softmax((q @ k.mT / 8**0.5).masked_fill(~mask, -torch.inf), -1)
+    torch.testing.assert_close(seen.calls[0].weights.reshape(weights.shape), weights, **CLOSE)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_result_lies_in_memory_as_torchs(transposed):
+    """Models call `view` on what they get."""
+    x = torch.randn(2, 5, 3, 4)
+    q = x.transpose(1, 2) if transposed else x
+    with mt.watch():
+        assert F.scaled_dot_product_attention(q, q, q).stride() == q.stride()
+
+
+def test_what_torch_refuses_is_refused_in_its_words():
+    q = torch.randn(1, 2, 5, 8)
+    calls = [
+        lambda: F.scaled_dot_product_attention(q, q[..., :4], q),
+        lambda: F.scaled_dot_product_attention(q, q, q, torch.ones(4, 4, dtype=torch.bool)),
+        lambda: F.scaled_dot_product_attention(q, q, q, wrong=1),
+        lambda: F.scaled_dot_product_attention(q, None, q),
+    ]
+    for call in calls:
+        with pytest.raises((RuntimeError, TypeError, ValueError)) as plain:
+            call()
+        with mt.watch() as seen, pytest.raises(plain.type) as watched:
+            call()
+        assert str(watched.value) == str(plain.value) and not seen.calls
+
+
+# --- torch's modules ----------------------------------------------------------------------------------------
+
+PADDING = torch.tensor([[False, False, False, True, True], [False] * 5])
+FUTURE = torch.ones(5, 5, dtype=torch.bool).triu(1)
+OF_MULTIHEAD = {
+    "none": {},
+    "bool": {"attn_mask": FUTURE},
+    "numbers": {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5)},
+    "per head": {"attn_mask": torch.linspace(-1, 1, 100).reshape(4, 5, 5)},
+    "padding": {"key_padding_mask": PADDING},
+    "both": {"key_padding_mask": PADDING, "attn_mask": FUTURE},
+    "causal": {"attn_mask": FUTURE, "is_causal": True},
+}
+
+
+@COMPUTE
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("name", OF_MULTIHEAD)
+def test_multihead_attention_in_both_modes(name, need_weights, compute):
+    torch.manual_seed(0)
+    module, x, options = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16), OF_MULTIHEAD[name]
+    x.requires_grad_()
+    for average in (False, True):
+
+        def run(average=average):
+            found = module(x, x, x, need_weights=need_weights, average_attn_weights=average, **options)
+            wanted = torch.autograd.grad(found[0].square().sum(), (x, *module.parameters()))
+            return [one for one in (*found, *wanted) if one is not None]
+
+        expected = run()
+        weights = module(x, x, x, average_attn_weights=False, **options)[1].detach()
+        with mt.watch(module, compute=compute) as seen:
+            found = run()
+        assert len(found) == len(expected)
+        for a, b in zip(expected, found):
+            torch.testing.assert_close(a, b, **CLOSE)
+        (call,) = seen.calls
+        assert call.name == "" and call.kind == "MultiheadAttention"
+        torch.testing.assert_close(call.weights, weights, **CLOSE)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 7}])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_multihead_attention_of_every_form(options, dropout):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(16, 2, dropout=dropout, **options)
+    x, y, z = torch.randn(5, 2, 16), torch.randn(7, 2, module.kdim), torch.randn(7, 2, module.vdim)
+    for inputs in ((x, y, z), (x[:, 0], y[:, 0], z[:, 0])):
+        for training in (False, True):
+            module.train(training)
+            torch.manual_seed(1)
+            expected = module(*inputs)
+            torch.manual_seed(1)
+            with mt.watch() as seen:
+                found = module(*inputs)
+            for a, b in zip(expected, found):
+                torch.testing.assert_close(a, b, **CLOSE)
+            weights = module.eval()(*inputs, average_attn_weights=False)[1].detach()
+            torch.testing.assert_close(seen.calls[0].weights, weights.reshape(-1, 2, *weights.shape[-2:]), **CLOSE)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_fast_path_of_the_encoder_layer(padded, norm_first):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first).eval()
+    model, x = nn.Sequential(layer, nn.Linear(16, 3)), torch.randn(2, 5, 16)
+    options = {"src_key_padding_mask": PADDING} if padded else {}
+    with torch.no_grad():
+        expected = layer(x, **options)
+        with mt.watch(layer) as seen:
+            found = layer(x, **options)
+        y = layer.norm1(x) if norm_first else x
+        weights = layer.self_attn(y, y, y, average_attn_weights=False, key_padding_mask=PADDING if padded else None)[1]
+        torch.testing.assert_close(expected, found, **CLOSE)
+        torch.testing.assert_close(seen.calls[0].weights, weights, **CLOSE)
+        with mt.watch() as seen:
+            model(x)
+    assert [call.name for call in seen.calls] == ["0.self_attn"]
+
+
+def test_rows_that_see_nothing_are_what_torch_makes_of_them():
+    torch.manual_seed(0)
+    module, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
+    mask = torch.zeros(5, 5, dtype=torch.bool)
+    mask[2] = True
+    for need_weights in (False, True):
+        expected = module(x, x, x, attn_mask=mask, need_weights=need_weights)
+        with mt.watch():
+            found = module(x, x, x, attn_mask=mask, need_weights=need_weights)
+        for a, b in zip(expected, found):
+            torch.testing.assert_close(a, b, **CLOSE, equal_nan=True)
+
+
+# --- Our layers and the book's ------------------------------------------------------------------------------
+
+
+class Ours(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = mt.MultiHeadAttention(16, 2, 0.1)
+        self.one = mt.DotProductAttention(0.1)
+        self.additive = mt.AdditiveAttention(8, 0.1)
+        self.of_torch = mt.MultiheadAttention(16, 2, batch_first=True)
+        self.other = mt.variants.MultiHeadedSelfAttention(16, 2)
+
+    def forward(self, x, lens):
+        x = self.heads(x, x, x, lens)
+        x = self.one(x, x, x, lens)
+        x = self.additive(x, x, x)
+        x = self.of_torch(x, x, x)[0]
+        return self.other(x)
+
+
+def test_our_layers():
+    torch.manual_seed(0)
+    model, x, lens = Ours().eval(), torch.randn(2, 5, 16), torch.tensor([3, 0])
+    model(x, lens)
+    expected = model(x, lens)
+    with mt.watch(model) as seen:
+        found = model(x, lens)
+        assert torch.equal(found, expected)  # by the same ways: the same bits
+    kinds = {call.name: call for call in seen.calls}
+    assert list(kinds) == ["heads", "one", "additive", "of_torch", "other"]
+    for name in ("heads", "one", "additive", "other"):
+        weights = getattr(model, name).attention_weights
+        weights = weights if weights.dim() == 4 else weights[:, None]
+        torch.testing.assert_close(kinds[name].weights, weights.detach(), **CLOSE)
+        torch.testing.assert_close(kinds[name].received(), weights.detach().sum(2), **CLOSE)
+    assert kinds["heads"].valid_lens.tolist() == [3, 0]
+
+
+def test_layers_with_children_of_other_kinds():
+    """A hook on a child, or another child: the layer calls its children one by one, and is noted once."""
+    x = torch.randn(2, 5, 16)
+    hooked, other = mt.MultiHeadAttention(16, 2, 0.0), mt.MultiHeadAttention(16, 2, 0.0)
+    other.attention = mt.AdditiveAttention(8, 0.0)
+    hooked.W_q.register_forward_hook(lambda *_: None)
+    for layer in (hooked, other):
+        with mt.watch(layer) as seen:
+            layer(x, x, x)
+        (call,) = seen.calls
+        assert call.kind == "MultiHeadAttention" and call.heads == 2
+        torch.testing.assert_close(call.weights, layer.attention_weights.detach(), **CLOSE)
+
+
+def test_functions_of_ours():
+    q, k, bias = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(5, 7)
+    with mt.watch() as seen:
+        mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right")
+        mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0)
+    found = [
+        mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right",
+                                            return_weights=True)[1],
+        mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0, return_weights=True)[1],
+    ]  # fmt: skip
+    for call, weights in zip(seen.calls, found):
+        torch.testing.assert_close(call.weights[:, 0], weights, **CLOSE)
+    assert seen.calls[0].causal == "bottom_right" and seen.calls[0].mask is bias
+
+
+def test_the_books_own_classes(d2l):
+    torch.manual_seed(0)
+    sizes = (16, 16, 16) if "0_17" in d2l.__name__ else ()
+    encoder = nn.ModuleDict({"self": d2l.MultiHeadAttention(*sizes, 16, 2, 0.0)})
+    one, x, lens = d2l.DotProductAttention(0.0), torch.randn(2, 5, 16), torch.tensor([3, 5])
+    with mt.watch() as seen:
+        encoder["self"](x, x, x, lens)
+        one(x, x, x, lens)
+    assert [call.kind for call in seen.calls] == ["MultiHeadAttention", "DotProductAttention"]
+    inner = encoder["self"].attention.attention_weights
+    torch.testing.assert_close(seen.calls[0].weights, inner.reshape(2, 2, 5, 5).detach(), rtol=0, atol=0)
+    torch.testing.assert_close(seen.calls[1].weights[:, 0], one.attention_weights, rtol=0, atol=0)
+    assert "__call__" not in vars(d2l.MultiHeadAttention)
+
+
+# --- What watching leaves and costs ---------------------------------------------------------------------------
+
+
+def places():
+    from mha_c.torch._module import AttentionModule
+
+    return (
+        F.scaled_dot_product_attention, F.multi_head_attention_forward, torch.overrides.has_torch_function,
+        mt.functional._attention, "__call__" in vars(AttentionModule), torch._C._len_torch_function_stack(),
+    )  # fmt: skip
+
+
+def test_errors_inside_leave_nothing_behind():
+    before, q = places(), torch.randn(1, 1, 3, 4)
+    with pytest.raises(ZeroDivisionError), mt.watch() as seen:
+        F.scaled_dot_product_attention(q, q, q)
+        raise ZeroDivisionError
+    assert places() == before and len(seen.calls) == 1
+    layer = mt.MultiHeadAttention(16, 2, 0.0)
+    with mt.watch() as seen, pytest.raises(TypeError):
+        layer(q, q)
+    F.scaled_dot_product_attention(q, q, q)
+    assert places() == before and not seen.calls
+
+
+def test_nested_watches_see_what_is_theirs():
+    model, x = gpt(), torch.randint(11, (1, 4))
+    with mt.watch() as outer:
+        model(x)
+        with mt.watch(model[1][1]) as inner:
+            model(x)
+        model(x)
+    assert [len(seen.calls) for seen in (outer, inner)] == [6, 1]
+    assert inner.calls[0].name == "" and outer.calls[3].name == "1.1"
+    again = mt.watch()
+    with again as first:
+        model(x)
+        with pytest.raises(RuntimeError, match="active already"), again:
+            pass
+    with again as second:
+        model(x)
+    assert len(first.calls) == len(second.calls) == 2 and first is not second
+
+
+def test_other_threads_are_not_seen():
+    q, found = torch.randn(1, 1, 3, 4), []
+    layer = mt.DotProductAttention(0.0)
+
+    def other():
+        found.append(F.scaled_dot_product_attention(q, q, q))
+        found.append(layer(q[0], q[0], q[0]))
+
+    with mt.watch() as seen:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(found) == 2 and not seen.calls
+
+
+def test_what_is_changed_afterwards_does_not_change_what_was_seen():
+    q, k, mask = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.rand(3, 3)
+    with mt.watch() as seen:
+        F.scaled_dot_product_attention(q, k, k)
+        F.scaled_dot_product_attention(q, k, k, mask)
+        with torch.inference_mode():
+            own = mask + 0
+            F.scaled_dot_product_attention(q, k, k, own)
+            own.zero_()
+    weights = seen.calls[2].weights
+    q.zero_()
+    k.zero_()
+    torch.testing.assert_close(seen.calls[1].weights, weights, **CLOSE)
+    assert not torch.allclose(seen.calls[0].weights, torch.full((), 1 / 3))
+    mask.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        seen.calls[1].received()
+
+
+def test_checkpointed_parts_go_back_outside():
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = gpt(), torch.randn(2, 5, 32)
+    expected = step(model[1], x)
+    for reentrant in (False, True):
+        model.zero_grad()
+        x.requires_grad_()
+        with mt.watch() as seen:
+            out = checkpoint(model[1], x, use_reentrant=reentrant)
+        out.square().sum().backward()
+        for a, p in zip(expected[1:], model[1].parameters()):
+            torch.testing.assert_close(a, p.grad, atol=1e-4, rtol=1e-4)
+        assert len(seen.calls) == 2
+
+
+def test_transforms_and_compilers_are_left_alone():
+    q = torch.randn(3, 1, 2, 5, 4)
+    with mt.watch() as seen:
+        found = torch.func.vmap(mt.DotProductAttention(0.0))(q[:, 0], q[:, 0], q[:, 0])
+        gradient = torch.func.grad(lambda x: F.scaled_dot_product_attention(x, x, x).sum())(q[0])
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, q, q)[:, 0], **CLOSE)
+    assert gradient.shape == q[0].shape and not seen.calls
+
+
+def test_no_model_is_kept_alive():
+    model = gpt()
+    gone = weakref.ref(model)
+    with mt.watch(model) as seen:
+        model(torch.randint(11, (1, 4)))
+    del model
+    gc.collect()
+    assert gone() is None and seen.calls[0].name == "1.0"
+
+
+def test_seen_reads_aloud(tmp_path):
+    model, x = gpt(key_heads=1), torch.randint(11, (1, 4))
+    with mt.watch(model) as seen:
+        model(x)
+    assert repr(seen).splitlines() == [
+        "2 calls of attention",
+        "   0 <1.0: scaled_dot_product_attention, batch 1, 4 heads (1 key heads), 4 queries x 4 keys, causal>",
+        "   1 <1.1: scaled_dot_product_attention, batch 1, 4 heads (1 key heads), 4 queries x 4 keys, causal>",
+    ]
+    assert list(seen) == seen.calls and seen[1] is seen.calls[1] and len(seen) == 2
+    for page in (seen.view(tokens="a b c d"), seen.view(1), seen.view(seen[0], tokens="a b c d"), seen[0].view()):
+        assert "4 heads" in page.text
+    with pytest.raises(ValueError, match="below 2"):
+        seen.view(2)
+    with pytest.raises(ValueError, match="no call of attention was seen"), mt.watch() as nothing:
+        nothing.view()
+    with pytest.raises(TypeError, match="model must be a torch module, got str"):
+        mt.watch("model")
+    with pytest.raises(ValueError, match="compute must be 'core' or 'torch', got 'gpu'"):
+        mt.watch(compute="gpu")
+
+
+def test_half_precision_and_other_devices_are_noted():
+    q = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
+    with mt.watch() as seen:
+        out = F.scaled_dot_product_attention(q, q, q)
+    assert torch.equal(out, F.scaled_dot_product_attention(q, q, q))
+    torch.testing.assert_close(seen.calls[0].weights, formula(q, q), **CLOSE)
+    with mt.watch() as seen:
+        F.scaled_dot_product_attention(*torch.empty(3, 1, 2, 5, 8, device="meta"))
+    assert not seen.calls
+
+
+def test_nothing_of_q_times_k():
+    """3,000 tokens of 2 heads: their weights would be 72 MB; what is noted is 2 x 3000 x 2 x 8 numbers of 4 bytes."""
+    q = torch.randn(1, 2, 3000, 8)
+    with mt.watch() as seen:
+        F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    (call,) = seen.calls
+    kept = [x for x in call._made_of if isinstance(x, torch.Tensor)]
+    assert sum(x.numel() for x in kept) == 2 * q.numel()
+    np.testing.assert_allclose(call.received().sum().item(), 6000, rtol=1e-5)  # each row of 6000 sums to 1
