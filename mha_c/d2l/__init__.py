@@ -5,7 +5,7 @@
 >>> mha_c.d2l.patch()                                                     # doctest: +SKIP
 mha_c replaces MultiHeadAttention, DotProductAttention, AdditiveAttention in d2l.torch
 
-This module never imports d2l: it uses the d2l that the user has imported, of either generation.
+This module never imports d2l: it uses the d2l that the user has imported, of any generation.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _replace(module: ModuleType) -> list[ModuleType]:
             return []
         _patched.remove(module)
     missing = [name for name in CLASSES if not hasattr(module, name)]
-    if missing:
+    if len(missing) == len(CLASSES):
         raise RuntimeError(f"{module.__name__} has no {', '.join(missing)}: is it d2l.torch?")
     if book is None or (book.originals, book.functions) != written_in(module):
         book = _known[module] = Book(module)
@@ -173,8 +173,10 @@ def _replace(module: ModuleType) -> list[ModuleType]:
         setattr(module, name, book.classes[name])
     print(f"mha_c replaces {', '.join(name for name in CLASSES if name in book.originals)} in {module.__name__}")
     for name in CLASSES:
-        if not is_own(getattr(module, name), module):
+        if name not in missing and not is_own(getattr(module, name), module):
             print(f"it leaves {name}, which is not d2l's own")
+    if missing:
+        print(f"{module.__name__} has no {', '.join(missing)}")
     for line in _not_reached(book):
         print(line)
     return [module]

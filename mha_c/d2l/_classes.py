@@ -6,11 +6,14 @@ d2l's MultiHeadAttention builds its attention by the name `d2l.DotProductAttenti
 
 from __future__ import annotations
 
+import functools
+import inspect
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .. import torch as ours
 from ..torch._call.children import Layout
+from ..torch.masking import empty_rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +29,7 @@ def is_own(thing: Any, module: ModuleType) -> bool:
 
 def written_in(module: ModuleType) -> Any:
     """(the module's own attention classes, its own functions); None for a function that has been replaced."""
-    classes = {name: getattr(module, name) for name in CLASSES if is_own(getattr(module, name), module)}
+    classes = {name: getattr(module, name) for name in CLASSES if is_own(getattr(module, name, None), module)}
     functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
     return classes, {name: one if is_own(one, module) else None for name, one in functions.items()}
 
@@ -37,6 +40,7 @@ class Book:
     def __init__(self, module: ModuleType) -> None:
         self.module = module
         self.originals, self.functions = written_in(module)
+        self.empty_rows = empty_rows_of(self.functions.get("masked_softmax"))
         self.classes: dict[str, Any] = {}
         for name in ("DotProductAttention", "AdditiveAttention", "MultiHeadAttention"):
             self.classes[name] = self._class(name)
@@ -46,6 +50,8 @@ class Book:
         original = self.originals.get(name, kind)
         bases = [base for base in original.__bases__ if base not in kind.__mro__]  # d2l.Module, or none
         body = {"__module__": self.module.__name__, "__doc__": kind.__doc__, "_book": self}
+        if self.empty_rows != "uniform":
+            body["__init__"] = _constructor(kind, self.empty_rows)
         found: Any = type(name, (of_book, kind, *bases), body)
         layout, inner = kind._layout, None
         if layout.inner is not None:
@@ -64,6 +70,19 @@ class Book:
     def has_own(self, *names: str) -> bool:
         """Whether these functions of the module are unchanged, or have never existed there."""
         return all(getattr(self.module, name) is self.functions[name] for name in names if name in self.functions)
+
+
+def _constructor(kind: Any, empty_rows: str) -> Any:
+    """The constructor of `kind` with another default for empty_rows."""
+
+    @functools.wraps(kind.__init__)
+    def constructor(self: Any, *sizes: Any, **named: Any) -> None:
+        kind.__init__(self, *sizes, **{"empty_rows": empty_rows, **named})
+
+    of_kind = inspect.signature(kind.__init__)
+    shown = [x.replace(default=empty_rows) if x.name == "empty_rows" else x for x in of_kind.parameters.values()]
+    constructor.__signature__ = of_kind.replace(parameters=shown)  # type: ignore[attr-defined]
+    return constructor
 
 
 class OfBook:
@@ -88,7 +107,7 @@ class MultiHeadOfBook(OfBook):
         if kind is self._book.originals.get("DotProductAttention"):  # after unpatch
             kind = self._book.classes["DotProductAttention"]
         attention = kind(dropout)
-        if empty_rows != "uniform":
+        if empty_rows != self._book.empty_rows:
             attention.empty_rows = empty_rows
         return attention
 

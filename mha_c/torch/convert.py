@@ -9,16 +9,18 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
+from contextlib import suppress
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ShapeError
 from ._call.children import is_changed
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
-_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # children of d2l's classes, in both generations
+_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # children of d2l's classes, in all generations
     "MultiHeadAttention": (MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
     "AdditiveAttention": (AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
     "DotProductAttention": (DotProductAttention, {"dropout"}),
@@ -31,7 +33,7 @@ _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of a
 def convert(module: nn.Module) -> nn.Module:
     """Convert the attention modules inside `module` to ours, in place, and return `module`.
 
-    d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of either generation become our classes of
+    d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of any generation become our classes of
     the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules and parameters stay
     the same objects, so optimizers keep working; modes, a program's own attributes, hooks of the model around them
     and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few small
@@ -104,9 +106,10 @@ def _convert(module: nn.Module) -> Optional[str]:
         return None
     if not _looks_like_d2l(module):
         return "holds other parts than d2l's class of that name, or is called otherwise"
-    if not _computes_the_same(module):
+    empty_rows = _equal_with(module)
+    if empty_rows is None:
         return "computes something else than d2l's class of that name"
-    _become_ours(module)
+    _become_ours(module, empty_rows)
     return None
 
 
@@ -115,17 +118,20 @@ def _looks_like_d2l(module: nn.Module) -> bool:
     ours, children = _CHILDREN[kind.__name__]
     if {name for name, _ in module.named_children()} != children or any(True for _ in module.buffers()):
         return False
-    if any(True for _ in module.parameters(recurse=False)) or any(not hasattr(ours, name) for name in vars(kind)):
+    names = vars(kind).keys() - {"__slotnames__"}  # which Python notes in a class when it first copies an instance
+    if any(True for _ in module.parameters(recurse=False)) or any(not hasattr(ours, name) for name in names):
         return False
     return [*inspect.signature(kind.forward).parameters][1:] == _CALL
 
 
-def _become_ours(module: Any) -> None:
+def _become_ours(module: Any, empty_rows: str) -> None:
     ours, _ = _CHILDREN[type(module).__name__]
     for name in module.__dict__.keys() - _STATE:  # a program's own attributes stay
         if name == "board" or hasattr(ours, name):  # d2l.Module's: files without it load where d2l is missing
             del module.__dict__[name]
     module.__class__ = ours
+    inner = module._modules.get("attention")  # converted before: what decides in a call of the children
+    module.empty_rows = inner.empty_rows if isinstance(inner, DotProductAttention) else empty_rows
 
 
 # --- What a module computes ---------------------------------------------------------------------------
@@ -138,27 +144,37 @@ class _Weighing(nn.Module):
         return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 
-def _computes_the_same(module: nn.Module) -> bool:
-    """Whether the module gives the same results as our module, including attention weights and gradients."""
+def _equal_with(module: nn.Module) -> Optional[str]:
+    """What a query without keys gets from our module, "uniform" or "zero", where it gives the same results as this
+    module, including attention weights and gradients; None where it does not."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        own = _with_numbers(_copy(module))
+        twins = {empty_rows: _copy(own) for empty_rows in ("uniform", "zero")}
         try:
-            own = _with_numbers(_copy(module))
-            ours = _copy(own)
-            _become_ours(ours)
-            if not _agree(_results(own.eval(), None, (3, 64)), _results(ours.eval(), None, (3, 64))):  # finds windows
-                return False
-            for training in (False, True):
-                for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
-                    results = [_results(part.train(training), lens) for part in (own, ours)]
-                    if not _agree(*results):
-                        return False
+            expected = _results_of_calls(own)
         except Exception:  # another class may raise anything where d2l's computes
-            return False
-    return True
+            return None
+        for empty_rows, ours in twins.items():
+            _become_ours(ours, empty_rows)
+            with suppress(ShapeError):  # projections that do not fit together in d2l's class
+                if _agree(expected, _results_of_calls(ours)):
+                    return empty_rows
+    return None
+
+
+def _results_of_calls(module: nn.Module) -> list[Tensor]:
+    """The results of several calls: one with many keys, which shows windows, and some with lengths, in both modes."""
+    found = _results(module.eval(), None, (3, 64))
+    for training in (False, True):
+        for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
+            found += _results(module.train(training), lens)
+    return found
 
 
 def _agree(own: list[Tensor], ours: list[Tensor]) -> bool:
-    return all(torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(own, ours))
+    return all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(own, ours)
+    )
 
 
 def _copy(module: nn.Module) -> Any:
@@ -179,9 +195,10 @@ def _with_numbers(module: nn.Module) -> Any:
     module = copy.deepcopy(module).float()
     module = module.to_empty(device="cpu") if any(x.is_meta for x in module.parameters()) else module.cpu()
     generator = torch.Generator().manual_seed(1)
-    for x in module.parameters():
-        if not nn.parameter.is_lazy(x):
-            nn.init.normal_(x, std=x.shape[-1] ** -0.5, generator=generator)
+    with torch.no_grad():
+        for x in module.parameters():
+            if not nn.parameter.is_lazy(x):
+                x.normal_(std=x.shape[-1] ** -0.5, generator=generator)
     return module
 
 

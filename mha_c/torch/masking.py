@@ -57,6 +57,15 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     return torch.where(seen | empty if empty_rows == "uniform" else seen, weights, 0.0)
 
 
+def empty_rows_of(masked_softmax: Any) -> str:
+    """What the book's function gives a row without keys, "uniform" or "zero": the third generation differs here."""
+    if masked_softmax is None:
+        return "uniform"
+    scores, none = torch.zeros(1, 1, 2, device="cpu"), torch.zeros(1, dtype=torch.int64, device="cpu")
+    weights: Tensor = masked_softmax(scores, none)
+    return "uniform" if weights.any() else "zero"
+
+
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     """Copy X and set the steps (axis 1) from `valid_len` on to `value`: see mha_c.sequence_mask.
 

@@ -3,7 +3,9 @@
 Where it is missing the test is skipped by name; under MHA_C_REQUIRE_ALL=1 (continuous integration) it fails.
 """
 
+import contextlib
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -34,6 +36,39 @@ def module(name):
         return importlib.import_module(name)
     except ImportError:
         return skip_or_fail(f"needs the Python module {name}")
+
+
+def of_torch(*features):
+    """Skips unless this torch has each of these: a name from "torch." on, or a name and (an argument of it)."""
+    torch = module("torch")
+    for feature in features:
+        if not torch_has(feature):
+            reason = f"needs {feature}, which torch {torch.__version__} does not have"
+            if REQUIRE_ALL:  # the torch of the usual tests has all of them
+                pytest.fail(reason, pytrace=False)
+            pytest.skip(reason, allow_module_level=True)
+
+
+def torch_has(feature):
+    """Whether this torch has what `of_torch` asks for."""
+    path, _, argument = feature.rstrip(")").partition("(")
+    found = module("torch")
+    for name in path.split(".")[1:]:
+        if not hasattr(found, name):
+            with contextlib.suppress(ImportError):  # a module that torch does not import by itself
+                importlib.import_module(f"{found.__name__}.{name}")
+        found = getattr(found, name, None)
+    if not argument or found is None:
+        return found is not None
+    try:
+        return argument in inspect.signature(found).parameters
+    except ValueError:  # one of C: its text tells
+        return argument in (found.__doc__ or "")
+
+
+def whole_modules():
+    """What torch.load takes to read a module that was saved whole."""
+    return {"weights_only": False} if torch_has("torch.load(weights_only)") else {}
 
 
 def program(*names):
