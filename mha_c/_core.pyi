@@ -16,6 +16,7 @@ import numpy as np
 _Array = np.ndarray[Any, Any]
 _EmptyRows = Literal["zero", "uniform"]
 _Causal = Literal[None, "top_left", "bottom_right"]
+_Seed = Union[int, Callable[[], int]]  # or a function that draws it, called when all checks are behind
 
 # Where a call's item 0, head 0, query 0 and key 0 stand in a larger call of which it is a part: lengths,
 # causal="top_left", window and dropout are then that call's.
@@ -49,7 +50,7 @@ def attention_forward(
     window_right: int = -1,
     scale: Optional[float] = None,  # None: 1/sqrt(D) for dot products (1 if D == 0), 1 for additive
     dropout: float = 0.0,
-    seed: int = 0,  # 0 <= seed < 2**64
+    seed: _Seed = 0,  # 0 <= seed < 2**64
     empty_rows: _EmptyRows = "zero",
     return_weights: bool = False,
     return_lse: bool = False,
@@ -71,7 +72,7 @@ def layer_forward(
     num_heads: int,
     empty_rows: _EmptyRows,
     dropout: float,
-    seed: int,
+    seed: _Seed,
     training: bool = False,
     /,
 ) -> Tuple[_Array, _Kept]:
@@ -90,7 +91,7 @@ def layer_step(
     num_heads: int,
     empty_rows: _EmptyRows,
     dropout: float,
-    seed: int,
+    seed: _Seed,
     cached_keys: _Array,  # (B, room, features of projected keys), dense: new rows are written into it
     cached_values: _Array,
     before: Union[int, _Array],  # how many rows each item has: one number, or (B,) int64
@@ -166,7 +167,7 @@ def attention_backward(
     window_right: int = -1,
     scale: Optional[float] = None,
     dropout: float = 0.0,
-    seed: int = 0,
+    seed: _Seed = 0,
     empty_rows: _EmptyRows = "zero",
     bias_grad: bool = False,
     origin: _Origin = None,
@@ -193,7 +194,7 @@ def layer_backward(
     num_heads: int,
     empty_rows: _EmptyRows,
     dropout: float,
-    seed: int,
+    seed: _Seed,
     needs: Tuple[Any, ...],  # a truth for each of three inputs, four weights, four biases and w_v
     join: bool = False,  # gradients of inputs that are one object are added up in the first one's place
     /,

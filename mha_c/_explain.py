@@ -19,7 +19,7 @@ from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
-from ._layer.call import AttentionLayer, Plan
+from ._layer.call import AttentionLayer
 from .config import SECONDS, in_words
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _explain_layer(
         projected = keys._projections
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
     inputs, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-    plan = layer._current_plan(inputs[0]) or _plan_of_a_copy(layer, inputs)
+    plan = layer._current_plan(inputs[0]) or layer._plan_of_zeros(inputs)
     in_training = layer.training if training is None else scalars.flag(training, "training")
     facts = _core.explain_layer(
         *inputs, to_lengths(valid_lens), *plan.without(projected).in_core,
@@ -158,12 +158,6 @@ def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others:
         way += [("memory", f"{in_words(facts['scratch_bytes'])} beside what torch's kernels need; {kept}")]
     title = f"{name}, {facts['dtype']} on {facts['device']}: {_counted(facts)}"
     return Explanation(title, {"call": name, **facts}, way)
-
-
-def _plan_of_a_copy(layer: AttentionLayer, inputs: tuple[Array, ...]) -> Plan:
-    """The plan of a layer with open sizes: a copy of the layer draws weights, from a copy of its random numbers."""
-    layer, features = copy.deepcopy(layer), (array.shape[-1] if array.ndim else 0 for array in inputs)
-    return layer._make_plan(inputs[0], layer._drawn(layer._parameters.states, dict(zip(layer._roles, features))))
 
 
 def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], options: Facts) -> Explanation:

@@ -68,7 +68,7 @@ mha_py_seed(mha_py_call *call, PyObject *value)
     const unsigned long long none = (unsigned long long)-1; /* also a seed */
     unsigned long long seed;
 
-    if (call->failed) {
+    if (call->failed || PyCallable_Check(value)) {
         return 0;
     }
     seed = PyLong_CheckExact(value) ? PyLong_AsUnsignedLongLong(value) : none;
@@ -80,6 +80,16 @@ mha_py_seed(mha_py_call *call, PyObject *value)
         Py_XDECREF(exact);
     }
     return seed;
+}
+
+void
+mha_py_draw_seed(mha_py_call *call, PyObject *value, uint64_t *seed)
+{
+    if (!call->failed && PyCallable_Check(value)) {
+        PyObject *const drawn = mha_py_own(call, PyObject_CallObject(value, NULL));
+
+        *seed = drawn == NULL ? 0 : mha_py_seed(call, drawn);
+    }
 }
 
 int

@@ -113,7 +113,11 @@ double mha_py_probability(mha_py_call *call, PyObject *value);
 
 /* A whole number >= least; what does not fit 64 bits becomes the largest that does. */
 int64_t mha_py_whole(mha_py_call *call, PyObject *value, const char *name, int64_t least);
+
+/* The seed of dropout, a number or a function that draws one: 0 then, and it is drawn when all other arguments are
+   known to be right, so that a refused call draws none. */
 uint64_t mha_py_seed(mha_py_call *call, PyObject *value);
+void mha_py_draw_seed(mha_py_call *call, PyObject *value, uint64_t *seed);
 
 /* Which of two strings it is: 0 or 1. */
 int mha_py_choice(mha_py_call *call, PyObject *value, const char *name, const char *first, const char *second);

@@ -206,6 +206,9 @@ mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *orig
     take_numbers(call, values, attention);
     take_origin(call, origin, &attention->args);
     take_terms(call, terms, attention);
+    if (values[SEED] != NULL) {
+        mha_py_draw_seed(call, values[SEED], &attention->args.seed);
+    }
 }
 
 void

@@ -170,6 +170,7 @@ mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *laye
         check_features(call, layer);
         note_sizes(layer);
     }
+    mha_py_draw_seed(call, values[MHA_PY_SEED], &layer->args.seed);
 }
 
 void

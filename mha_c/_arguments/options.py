@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -15,6 +16,7 @@ from .._core import linear
 from ..errors import ShapeError
 from . import scalars
 from .arrays import floats, is_tensor, like_input, to_array, to_lengths
+from .scalars import LateSeed
 
 if TYPE_CHECKING:
     from .._types import Array, Causal, EmptyRows, RngLike, Window
@@ -103,12 +105,12 @@ def core_window(window: Any) -> tuple[int, int]:
     return left, right
 
 
-def core_seed(rng: RngLike, dropout: Any) -> int:
-    """The seed of this call's dropout; drawn from a Generator only if dropout is above 0."""
+def core_seed(rng: RngLike, dropout: Any) -> Any:
+    """The seed of this call's dropout; drawn from a Generator only if dropout is above 0, and by the core."""
     if isinstance(rng, (int, np.integer)):
         return scalars.seed(rng)
     stream = scalars.generator(rng)
-    return scalars.draw_seed(stream) if dropout else 0
+    return LateSeed(partial(scalars.draw_seed, stream)) if dropout else 0
 
 
 def additive_features(q: Any, k: Any, w_v: Any, W_q: Any, W_k: Any) -> tuple[Any, Any, Array]:

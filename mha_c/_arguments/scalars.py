@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .._types import EmptyRows, RngLike
 
     DType = np.dtype[Any]
@@ -151,6 +153,19 @@ def generator(rng: RngLike) -> np.random.Generator:
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
         return np.random.default_rng(whole(rng, "rng", least=0, most=math.inf))
     raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {rng!r}")
+
+
+class LateSeed:
+    """The seed of one call: the core calls it when all checks are behind, so that a refused call draws no number."""
+
+    __slots__ = ("_draw", "number")
+
+    def __init__(self, draw: Callable[[], int]) -> None:
+        self._draw, self.number = draw, 0
+
+    def __call__(self) -> int:
+        self.number = self._draw()
+        return self.number
 
 
 def draw_seed(rng: np.random.Generator) -> int:

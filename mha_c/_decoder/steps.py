@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from .._arguments import scalars
 from .._arguments.arrays import of_one_type, to_arrays
-from .._core import layer_step
+from .._core import explain_layer, layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
 from ..linear import packing_type
@@ -163,6 +163,10 @@ class DecodingLayer(AttentionLayer):
         of_one_type(arrays, "queries", "keys", "values")
         counts = step_counts(valid_lens, cache.batch, queries.shape[1])
 
+        def check(plan: Plan) -> None:
+            cache._check(weights_of(plan.states.get("W_k"), plan.states.get("W_v")), counts)
+            explain_layer(queries, keys, values, None, *plan.in_core, 0.0, 0, False)
+
         def run(plan: Plan) -> Any:
             states = plan.states.get("W_k"), plan.states.get("W_v")
             weights = weights_of(*states)
@@ -179,4 +183,4 @@ class DecodingLayer(AttentionLayer):
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
-        return self._with_plan((queries, keys, values), run)
+        return self._with_plan((queries, keys, values), check, run)

@@ -7,13 +7,16 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
+import numpy as np
 from numpy import ndarray
 
 from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
-from .._core import isa, layer_backward, layer_forward
+from .._arguments.scalars import LateSeed
+from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..linear import Parameters, State, packing_type
 from .kept_weights import LENGTHS, N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
@@ -86,7 +89,6 @@ class AttentionLayer(Layer, Viewable):
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
-        self._unused_seeds: list[int] = []
 
     @property
     def empty_rows(self) -> str:
@@ -173,6 +175,10 @@ class AttentionLayer(Layer, Viewable):
         inputs = queries, keys, values
         in_training = self.training if training is None else scalars.flag(training, "training")
 
+        def check(plan: Plan) -> None:
+            plan = plan.without(projected)
+            explain_layer(*inputs, valid_lens, *plan.in_core, 0.0, 0, in_training)
+
         def run(plan: Plan) -> Any:
             plan = plan.without(projected) if projected else plan
             if in_training:
@@ -180,41 +186,40 @@ class AttentionLayer(Layer, Viewable):
             out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
             return self._finish(out, saved, as_tensor)
 
-        return self._with_plan(inputs, run)
+        return self._with_plan(inputs, check, run)
 
-    def _with_plan(self, inputs: tuple[Array, Array, Array], run: Callable[[Plan], Any]) -> Any:
-        """run(plan).  If a call fails that would set open sizes, they stay open, and no random numbers are used up."""
+    def _with_plan(
+        self, inputs: tuple[Array, Array, Array], check: Callable[[Plan], Any], run: Callable[[Plan], Any]
+    ) -> Any:
+        """run(plan).  While sizes are open, check(plan) comes first, with weights of 0: a call that it refuses sets no
+        size, and draws no numbers from a stream that others may draw from, too."""
         plan = self._current_plan(inputs[0])
         if plan is not None:
             return run(plan)
-        parameters, stream = self._parameters, self._drawing[0]
+        parameters = self._parameters
         with parameters.lock:
             states = parameters.states
-            before = stream.bit_generator.state
-            try:
-                if parameters.is_open():  # else another thread has just set the sizes
-                    features = (array.shape[-1] if array.ndim else 0 for array in inputs)
-                    states = self._drawn(states, dict(zip(self._roles, features)))
-                plan = self._make_plan(inputs[0], states)
-                out = run(plan)
-            except BaseException:
-                stream.bit_generator.state = before
-                if stream is self._rng:  # this gives back the dropout's seed as well
-                    self._unused_seeds.clear()
-                raise
+            if parameters.is_open():  # else another thread has just set the sizes
+                check(self._plan_of_zeros(inputs))
+                states = self._drawn(states, self._features(inputs))
+            plan = self._make_plan(inputs[0], states)
+            out = run(plan)
             parameters.states, self._plan = states, plan
         return out
 
+    def _features(self, inputs: Sequence[Array]) -> dict[str, int]:
+        return dict(zip(self._roles, (array.shape[-1] if array.ndim else 0 for array in inputs)))
+
+    def _plan_of_zeros(self, inputs: Sequence[Array]) -> Plan:
+        """The plan of a call that would set open sizes, with weights of 0 where none are drawn yet."""
+        states = self._drawn(self._parameters.states, self._features(inputs), lambda low, high, shape: np.zeros(shape))
+        return self._make_plan(inputs[0], states)
+
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
-        seed = self._next_seed() if p else 0
-        try:
-            out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed, True)
-        except BaseException:
-            if p:
-                self._unused_seeds.append(seed)  # a refused call must not use up a random number
-            raise
-        self._record = Record(plan, inputs, out, kept, p, seed, as_tensor)
+        seed = LateSeed(partial(scalars.draw_seed, self._rng)) if p else None
+        out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed or 0, True)
+        self._record = Record(plan, inputs, out, kept, p, seed.number if seed else 0, as_tensor)
         return self._finish(out, kept[:N_FOR_WEIGHTS], as_tensor)
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
@@ -223,12 +228,6 @@ class AttentionLayer(Layer, Viewable):
         if self._child is not None:
             self._child._last = last
         return like_input(out, True) if as_tensor else out
-
-    def _next_seed(self) -> int:
-        try:
-            return self._unused_seeds.pop()
-        except IndexError:
-            return scalars.draw_seed(self._rng)
 
     def _make_plan(self, queries: Array, states: States) -> Plan:
         dtype = packing_type(queries, self._parameters.dtype)

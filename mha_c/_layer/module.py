@@ -173,9 +173,13 @@ class Layer(Trained):
             sized = all(state.in_features is not None for state in empty.values())
             parameters.states = self._drawn(empty, {}) if sized else empty
 
-    def _drawn(self, states: States, in_features: Mapping[str, int]) -> States:
-        """`states`, with new numbers where a state has none; `in_features` gives the sizes that are open."""
+    def _drawn(self, states: States, in_features: Mapping[str, int], draw: Any = None) -> States:
+        """`states`, with new numbers where a state has none; `in_features` gives the sizes that are open.
+
+        draw   (low, high, shape) -> numbers; default: the layer's stream
+        """
         rng, method = self._drawing
+        draw = rng.uniform if draw is None else draw
         copied = self._parameters.copied
         drawn = dict(states)
         for name, state in states.items():
@@ -185,9 +189,9 @@ class Layer(Trained):
             n_out = state.out_features
             scalars.check_size(f"{name}.weight", n_out, n_in)
             limit = 1 / math.sqrt(max(n_in, 1)) if method == "torch" else math.sqrt(6 / (n_in + n_out))
-            weight, bias = copied(rng.uniform(-limit, limit, (n_out, n_in))), None
+            weight, bias = copied(draw(-limit, limit, (n_out, n_in))), None
             if state.has_bias and method == "torch":
-                bias = copied(rng.uniform(-limit, limit, n_out))
+                bias = copied(draw(-limit, limit, n_out))
             drawn[name] = self._parameters.filled(state, weight, bias)
         return drawn
 

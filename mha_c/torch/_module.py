@@ -15,11 +15,12 @@ from torch.fx import Proxy
 
 from .._arguments import calls, scalars
 from .._arguments.arrays import to_lengths
+from .._arguments.scalars import LateSeed
 from .._core import layer_parts
 from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from ._call.children import Layout, checked_inputs, standard_parts
+from ._call.children import Layout, check_call, checked_inputs, has_open_sizes, standard_parts
 from ._call.ways import attend, run_layer
 from ._decoder import decoding, projected, repeated_keys
 from ._decoder.decoding import KeyValueCache
@@ -27,7 +28,7 @@ from ._decoder.projected import ProjectedKeyValues
 from ._explained import explained, to_measure
 from ._lazy_sizes import materialize
 from ._private import in_mode, in_transform, n_dispatch_modes, n_function_modes, tracing_state
-from ._tensors import autocasting, draw_seed, elsewhere, is_compiling, result_type
+from ._tensors import autocasting, draw_seed, elsewhere, exporting, is_compiling, result_type
 from ._weights.kept import Assigned, detached, last_call, restored
 from .masking import masked_softmax
 
@@ -208,14 +209,14 @@ class AttentionModule(TakesArrays, Viewable):
         if p and dropout.inplace:
             return self._slowly(queries, keys, values, valid_lens, training)
         options = valid_lens, self.num_heads, self.empty_rows, p
-        inputs, found, seed = (queries, keys, values), None, draw_seed() if p else 0
+        inputs, found, seed = (queries, keys, values), None, LateSeed(draw_seed) if p else 0
         try:
             large = self._remembers and not p and keys.numel() >= repeated_keys.LEAST
             if large and queries.dim() == 3 and queries.size(1) == 1:
                 found = repeated_keys.remembered(self.__dict__, inputs, parameters, options, packed)
             out, saved, source = run_layer(inputs, parameters, options, seed, packed) if found is None else found
         except (BufferError, TypeError):  # types differ, or another device: `_slowly` computes or raises
-            return self._slowly(queries, keys, values, valid_lens, training, seed)
+            return self._slowly(queries, keys, values, valid_lens, training)
         dtype = out.dtype
         if autocasting() and result_type(dtype) is not dtype:
             dtype = result_type(dtype)
@@ -235,20 +236,25 @@ class AttentionModule(TakesArrays, Viewable):
         return self._slowly(queries, keys, values, valid_lens, training)
 
     def _slowly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any, seed: Optional[int] = None,
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any,
         projected: bool = False,
     ) -> Tensor:  # fmt: skip
         """Every other call.
 
-        seed       seed of the dropout, if the call has drawn one already
         projected  keys and values are those of `project`: W_k and W_v are not applied
         """
         calls.check_order(type(self).__name__, values, valid_lens)
         queries, keys, values = checked_inputs(queries, keys, values)
+        unchecked = exporting() or not is_compiling()  # a compiler's program raises errors when it runs
+        if unchecked and has_open_sizes(self):
+            check_call(self, queries, keys, values, valid_lens, projected)
+            unchecked = False
         materialize(self, queries, *((None, None) if projected else (keys, values)))
         self._forget_assigned()
         parts = standard_parts(self, queries, keys, values)
         if parts is None:
+            if unchecked:
+                check_call(self, queries, keys, values, valid_lens, projected)
             queries = self._through(0, queries)
             if not projected:
                 keys, values = self._through(1, keys), self._through(2, values)
@@ -257,7 +263,7 @@ class AttentionModule(TakesArrays, Viewable):
         if projected:
             parameters = decoding.outer_weights(parameters, None)
         out, holder["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
-                                     self._dropout_now(training), seed)  # fmt: skip
+                                     self._dropout_now(training))  # fmt: skip
         return out
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:

@@ -187,6 +187,21 @@ def refuse_types(**types: torch.dtype) -> NoReturn:
     )
 
 
+def common_type(**named: Any) -> torch.dtype:
+    """The type of the computation: that of all tensors, or float32 for 16-bit floats, also mixed with float32.
+
+    named   tensors, or tuples of tensors; None where there is none
+    """
+    groups = {name: [value] if isinstance(value, Tensor) else value or () for name, value in named.items()}
+    found = {name: [x.dtype for x in group if x is not None] for name, group in groups.items()}
+    types = set().union(*found.values())
+    if len(types) == 1 and types.issubset(FLOATS):
+        return types.pop()
+    if not types <= {torch.float32, *HALVES}:
+        refuse_types(**{name: dtypes[0] for name, dtypes in found.items() if dtypes})
+    return torch.float32
+
+
 _local = threading.local()
 SEEDS = 2**63 - 1
 

@@ -8,6 +8,7 @@ result is rounded.  Unless said otherwise, arguments mean what they mean in `mha
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 
 from .._arguments import scalars
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
+from .._arguments.scalars import LateSeed
 from ..errors import ShapeError
 from ._call import by_torch, mathematics, ways
 from ._call.autograd import apply_attention, run_attention
@@ -28,6 +30,7 @@ from ._tensors import (
     HALVES,
     check_devices,
     check_inputs,
+    common_type,
     draw_seed,
     draw_seed_tensor,
     exporting,
@@ -264,7 +267,7 @@ def _attention(
     common = dtype if dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in numbers if x is not None}
     if kinds != {common} and not (len(kinds) == 1 and not on_cpu(q)):  # other devices keep 16-bit floats
-        common = ways.common_type(q=q, k=k, v=v, w_v=w_v, **terms)
+        common = common_type(q=q, k=k, v=v, w_v=w_v, **terms)
         numbers = tuple(None if x is None else x.to(common) for x in numbers)
     q, k, v, w_v, bias, relative_bias, sinks = numbers
     tensors = q, k, v, w_v, keep_mask, bias, relative_bias, sinks
@@ -281,7 +284,7 @@ def _attention(
     if chosen == "core":
         wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in numbers)
         with suppress(BufferError):
-            call = call_with(lengths(valid_lens), _seed(rng, dropout))
+            call = call_with(lengths(valid_lens), _late_seed(rng, dropout))
             found = (apply_attention if wants_grad else run_attention)(call, *tensors)
     if found is None:  # the core would have checked all this itself
         check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
@@ -316,6 +319,12 @@ def _seed(rng: Rng, dropout: float) -> int:
     if rng is None or isinstance(rng, torch.Generator):
         return draw_seed(rng) if dropout else 0
     return _given_seed(rng)
+
+
+def _late_seed(rng: Rng, dropout: float) -> Any:
+    """The seed for the core, which draws it."""
+    given = rng is not None and not isinstance(rng, torch.Generator)
+    return LateSeed(partial(draw_seed, rng)) if dropout and not given else _seed(rng, 0.0)
 
 
 def _given_seed(rng: Any) -> int:

@@ -91,7 +91,7 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     check_tensors(X=X)
     if X.dim() < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {tuple(X.shape)}")
-    lens = lengths_of_shape(valid_len, "valid_len", [(X.shape[0],)]).to(X.device)
+    lens = lengths_of_shape(valid_len, "valid_len", (X.shape[0],)).to(X.device)
     if not isinstance(value, Tensor):
         number = X.is_floating_point() or X.is_complex()
         limits = torch.finfo(X.dtype) if number else None if X.dtype is torch.bool else torch.iinfo(X.dtype)

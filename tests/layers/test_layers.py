@@ -3,6 +3,7 @@
 That their numbers are d2l's is proved in test_d2l_parity.py.
 """
 
+import functools
 import inspect
 
 import numpy as np
@@ -245,6 +246,54 @@ def test_a_refused_first_call_leaves_sizes_open_and_random_numbers_unused(inputs
         assert repr(mha.W_q).startswith("Lazy") and not hasattr(mha, "attention_weights")
     for _ in range(3):
         np.testing.assert_array_equal(mha(q, k, v), untouched(q, k, v))
+
+
+@pytest.mark.parametrize("layer", ["sizes open", "sizes known", "function"])
+def test_a_refused_call_gives_no_number_back_that_others_may_have_drawn(inputs, layer):
+    """A Generator may have several users: nothing of it is drawn before all checks, so nothing is taken back."""
+    q, k, v = inputs
+
+    class Watched(np.random.Generator):
+        draws = 0
+
+        def uniform(self, *args):
+            self.draws += 1
+            return super().uniform(*args)
+
+        def integers(self, *args, **options):
+            self.draws += 1
+            return super().integers(*args, **options)
+
+    rng = Watched(np.random.PCG64(3))
+    if layer == "function":
+        call = functools.partial(mha_c.functional.dot_product_attention, dropout=0.5, rng=rng)
+        q = k
+    else:
+        call = MultiHeadAttention(*(SIZED if layer == "sizes known" else (12, 3, 0.5)), rng=rng).train()
+        if layer == "sizes known":
+            call.attention.dropout.p = 0.5
+    before, draws = rng.bit_generator.state, rng.draws
+    for bad in ((q, k[:, :3], v), (q[0], k, v), (q, k, v.astype(np.int64)), (q, k, v, [1, 2, 3, 4])):
+        with pytest.raises((ValueError, TypeError)):
+            call(*bad)
+    assert rng.draws == draws and rng.bit_generator.state == before
+    call(q, k, v)
+    assert rng.draws > draws
+
+
+def test_a_refused_first_call_with_a_cache_leaves_sizes_open(inputs):
+    _, k, _ = inputs
+    rng = np.random.default_rng(3)
+    mha, other = MultiHeadAttention(12, 3, 0.0, rng=rng), MultiHeadAttention(12, 3, 0.0, rng=0)
+    full, before = mha.new_cache(len(k), k.shape[1] - 1), rng.bit_generator.state
+    used = mha.new_cache(len(k), 2 * k.shape[1])
+    other(k, k, k, cache=used)
+    for cache in (full, used):
+        with pytest.raises(ValueError, match="the cache"):
+            mha(k, k, k, cache=cache)
+    with pytest.raises(ValueError):
+        mha(k, k[:, :2], k, cache=mha.new_cache(len(k), 9))
+    assert rng.bit_generator.state == before and repr(mha.W_q).startswith("Lazy")
 
 
 def test_sizes_are_fixed_by_the_first_call(inputs):

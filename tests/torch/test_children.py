@@ -59,6 +59,73 @@ def test_children_are_respected(kind):
     assert layer.attention_weights.shape == (2, 5, 4, 6)
 
 
+REFUSED = {
+    "lengths": lambda q, k, v: (q, k, v, torch.tensor([1, 2, 3])),
+    "a scalar": lambda q, k, v: (q, k, v, torch.tensor(3)),
+    "two axes": lambda q, k, v: (q, k, v, torch.ones(2, 5)),
+    "features": lambda q, k, v: (k, k, v),
+    "features of values": lambda q, k, v: (q, k, k),
+    "keys": lambda q, k, v: (q, k[:, 1:], v),
+    "items": lambda q, k, v: (q[:1], k, v),
+    "rank": lambda q, k, v: (q[0], k, v),
+    "type": lambda q, k, v: (q.double(), k, v),
+    "NaN": lambda q, k, v: (q, k, v, torch.tensor([1.0, float("nan")])),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("hooked", ["attention", "attention.dropout", "W_q", "W_o"])
+def test_a_hook_changes_no_error(hooked, what):
+    messages = []
+    for with_hook in (False, True):
+        layer, seen = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.5), []
+        if with_hook:
+            layer.get_submodule(hooked).register_forward_hook(lambda *args, seen=seen: seen.append(args))
+        with pytest.raises((ValueError, TypeError)) as refused:
+            layer(*REFUSED[what](*inputs()))
+        messages.append((refused.type, str(refused.value)))
+        assert what == "type" or not seen
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("how", ["core", "hook", "half", "no gradients"])
+@pytest.mark.parametrize("sizes", ["known", "open"])
+def test_a_refused_call_draws_no_number_and_sets_no_size(sizes, how, what):
+    layer = mt.MultiHeadAttention(*(() if sizes == "open" else (12, 10, 14)), 20, 5, 0.5)
+    tensors = inputs()
+    if sizes == "known":
+        layer(*tensors)
+    elif what.startswith("features"):
+        pytest.skip("the first call sets them")
+    if how == "hook":
+        layer.attention.register_forward_hook(lambda *args: None)
+    if how == "half":
+        layer, tensors = layer.half(), [x.half() for x in tensors]
+    before = torch.get_rng_state()
+    with torch.set_grad_enabled(how != "no gradients"), pytest.raises((ValueError, TypeError)):
+        layer(*REFUSED[what](*tensors))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert (type(layer.W_q) is nn.LazyLinear) == (type(layer.W_o) is nn.LazyLinear) == (sizes == "open")
+    layer(*tensors)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("what", ["keys", "items", "lengths", "type"])
+def test_a_refused_call_of_a_function_draws_no_number(what):
+    q, _, v = inputs(sizes=(14, 12, 14))
+    k, before = v.clone(), torch.get_rng_state()
+    q, k, v, *lens = REFUSED[what](q, k, v)
+    for dropped in (mt.functional.dot_product_attention, mt.MultiheadAttention(14, 2, 0.5, batch_first=True)):
+        before = torch.get_rng_state()
+        with pytest.raises((ValueError, TypeError, RuntimeError)):
+            if dropped is mt.functional.dot_product_attention:
+                dropped(q, k, v, *lens, dropout=0.5)
+            else:
+                dropped(q, k, v, *[torch.ones(3, 3, dtype=torch.bool) for _ in lens])
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 HOOKS = (
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
     "register_full_backward_pre_hook",

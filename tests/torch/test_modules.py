@@ -324,7 +324,7 @@ def test_errors_of_a_call():
         layer(q, k, v, torch.tensor([True, False]))
     with pytest.raises(ValueError, match="valid_lens"):
         layer(q, k, v, torch.tensor([1.0, float("nan")]))
-    with pytest.raises(mha_c.ShapeError, match=r"\(B, rows, features\)"):
+    with pytest.raises(mha_c.ShapeError, match=r"\(B, Q, features\)"):
         mt.MultiHeadAttention(20, 5, 0.0)(q[0], k[0], v[0])
     with pytest.raises(TypeError, match=r"queries on meta.*no numbers"):
         layer(q.to("meta"), k, v)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..._arguments.scalars import LateSeed
 from ..._core import attention_backward, attention_forward, layer_backward, layer_forward
 from ..._layer.kept_weights import LENGTHS, N_FOR_WEIGHTS, for_backward
 from .._private import in_functorch, in_mode, quick_apply
@@ -35,7 +36,7 @@ LayerParameters = tuple[Optional[Tensor], ...]
 class LayerFunction(Function):
     """apply([options], queries, keys, values, *nine parameters) -> out; afterwards the list holds what the core kept.
 
-    options   lengths, num_heads, empty_rows, dropout, seed.  Not to be called inside a transform.
+    options   lengths, num_heads, empty_rows, dropout, its LateSeed.  Not to be called inside a transform.
     """
 
     @staticmethod
@@ -47,6 +48,8 @@ class LayerFunction(Function):
             seed, True,
         )  # fmt: skip
         box[0] = kept
+        if dropout:
+            seed = seed.number
         of_node: Optional[tuple[Any, ...]] = kept
         if out.numel() * out.element_size() < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
@@ -202,6 +205,8 @@ class AttentionFunction(Function):
         if call.valid_lens is not None:  # the caller may change them before the backward pass
             call = call._replace(valid_lens=np.array(call.valid_lens))
         out, weights, lse, statistics = run_attention(call, *tensors)
+        if isinstance(call.seed, LateSeed):
+            call = call._replace(seed=call.seed.number)
         ctx.save_for_backward(*tensors, out, *statistics)
         ctx.call = call
         ctx.set_materialize_grads(False)

@@ -75,7 +75,7 @@ def fused(
 
 
 def layer(
-    inputs: Any, parameters: Any, options: Any, seed: Optional[int] = None, stays: bool = False
+    inputs: Any, parameters: Any, options: Any, stays: bool = False
 ) -> tuple[Tensor, Any, None]:  # fmt: skip
     """(out, the attention weights or what they are computed from, None), as in `ways.call_operator`.
 
@@ -100,9 +100,8 @@ def layer(
     else:
         if not drops_as_core(queries):
             drop = dropout_of(dropout)
-        else:  # drop what the core would drop with this seed
-            number = draw_seed_for_torch() if dropout and seed is None else seed
-            drop = mathematics.core_dropout(dropout, number)
+        else:  # drop what the core would drop
+            drop = mathematics.core_dropout(dropout, draw_seed_for_torch() if dropout else None)
         context, found, _ = in_float32(q, k, v, w_v, visible=visible, empty_rows=empty_rows, drop=drop)
         saved = "tensor", found if of_keys is None else found + torch.where(visible, of_keys, 0.0)
     out = mathematics.joined(context, weights[3], biases[3])

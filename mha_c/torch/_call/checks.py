@@ -19,12 +19,24 @@ from .._tensors import float32_if_half, has_numbers
 
 def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
     """ShapeError unless inputs and weights fit together: W_q, W_k, W_v, W_o, None where the layer has none."""
+    check_sizes(queries, keys, values, [None if W is None else tuple(_sized(W).shape) for W in weights], num_heads)
+
+
+def check_sizes(queries: Tensor, keys: Tensor, values: Tensor, linears: Any, num_heads: int) -> None:
+    """The same with (out_features, in_features) of the four projections; None: of these nothing is known."""
     queries, keys, values = map(_sized, (queries, keys, values))
-    linears = tuple(None if W is None else tuple(_sized(W).shape) for W in weights)
     error = core_refusals.inputs(queries, keys, values)
-    error = error or core_refusals.features(queries, keys, values, linears, None, num_heads)
+    if error is None and linears is not None:
+        error = core_refusals.features(queries, keys, values, tuple(linears), None, num_heads)
     if error is not None:
         raise error
+
+
+def rank_of(name: str, x: Tensor) -> Exception:
+    """The error for an input that is not (B, rows, features)."""
+    error = core_refusals.rank(x, name, 3, f"(B, {'Q' if name == 'queries' else 'K'}, features)")  # type: ignore[arg-type]
+    assert error is not None
+    return error
 
 
 def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
@@ -59,17 +71,29 @@ def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tens
 
 def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
     """The valid_lens of a call with these queries (B, [H,] Q, .), checked, as a tensor."""
-    queries = _sized(queries)
-    return lengths_of_shape(valid_lens, "valid_lens", [(queries.shape[0],), (queries.shape[0], queries.shape[-2])])
+    batch, n_queries = _sized(queries).shape[0], _sized(queries).shape[-2]
+    lens = as_lengths(valid_lens, "valid_lens")
+    if tuple(_sized(lens).shape) not in ((batch,), (batch, n_queries)):
+        raise core_refusals.lengths(_sized(lens), batch, n_queries)
+    return _of_numbers(lens)
 
 
-def lengths_of_shape(value: Any, name: str, shapes: list[tuple[int, ...]]) -> Tensor:
+def lengths_of_shape(value: Any, name: str, wanted: tuple[int, ...]) -> Tensor:
+    lens = as_lengths(value, name)
+    shape = tuple(_sized(lens).shape)
+    if shape != wanted:
+        raise ShapeError(f"{name} must have shape {wanted}, got {shape}")
+    return _of_numbers(lens)
+
+
+def as_lengths(value: Any, name: str) -> Tensor:
     lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
-    shape = tuple(_sized(lens).shape)
-    if shape not in shapes:
-        raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {shape}")
+    return lens
+
+
+def _of_numbers(lens: Tensor) -> Tensor:
     if lens.is_floating_point() and on_cpu(lens) and has_numbers(lens):  # never wait for another device
         to_lengths(np.array(lens.tolist()))  # refuses NaN and infinity; tensor operations might be transformed
     return float32_if_half(lens)

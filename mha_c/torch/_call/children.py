@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..._core import layer_parts
-from ...errors import ShapeError
-from .._private import GLOBAL_HOOKS, HOOKS, any_overridden, constant_to_compilers, in_mode
-from .._tensors import check_inputs, exporting, is_compiling
+from .._private import GLOBAL_HOOKS, HOOKS, any_overridden, constant_to_compilers, in_mode, on_cpu
+from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling
 from .._weights.lazy import LazyWeights, computed
 from .autograd import LayerParameters
+from .checks import check_sizes, checked_lengths, rank_of
 
 if TYPE_CHECKING:
     from ..frozen import Packed
@@ -132,11 +132,44 @@ def has_own_attention(module: Any) -> bool:
     return type(inner) is module._layout.inner[1] and not is_changed(inner)
 
 
+def has_open_sizes(module: Any) -> bool:
+    return any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots)
+
+
+def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, projected: bool) -> None:
+    """What the core would refuse, refused before sizes are set and children are called.
+
+    projected   keys and values have been through W_k and W_v
+    """
+    inputs = {0: queries, 1: keys, 2: values}
+    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
+    used: dict[int, Any] = {slot: child for slot, child in children.items() if not (projected and slot in (1, 2))}
+    if all(isinstance(child, nn.Linear) for child in used.values()):
+        of_inputs = {slot: x.shape[-1] for slot, x in inputs.items()}
+        sizes = [_sizes(used.get(slot), of_inputs.get(slot)) for slot in range(4)]
+        check_sizes(queries, keys, values, sizes, module.num_heads)
+        weights = tuple(child._parameters.get("weight") for child in used.values())
+        check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
+        if on_cpu(queries):
+            common_type(queries=queries, keys=keys, values=values, parameters=weights)
+    else:
+        check_sizes(queries, keys, values, None, module.num_heads)
+    if valid_lens is not None:
+        checked_lengths(valid_lens, queries)
+
+
+def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, int]]:
+    """(out_features, in_features) of a projection; None where there is none, or where it fits all that comes."""
+    if linear is None or (n_features is None and isinstance(linear, nn.LazyLinear)):
+        return None
+    return linear.out_features, n_features if isinstance(linear, nn.LazyLinear) else linear.in_features
+
+
 def checked_inputs(*tensors: Any) -> Any:
     """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
     names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
     check_inputs(**dict(zip(names, tensors)))
     for name, tensor in zip(names, tensors):
         if tensor.dim() != 3:
-            raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(tensor.shape)}")
+            raise rank_of(name, tensor)
     return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)

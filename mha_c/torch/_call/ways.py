@@ -19,27 +19,25 @@ mha_c.explain and mha_c.cost print the way in the words of `WHY`.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
 
+from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward
 from .._private import has_operators, in_transform, on_cpu, profiler
 from .._tensors import (
-    FLOATS,
-    HALVES,
     autocast_on,
     check_devices,
+    common_type,
     draw_seed,
     draw_seed_tensor,
     exporting,
     is_compiling,
     lengths,
     refuse_half_fake,
-    refuse_types,
     result_type,
-    seed_tensor,
     traced,
 )
 from . import by_torch, ops
@@ -58,11 +56,11 @@ Options = tuple[Any, int, Any, float]  # valid_lens, num_heads, empty_rows, drop
 
 
 def run_layer(
-    inputs: Any, parameters: LayerParameters, options: Options, seed: int, packed: Any = None
+    inputs: Any, parameters: LayerParameters, options: Options, seed: Union[int, LateSeed], packed: Any = None
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None) for three inputs of the core's type.
 
-    seed    seed of the dropout, drawn once for a call, so that every way of this call drops the same weights
+    seed    of the dropout; 0 without dropout
     packed  weights packed by `frozen`, for calls that record no gradient; they replace the parameters
     BufferError or TypeError where the core cannot take the tensors; then nothing has changed.
     """
@@ -105,19 +103,18 @@ def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
 
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, parameters: LayerParameters = NO_PARAMETERS,
-    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0, seed: Optional[int] = None,
+    num_heads: int = 1, empty_rows: str = "uniform", dropout: float = 0.0,
 ) -> tuple[Tensor, Any]:  # fmt: skip
     """(out, the arguments of `Kept`).
 
     parameters  W_q, W_k, W_v, W_o, their biases, w_v (1, h); None where the layer has none
-    seed        seed of the dropout, if the call has drawn one already
     """
     check_devices(queries=queries, keys=keys, values=values, parameters=parameters, valid_lens=valid_lens)
     check_options(empty_rows, dropout)
     tensors, dtype = in_one_type((queries, keys, values, *parameters))
     options, chosen = (valid_lens, num_heads, empty_rows, dropout), way(queries, tensors, valid_lens)
     if chosen == "core":
-        seed = draw_seed() if dropout and seed is None else seed or 0
+        seed = LateSeed(draw_seed) if dropout else 0
         try:
             out, saved, source = run_layer(tensors[:3], tensors[3:], (lengths(valid_lens), *options[1:]), seed)
         except BufferError:  # no plain memory: a negated view, zeros never written, left by a transform
@@ -128,7 +125,7 @@ def attend(
         if valid_lens is not None:
             options = checked_lengths(valid_lens, queries), *options[1:]
         compute = call_operator if chosen == "operator" else by_torch.layer
-        out, saved, source = compute(tensors[:3], tensors[3:], options, seed)
+        out, saved, source = compute(tensors[:3], tensors[3:], options)
     dtype = dtype or out.dtype
     return (out if out.dtype is dtype else out.to(dtype)), (saved, dtype, source)
 
@@ -151,29 +148,14 @@ def in_one_type(tensors: Any) -> tuple[Any, Optional[torch.dtype]]:
     return tensors, dtype
 
 
-def common_type(**named: Any) -> torch.dtype:
-    """The type of the computation: that of all tensors, or float32 for 16-bit floats, also mixed with float32.
-
-    named   tensors, or tuples of tensors; None where there is none
-    """
-    groups = {name: [value] if isinstance(value, Tensor) else value or () for name, value in named.items()}
-    found = {name: [x.dtype for x in group if x is not None] for name, group in groups.items()}
-    types = set().union(*found.values())
-    if len(types) == 1 and types.issubset(FLOATS):
-        return types.pop()
-    if not types <= {torch.float32, *HALVES}:
-        refuse_types(**{name: dtypes[0] for name, dtypes in found.items() if dtypes})
-    return torch.float32
-
-
 def call_operator(
-    inputs: Any, parameters: LayerParameters, options: Options, drawn: Optional[int] = None
+    inputs: Any, parameters: LayerParameters, options: Options
 ) -> tuple[Tensor, Any, Any]:  # fmt: skip
     """(out, what `saved_weights` needs, parts of a `WeightsSource` or None), computed by one operator."""
     valid_lens, num_heads, empty_rows, dropout = options
     one = next((x for x in parameters if x is not None), None)
     refuse_half_fake(queries=inputs[0], keys=inputs[1], values=inputs[2], parameters=one, valid_lens=valid_lens)
-    seed = None if not dropout else draw_seed_tensor() if drawn is None else seed_tensor(drawn)
+    seed = draw_seed_tensor() if dropout else None
     if not (torch.is_grad_enabled() and any_needs_grad(inputs, parameters)):
         keeps = ops.keeps_weights(inputs, parameters, num_heads)
         if keeps is not None:

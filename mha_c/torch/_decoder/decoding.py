@@ -17,7 +17,7 @@ from ..._decoder import caches
 from .._call import by_torch
 from .._call.autograd import LayerParameters
 from .._call.children import Parts
-from .._call.ways import any_needs_grad, call_core, common_type
+from .._call.ways import any_needs_grad, call_core
 from .._lazy_sizes import materialize
 from .._private import on_cpu
 from .._tensors import (
@@ -27,6 +27,7 @@ from .._tensors import (
     autocasting,
     check_devices,
     check_inputs,
+    common_type,
     elsewhere,
     refuse_transforms,
     result_type,

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..._arguments import calls
+from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward, linear
 from ..._decoder import caches
 from ...errors import ShapeError
 from .._call.autograd import LayerParameters
-from .._call.checks import checked_lengths
+from .._call.checks import checked_lengths, rank_of
 from .._call.children import standard_parts
 from .._lazy_sizes import materialize
 from .._private import FakeTensor, in_transform, on_cpu
@@ -188,7 +189,7 @@ def call_projected(
         check_inputs(queries=queries)
         queries = without_subclass(queries)
     if queries.dim() != 3:
-        raise ShapeError(f"queries must have shape (B, Q, features), got {tuple(queries.shape)}")
+        raise rank_of("queries", queries)
     given = None if values is kv._values else values
     if given is not None:
         check_inputs(values=given)
@@ -207,7 +208,7 @@ def call_projected(
     weights = known_weights(parameters, packed)
     lens = kv._check(weights, valid_lens, module.empty_rows)
     kv._weights = kept_weights(kv._weights, weights, packed)
-    options = lens, module.num_heads, module.empty_rows, dropout, draw_seed() if dropout else 0
+    options = lens, module.num_heads, module.empty_rows, dropout, LateSeed(draw_seed) if dropout else 0
     outer, ready = outer_weights(parameters, None), packed and outer_weights(parameters, packed)
     out, saved = run(layer_forward, (queries, kv._keys, values), outer, ready, options)
     return finish(module, holder, queries, out, saved)
