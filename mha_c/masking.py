@@ -117,7 +117,7 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
            [4, 5, 0]])
     """
     (array,), as_tensor = to_arrays((X, "X"))
-    lens = np.asarray(to_lengths(valid_len))
+    lens = np.asarray(to_lengths(valid_len, "valid_len"))
     if array.ndim < 2:
         raise ShapeError(f"X must have shape (B, T) or (B, T, ...), got {array.shape}")
     if valid_len is None:

@@ -89,6 +89,13 @@ def seed(request):
     return zlib.crc32(f"tests/{request.node.nodeid.rsplit('/', 1)[-1]}".encode())
 
 
+@pytest.fixture(autouse=True)
+def torch_draws_the_same(seed):
+    """In every run and in any order of tests, whatever a test draws without a seed."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
 @pytest.fixture
 def rng(seed):
     return np.random.default_rng(seed)

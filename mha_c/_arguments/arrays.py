@@ -72,8 +72,8 @@ def to_arrays(*named: tuple[Any, str]) -> tuple[tuple[Array, ...], bool]:
     return tuple(arrays), any_tensor
 
 
-def to_lengths(value: Any) -> Any:
-    """valid_lens as the core takes them: None, or int64.  Floats are rounded up: 2.5 shows keys 0, 1 and 2.
+def to_lengths(value: Any, name: str = "valid_lens") -> Any:
+    """Lengths as the core takes them: None, or int64.  Floats are rounded up: 2.5 shows keys 0, 1 and 2.
 
     The type is checked before any conversion: a bool array is a mask that was passed by mistake.
     """
@@ -83,15 +83,15 @@ def to_lengths(value: Any) -> Any:
         value = value.detach()  # lengths have no gradient
         if value.is_floating_point():
             value = value.double()  # NumPy has no bfloat16
-        array = _from_tensor(value, "valid_lens")
+        array = _from_tensor(value, name)
     elif isinstance(value, (list, tuple)):
-        array = _from_length_list(value)
+        array = _from_length_list(value, name)
     else:
-        array = to_array(value, "valid_lens")
+        array = to_array(value, name)
     kind = array.dtype.kind
     if kind == "b":
         raise TypeError(
-            "valid_lens has dtype bool, which looks like a mask: expected lengths (how many keys each batch item or "
+            f"{name} has dtype bool, which looks like a mask: expected lengths (how many keys each batch item or "
             "query may see), here mask.sum(-1) if True marks the keys that count and they come first; another mask "
             "goes to mha_c.functional or mha_c.torch.functional as keep_mask"
         )
@@ -100,11 +100,11 @@ def to_lengths(value: Any) -> Any:
         finite = np.isfinite(array)
         if not finite.all():
             raise ValueError(
-                f"valid_lens must be finite, but has a NaN or infinity at position {int(np.argmin(finite.ravel()))}"
+                f"{name} must be finite, but has a NaN or infinity at position {int(np.argmin(finite.ravel()))}"
             )
         array = np.clip(np.ceil(array), -(2.0**62), 2.0**62)
     elif kind not in "iu":
-        raise TypeError(f"valid_lens has dtype {array.dtype}, expected integers or floats (lengths)")
+        raise TypeError(f"{name} has dtype {array.dtype}, expected integers or floats (lengths)")
     return to_int64(array)
 
 
@@ -114,14 +114,14 @@ def to_int64(array: Any) -> Array:
     return np.asarray(np.minimum(array, np.uint64(MOST)) if beyond else array, INT64)
 
 
-def _from_length_list(value: Any) -> Array:
+def _from_length_list(value: Any, name: str) -> Array:
     """A list of lengths as an array; NumPy makes objects of ints that are too large, which become the nearest int64."""
     try:
         array = np.asarray(value)
     except RuntimeError:  # a list of tensors that require grad
-        return _from_list(value, "valid_lens")
+        return _from_list(value, name)
     except (ValueError, Warning):
-        raise ValueError("valid_lens is a ragged list: expected B lengths, or B rows of Q") from None
+        raise ValueError(f"{name} is a ragged list: expected B lengths, or B rows of Q") from None
     if array.dtype == object and all(type(item) is int for item in array.flat):
         return np.clip(array, -MOST - 1, MOST).astype(INT64)
     return array

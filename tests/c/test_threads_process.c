@@ -1,6 +1,6 @@
 /*
  * test_threads_process.c: the pool through fork, exit and a machine with too few CPUs.  Prints a line per check;
- * exit status 1 if one fails.  Every child must end within seconds (alarm).
+ * exit status 1 if one fails.  A child that hangs is ended (alarm).
  *
  * leaks not counted: the search in a child that was forked beside threads waits for threads that it does not have
  * POSIX only: signals, forks, what a process is there
@@ -19,13 +19,15 @@
 #include "threads_watch.h"
 
 #define REPETITIONS (WITH_TSAN ? 20 : 200)
+#define HANGS 300 /* s, after which what hangs is ended, on a machine that computes other things too */
 
+/* CPU time of all threads: those that spin for each other count, other programs do not. */
 static double
 now_s(void)
 {
     struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
@@ -57,7 +59,7 @@ check_oversubscribed(watch *w)
     const double alone = median_time(w, 1);
     const double many = median_time(w, 32);
 
-    check(many < 10 * alone, "32 threads: no 10 times slower than one");
+    check(many < 10 * alone, "32 threads: no 10 times the work of one");
     /* All on one CPU.  The mask of a thread is inherited, so this needs new workers: a child. */
     sched_getaffinity(0, sizeof before, &before);
     CPU_ZERO(&one);
@@ -69,14 +71,14 @@ check_oversubscribed(watch *w)
     sched_setaffinity(0, sizeof one, &one);
     const pid_t pid = fork();
     if (pid == 0) {
-        alarm(20);
+        alarm(HANGS);
         const double inline_time = median_time(w, 1);
         _exit(median_time(w, 8) < 10 * inline_time ? 0 : 1);
     }
     int status;
     waitpid(pid, &status, 0);
     sched_setaffinity(0, sizeof before, &before);
-    check(status == 0, "8 threads on one CPU: no 10 times slower than one");
+    check(status == 0, "8 threads on one CPU: no 10 times the work of one");
 }
 
 /* --- Fork and exit --------------------------------------------------------------------- */
@@ -90,7 +92,7 @@ child_is_fine(watch *w, int depth)
     if (depth > 0) {
         const pid_t pid = fork();
         if (pid == 0) {
-            alarm(5);
+            alarm(HANGS);
             _exit(child_is_fine(w, depth - 1) ? 0 : 1);
         }
         int status;
@@ -107,7 +109,7 @@ forks_well(watch *w, int repetitions)
     for (int i = 0; i < repetitions; i++) {
         const pid_t pid = fork();
         if (pid == 0) {
-            alarm(5);
+            alarm(HANGS);
             _exit(child_is_fine(w, i % 4 == 0) ? 0 : 1);
         }
         int status;
@@ -186,7 +188,7 @@ fork_once(void *unused)
     if (!atomic_load(&watched.may_end)) {
         watched.child = fork();
         if (watched.child == 0) {
-            alarm(20);
+            alarm(HANGS);
             return 0;
         }
         waitpid(watched.child, &watched.child_status, 0);
@@ -219,7 +221,7 @@ check_exit(void)
         const pid_t pid = fork();
         if (pid == 0) {
             pthread_t caller;
-            alarm(5);
+            alarm(HANGS);
             atomic_store(&stop, 0);
             pthread_create(&caller, NULL, keep_calling, NULL);
             sleep_ms(2);

@@ -86,7 +86,7 @@ RUNS = [  # one with a corpus and a sentence of its own
 
 @pytest.mark.parametrize("script, shape, sentence, pairs, options, n_keys", RUNS, ids=[run[0] for run in RUNS])
 def test_a_short_run(script, shape, sentence, pairs, options, n_keys, tmp_path):
-    pytest.importorskip("matplotlib")
+    needs.module("matplotlib")
     lines = [*CORPUS.read_text(encoding="utf-8").splitlines()[-140:], "Go now!\tVa maintenant !"]
     (tmp_path / "own.txt").write_text("\n".join(lines), encoding="utf-8")
     out, progress = run(tmp_path, script, "--epochs", "2", "--out", "found", *options)

@@ -61,7 +61,7 @@ def test_numpy_is_the_only_dependency():
 @pytest.mark.parametrize("repository", ["", "https://example.org/mha_c"])
 def test_readme_of_the_package_index_has_no_dead_links(repository):
     """There are no files beside it there: links are addresses, of files that exist, or words."""
-    pytest.importorskip("setuptools")
+    needs.module("setuptools")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "setup.py", "-q", "--long-description"],
         capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, "MHA_C_REPOSITORY": repository},

@@ -268,7 +268,7 @@ def test_a_free_threaded_python_keeps_its_global_lock_off():
 def test_keyboard_interrupt(what):
     """Ctrl-C ends a call that is under way, of any kind, within a fraction of a second; other threads' calls go on."""
     if what == "torch":
-        pytest.importorskip("torch")
+        needs.module("torch")
     lines = run(ISOLATED / "interrupts.py", what, "3").splitlines()
     assert len(lines) == {"numpy": 10, "torch": 3}[what] and all(line.endswith(" in time") for line in lines), lines
 
@@ -369,6 +369,7 @@ def test_a_signal_handler_may_call():
     assert printed.strip() == "handler True"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to a limit of its addresses")
 def test_too_little_memory_is_a_memory_error():
     printed = python(
         """
@@ -380,31 +381,37 @@ def test_too_little_memory_is_a_memory_error():
         except MemoryError:
             print("refused", call())
         """
-        if sys.platform == "linux"
-        else "print('refused', call())"
     )
     assert "refused True" in printed
 
 
 def test_a_second_interpreter():
-    """The import works there or is refused; the process lives on."""
+    """There the import is refused from Python 3.12 on, because NumPy refuses it; the process lives on."""
     printed = python(
         """
         try:
-            import _xxsubinterpreters as interpreters
+            import _interpreters as interpreters  # Python 3.13
         except ImportError:
-            print("none True")
-            sys.exit()
+            import _xxsubinterpreters as interpreters
+        reading, writing = os.pipe()
         other = interpreters.create()
+        ended = interpreters.run_string(other, f'''
+        import os
         try:
-            interpreters.run_string(other, "try:\\n    import mha_c\\nexcept ImportError:\\n    pass")
-        except Exception as error:
-            print(type(error).__name__)
+            import mha_c
+            said = b"imported"
+        except ImportError:
+            said = b"refused"
+        os.write({writing}, said)
+        ''')
+        assert ended is None, ended  # Python 3.13 returns what nobody caught there
+        said = os.read(reading, 100).decode()
         interpreters.destroy(other)
-        print("still", call())
+        print(said, call())
         """
     )
-    assert "True" in printed
+    allowed = ["refused True", "imported True"] if sys.version_info < (3, 12) else ["refused True"]
+    assert printed.strip() in allowed, printed
 
 
 # --- Floating-point mode --------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What is chosen at import and what the command line prints; each in a process of its own where that matters."""
 
 import ctypes
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -141,8 +142,22 @@ def test_sizes_that_no_processor_has_are_those_of_this_machine():
         _core.set_caches(*before)
 
 
-DEFAULT = str(min(config._cpus(), config._cpu_quota() or 10**6))
 THREADS = "import mha_c; print(mha_c.get_num_threads())"
+DEFAULT = None  # what `default` finds
+
+
+@functools.cache
+def default():
+    """As many threads as a process takes without a variable."""
+    return printed(THREADS)[0]
+
+
+def test_a_process_takes_the_cpus_that_it_may_use():
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    limited = any(not path.read_text().startswith("max") for path in Path("/sys/fs/cgroup").glob("**/cpu.max"))
+    assert int(default()) == cpus or (limited and 1 <= int(default()) < cpus)
+    if hasattr(os, "sched_setaffinity"):
+        assert printed(f"import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); {THREADS}") == ("1", "")
 
 
 @pytest.mark.parametrize(
@@ -159,13 +174,13 @@ THREADS = "import mha_c; print(mha_c.get_num_threads())"
     ],
 )
 def test_threads_from_the_environment(variables, threads):
-    assert printed(THREADS, **variables) == (threads, "")
+    assert printed(THREADS, **variables) == (threads or default(), "")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "2.0", "two", "1e3", "0x4", "nan", "4,3", "²", "9" * 12])
 def test_a_bad_thread_variable_is_a_warning_and_the_default(value):
     out, warned = printed(THREADS, MHA_C_NUM_THREADS=value)
-    assert out == DEFAULT
+    assert out == default()
     assert f"RuntimeWarning: MHA_C_NUM_THREADS={value!r} is ignored: it must be a whole number >= 1" in warned
     assert warned.count("Warning:") == 1
     assert printed(THREADS, MHA_C_NUM_THREADS=value, OMP_NUM_THREADS="7")[0] == "7"
@@ -267,7 +282,7 @@ def test_cpus_are_those_of_the_mask(monkeypatch):
 
 def test_a_bad_openmp_variable():
     out, warned = printed(THREADS, OMP_NUM_THREADS="many")
-    assert out == DEFAULT and "OMP_NUM_THREADS='many' is ignored" in warned
+    assert out == default() and "OMP_NUM_THREADS='many' is ignored" in warned
 
 
 def test_set_num_threads(capsys):

@@ -198,10 +198,11 @@ def test_global_hooks_see_the_inner_modules(name):
     try:
         layer(*tensors, [3, 2]).sum().backward()
         found, seen = seen, set()
-        mt.AdditiveAttention(12, 10, 16, 0.0)(*tensors)
+        additive = mt.AdditiveAttention(12, 10, 16, 0.0)
+        additive(*tensors).sum().backward()
     finally:
         handle.remove()
-    assert found == set(layer.modules())
+    assert found == set(layer.modules()) and seen == set(additive.modules())
 
 
 @pytest.mark.parametrize("owner, name", [(nn.functional, "linear"), (nn.Linear, "__call__"), (nn.Linear, "forward")])

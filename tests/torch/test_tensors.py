@@ -16,7 +16,7 @@ import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
 
-torch = pytest.importorskip("torch")
+torch = needs.module("torch")
 
 from torch._subclasses import FakeTensorMode  # noqa: E402
 

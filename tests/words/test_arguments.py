@@ -5,6 +5,7 @@ expected.  Python-side arguments of constructors stand in test_layers.py.
 """
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -83,11 +84,24 @@ def run(call, **changes):
     return function(**{**arguments, **changes})
 
 
+def says(message, text):
+    """Whether the text stands there as words of its own: an argument's name may be a single letter."""
+    before, behind = r"(?<!\w)" * text[:1].isalnum(), r"(?!\w)" * text[-1:].isalnum()
+    return re.search(before + re.escape(text) + behind, message) is not None
+
+
 def refused(call, error, *texts, **changes):
     with pytest.raises(error) as caught:
         run(call, **changes)
     for text in texts:
-        assert text in str(caught.value), str(caught.value)
+        assert says(str(caught.value), text), str(caught.value)
+
+
+def test_a_letter_of_a_word_is_no_name():
+    nonsense = "six quaint keys of value 23 have an invalid shape (2, 34)"
+    for text in ("q", "k", "v", "x", "X", "3", "(2, 3)", "key", "lens", "valid"):
+        assert not says(nonsense, text), text
+    assert says("q: got (2, 3), x is 3", "q") and says("q: got (2, 3), x is 3", "(2, 3)") and says("x is 3", "3")
 
 
 @pytest.mark.parametrize("call", CALLS)
