@@ -37,7 +37,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 	done
 
 .PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind tsan fuzz \
-	mutants guards nightly oldest free-threaded dev dev-torch docs playground wheel wheels wheels-twice test-wheels compare-wheels browser-wheel clean help
+	mutants guards nightly oldest free-threaded dev dev-torch smoke docs playground wheel wheels wheels-twice test-wheels compare-wheels browser-wheel clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -215,6 +215,10 @@ dev: $(STAMPS)/native-tools $(STAMPS)/build-tools
 	$(BIN)/python setup.py -q build_ext --inplace
 	$(BIN)/python tools/compile_commands.py
 
+# One test of each promise of docs/promises.md on the working tree: a minute after a change, before all tests.
+smoke: dev
+	$(BIN)/python -m pytest -p no:cacheprovider -q --smoke tests $(ARGS)
+
 dev-torch: dev $(STAMPS)/test-tools $(D2L)
 
 wheel: $(STAMPS)/wheel
@@ -266,7 +270,7 @@ help:
 	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
 	@echo 'playground  build/playground.html, attention in a browser: one file, the core inside'
 	@echo 'dev         in-place build for work on the sources    dev-torch   the same with torch and d2l'
-	@echo 'wheel       build/wheel/*.whl, *.tar.gz'
+	@echo 'smoke       one test of each promise, in a minute       wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'wheels-twice   and once more: the same bytes          browser-wheel   for Pyodide'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'

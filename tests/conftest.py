@@ -13,6 +13,7 @@ import pytest
 
 import mha_c.d2l
 import needs
+import promises
 from mha_c import _core
 
 # torch.compile keeps compiled graphs in a place that all programs share, and one of an operator that has since got
@@ -47,7 +48,31 @@ def turn(item):
     return next((i for i, name in enumerate(FIRST) if item.path.name.startswith(name)), len(FIRST))
 
 
+def pytest_addoption(parser):
+    parser.addoption("--smoke", action="store_true", help="one test of each promise of docs/promises.md")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With --smoke other files are not even imported."""
+    if config.getoption("smoke") and collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
+        return collection_path.name not in {file for file, _ in promises.smoke()} or None
+    return None
+
+
+def leave_the_smoke_test(config, items):
+    wanted, kept = set(promises.smoke()), []
+    for item in items:
+        pair = item.path.name, item.originalname
+        if pair in wanted:
+            wanted.remove(pair)
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
 def pytest_collection_modifyitems(config, items):
+    if config.getoption("smoke"):
+        leave_the_smoke_test(config, items)
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     if config.getoption("parallel_threads", None):
