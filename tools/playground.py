@@ -8,7 +8,6 @@ page beside the scripts of playground/ and those of mha_c/viz that it shares wit
 """
 
 import argparse
-import ast
 import base64
 import importlib.util
 import json
@@ -54,11 +53,8 @@ def shared_page():
 
 
 def tile_steps():
-    """What the player of the online softmax says: the text stands in mha_c/teach/stepping.py."""
-    body = ast.parse((ROOT / "mha_c" / "teach" / "stepping.py").read_text(encoding="utf-8")).body
-    values = {node.targets[0].id: node.value for node in body if isinstance(node, ast.Assign)}
-    columns, steps = (ast.literal_eval(values[name]) for name in ("_COLUMNS", "_TILE_STEPS"))
-    return [dict(zip(columns, step)) for step in steps]
+    """What the player of the online softmax says."""
+    return json.loads((ROOT / "mha_c" / "teach" / "players.json").read_text(encoding="utf-8"))["tiles"]
 
 
 def written(module):

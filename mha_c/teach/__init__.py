@@ -16,7 +16,11 @@ from .answers import Answer
 from .checking import check
 from .lawful import Law, Laws, laws
 from .mistakes import add_mistake
+from .playing import LayerSteps, additive, multi_head
 from .stepping import Steps, Tile, Tiles, steps, tiles
 
-__all__ = ["Answer", "Law", "Laws", "Steps", "Tile", "Tiles", "add_mistake", "check", "laws", "steps", "tiles"]
+__all__ = [
+    "Answer", "Law", "Laws", "LayerSteps", "Steps", "Tile", "Tiles", "add_mistake", "additive", "check", "laws",
+    "multi_head", "steps", "tiles",
+]  # fmt: skip
 __dir__ = [*__all__, "book"].copy  # what dir() and completion show

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
+from .._layer.kept_weights import LENGTHS
 from ..errors import ShapeError
 from ..viz import labels
 from ..viz.page import Page
@@ -69,15 +72,19 @@ class Steps(Page):
         self.masked = mask(self.scaled, inputs.lengths)
         self.weights = softmax(self.masked)
         self.output = self.weights @ v
-        names = [name for name, *_ in _STEPS[1:]]
+        names = ["scores", "scaled", "masked", "weights", "output"]
         matrices = {"Q": q, "K": k, "V": v, **{name: getattr(self, name) for name in names}}
+        hides = (inputs.lengths < len(k)).any()
+        steps = [
+            {**step, "shape": str((1, *matrices[step["id"]].shape)) if step["id"] in names else ""}
+            for step in STEPS["steps"]
+            if hides or step["id"] != "masked"
+        ]
         title = "Attention, step by step"
         lines = [f"{title}: {q.shape[0]} queries, {k.shape[0]} keys, {q.shape[1]} features"]
-        for name, step, formula, _ in _STEPS[1:]:
-            written = formula.replace("^T", "ᵀ").replace("^6", "⁶")
-            lines += ["", f"{step}   {written}", _matrix_text(matrices[name])]
-        numbers = {name: _numbers(matrix) for name, matrix in matrices.items()}
-        super().__init__("teach", _player(inputs, "steps", title, _STEPS, matrices=numbers), "\n".join(lines), title)
+        lines += [f"\n{in_words(step)}\n{matrix_text(matrices[step['id']])}" for step in steps[1:]]
+        shown = {name: numbers(matrix) for name, matrix in matrices.items()}
+        super().__init__("teach", _player(inputs, "steps", title, steps, matrices=shown), "\n".join(lines), title)
 
     def tiles(self, block_size: Optional[int] = None) -> Tiles:
         """The same attention, one block of keys after another.
@@ -95,13 +102,16 @@ class Steps(Page):
         return Tiles(self.inputs, block_size)
 
 
-def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None, example: int = 0) -> Steps:
+def steps(
+    q: Any, k: Any = None, v: Any = None, valid_lens: Any = None, *, tokens: Any = None, example: int = 0
+) -> Steps:
     """Dot-product attention with every intermediate matrix kept, and a player that shows them.
 
     Parameters
     ----------
     q, k, v : array_like (Q, D), (K, D), (K, Dv)
-        NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.
+        NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.  Or q alone, a
+        `mha_c.DotProductAttention` after a call with training=True, which keeps what it was given: then that call.
     valid_lens : optional
         None, one length, or one length per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
     tokens : optional
@@ -131,7 +141,21 @@ def steps(q: Any, k: Any, v: Any, valid_lens: Any = None, *, tokens: Any = None,
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
-    return Steps(_read(q, k, v, valid_lens, tokens, example))
+    if k is None:
+        q, k, v, valid_lens = last_call(q, "steps", "DotProductAttention")
+    return Steps(read(q, k, v, valid_lens, tokens, example))
+
+
+def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
+    """Queries, keys, values and lengths of a layer's last call in training, which `backward` would need."""
+    if type(layer).__name__ != name:
+        raise TypeError(f"{player} shows the call of a {name}, or queries, keys and values; got {type(layer).__name__}")
+    record = getattr(layer, "_record", None)
+    if record is None:
+        raise ValueError(
+            f"{player}: this {name} has kept no call: call it with training=True, or give {player} what you gave it"
+        )
+    return (*record.inputs, record.kept[LENGTHS])
 
 
 def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:
@@ -200,9 +224,9 @@ class Tiles(Page):
         last = self.tiles[-1]
         self.output = last.output / last.new_sum[:, None]
         title = "The online softmax, tile by tile"
-        shown = [{name: _numbers(value) for name, value in tile._asdict().items()} for tile in self.tiles]
-        more = {"queries": num_queries, "keys": num_keys, "output": _numbers(self.output), "tiles": shown}
-        super().__init__("teach", _player(inputs, "tiles", title, _TILE_STEPS, **more), self._as_text(title), title)
+        shown = [{name: numbers(value) for name, value in tile._asdict().items()} for tile in self.tiles]
+        more = {"queries": num_queries, "keys": num_keys, "output": numbers(self.output), "tiles": shown}
+        super().__init__("teach", _player(inputs, "tiles", title, STEPS["tiles"], **more), self._as_text(title), title)
 
     def _as_text(self, title: str) -> str:
         lines = [f"{title}: {len(self.tiles)} tiles of {self.block_size} keys"]
@@ -210,7 +234,7 @@ class Tiles(Page):
             lines += ["", f"keys {tile.first} to {tile.last - 1}", "query     max     sum  rescale"]
             for i, row in enumerate(zip(tile.new_max, tile.new_sum, tile.rescale)):
                 lines.append(f"{i:>5}" + "".join(f"{x:8.3f}" for x in row))
-        return "\n".join([*lines, "", "output: what was summed up, divided by the sum", _matrix_text(self.output)])
+        return "\n".join([*lines, "", "output: what was summed up, divided by the sum", matrix_text(self.output)])
 
 
 def tiles(
@@ -247,7 +271,7 @@ def tiles(
     >>> len(tiles.tiles), tiles.output.shape
     (4, (2, 4))
     """
-    return Tiles(_read(q, k, v, valid_lens, tokens, example), block_size)
+    return Tiles(read(q, k, v, valid_lens, tokens, example), block_size)
 
 
 def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], block_size: int) -> list[Tile]:
@@ -276,7 +300,10 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
 # ---- reading the arguments ----------------------------------------------------------------------------------------
 
 
-def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) -> _Inputs:
+def read(
+    q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, same_features: bool = True
+) -> _Inputs:
+    """The arguments as one example, checked."""
     arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
     n_items = len(arrays[0]) if all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1 else None
@@ -285,7 +312,8 @@ def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) ->
     if n_items is not None:
         arrays = [x[example] for x in arrays]
     q, k, v = arrays
-    if any(x.ndim != 2 or not len(x) for x in arrays) or q.shape[1] != k.shape[1] or len(k) != len(v):
+    differ = same_features and q.shape[1:] != k.shape[1:]
+    if any(x.ndim != 2 or not len(x) for x in arrays) or differ or len(k) != len(v):
         raise ShapeError(
             f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected, or all with the same batch axis in front; got "
             f"{shapes}"
@@ -310,35 +338,7 @@ def _read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int) ->
 
 # ---- what the players say -----------------------------------------------------------------------------------------
 
-_COLUMNS = "id", "title", "formula", "caption"
-_STEPS = [
-    ("inputs", "Queries, keys, values", "Q,  K,  V",
-     "Each query asks, each key answers how well it fits, and its value is what is then read. One row per token."),
-    ("scores", "Scores", "S = Q K^T      s_ij = q_i · k_j",
-     "Every query meets every key: a row of Q and a column of K^T give one number. "
-     "Similar directions give large scores."),
-    ("scaled", "Scaled", "S / √d",
-     "Dot products grow with the number of features d. Dividing by its root keeps them in the range "
-     "where softmax still listens to all keys."),
-    ("masked", "Masked", "s_ij ← −10^6   where j ≥ length_i",
-     "Padding, or the future, must not be read: its scores are overwritten, so that exp makes them 0."),
-    ("weights", "Weights", "A = softmax(S)      a_ij = exp(s_ij) / Σ_j exp(s_ij)",
-     "Row by row the scores become shares of one whole: positive, and their sum is 1."),
-    ("output", "Output", "O = A V      o_i = Σ_j a_ij v_j",
-     "Each output row is a mixture of the value rows, in the shares that the weights give."),
-]  # fmt: skip
-_TILE_STEPS = [
-    ("scores", "Scores of this tile", "s_ij = q_i · k_j / √d",
-     "Only one block of keys is looked at. Its scores are the only ones in memory."),
-    ("max", "New maximum", "m ← max(m, s)      α = exp(m_old − m)      ℓ ← α ℓ      o ← α o",
-     "If a larger score turns up, what was summed up before is made smaller by one factor α per query. "
-     "Nothing has to be computed again."),
-    ("sum", "Add the tile", "p = exp(s − m)      ℓ ← ℓ + Σ p      o ← o + p V",
-     "The tile's weights go into the sum and into the output, and the tile is forgotten."),
-    ("divide", "Divide once", "o ← o / ℓ",
-     "After the last tile every output row is divided by its sum. That is softmax times V, and the "
-     "whole matrix was never there. For 16 384 tokens it would take 1 GiB; a tile of 64 x 128 takes 32 KiB."),
-]  # fmt: skip
+STEPS = json.loads((Path(__file__).parent / "players.json").read_text(encoding="utf-8"))
 
 
 def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> dict[str, Any]:
@@ -348,21 +348,27 @@ def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> 
         "kt": inputs.key_tokens,
         "lengths": inputs.lengths.tolist(),
         "features": inputs.q.shape[1],
-        "V": _numbers(inputs.v),
+        "V": numbers(inputs.v),
         "player": name,
         "title": title,
         **more,
-        "steps": [dict(zip(_COLUMNS, step)) for step in steps],
+        "steps": steps,
     }
 
 
-def _numbers(x: Any) -> Any:
+def numbers(x: Any) -> Any:
     """An array or a number as JSON for the page; -inf, which JSON does not have, becomes null."""
     shown: Any = np.where(np.isneginf(x), None, np.round(x, 6))
     return shown.tolist()
 
 
-def _matrix_text(matrix: Array) -> str:
+def in_words(step: Any) -> str:
+    """A step's title and formula as text."""
+    return f"{step['title']}   {step['formula']}".rstrip().replace("^T", "ᵀ").replace("^6", "⁶")
+
+
+def matrix_text(matrix: Array) -> str:
+    """The numbers of a matrix, or of its first rows and columns."""
     shown = matrix[:12, :12]
     rows = ["".join("    -1e6" if x == MASKED else f"{x:8.3f}" for x in row) for row in shown]
     return "\n".join(rows + (["     ..."] if matrix.shape != shown.shape else []))

@@ -4,11 +4,13 @@
 
 // ---- arrangements ------------------------------------------------------------------------------------------------
 
+const WITH_NUMBERS = 29; // the least width of a cell that shows its number
+
 // The size of a cell that lets this many columns and rows fit, and still shows numbers where that is possible.
 function cellSize(room, columns, rows, tall) {
   let w = clamp(room / columns, 5, 54);
   let h = clamp(tall / rows, 5, 36);
-  if (w < 29 || h < 18) w = h = Math.min(w, h, 24);
+  if (w < WITH_NUMBERS || h < 18) w = h = Math.min(w, h, 24);
   return { w: Math.floor(w), h: Math.floor(h) };
 }
 
@@ -22,6 +24,13 @@ function product(left, top, result) {
     const room = width - a.left - side - Math.max(b.right, c.right) - 34;
     const cell = cellSize(room, left.width + result.width, top.height + result.height, 470 - b.top - c.top);
     const head = Math.max(a.top, c.top);
+    const below = cellSize(width - 100, Math.max(left.width, top.width, result.width), 3 * left.height, 900);
+    const stacks = cell.w < WITH_NUMBERS && below.w >= WITH_NUMBERS; // one below the other, where numbers fit only so
+    node.classList.toggle("mhac-stacked", stacks);
+    if (stacks) {
+      for (const grid of [left, top, result]) grid.setPlace(below, grid.margins());
+      return;
+    }
     left.setPlace(cell, { ...a, top: head });
     top.setPlace(cell, { ...b, left: side });
     result.setPlace(cell, { ...c, left: side, top: head });
@@ -48,8 +57,9 @@ function line(grids, signs, result) {
     const widest = Math.max(...grids.map((grid) => grid.width));
     const rows = Math.max(...grids.map((grid) => grid.height));
     let cell = cellSize(width - extra, columns, rows, 400);
-    const wraps = cell.w < 11; // one below the other
-    if (wraps) cell = cellSize(width - 100, widest, rows, 300);
+    const below = cellSize(width - 100, widest, rows, 300);
+    const wraps = cell.w < 11 || (cell.w < WITH_NUMBERS && below.w >= WITH_NUMBERS); // one below the other
+    if (wraps) cell = below;
     grids.forEach((grid, i) => {
       const w = grid.spec.kind === "plain" ? Math.max(cell.w, 44) : cell.w;
       grid.setPlace({ w, h: cell.h }, wraps ? margins[i] : { ...margins[i], top: head });
@@ -112,7 +122,8 @@ function stepScenes(app, data) {
     },
     weights() {
       const result = grid("A", "weights", { kind: "weight" });
-      const before = grid("S masked", "masked", { masked, wholeRow: true });
+      const hides = data.steps.some((step) => step.id === "masked");
+      const before = grid(hides ? "S masked" : "S / √d", "masked", { masked, wholeRow: true });
       return { ...line([before, result], ["→"], result), explain(c) {
         const row = m.masked[c.i].filter((_, j) => !masked(c.i, j));
         if (!row.length) return pair(c) + "no key may be seen: all scores are alike, and so are the weights, 1 / " +

@@ -1,12 +1,12 @@
 // The player: Back, Play, Next, a bar with all steps, formula and caption, the matrices, the arithmetic of one cell.
 // Arrow keys left and right step, space plays, up and down choose the query; pointing at a cell explains it.
 
-const STEP_MS = { steps: 3200, tiles: 2200 };
+const STEP_MS = { steps: 3200, tiles: 2200, layer: 3200 };
 const REVEAL_MS = 700;
 
 async function buildPlayer(host, data) {
   const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
-  const scenes = data.player === "tiles" ? tileScenes(app, data) : stepScenes(app, data);
+  const scenes = { tiles: tileScenes, steps: stepScenes, layer: typeof layerScenes === "undefined" ? null : layerScenes }[data.player](app, data);
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const state = { at: 0, cell: { i: 0, j: 0 }, timer: null, started: 0 };
   const ui = playerFrame(data, scenes, { go, step, toggle, row: moveRow });
@@ -135,6 +135,7 @@ function playerFrame(data, scenes, does) {
   const title = el("h4", { class: "mhac-step" });
   const math = el("div", { class: "mhac-formula" });
   const caption = el("p", { class: "mhac-caption" });
+  const code = el("pre", { class: "mhac-code" });
   const stage = el("div", { class: "mhac-board" }, el("div"));
   const sum = el("p", { class: "mhac-sum", "aria-live": "polite" });
   const memory = Memory();
@@ -145,7 +146,7 @@ function playerFrame(data, scenes, does) {
   const root = el("div", { class: "mhac-root mhac-player", role: "group", "aria-label": data.title, tabindex: 0 },
     el("header", {}, el("div", { class: "mhac-titles" }, el("h3", { text: data.title })),
       el("div", { class: "mhac-controls" }, back, play, next)),
-    bar, el("div", { class: "mhac-said" }, title, math, caption), memory.node, stage, sum,
+    bar, el("div", { class: "mhac-said" }, title, code, math, caption), memory.node, stage, sum,
     el("footer", {}, el("p", { text: whenKeysWork(T("← → step, space plays, ↑ ↓ choose the query. Point at a cell.")) })));
 
   root.addEventListener("keydown", (event) => {
@@ -170,6 +171,8 @@ function playerFrame(data, scenes, does) {
       back.disabled = index === 0;
       next.disabled = index === scenes.length - 1;
       setText(title, index + 1 + " / " + scenes.length + "   " + T(scenes[index].title));
+      const { code: written, shape } = scenes[index];
+      code.replaceChildren(...(written ? [written, el("span", { text: shape ? "   # " + shape : "" })] : []));
       math.replaceChildren(...formula(scenes[index].formula));
       caption.replaceChildren(...formula(T(scenes[index].caption)));
       stage.replaceChildren(scene.node);

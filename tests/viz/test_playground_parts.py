@@ -12,7 +12,7 @@ import pytest
 
 import mha_c
 import needs
-from mha_c.teach.stepping import _TILE_STEPS
+from mha_c.teach.stepping import STEPS
 from playground_page import STATES, python_of, results, run_python, type_into
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
@@ -160,7 +160,7 @@ def texts_of_the_sources():
     found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
     keys = (viz / "frame.js").read_text(encoding="utf-8").partition("const KEYS")[2].partition("];")[0]
     found |= set(re.findall(r'\["[^"]+", "([^"]+)"\]', keys))
-    for _, title, _, caption in _TILE_STEPS:
+    for title, caption in ((step["title"], step["caption"]) for step in STEPS["tiles"]):
         found |= {title, caption}
     return found
 
