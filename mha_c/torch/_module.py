@@ -21,6 +21,7 @@ from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call.children import Layout, check_call, checked_inputs, has_open_sizes, standard_parts
+from ._call.mathematics import without_padding
 from ._call.ways import attend, run_layer
 from ._decoder import decoding, projected, repeated_keys
 from ._decoder.decoding import KeyValueCache
@@ -255,6 +256,8 @@ class AttentionModule(TakesArrays, Viewable):
         if parts is None:
             if unchecked:
                 check_call(self, queries, keys, values, valid_lens, projected)
+            if valid_lens is not None:
+                keys, values = without_padding(queries, keys, values, valid_lens, self.empty_rows)
             queries = self._through(0, queries)
             if not projected:
                 keys, values = self._through(1, keys), self._through(2, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -64,7 +65,8 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     ------
     RuntimeError
         On leaving, if a weight has changed inside: calls since the change may have used the old numbers.  Every number
-        is compared, and the message names the weights.
+        is compared, and the message names the weights.  Where the `with` ends by another error, that error goes on, and
+        the message is a warning.
 
     Examples
     --------
@@ -84,12 +86,21 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
         module.__dict__["_frozen"] = packed
     try:
         yield model
-    finally:
-        for _, module, packed in found:
-            if module.__dict__.get("_frozen") is packed:
-                del module.__dict__["_frozen"]
-    changed = [f"{prefix}.{name}.weight".lstrip(".") for prefix, _, packed in found for name in packed.changed()]
+    except BaseException:
+        changed = _released(found)
+        if changed:  # the error of the body goes on
+            warnings.warn(changed, RuntimeWarning, stacklevel=3)
+        raise
+    changed = _released(found)
     if changed:
-        raise RuntimeError(
-            f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the numbers of before"
-        )
+        raise RuntimeError(changed)
+
+
+def _released(found: list[tuple[str, AttentionModule, Packed]]) -> str:
+    """Ends the use of packed weights; a message if some of them were not the module's any more."""
+    for _, module, packed in found:
+        if module.__dict__.get("_frozen") is packed:
+            del module.__dict__["_frozen"]
+    changed = [f"{prefix}.{name}.weight".lstrip(".") for prefix, _, packed in found for name in packed.changed()]
+    what = f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the numbers of before"
+    return what if changed else ""

@@ -28,6 +28,7 @@ from ._private import has_operators, on_cpu, tracing_state
 from ._tensors import (
     FLOATS,
     HALVES,
+    autocast_on,
     check_devices,
     check_inputs,
     common_type,
@@ -38,6 +39,7 @@ from ._tensors import (
     lengths,
     refuse_half_fake,
     refuse_types,
+    result_type,
     seed_tensor,
 )  # fmt: skip
 from .positions import rotary
@@ -229,9 +231,10 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     check_inputs(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     for name, x, shape in (("lse_a", lse_a, out_a.shape[:-1]), ("out_b", out_b, out_a.shape),
                            ("lse_b", lse_b, out_a.shape[:-1])):  # fmt: skip
-        if x.shape != shape or x.dtype != out_a.dtype:
-            raise ShapeError(f"{name} must have shape {tuple(shape)} and {out_a.dtype}, as out_a has it, "
-                             f"got {tuple(x.shape)} and {x.dtype}")  # fmt: skip
+        if x.dtype is not out_a.dtype:
+            raise TypeError(f"{name} must be {out_a.dtype} as out_a, got {x.dtype}")
+        if x.shape != shape:
+            raise ShapeError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
     if out_a.dtype in HALVES:  # computed in float32, so that the result is rounded once
         out, lse = merge(out_a.float(), lse_a.float(), out_b.float(), lse_b.float())
         return out.to(out_a.dtype), lse.to(out_a.dtype)
@@ -263,8 +266,12 @@ def _attention(
         keep_mask = torch.as_tensor(keep_mask)
     cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
     numbers: Any = q, k, v, w_v, bias, relative_bias, sinks
-    dtype = q.dtype
-    common = dtype if dtype in FLOATS else torch.float32
+    dtype: Any = q.dtype
+    if on_cpu(q) or q.is_meta:
+        dtype = result_type(dtype)
+    elif autocast_on(q):
+        dtype = None  # that of torch's kernels
+    common = q.dtype if q.dtype in FLOATS else torch.float32
     kinds = {x.dtype for x in numbers if x is not None}
     if kinds != {common} and not (len(kinds) == 1 and not on_cpu(q)):  # other devices keep 16-bit floats
         common = common_type(q=q, k=k, v=v, w_v=w_v, **terms)
@@ -302,7 +309,7 @@ def _attention(
             drop, plain = _drop(dropout, rng, q), rng is None and not (return_weights or return_lse)
             found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
-    wanted = [x if x.dtype is dtype else x.to(dtype) for x in wanted]
+    wanted = [x if dtype in (None, x.dtype) else x.to(dtype) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 
 

@@ -55,11 +55,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal=True needs attn_mask as well, as in torch")
+        is_one = query is key is value
         batched, of_batch = query.dim() == 3, 0 if self.batch_first else 1
         q, k, v = (x if batched else x.unsqueeze(of_batch) for x in (query, key, value))
         if not self.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v)]
+        heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v, is_one)]
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         keep, bias = self._masks(key_padding_mask, attn_mask, q, k.shape[1], heads[0].dtype)
@@ -75,13 +76,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             out, weights = out.squeeze(of_batch), None if weights is None else weights.squeeze(0)
         return out, weights
 
-    def _projected(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    def _projected(self, q: Tensor, k: Tensor, v: Tensor, is_one: bool) -> list[Tensor]:
         if self.in_proj_weight is not None:
             weights: Any = self.in_proj_weight.chunk(3)
         else:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         biases: Any = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        if q is k is v and self.in_proj_weight is not None:
+        if is_one and self.in_proj_weight is not None:
             return list(linear(q, self.in_proj_weight, self.in_proj_bias).chunk(3, dim=-1))
         return [linear(x, W, b) for x, W, b in zip((q, k, v), weights, biases)]
 

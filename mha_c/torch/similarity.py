@@ -12,7 +12,7 @@ from .._arguments import scalars
 from ._call import mathematics
 from ._call.checks import checked_lengths
 from ._module import TakesArrays
-from ._tensors import check_inputs
+from ._tensors import check_inputs, has_numbers
 from .functional import dot_product_attention
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class KernelAttention(TakesArrays):
         str
             The kernel and the width.
         """
-        return f"kernel={self.kernel!r}, width={self.width.item()}"
+        return f"kernel={self.kernel!r}, width={self.width.item() if has_numbers(self.width) else self.width.device}"
 
 
 def seen_keys(q: Tensor, k: Tensor, valid_lens: Any) -> Tensor:

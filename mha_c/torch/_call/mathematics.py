@@ -299,6 +299,13 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
     return torch.where(seen.unsqueeze(-1), x, 0.0)
 
 
+def without_padding(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, empty_rows: str) -> Any:
+    """keys and values (B, K, .) with zeros in the rows that no query sees: NaN there, times a weight of 0, is NaN."""
+    visible: Any = visible_keys(queries, keys, valid_lens)
+    seen = without_unseen(keys[:, None], visible, None)[:, 0]
+    return seen, without_unseen(values[:, None], visible, empty_rows)[:, 0]
+
+
 def without_spoilt(keys: Tensor, values: Tensor, valid_lens: Tensor, empty_rows: str) -> tuple[Tensor, ...]:
     """keys and values (B, K, .) with 0 for numbers that are not finite; and for each of them a tensor (B, 1, Q, 1) to
     add to results: NaN for queries that see a row with such numbers, 0 for all other queries.  valid_lens (B, Q)."""

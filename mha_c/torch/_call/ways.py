@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward
-from .._private import has_operators, in_transform, on_cpu, profiler
+from .._private import has_operators, in_mode, in_transform, on_cpu, profiler
 from .._tensors import (
     autocast_on,
     check_devices,
@@ -94,7 +94,7 @@ def any_needs_grad(*groups: Any) -> bool:
 
 def way(queries: Tensor, tensors: Any, valid_lens: Any) -> str:
     """ "torch", "operator" or "core": the way of a call with these tensors."""
-    if not on_cpu(queries) or exporting() or in_transform():
+    if not on_cpu(queries) or exporting() or in_transform() or (not is_compiling() and in_mode()):
         return "torch"
     if traced(*tensors, valid_lens if isinstance(valid_lens, Tensor) else None):
         return "operator" if has_operators else "torch"
