@@ -17,9 +17,9 @@ from . import _core, functional
 from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.options import OPTIONS, core_options, projected
-from ._decoder.caches import ProjectedKeyValues
-from ._decoder.steps import DecodingLayer
-from ._layer.call import AttentionLayer
+from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
+from ._decoder.steps import DecodingLayer, check_cache
+from ._layer.call import AttentionLayer, Plan
 from .config import SECONDS, in_words
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def _explain_layer(
     valid_lens: Any = None,
     *,
     training: Optional[bool] = None,
+    cache: Any = None,
 ) -> Explanation:
     _check_given(queries, keys)
     projected: tuple[str, ...] = ()
@@ -131,14 +132,36 @@ def _explain_layer(
     inputs, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = layer._current_plan(inputs[0]) or layer._plan_of_zeros(inputs)
     in_training = layer.training if training is None else scalars.flag(training, "training")
+    steps: dict[str, Facts] = {}
+    if cache is not None:
+        check_cache(cache, in_training)
+        lens = step_counts(valid_lens, cache.batch, inputs[0].shape[1])
+        steps, inputs, valid_lens = _of_steps(plan, inputs, cache, lens)
+        projected = tuple(steps)
     facts = _core.explain_layer(
         *inputs, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
-    projections = facts["projections"]
+    projections = {**steps, **facts["projections"]}
     roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # the book's names: the layer's names
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
     return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, layer._roles[3])
+
+
+def _of_steps(plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any) -> tuple[dict[str, Facts], Any, Any]:
+    """Of a call with a cache: the facts of the new steps' projections, and the inputs and lengths of its attention."""
+    queries, *rows = inputs
+    check_steps(cache.batch, queries=queries.shape, keys=rows[0].shape, values=rows[1].shape)
+    after = cache._check(weights_of(plan.states.get("W_k"), plan.states.get("W_v")), counts)
+    packed = dict(zip(("W_q", "W_k", "W_v"), plan.in_core[0]))
+    steps, seen = {}, []
+    for name, x in zip(("W_k", "W_v"), rows):
+        features = x.shape[2]
+        if packed[name] is not None:
+            steps[name] = _core.explain_linear(x, packed[name])
+            features = packed[name][2][0]
+        seen.append(np.broadcast_to(x.dtype.type(0), (cache.batch, most(after), features)))
+    return steps, (queries, *seen), cache._visible_keys(after, queries.shape[1])
 
 
 def _check_given(queries: Any, keys: Any) -> None:

@@ -7,7 +7,7 @@ output projection with the same numbers.  torch is not imported here: if there i
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -164,7 +164,7 @@ class NumpyLayer(NumpyPart):
     def check_prunable(self) -> None:
         """TypeError where a layer cannot lose heads; NumPy layers always can."""
 
-    def keep_heads(self, heads: Sequence[int]) -> None:
+    def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
@@ -249,19 +249,53 @@ class TorchLayer:
             if not _is_plain(linear):
                 raise TypeError(_not_plain(role, linear))
 
-    def keep_heads(self, heads: Sequence[int]) -> None:
+    def cuts(self, heads: Sequence[int]) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
+        """Each parameter that changes: its Linear, its name there, and what is cut."""
         for linear, axis in zip(self._linears, (0, 0, 0, 1)):
             for name in ("weight",) if axis else ("weight", "bias"):
-                old = getattr(linear, name)
-                if old is not None:  # a new object of the same class; an optimizer keeps the old one
-                    kept = _of_heads(old.detach(), heads, self.num_heads, axis).contiguous()
-                    setattr(linear, name, type(old)(kept, requires_grad=old.requires_grad))
+                if getattr(linear, name) is not None:
+                    yield linear, name, (axis, tuple(heads), self.num_heads)
+
+    def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
+        """Keep only these heads.
+
+        cut   {id of a parameter: (it, the new one)}, of all layers: what was shared before is shared afterwards
+        """
+        for linear, name, (axis, _, num_heads) in list(self.cuts(heads)):
+            old = getattr(linear, name)
+            if any(old is new for _, new in cut.values()):
+                continue  # of a Linear in several places
+            if id(old) not in cut:  # a new object of the same class; an optimizer keeps the old one
+                kept = _of_heads(old.detach(), heads, num_heads, axis).contiguous()
+                cut[id(old)] = old, type(old)(kept, requires_grad=old.requires_grad)
+            setattr(linear, name, cut[id(old)][1])
+        for linear in self._linears:
             linear.out_features, linear.in_features = linear.weight.shape
         self._module.num_heads = self.num_heads = self._heads_here = len(heads)
         for part in self._module.modules():  # attention_weights of the last call have the old heads
             vars(part).pop("attention_weights", None)
             if "_last" in vars(part):
                 vars(part)["_last"] = None
+
+
+def check_shared(model: Any, kept: Mapping[Any, Sequence[int]]) -> None:
+    """TypeError where a parameter that would be cut has another place, in which it would not be cut alike."""
+    cuts: dict[int, tuple[str, set[Any]]] = {}
+    places = set()
+    for layer, heads in kept.items():
+        for linear, name, cut in layer.cuts(heads) if isinstance(layer, TorchLayer) else ():
+            cuts.setdefault(id(getattr(linear, name)), (layer._name, set()))[1].add(cut)
+            places.add((id(linear), name))
+    for name, module in model.named_modules() if cuts else ():
+        for parameter, value in module._parameters.items():
+            if id(value) in cuts and (id(module), parameter) not in places:
+                cuts[id(value)][1].add(name)
+    for name, found in cuts.values():
+        if len(found) > 1:
+            raise TypeError(
+                f"a parameter of {name or 'the layer'} has several places, which would not lose the same rows or "
+                f"columns: give each its own copy first, for example mha.W_k = copy.deepcopy(mha.W_k)"
+            )
 
 
 def _is_plain(linear: Any) -> bool:

@@ -235,7 +235,8 @@ def prune(model: Any, heads: Any) -> Any:
     ValueError
         For a head that does not exist, for removing all heads of a layer, for open sizes.
     TypeError
-        For torch.nn.MultiheadAttention, whose heads must fill embed_dim.  After an error nothing has changed.
+        For torch.nn.MultiheadAttention, whose heads must fill embed_dim; for parameters that others share, unless all
+        lose the same rows or columns.  After an error nothing has changed.
 
     Notes
     -----
@@ -259,8 +260,10 @@ def prune(model: Any, heads: Any) -> Any:
         layers[name].check_prunable()
         if not left:
             raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would go; one at least must stay")
+    _layers_with_heads.check_shared(model, {layers[name]: left for name, left in kept.items()})
+    cut: dict[int, Any] = {}
     for name, left in kept.items():
-        layers[name].keep_heads(left)
+        layers[name].keep_heads(left, cut)
     return model
 
 

@@ -156,7 +156,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
         bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1])
+    @constructors.shows(FORMS[1], FORMS[0])
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
@@ -241,7 +241,7 @@ class AdditiveAttention(DecodingLayer):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
         dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1])
+    @constructors.shows(FORMS[1], FORMS[0])
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:

@@ -69,13 +69,37 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
 
 
-def shows(form: str) -> Callable[[Any], Any]:
-    """Decorates a constructor (self, *sizes, keywords, **named): help() and editors show the names of this form."""
+class TwoForms(inspect.Signature):
+    """The signature of one form, to which a call of the other form can be bound as well."""
+
+    __slots__ = ()
+    other = ""  # of the subclass that `shows` makes
+
+    def bind(self, *args: Any, **named: Any) -> inspect.BoundArguments:
+        try:
+            return super().bind(*args, **named)
+        except TypeError:
+            try:
+                return self._of_other_form().bind(*args, **named)
+            except TypeError:
+                pass
+            raise
+
+    def _of_other_form(self) -> inspect.Signature:
+        first = [one for one in self.parameters.values() if one.name == "self"]
+        keywords = [one for one in self.parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        return inspect.Signature([*first, *_signature(self.other).parameters.values(), *keywords])
+
+
+def shows(form: str, other: str) -> Callable[[Any], Any]:
+    """Decorates a constructor (self, *sizes, keywords, **named): help() shows the names of this form, and tools that
+    bind a call to its signature, such as mock's create_autospec, may use the other one."""
+    kind = type("TwoForms", (TwoForms,), {"other": other, "__slots__": ()})
 
     def with_signature(init: Any) -> Any:
         own, *others = inspect.signature(init).parameters.values()
         keywords = [one for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        init.__signature__ = inspect.Signature([own, *_signature(form).parameters.values(), *keywords])
+        init.__signature__ = kind([own, *_signature(form).parameters.values(), *keywords])
         return init
 
     return with_signature

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from ..linear import State
 
 
+def check_cache(cache: Any, training: bool) -> None:
+    if type(cache) is not KeyValueCache:
+        raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
+    if training:
+        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
+
+
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
 
@@ -153,10 +160,7 @@ class DecodingLayer(AttentionLayer):
         return kv._keys, values if kv._values is None else kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
-        if type(cache) is not KeyValueCache:
-            raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
-        if self.training if training is None else scalars.flag(training, "training"):
-            raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
+        check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         queries, keys, values = arrays
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)

@@ -148,7 +148,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., device: Any = ...,
         dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1])
+    @constructors.shows(FORMS[1], FORMS[0])
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,
@@ -253,7 +253,7 @@ class AdditiveAttention(AttentionModule):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...,
         device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1])
+    @constructors.shows(FORMS[1], FORMS[0])
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,

@@ -29,8 +29,8 @@ def pair_of(tokens: Any, example: int, examples: int) -> Pair:
             )
         return pair_of(tokens[example], 0, 1)
     if isinstance(tokens, tuple) and len(tokens) == 2:
-        # ("the cat", "le chat") are two sentences, ("the", "cat") is one
-        if not all(isinstance(item, str) for item in tokens) or all(" " in item.strip() for item in tokens):
+        # ("the cat", "le chat") and ("good morning", "Servus") are two sentences, ("the", "cat") is one
+        if not all(isinstance(item, str) for item in tokens) or any(" " in item.strip() for item in tokens):
             return Pair(_sentence(tokens[0]), _sentence(tokens[1]))
     sentence = _sentence(tokens)
     return Pair(sentence, sentence)

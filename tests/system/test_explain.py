@@ -376,3 +376,31 @@ def test_what_is_done_to_scores():
     assert "scores capped at 5, with a bias by distance, up to 3 keys away, with a sink for each head" in str(told)
     assert "scores stand transposed" in str(plain) and "scores stand transposed" not in str(told)
     assert told.as_dict()["attention"]["score_terms"] == {"softcap": 5.0, "reach": 3, "sinks": True}
+
+
+@pytest.mark.parametrize("kind", ["multi-head", "additive", "dot"])
+def test_a_call_with_a_cache_is_explained(kind):
+    """Its keys are those of all steps so far, its projections' rows those of the new steps; nothing changes."""
+    make = {
+        "multi-head": lambda: mha_c.MultiHeadAttention(8, 2, 0.0, rng=0),
+        "additive": lambda: mha_c.AdditiveAttention(8, 0.0, rng=0),
+        "dot": lambda: mha_c.DotProductAttention(0.0),
+    }[kind]
+    layer, x = make(), np.ones((2, 3, 8), np.float32)
+    cache = layer.new_cache(2, 7)
+    for n_keys in (3, 6):
+        facts = mha_c.explain(layer, x, x, x, cache=cache).as_dict()
+        assert facts["attention"]["keys"] == n_keys and facts["attention"]["queries"] == 3
+        assert {one["rows"] for one in facts["projections"].values()} <= {6}
+        assert ("W_k" in facts["projections"]) == (kind != "dot")
+        assert list(cache.lengths) == [n_keys - 3] * 2
+        layer(x, x, x, cache=cache)
+    with pytest.raises(ValueError, match="cache is full"):
+        mha_c.explain(layer, x, x, x, cache=cache)
+    with pytest.raises(TypeError, match="cache must be"):
+        mha_c.explain(layer, x, x, x, cache=3)
+    with pytest.raises(ValueError, match="for evaluation"):
+        mha_c.explain(layer, x, x, x, cache=layer.new_cache(2, 7), training=True)
+    if kind != "dot":
+        with pytest.raises(ValueError, match="another W_k"):
+            mha_c.explain(make(), x[:, :1], x[:, :1], x[:, :1], cache=cache)

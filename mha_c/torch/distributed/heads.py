@@ -147,7 +147,7 @@ class ShardedMultiHeadAttention(nn.Module):
         agree(ranks, _CALLER, [Field("the layer's parameters (shown: a checksum)", zlib.crc32(state))], (), refusal)
         part = copy.deepcopy(layer)
         share = layer.num_heads // ranks.size
-        TorchLayer(part, _ROLES, "").keep_heads(range(ranks.rank * share, (ranks.rank + 1) * share))
+        TorchLayer(part, _ROLES, "").keep_heads(range(ranks.rank * share, (ranks.rank + 1) * share), {})
         if ranks.rank:
             part.W_o.bias = None
         self.has_bias = layer.W_o.bias is not None
