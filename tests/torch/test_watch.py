@@ -19,7 +19,20 @@ from small_gpt import formula, gpt  # noqa: E402
 
 # Softmax weights of scores around 1 in float32, some of them by other orders of sums: the issue's own limit.
 CLOSE = {"atol": 1e-5, "rtol": 0}
+pytestmark = pytest.mark.filterwarnings(  # of older versions
+    "ignore:Lazy modules",
+    "ignore:Support for mismatched key_padding_mask",
+    "ignore:Converting mask without torch.bool",
+    "ignore:There is a performance drop",
+)
 COMPUTE = pytest.mark.parametrize("compute", ["core", "torch"])
+# Versions of torch: without the function (1.12), without scale and shared key heads (before 2.5).
+SDPA = getattr(F, "scaled_dot_product_attention", None)
+has_function = pytest.mark.skipif(SDPA is None, reason="this torch has no scaled_dot_product_attention")
+is_young = pytest.mark.skipif(
+    "enable_gqa" not in (getattr(SDPA, "__doc__", None) or ""), reason="needs scaled_dot_product_attention of torch 2.5"
+)
+KEY_HEADS = pytest.mark.parametrize("key_heads", [4, pytest.param(1, marks=is_young)])
 
 
 def step(model, x, watched=None):
@@ -33,8 +46,9 @@ def step(model, x, watched=None):
 # --- scaled_dot_product_attention -------------------------------------------------------------------------
 
 
+@has_function
 @COMPUTE
-@pytest.mark.parametrize("key_heads", [4, 1])
+@KEY_HEADS
 def test_a_model_of_the_readers_own(key_heads, compute):
     model, x = gpt(key_heads=key_heads), torch.randint(11, (2, 9))
     expected, plain = step(model, x), {}
@@ -69,9 +83,13 @@ MASKS = {
 }
 
 
+YOUNG = "scale", "causal and bool", "an empty row"  # 2.0 has NaN in all gradients there
+
+
+@has_function
 @COMPUTE
-@pytest.mark.parametrize("key_heads", [4, 1])
-@pytest.mark.parametrize("name", MASKS)
+@KEY_HEADS
+@pytest.mark.parametrize("name", [pytest.param(x, marks=is_young if x in YOUNG else []) for x in MASKS])
 def test_masks_and_options(name, key_heads, compute):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, h, n, 8, requires_grad=True) for h, n in ((4, 5), (key_heads, 7), (key_heads, 7)))
@@ -106,6 +124,7 @@ def test_masks_and_options(name, key_heads, compute):
     assert call.mask is options.get("attn_mask") and call.name == ""
 
 
+@has_function
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8)])
 def test_axes_before_the_rows(shape):
     torch.manual_seed(0)
@@ -119,6 +138,7 @@ def test_axes_before_the_rows(shape):
     torch.testing.assert_close(seen.calls[0].weights.reshape(weights.shape), weights, **CLOSE)
 
 
+@has_function
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_result_lies_in_memory_as_torchs(transposed):
     """Models call `view` on what they get."""
@@ -128,6 +148,7 @@ def test_the_result_lies_in_memory_as_torchs(transposed):
         assert F.scaled_dot_product_attention(q, q, q).stride() == q.stride()
 
 
+@is_young
 def test_what_torch_refuses_is_refused_in_its_words():
     q = torch.randn(1, 2, 5, 8)
     calls = [
@@ -161,7 +182,7 @@ OF_MULTIHEAD = {
 
 @COMPUTE
 @pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("name", OF_MULTIHEAD)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=is_young if x == "causal" else []) for x in OF_MULTIHEAD])
 def test_multihead_attention_in_both_modes(name, need_weights, compute):
     torch.manual_seed(0)
     module, x, options = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16), OF_MULTIHEAD[name]
@@ -238,88 +259,6 @@ def test_rows_that_see_nothing_are_what_torch_makes_of_them():
             torch.testing.assert_close(a, b, **CLOSE, equal_nan=True)
 
 
-# --- Our layers and the book's ------------------------------------------------------------------------------
-
-
-class Ours(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.heads = mt.MultiHeadAttention(16, 2, 0.1)
-        self.one = mt.DotProductAttention(0.1)
-        self.additive = mt.AdditiveAttention(8, 0.1)
-        self.of_torch = mt.MultiheadAttention(16, 2, batch_first=True)
-        self.other = mt.variants.MultiHeadedSelfAttention(16, 2)
-
-    def forward(self, x, lens):
-        x = self.heads(x, x, x, lens)
-        x = self.one(x, x, x, lens)
-        x = self.additive(x, x, x)
-        x = self.of_torch(x, x, x)[0]
-        return self.other(x)
-
-
-def test_our_layers():
-    torch.manual_seed(0)
-    model, x, lens = Ours().eval(), torch.randn(2, 5, 16), torch.tensor([3, 0])
-    model(x, lens)
-    expected = model(x, lens)
-    with mt.watch(model) as seen:
-        found = model(x, lens)
-        assert torch.equal(found, expected)  # by the same ways: the same bits
-    kinds = {call.name: call for call in seen.calls}
-    assert list(kinds) == ["heads", "one", "additive", "of_torch", "other"]
-    for name in ("heads", "one", "additive", "other"):
-        weights = getattr(model, name).attention_weights
-        weights = weights if weights.dim() == 4 else weights[:, None]
-        torch.testing.assert_close(kinds[name].weights, weights.detach(), **CLOSE)
-        torch.testing.assert_close(kinds[name].received(), weights.detach().sum(2), **CLOSE)
-    assert kinds["heads"].valid_lens.tolist() == [3, 0]
-
-
-def test_layers_with_children_of_other_kinds():
-    """A hook on a child, or another child: the layer calls its children one by one, and is noted once."""
-    x = torch.randn(2, 5, 16)
-    hooked, other = mt.MultiHeadAttention(16, 2, 0.0), mt.MultiHeadAttention(16, 2, 0.0)
-    other.attention = mt.AdditiveAttention(8, 0.0)
-    hooked.W_q.register_forward_hook(lambda *_: None)
-    for layer in (hooked, other):
-        with mt.watch(layer) as seen:
-            layer(x, x, x)
-        (call,) = seen.calls
-        assert call.kind == "MultiHeadAttention" and call.heads == 2
-        torch.testing.assert_close(call.weights, layer.attention_weights.detach(), **CLOSE)
-
-
-def test_functions_of_ours():
-    q, k, bias = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(5, 7)
-    with mt.watch() as seen:
-        mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right")
-        mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0)
-    found = [
-        mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right",
-                                            return_weights=True)[1],
-        mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0, return_weights=True)[1],
-    ]  # fmt: skip
-    for call, weights in zip(seen.calls, found):
-        torch.testing.assert_close(call.weights[:, 0], weights, **CLOSE)
-    assert seen.calls[0].causal == "bottom_right" and seen.calls[0].mask is bias
-
-
-def test_the_books_own_classes(d2l):
-    torch.manual_seed(0)
-    sizes = (16, 16, 16) if "0_17" in d2l.__name__ else ()
-    encoder = nn.ModuleDict({"self": d2l.MultiHeadAttention(*sizes, 16, 2, 0.0)})
-    one, x, lens = d2l.DotProductAttention(0.0), torch.randn(2, 5, 16), torch.tensor([3, 5])
-    with mt.watch() as seen:
-        encoder["self"](x, x, x, lens)
-        one(x, x, x, lens)
-    assert [call.kind for call in seen.calls] == ["MultiHeadAttention", "DotProductAttention"]
-    inner = encoder["self"].attention.attention_weights
-    torch.testing.assert_close(seen.calls[0].weights, inner.reshape(2, 2, 5, 5).detach(), rtol=0, atol=0)
-    torch.testing.assert_close(seen.calls[1].weights[:, 0], one.attention_weights, rtol=0, atol=0)
-    assert "__call__" not in vars(d2l.MultiHeadAttention)
-
-
 # --- What watching leaves and costs ---------------------------------------------------------------------------
 
 
@@ -332,6 +271,7 @@ def places():
     )  # fmt: skip
 
 
+@has_function
 def test_errors_inside_leave_nothing_behind():
     before, q = places(), torch.randn(1, 1, 3, 4)
     with pytest.raises(ZeroDivisionError), mt.watch() as seen:
@@ -345,6 +285,7 @@ def test_errors_inside_leave_nothing_behind():
     assert places() == before and not seen.calls
 
 
+@has_function
 def test_nested_watches_see_what_is_theirs():
     model, x = gpt(), torch.randint(11, (1, 4))
     with mt.watch() as outer:
@@ -364,6 +305,7 @@ def test_nested_watches_see_what_is_theirs():
     assert len(first.calls) == len(second.calls) == 2 and first is not second
 
 
+@has_function
 def test_other_threads_are_not_seen():
     q, found = torch.randn(1, 1, 3, 4), []
     layer = mt.DotProductAttention(0.0)
@@ -379,6 +321,7 @@ def test_other_threads_are_not_seen():
     assert len(found) == 2 and not seen.calls
 
 
+@has_function
 def test_what_is_changed_afterwards_does_not_change_what_was_seen():
     q, k, mask = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), torch.rand(3, 3)
     with mt.watch() as seen:
@@ -398,6 +341,7 @@ def test_what_is_changed_afterwards_does_not_change_what_was_seen():
         seen.calls[1].received()
 
 
+@is_young
 def test_checkpointed_parts_go_back_outside():
     from torch.utils.checkpoint import checkpoint
 
@@ -414,6 +358,7 @@ def test_checkpointed_parts_go_back_outside():
         assert len(seen.calls) == 2
 
 
+@has_function
 def test_transforms_and_compilers_are_left_alone():
     q = torch.randn(3, 1, 2, 5, 4)
     with mt.watch() as seen:
@@ -423,6 +368,7 @@ def test_transforms_and_compilers_are_left_alone():
     assert gradient.shape == q[0].shape and not seen.calls
 
 
+@has_function
 def test_no_model_is_kept_alive():
     model = gpt()
     gone = weakref.ref(model)
@@ -433,6 +379,7 @@ def test_no_model_is_kept_alive():
     assert gone() is None and seen.calls[0].name == "1.0"
 
 
+@is_young
 def test_seen_reads_aloud(tmp_path):
     model, x = gpt(key_heads=1), torch.randint(11, (1, 4))
     with mt.watch(model) as seen:
@@ -455,6 +402,7 @@ def test_seen_reads_aloud(tmp_path):
         mt.watch(compute="gpu")
 
 
+@has_function
 def test_half_precision_and_other_devices_are_noted():
     q = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
     with mt.watch() as seen:
@@ -466,6 +414,7 @@ def test_half_precision_and_other_devices_are_noted():
     assert not seen.calls
 
 
+@has_function
 def test_nothing_of_q_times_k():
     """3,000 tokens of 2 heads: their weights would be 72 MB; what is noted is 2 x 3000 x 2 x 8 numbers of 4 bytes."""
     q = torch.randn(1, 2, 3000, 8)
