@@ -151,7 +151,7 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
 
 def _replace(module: ModuleType) -> list[ModuleType]:
     """Replace d2l's own classes in `module` by ours; returns [module], or [] where that is done already."""
-    from ._classes import CLASSES, Book, is_own, written_in
+    from ._classes import CLASSES, Book, is_own, place_of, written_in
 
     book = _known.get(module)
     if book is not None and module in _patched:
@@ -170,8 +170,8 @@ def _replace(module: ModuleType) -> list[ModuleType]:
     _patched.append(module)
     for name, original in book.originals.items():
         pickle_by_name(original)
-        setattr(module, name, book.classes[name])
-    print(f"mha_c replaces {', '.join(name for name in CLASSES if name in book.originals)} in {module.__name__}")
+        setattr(*place_of(module, name), book.classes[name])
+    print(f"mha_c replaces {', '.join(book.originals)} in {module.__name__}")
     for name in CLASSES:
         if name not in missing and not is_own(getattr(module, name), module):
             print(f"it leaves {name}, which is not d2l's own")
@@ -184,7 +184,7 @@ def _replace(module: ModuleType) -> list[ModuleType]:
 
 def _not_reached(book: Book) -> Iterator[str]:
     """A line for each name that was imported from d2l before the patch, and so still means d2l's own class."""
-    names = {id(kind): name for name, kind in book.originals.items()}
+    names = {id(kind): name for name, kind in book.originals.items() if "." not in name}
     d2l = book.module.__name__
     for module in {id(module): module for module in list(sys.modules.values())}.values():
         if module is book.module or not isinstance(module, ModuleType):
@@ -199,14 +199,16 @@ def _not_reached(book: Book) -> Iterator[str]:
 
 
 def _restore(modules: list[ModuleType]) -> None:
+    from ._classes import found_in, place_of
+
     for module in modules:
         if module not in _patched:
             continue
         _patched.remove(module)
         book = _known[module]
         for name, original in book.originals.items():
-            if getattr(module, name, None) is book.classes[name]:  # not if replaced since
-                setattr(module, name, original)
+            if found_in(module, name) is book.classes[name]:  # not if replaced since
+                setattr(*place_of(module, name), original)
 
 
 class _OnImport(MetaPathFinder):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CLASSES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
+OF_MODELS = ("GQAAttention", "GPT.CausalAttention")  # of the third generation
 FUNCTIONS = ("masked_softmax", "sequence_mask", "transpose_qkv", "transpose_output")
 
 
@@ -27,9 +28,25 @@ def is_own(thing: Any, module: ModuleType) -> bool:
     return getattr(thing, "__module__", None) == module.__name__
 
 
+def place_of(module: ModuleType, name: str) -> tuple[Any, str]:
+    """What has the attribute, and its name there: the module, or a class in it."""
+    *outer, last = name.split(".")
+    owner: Any = module
+    for one in outer:
+        owner = getattr(owner, one, None)
+    return owner, last
+
+
+def found_in(module: ModuleType, name: str) -> Any:
+    """The class of this name; None where there is none."""
+    owner, last = place_of(module, name)
+    return getattr(owner, last, None)
+
+
 def written_in(module: ModuleType) -> Any:
     """(the module's own attention classes, its own functions); None for a function that has been replaced."""
-    classes = {name: getattr(module, name) for name in CLASSES if is_own(getattr(module, name, None), module)}
+    found = {name: found_in(module, name) for name in (*CLASSES, *OF_MODELS)}
+    classes = {name: kind for name, kind in found.items() if is_own(kind, module)}
     functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
     return classes, {name: one if is_own(one, module) else None for name, one in functions.items()}
 
@@ -44,6 +61,9 @@ class Book:
         self.classes: dict[str, Any] = {}
         for name in ("DotProductAttention", "AdditiveAttention", "MultiHeadAttention"):
             self.classes[name] = self._class(name)
+        for name in OF_MODELS:
+            if name in self.originals:
+                self.classes[name] = self._class_of_models(name)
 
     def _class(self, name: str) -> Any:
         kind, of_book = getattr(ours, name), MultiHeadOfBook if name == "MultiHeadAttention" else OfBook
@@ -60,6 +80,11 @@ class Book:
         functions = [(self.module, own, function) for own, function in self.functions.items()]
         found._layout = Layout.of(layout.slots, inner, (*methods, *functions))
         return found
+
+    def _class_of_models(self, name: str) -> Any:
+        last = name.rpartition(".")[2]
+        kind = getattr(ours, last)
+        return type(last, (kind,), {"__module__": self.module.__name__, "__qualname__": name, "__doc__": kind.__doc__})
 
     def was_loaded_again(self) -> bool:
         """Whether the module has own classes that it did not have before the patch: importlib.reload made them."""

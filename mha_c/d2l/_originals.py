@@ -29,7 +29,7 @@ class _Reference:
         self._kind = kind
 
     def __reduce__(self) -> Any:
-        return pkgutil.resolve_name, (f"{self._kind.__module__}:{self._kind.__name__}",)
+        return pkgutil.resolve_name, (f"{self._kind.__module__}:{self._kind.__qualname__}",)
 
     def __deepcopy__(self, memo: Any) -> type:
         return self._kind
@@ -60,7 +60,15 @@ def pickle_by_name(kind: type) -> None:
 
 def _reduced(module: Any) -> Any:
     kind = type(module)
-    if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is kind:
+    if _named(kind) is kind:
         return module.__reduce_ex__(2)
     state = module.__getstate__() if hasattr(module, "__getstate__") else module.__dict__
     return _Blank(), (_Reference(kind),), state
+
+
+def _named(kind: type) -> Any:
+    """What has the class's name in its module now."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found

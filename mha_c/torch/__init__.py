@@ -29,6 +29,7 @@ from ._decoder.projected import ProjectedKeyValues
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
 from .frozen import frozen
+from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .multihead import MultiheadAttention
@@ -40,7 +41,9 @@ from .watch import watch
 __all__ = [
     "AdditiveAttention",
     "AttentionDecoder",
+    "CausalAttention",
     "DotProductAttention",
+    "GQAAttention",
     "KernelAttention",
     "KeyValueCache",
     "MultiHeadAttention",

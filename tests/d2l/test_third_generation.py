@@ -15,28 +15,32 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 import mha_c.d2l  # noqa: E402  torch must be there
 import third_generation as book  # noqa: E402
 from mha_c import torch as mt  # noqa: E402
+from mha_c.d2l import _classes  # noqa: E402
 
 LENS = torch.tensor([[2, 0, 3], [0, 0, 0]])  # rows without keys, of which this generation alone gets 0
-PATCHED = ["MultiHeadAttention", "DotProductAttention"]
+PATCHED = ["MultiHeadAttention", "DotProductAttention", "GQAAttention", "GPT.CausalAttention"]
+
+
+named = _classes.found_in
 
 
 @pytest.fixture
 def d2l():
     yield book
     mha_c.d2l.unpatch()
-    assert all(getattr(book, name).__module__ == book.__name__ for name in PATCHED)
+    assert all(named(book, name).__module__ == book.__name__ for name in PATCHED)
 
 
 def test_what_is_replaced_and_what_is_not(d2l, capsys):
-    originals = [getattr(d2l, name) for name in PATCHED]
+    originals = [named(d2l, name) for name in PATCHED]
     with mha_c.d2l.patch(d2l):
         said = capsys.readouterr().out
-        assert said.startswith("mha_c replaces MultiHeadAttention, DotProductAttention in third_generation\n")
+        assert said.startswith(f"mha_c replaces {', '.join(PATCHED)} in third_generation\n")
         assert "third_generation has no AdditiveAttention" in said
         assert not hasattr(d2l, "AdditiveAttention")
-        assert all(issubclass(getattr(d2l, name), getattr(mt, name)) for name in PATCHED)
+        assert all(issubclass(named(d2l, name), named(mt, name.rpartition(".")[2])) for name in PATCHED)
         assert issubclass(d2l.MultiHeadAttention, d2l.Module)
-    assert [getattr(d2l, name) for name in PATCHED] == originals
+    assert [named(d2l, name) for name in PATCHED] == originals
 
 
 @pytest.mark.parametrize("lens", [LENS, torch.tensor([3, 0]), None], ids=["rows", "items", "none"])

@@ -1,4 +1,4 @@
-"""The real d2l packages, both generations, loaded side by side.
+"""The real d2l packages, of all generations, loaded side by side.
 
 `pip install --no-deps --target .cache/d2l-<version> d2l==<version>` (the Makefile does it) leaves one
 folder per version; MHA_C_D2L_DIR names another parent folder.  Each version's d2l/torch.py is executed
@@ -17,7 +17,7 @@ from pathlib import Path
 VERSIONS = ("0.17.6", "1.0.3")  # sized constructors; lazily sized constructors
 STAND_INS = (
     *("torchvision", "torchvision.transforms", "PIL", "pandas", "requests", "IPython"),
-    *("matplotlib_inline", "scipy", "scipy.spatial"),
+    *("matplotlib_inline", "scipy", "scipy.spatial", "regex"),
 )
 
 
@@ -63,12 +63,16 @@ def stand_ins():
 
 def load(version):
     """The module d2l.torch of one version; FileNotFoundError if that version is not installed."""
-    name = "real_d2l_" + version.replace(".", "_")
-    if name in sys.modules:
-        return sys.modules[name]
     if not source(version).is_file():
         raise FileNotFoundError(f"d2l {version} is not in {source(version).parents[1]}")
-    spec = importlib.util.spec_from_file_location(name, source(version))
+    return load_file("real_d2l_" + version.replace(".", "_"), source(version))
+
+
+def load_file(name, path):
+    """The module of this name, which that d2l/torch.py defines."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # d2l refers to itself through sys.modules[__name__]
     try:

@@ -113,7 +113,7 @@ ORDER = [
     ("_decoder.caches",),
     ("_layer.call",),
     ("_decoder.steps",),
-    ("layers", "variants", "similarity"),
+    ("layers", "variants", "similarity", "grouped"),
     ("dask",),
     ("selftest",),
     ("viz",),

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from .._module import AttentionModule
 from .._weights.kept import Kept, last_call
+from ..grouped import SharesHeads
 from ..layers import MultiHeadAttention
 from ..variants import MultiHeadedSelfAttention
 from .operands import Operands, Weights
 
 BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
-OURS = (AttentionModule, MultiHeadedSelfAttention)
+OURS = (AttentionModule, MultiHeadedSelfAttention, SharesHeads)
 
 
 def classes_of_the_book() -> Iterator[type[nn.Module]]:
@@ -32,6 +33,8 @@ def classes_of_the_book() -> Iterator[type[nn.Module]]:
 
 def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
     """What determines the weights of the module's last call; None where it has kept none."""
+    if isinstance(module, SharesHeads):
+        return None if module._last is None else _of_shared_heads(*module._last)
     if isinstance(module, OURS):
         return _of_ours(module)
     inner = getattr(module, "attention", None)
@@ -41,6 +44,10 @@ def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
         if found is inner:
             return _of_ours(inner, _heads(module))
     return _with_heads(found, _heads(module))
+
+
+def _of_shared_heads(q: Tensor, k: Tensor, lens: Any, causal: Any) -> Operands:
+    return Operands(q, k, None, lens, None, None, {"causal": causal} if causal else {}, ())
 
 
 def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, Weights]]:

@@ -147,7 +147,8 @@ def _noting_call(call: Any) -> Any:
         if made_of is not None:
             for one, n in zip(_local.watching, before):
                 del one.seen.calls[n:]
-            _note(type(self).__name__, made_of, False, None)
+            causal = made_of.options.get("causal", False) if isinstance(made_of, Operands) else False
+            _note(type(self).__name__, made_of, causal, None)
         return out
 
     return __call__

@@ -1,0 +1,257 @@
+"""GQAAttention: multi-head attention whose heads share keys and values, as in the third generation of the book."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
+
+import numpy as np
+
+from ._arguments import calls, scalars
+from ._arguments.arrays import check_features, gradient_like, like_input, of_one_type, to_arrays
+from ._arguments.constructors import divisible
+from ._arguments.options import core_options
+from ._core import attention_backward, attention_forward, linear, linear_backward
+from ._layer.module import Layer
+from ._layer.viewable import Viewable
+from ._summary import Scores
+from .linear import Projection, State, packing_type
+from .positions import rotary, rotary_backward
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ._types import Array, Real, RngLike
+    from .linear import States
+
+__all__ = ["GQAAttention"]
+__dir__ = __all__.copy  # what dir() and completion show
+
+
+def grouped_sizes(num_hiddens: Any, num_heads: Any, num_kv_heads: Any, rope: Any) -> tuple[int, int, int]:
+    """(num_hiddens, num_heads, num_kv_heads); ValueError unless each is a multiple of the next one."""
+    num_hiddens, num_heads = divisible(num_hiddens, "num_hiddens", num_heads)
+    num_kv_heads = scalars.whole(num_kv_heads, "num_kv_heads")
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads ({num_heads}) must be divisible by num_kv_heads ({num_kv_heads})")
+    if rope and num_hiddens // num_heads % 2:
+        raise ValueError(
+            f"rope=True turns pairs of features: num_hiddens / num_heads must be even, got {num_hiddens // num_heads}"
+        )
+    return num_hiddens, num_heads, num_kv_heads
+
+
+def corner(causal: bool, valid_lens: Any) -> Any:
+    """The corner of the book's causal mask: that of torch's is_causal; with lengths, one where the last query sees the
+    last key."""
+    return causal and ("top_left" if valid_lens is None else "bottom_right")
+
+
+class _Record(NamedTuple):
+    """What `backward` needs of a call in training mode."""
+
+    states: States
+    inputs: tuple[Array, ...]
+    heads: tuple[Array, Array, Array]  # q, k, v
+    options: Any
+    attended: Array  # (B, H, Q, D)
+    row_stats: Any
+    as_tensor: bool
+
+
+class GQAAttention(Layer, Viewable):
+    """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
+
+    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
+    training=None) gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
+    `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call in training mode.
+
+    Parameters
+    ----------
+    num_hiddens : int
+        Features of the inputs and of the result; num_heads divides it.
+    num_heads : int
+        Heads of queries; num_kv_heads divides it.
+    num_kv_heads : int
+        Heads of keys and values: query head h uses number h // (num_heads // num_kv_heads).
+    bias : bool
+        Whether the four projections add a bias.
+    rope : bool
+        Whether queries and keys are rotated by their positions, 0 for the first of each (neighbours are pairs).
+    causal : bool
+        Whether query i sees keys 0..i only; where valid_lens are given, keys 0..i + K - Q.
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        For the first weights.
+
+    Raises
+    ------
+    ShapeError, TypeError, ValueError
+        Those of `MultiHeadAttention`.
+
+    Notes
+    -----
+    Parameters `W_q`, `W_k`, `W_v`, `W_o`: W_k and W_v have num_kv_heads * (num_hiddens / num_heads) rows.  A query
+    without visible keys gets 0 before W_o.  Unlike d2l's: no keys are copied for the heads that share them; angles of
+    rope are float64 (d2l's are float32: at position 1000 the results differ by some 1e-4).
+    Source: Ainslie et al. 2023, GQA; the book's third generation, whose state_dicts load.
+
+    Examples
+    --------
+    >>> import numpy as np, mha_c
+    >>> gqa = mha_c.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, rng=0)
+    >>> X = np.ones((2, 5, 16), dtype=np.float32)
+    >>> gqa(X, X, X, valid_lens=[5, 3]).shape, gqa.attention_weights.shape
+    ((2, 5, 16), (2, 4, 5, 5))
+    """
+
+    W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
+    _roles = "W_q", "W_k", "W_v", "W_o"
+    _by_head = True
+    _record: Optional[_Record] = None
+
+    def __init__(
+        self, num_hiddens: int, num_heads: int, num_kv_heads: int, bias: bool = False, rope: bool = False,
+        causal: bool = True, *, dtype: Any = np.float32, rng: RngLike = None,
+    ) -> None:  # fmt: skip
+        self.rope, self.causal = scalars.flag(rope, "rope"), scalars.flag(causal, "causal")
+        hiddens, heads, shared = grouped_sizes(num_hiddens, num_heads, num_kv_heads, self.rope)
+        self._num_hiddens, self._num_heads, self._num_kv_heads = hiddens, heads, shared
+        bias = scalars.flag(bias, "bias")
+        n_shared = shared * (hiddens // heads)
+        sizes = zip(self._roles, (hiddens, n_shared, n_shared, hiddens))
+        super().__init__(tuple(State(name, n_out, hiddens, bias) for name, n_out in sizes), dtype, rng)
+        self._last: Optional[tuple[Scores, bool]] = None
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries."""
+        return self._num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self._num_kv_heads
+
+    @overload
+    def __call__(
+        self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None, *,
+        training: Optional[bool] = None,
+    ) -> NDArray[Real]: ...  # fmt: skip
+    @overload
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any: ...
+    def __call__(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
+    ) -> Any:
+        in_training = self.training if training is None else scalars.flag(training, "training")
+        calls.check_order(type(self).__name__, values, valid_lens)
+        inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        of_one_type(inputs, "queries", "keys", "values")
+        for name, array in zip(("queries", "keys", "values"), inputs):
+            check_features(array, name, self._num_hiddens)
+        states = self._parameters.states
+        packed = [states[name].packed(packing_type(inputs[0], self.dtype)) for name in self._roles]
+        q, k, v = (_split(linear(x, W), self._head_dim()) for x, W in zip(inputs, packed))
+        if self.rope:
+            q, k = (rotary(x, range(x.shape[2]), interleaved=True) for x in (q, k))
+        options = core_options(q, k, valid_lens, causal=corner(self.causal, valid_lens))
+        if valid_lens is not None:
+            options = (np.array(options[0]), *options[1:])  # the caller may change them
+        out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
+        self._last = Scores(q, k, None, options), as_tensor
+        if in_training:
+            self._record = _Record(states, inputs, (q, k, v), options, out, stats[0], as_tensor)
+        return like_input(linear(_join(out), packed[3]), as_tensor)
+
+    def _head_dim(self) -> int:
+        return self._num_hiddens // self._num_heads
+
+    def _weights(self) -> tuple[Array, bool]:
+        """(weights of the last call (B, H, Q, K), whether the inputs were tensors)."""
+        if self._last is None:
+            raise AttributeError("GQAAttention has no attention_weights yet: call the layer first, then read them")
+        scores, as_tensor = self._last
+        return scores.weights(), as_tensor
+
+    @property
+    def attention_weights(self) -> Array:
+        """Weights of the last call, (B, num_heads, Q, K), computed at each reading.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call.
+        """
+        return like_input(*self._weights())
+
+    @overload
+    def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
+    @overload
+    def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
+    def backward(self, grad_output: Any) -> Any:
+        """Gradients of a loss with respect to queries, keys and values; adds those of the parameters to their `grad`.
+
+        Parameters
+        ----------
+        grad_output : array of the shape and type of the last training call's output
+            The gradient with respect to the output.
+
+        Returns
+        -------
+        tuple of three arrays
+            The gradients of the inputs.  The rules are those of `MultiHeadAttention.backward`.
+
+        Raises
+        ------
+        RuntimeError
+            Without a call in training mode before, and for a second backward of one call.
+        """
+        record = self._record
+        if record is None:
+            raise RuntimeError(
+                "GQAAttention.backward needs a call in training mode before it (layer.train(), or training=True in "
+                "the call), and each such call allows one backward"
+            )
+        shape = *record.inputs[0].shape[:2], self._num_hiddens
+        grad = gradient_like(shape, record.attended.dtype, grad_output)
+        grad, *of_W_o = _projected_back(grad, _join(record.attended), record.states["W_o"])
+        operands = _split(grad, self._head_dim()), record.attended, record.row_stats, *record.heads, None
+        grads = attention_backward(*operands, *record.options[:-1])[:3]
+        if self.rope:
+            turned = (rotary_backward(x, range(x.shape[2]), interleaved=True) for x in grads[:2])
+            grads = (*turned, grads[2])
+        back = [
+            _projected_back(_join(x), given, record.states[name])
+            for x, given, name in zip(grads, record.inputs, self._roles)
+        ]
+        with self._parameters.lock:
+            if self._record is not record:
+                raise RuntimeError("GQAAttention was used by another thread during backward")
+            self._record = None
+            for name, of_parameters in zip(self._roles, (*(found[1:] for found in back), of_W_o)):
+                for suffix, gradient in zip(("weight", "bias"), of_parameters):
+                    if gradient is not None:
+                        self._parameters.add_grad(f"{name}.{suffix}", gradient)
+        return tuple(like_input(found[0], record.as_tensor) for found in back)
+
+
+def _split(x: Array, head_dim: int) -> Array:
+    """(B, rows, features) -> (B, heads, rows, head_dim), a view."""
+    batch, rows, features = x.shape
+    return x.reshape(batch, rows, features // head_dim, head_dim).transpose(0, 2, 1, 3)
+
+
+def _join(x: Array) -> Array:
+    """The reverse of `_split`."""
+    batch, heads, rows, head_dim = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, rows, heads * head_dim)
+
+
+def _projected_back(grad: Array, x: Array, state: State) -> tuple[Array, Array, Optional[Array]]:
+    """Gradients of x, weight and bias of a projection.  Rows whose gradient is 0 are skipped: padding may hold NaN."""
+    assert state.weight is not None
+    counts = grad.any(axis=-1, keepdims=True)
+    x = x if counts.all() else np.where(counts, x, x.dtype.type(0))
+    return linear_backward(grad, x, state.weight.astype(x.dtype, copy=False), state.has_bias)

@@ -1,0 +1,206 @@
+"""Attention layers of the book's third generation as torch modules: GQAAttention, and CausalAttention of its GPT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from .. import grouped as of_numpy
+from .._arguments import calls, scalars
+from .._arguments.arrays import check_features
+from .._layer.viewable import Viewable
+from ._module import TakesArrays
+from ._private import in_transform
+from ._tensors import FLOATS, check_inputs, elsewhere, exporting, is_compiling
+from .functional import dot_product_attention
+
+
+class SharesHeads(TakesArrays, Viewable):
+    """What both layers share: attention of projected heads, and its weights when they are read."""
+
+    num_heads: int
+    rope: bool
+    _last: Any = None  # q, k, and the options of the last call
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any) -> Tensor:
+        """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D)."""
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        if self.rope:
+            turn = turns(k) if k.shape[2] >= q.shape[2] else turns(q)
+            q, k = turned(q, turn), turned(k, turn)
+        out: Tensor = dot_product_attention(q, k, v, valid_lens, causal=causal)
+        if not (exporting() or in_transform()):
+            lens = torch.as_tensor(valid_lens).clone() if valid_lens is not None else None
+            self.__dict__["_last"] = q.detach(), k.detach(), lens, causal
+        return out.transpose(1, 2).flatten(2)
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (B, num_heads, Q, K), without gradient; computed at each reading.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call.
+        """
+        if self._last is None:
+            raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
+        q, k, lens, causal = self._last
+        with torch.inference_mode(False), torch.no_grad():
+            found: Any = dot_product_attention(q, k, k[..., :0], lens, causal=causal, return_weights=True)
+        weights: Tensor = found[1]
+        return weights
+
+
+class GQAAttention(SharesHeads):
+    """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
+
+    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None)
+    gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
+    then (B, num_heads, Q, K), without gradient.
+
+    Parameters
+    ----------
+    num_hiddens, num_heads, num_kv_heads : int
+        Features of inputs and result; heads of queries, which divide num_hiddens; heads of keys and values, which
+        divide num_heads: query head h uses number h // (num_heads // num_kv_heads).
+    bias : bool
+        Whether the four projections add a bias.
+    rope : bool
+        Whether queries and keys are rotated by their positions, 0 for the first of each (neighbours are pairs).
+    causal : bool
+        Whether query i sees keys 0..i only; where valid_lens are given, keys 0..i + K - Q.
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
+
+    Notes
+    -----
+    Children, in d2l's order: W_q, W_k, W_v, W_o, so that state_dicts load both ways.  No keys are copied for the heads
+    that share them.  A query without visible keys gets 0 before W_o.  Angles of rope have the default type of torch, as
+    in the book.  Source: Ainslie et al. 2023, GQA; the book's third generation.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> gqa = mha_c.torch.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, rope=True)
+    >>> X = torch.ones(2, 5, 16)
+    >>> gqa(X, X, X, torch.tensor([5, 3])).shape, gqa.attention_weights.shape
+    (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]))
+    """
+
+    def __init__(
+        self, num_hiddens: int, num_heads: int, num_kv_heads: int, bias: bool = False, rope: bool = False,
+        causal: bool = True, *, device: Any = None, dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.rope, self.causal = scalars.switch(rope, "rope"), scalars.switch(causal, "causal")
+        hiddens, self.num_heads, self.num_kv_heads = of_numpy.grouped_sizes(
+            num_hiddens, num_heads, num_kv_heads, self.rope
+        )
+        self.head_dim, bias = hiddens // self.num_heads, scalars.switch(bias, "bias")
+        n_shared, place = self.num_kv_heads * self.head_dim, {"device": device, "dtype": dtype}
+        for name, n_out in (("W_q", hiddens), ("W_k", n_shared), ("W_v", n_shared), ("W_o", hiddens)):
+            setattr(self, name, nn.Linear(hiddens, n_out, bias, **place))
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
+        """One call of the layer: see the class."""
+        calls.check_order(type(self).__name__, values, valid_lens)
+        inputs = {"queries": queries, "keys": keys, "values": values}
+        check_inputs(**inputs)
+        for name, x in inputs.items():
+            check_features(x, name, self.head_dim * self.num_heads)
+        projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
+        q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in projected)
+        joined = self._attended(q, k, v, valid_lens, of_numpy.corner(self.causal, valid_lens))
+        found: Tensor = self.W_o(joined)
+        return found
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+        W_q: nn.Linear
+        W_k: nn.Linear
+        W_v: nn.Linear
+        W_o: nn.Linear
+
+        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
+
+
+class CausalAttention(SharesHeads):
+    """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
+
+    Call: attention(X (B, T, num_hiddens)) gives (B, T, num_hiddens); further arguments are ignored, as in the book,
+    whose blocks give X three times.  `attention_weights` is then (B, num_heads, T, T), without gradient.
+
+    Parameters
+    ----------
+    num_hiddens, num_heads : int
+        Features of X and of the result; heads, which divide them.
+    bias : bool
+        Whether the two projections add a bias.
+    rope : bool
+        Whether queries and keys are rotated by their positions (neighbours are pairs).
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
+
+    Notes
+    -----
+    Children, in d2l's order: W_qkv, W_o.  Source: the book's third generation, GPT.CausalAttention.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> attention = mha_c.torch.CausalAttention(num_hiddens=16, num_heads=4, rope=True)
+    >>> attention(torch.ones(2, 5, 16)).shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(
+        self, num_hiddens: int, num_heads: int, bias: bool = False, rope: bool = False, *, device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.rope, bias = scalars.switch(rope, "rope"), scalars.switch(bias, "bias")
+        hiddens, self.num_heads, _ = of_numpy.grouped_sizes(num_hiddens, num_heads, 1, self.rope)
+        place = {"device": device, "dtype": dtype}
+        self.W_qkv = nn.Linear(hiddens, 3 * hiddens, bias, **place)
+        self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
+
+    def forward(self, X: Tensor, *others: Any) -> Tensor:
+        """One call of the layer: see the class."""
+        check_inputs(X=X)
+        check_features(X, "X", self.W_o.in_features)
+        q, k, v = self.W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+        found: Tensor = self.W_o(self._attended(q, k, v, None, "top_left"))
+        return found
+
+    if TYPE_CHECKING:  # nn.Module's takes and gives Any
+
+        def __call__(self, X: Tensor, *others: Any) -> Tensor: ...
+
+
+# --- Rotary positions, as the book computes them ----------------------------------------------------------
+
+
+def turns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(cosines, sines) of the angles (T, D/2) of x (B, H, T, D), in torch's default type: the book's own numbers."""
+    features = x.shape[-1]
+    place = torch.arange(x.shape[-2], dtype=torch.float32, device=x.device)
+    rates = 10000.0 ** (-torch.arange(0, features, 2, device=x.device) / features)
+    angles = place[:, None] * rates
+    return angles.cos(), angles.sin()
+
+
+def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """x (B, H, T, D), the features 2i and 2i + 1 of which are turned by angle i.
+
+    One product of complex numbers has the same bits as the book's six operations and takes a sixth of their time, or
+    less.  Compilers, exporters and transforms follow those six.
+    """
+    cos, sin = (part[: x.shape[-2]] for part in turn)
+    if x.dtype in FLOATS and not (elsewhere(x) or exporting() or is_compiling() or in_transform()):
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2)
+    first, second = x[..., 0::2], x[..., 1::2]
+    found = torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
+    return found.to(x.dtype)

@@ -1,0 +1,260 @@
+"""GQAAttention and the causal attention of the third generation's GPT: ours beside the stand-in's, and the real one's.
+
+MHA_D2L_NEU names a checkout of smolix/d2l-neu: then its own d2l/torch.py is put in the place of the stand-in, too.
+"""
+
+import contextlib
+import copy
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import needs
+
+torch = needs.module("torch")
+
+import mha_c  # noqa: E402
+import mha_c.d2l  # noqa: E402  torch must be there
+import third_generation as stand_in  # noqa: E402
+from mha_c import torch as mt  # noqa: E402
+
+needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the real package
+# The issue's limits, for numbers around 1; gradients are sums of a few hundred of such terms.
+LIMITS = {"float32": {"atol": 1e-5, "rtol": 1e-5}, "float64": {"atol": 1e-11, "rtol": 1e-11}}
+LENGTHS = {
+    "none": None,
+    "items": torch.tensor([3, 0]),
+    "rows": torch.tensor([[1, 2, 0, 5, 7], [7, 3, 0, 1, 0]]),
+}
+
+
+def real():
+    """The d2l.torch of the checkout."""
+    place = os.environ.get("MHA_D2L_NEU")
+    if not place:
+        pytest.skip("MHA_D2L_NEU names no checkout of the third generation")
+    return needs.real_d2l.load_file("real_third", Path(place) / "d2l" / "torch.py")
+
+
+@pytest.fixture(params=["stand-in", "real"])
+def d2l(request):
+    module = stand_in if request.param == "stand-in" else real()
+    yield module
+    mha_c.d2l.unpatch(module)
+
+
+def results(layer, inputs, lens=None):
+    layer.zero_grad()
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    out = layer(*inputs, *([] if lens is None else [lens]))
+    out.square().sum().backward()
+    return [out.detach(), *(x.grad for x in inputs), *(p.grad.clone() for p in layer.parameters())]
+
+
+@pytest.mark.parametrize("lens", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_grouped_heads(d2l, dtype, key_heads, rope, causal, lens):
+    torch.manual_seed(0)
+    dtype = str(np.dtype(dtype))
+    kind = getattr(torch, dtype)
+    theirs = d2l.GQAAttention(16, 4, key_heads, True, rope, causal).to(kind)
+    with mha_c.d2l.patch(d2l):
+        ours = d2l.GQAAttention(16, 4, key_heads, True, rope, causal).to(kind)
+    assert isinstance(ours, mt.GQAAttention) and type(ours) is not type(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    inputs = [torch.randn(2, n, 16, dtype=kind) for n in (5, 7, 7)]
+    found = results(ours, inputs, lens)
+    for a, b in zip(results(theirs, inputs, lens), found):
+        torch.testing.assert_close(b, a, **LIMITS[dtype])
+    of_numpy = mha_c.GQAAttention(16, 4, key_heads, True, rope, causal, dtype=dtype)
+    of_numpy.load_state_dict(theirs.state_dict())
+    arrays = [x.numpy() for x in inputs]
+    out = of_numpy(*arrays, None if lens is None else lens.numpy(), training=True)
+    grads = of_numpy.backward(2 * out)
+    of_parameters = {name: np.asarray(p.grad) for name, p in of_numpy.named_parameters()}
+    named = [of_parameters[name] for name, _ in ours.named_parameters()]
+    # The book's angles are float32, which differ from ours by one rounding of numbers up to 7, in float64 too.
+    limits = {"atol": 2e-5, "rtol": 2e-5} if rope else LIMITS[dtype]
+    for a, b in zip(found, [out, *grads, *named]):
+        np.testing.assert_allclose(b, a.numpy(), **limits)
+    np.testing.assert_allclose(of_numpy.attention_weights, ours.attention_weights.numpy(), **limits)
+
+
+@pytest.mark.parametrize("rope", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_attention_of_gpt(d2l, dtype, rope, bias):
+    torch.manual_seed(0)
+    dtype = str(np.dtype(dtype))
+    theirs = d2l.GPT.CausalAttention(16, 4, bias, rope).to(getattr(torch, dtype))
+    with mha_c.d2l.patch(d2l):
+        ours = d2l.GPT.CausalAttention(16, 4, bias, rope).to(getattr(torch, dtype))
+    assert isinstance(ours, mt.CausalAttention)
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 6, 16, dtype=getattr(torch, dtype))
+    for a, b in zip(results(theirs, [x]), results(ours, [x])):
+        torch.testing.assert_close(b, a, **LIMITS[dtype])
+    with mt.watch(theirs) as seen:
+        theirs(x)
+    torch.testing.assert_close(seen.calls[0].weights, ours.attention_weights, **LIMITS[dtype])
+    assert torch.equal(ours(x, x, x, None), ours(x))
+
+
+@pytest.mark.parametrize("kind", ["GPT", "MultiHeadAttention", "GQAAttention"])
+def test_ten_steps_of_a_training(d2l, kind):
+    """Losses of a small model, patched and not."""
+    tokens, lens = torch.randint(0, 9, (4, 6), generator=torch.Generator().manual_seed(0)), torch.tensor([6, 3, 0, 1])
+
+    def trained(replaced):
+        torch.manual_seed(0)
+        with mha_c.d2l.patch(d2l) if replaced else contextlib.nullcontext():
+            if kind == "GPT":
+                model = d2l.GPT(9, 16, 4, 2)
+            else:
+                own = {"attn_factory": lambda: d2l.GQAAttention(16, 4, 2, rope=True)} if kind[0] == "G" else {}
+                embedding, head = torch.nn.Embedding(9, 16), torch.nn.Linear(16, 9)
+                blocks = [d2l.TransformerBlock(16, 4, **own) for _ in range(2)]
+                model = torch.nn.ModuleList([embedding, *blocks, head])
+                for block in blocks:
+                    block(embedding(tokens), lens)  # sets sizes
+        for x in model.parameters():
+            torch.nn.init.normal_(x, std=0.3)
+        optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+        for _ in range(10):
+            if kind == "GPT":
+                out = model(tokens)
+            else:
+                out = model[0](tokens)
+                for block in model[1:-1]:
+                    out = block(out, lens)
+                out = model[-1](out)
+            loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), tokens.roll(1, 1).flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses, model
+
+    (theirs, plain), (ours, patched) = trained(False), trained(True)
+    assert theirs[-1] < theirs[0] and ours == pytest.approx(theirs, rel=1e-5)
+    for model in (plain, patched):
+        assert {type(x).__module__ for x in model.modules() if "Attention" in type(x).__name__} == {d2l.__name__}
+    assert any(isinstance(x, (mt.GQAAttention, mt.CausalAttention, mt.MultiHeadAttention)) for x in patched.modules())
+
+
+def test_a_look_into_its_models(d2l):
+    """TinyLM, GPT and the blocks as they are: nobody edits them."""
+    torch.manual_seed(0)
+    model, tokens = d2l.GPT(9, 16, 4, 2), torch.randint(0, 9, (2, 6))
+    expected = model(tokens)
+    with mt.watch(model) as seen:
+        torch.testing.assert_close(model(tokens), expected, atol=1e-5, rtol=1e-5)
+    assert [call.name for call in seen.calls] == ["blks.0.attention", "blks.1.attention"]
+    with mha_c.d2l.patch(d2l):
+        patched = d2l.GPT(9, 16, 4, 2)
+    patched.load_state_dict(model.state_dict())
+    with mt.watch() as other:
+        torch.testing.assert_close(patched(tokens), expected, atol=1e-5, rtol=1e-5)
+    for a, b in zip(seen.calls, other.calls):
+        torch.testing.assert_close(a.weights, b.weights, atol=1e-5, rtol=0)
+        assert (b.name, b.kind, b.causal) == (a.name, "CausalAttention", "top_left")
+
+
+def test_saved_copied_and_loaded(d2l):
+    torch.manual_seed(0)
+    with mha_c.d2l.patch(d2l):
+        models = [d2l.GQAAttention(16, 4, 2), d2l.GPT.CausalAttention(16, 4)]
+        x = torch.randn(2, 6, 16)
+        for model in models:
+            inputs = [x, x, x][: 3 if hasattr(model, "W_k") else 1]
+            expected = model(*inputs)
+            for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+                torch.testing.assert_close(twin.attention_weights, model.attention_weights, atol=0, rtol=0)
+                torch.testing.assert_close(twin(*inputs), expected)  # torch's products depend on where memory begins
+            file = io.BytesIO()
+            torch.save(model.state_dict(), file)
+            file.seek(0)
+            model.load_state_dict(torch.load(file))
+
+
+# --- Alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [mha_c.GQAAttention, mt.GQAAttention])
+def test_refusals(kind):
+    with pytest.raises(ValueError, match=r"num_hiddens \(15\) must be divisible by num_heads \(4\)"):
+        kind(15, 4, 2)
+    with pytest.raises(ValueError, match=r"num_heads \(4\) must be divisible by num_kv_heads \(3\)"):
+        kind(16, 4, 3)
+    with pytest.raises(ValueError, match="must be even, got 3"):
+        kind(12, 4, 2, rope=True)
+    layer = kind(16, 4, 2)
+    x = np.ones((2, 5, 16), np.float32)
+    x = x if kind is mha_c.GQAAttention else torch.from_numpy(x)
+    with pytest.raises(AttributeError, match="no attention_weights yet"):
+        _ = layer.attention_weights
+    with pytest.raises(mha_c.ShapeError, match="keys must have shape"):
+        layer(x, x[..., :4], x)
+    with pytest.raises(TypeError, match="the order is GQAAttention"):
+        layer(x, x, [1, 2], x)
+    with pytest.raises(mha_c.ShapeError, match="valid_lens"):
+        layer(x, x, x, [1, 2, 3])
+
+
+def test_backward_needs_a_call_and_allows_one(rng):
+    layer, x = mha_c.GQAAttention(16, 4, 2, rng=0), rng.standard_normal((2, 5, 16))
+    with pytest.raises(RuntimeError, match="needs a call in training mode"):
+        layer.backward(x)
+    layer.train()(x, x, x)
+    layer.backward(x)
+    with pytest.raises(RuntimeError, match="allows one backward"):
+        layer.backward(x)
+    layer.eval()(x, x, x)
+    assert layer.W_q.weight_grad.shape == (16, 16)
+    assert "GQAAttention" in repr(layer) and layer.num_kv_heads == 2 and layer.num_heads == 4
+
+
+def test_gradients_are_those_of_differences(rng):
+    """Central differences in float64 with a step of 1e-6: errors of some 1e-16 / 1e-6 + 1e-12, times a loss of 30."""
+    layer = mha_c.GQAAttention(8, 4, 2, True, True, dtype="float64", rng=0)
+    inputs = [rng.standard_normal((2, n, 8)) for n in (3, 4, 4)]
+    direction = rng.standard_normal((2, 3, 8))
+
+    def loss():
+        return float((layer(*inputs, [2, 4]) * direction).sum())
+
+    layer(*inputs, [2, 4], training=True)
+    gradients = layer.backward(direction)
+    for x, gradient in zip(inputs, gradients):
+        for place in [(0, 1, 2), (1, 2, 5), (0, 3, 1) if x.shape[1] > 3 else (0, 0, 0)]:
+            kept, found = x[place], []
+            for step in (1e-6, -1e-6):
+                x[place] = kept + step
+                found.append(loss())
+            x[place] = kept
+            np.testing.assert_allclose(gradient[place], (found[0] - found[1]) / 2e-6, atol=1e-7)
+
+
+def test_padding_may_hold_nan(rng):
+    layer, x = mha_c.GQAAttention(16, 4, 2, causal=False, rng=0), rng.standard_normal((1, 5, 16))
+    spoilt = x.copy()
+    spoilt[:, 3:] = np.nan
+    clean, found = (layer(x, keys, keys, [3], training=True) for keys in (x, spoilt))
+    np.testing.assert_array_equal(clean, found)
+    layer.backward(np.ones_like(found))
+    assert all(np.isfinite(p.grad).all() for p in layer.parameters())
+
+
+def test_under_a_compiler(rng):
+    layer, x = mt.GQAAttention(16, 4, 2, rope=True).eval(), torch.randn(2, 5, 16)
+    compiled = torch.compile(layer, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, x, x), layer(x, x, x), atol=1e-6, rtol=1e-6)
