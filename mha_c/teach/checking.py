@@ -123,15 +123,17 @@ def _equal(outcome: Outcome, expected: Any) -> bool:
 def _explains(mistakes: Sequence[Mistake], run: _Run, strictly: bool) -> bool:
     """Whether the book's function with these mistakes has all outcomes; else, those where neither raises an error."""
     has_nan = any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
-    made, met = function(run.student.kind, mistakes, "-np.inf" if has_nan else "-1e6"), 0
+    made = function(run.student.kind, mistakes, "-np.inf" if has_nan else "-1e6")
+    met, differs = 0, False
     if made is None:
         return False
-    for inputs, outcome in zip(run.probes, run.outcomes):
+    for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
         output = _output(made, inputs)
         if (strictly or (output is not None and outcome.error is None)) and not _equal(outcome, output):
             return False
-        met += output is not None and outcome.error is None
-    return met > 1
+        if output is not None and outcome.error is None:
+            met, differs = met + 1, differs or not _equal(outcome, right)
+    return met > 1 and differs
 
 
 def _explanation(run: _Run) -> Sequence[Mistake]:

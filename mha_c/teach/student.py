@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import linecache
 import re
 import sys
@@ -28,7 +29,7 @@ _NAMES = {  # what students call the book's arguments
     "queries": "query q", "keys": "key k", "values": "value v", "X": "x input inputs scores score s a logits",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length",
     "num_heads": "n_heads heads h nhead n_head",
-    "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv v",
+    "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv",
     "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim", "max_len": "max_length",
     "query_size": "d d_k", "key_size": "", "value_size": "",
     "dropout": "dropout_p drop p dropout_rate", "bias": "use_bias",
@@ -142,8 +143,9 @@ class Student:
         return (output[0] if isinstance(output, tuple) else output), given[name]
 
     def _called(self, layer: Any, given: Inputs) -> Any:
-        named = {theirs: given.get(ours) for theirs, ours in self.takes.items() if theirs}
-        return layer(**named) if named else layer(*(given[name] for name in self.arguments if name in given))
+        leading = list(itertools.takewhile(bool, self.takes.values()))  # by place, those behind others by name
+        named = {theirs: given[ours] for theirs, ours in list(self.takes.items())[len(leading) :] if ours}
+        return layer(*(given[ours] for ours in leading), **named)
 
     # ---- layers ---------------------------------------------------------------------------------------------------
 
@@ -222,23 +224,30 @@ def _resolved(name: str, wanted: list[str]) -> str:
     return next((w for w in wanted if name.lower() in (w.lower(), *_NAMES[w].split())), "")
 
 
-def _taken(mine: Any, wanted: list[str]) -> dict[str, str]:
-    """{parameter: the book's name for it}; one by another name is what stands in its place.  "": any, by place."""
+def _parameters(mine: Any) -> list[inspect.Parameter]:
+    """Of its call; none where it is written in C, or takes any number of them."""
+    call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
     try:
-        call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
-        parameters = list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError):  # written in C
-        return {"": "valid_lens"}
-    if isinstance(mine, type):
-        parameters = parameters[1:]  # self
-    if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in parameters):
-        return {"": "valid_lens"}
-    taken = {p.name: _resolved(p.name, wanted) for p in parameters if p.kind != p.VAR_KEYWORD}
+        parameters = list(inspect.signature(call).parameters.values())[isinstance(mine, type) :]  # without self
+    except (TypeError, ValueError):
+        return []
+    return [] if any(p.kind is p.VAR_POSITIONAL for p in parameters) else [p for p in parameters if p.kind < 4]
+
+
+def _taken(mine: Any, wanted: list[str]) -> dict[str, str]:
+    """{parameter: the book's name for it, or ""}; one by another name is what stands in its place."""
+    parameters = _parameters(mine)
+    taken = dict.fromkeys((p.name for p in parameters), "")
+    for parameter in parameters:
+        name = _resolved(parameter.name, wanted)
+        taken[parameter.name] = name if name not in taken.values() else ""
     for parameter, name in zip(parameters, wanted):
-        if not taken.get(parameter.name, "-") and name not in taken.values() and not _OTHER.search(parameter.name):
+        if not taken[parameter.name] and name not in taken.values() and not _OTHER.search(parameter.name):
             taken[parameter.name] = name
     needed = {p.name for p in parameters if p.default is p.empty}
-    return {theirs: ours for theirs, ours in taken.items() if ours or theirs in needed}
+    while taken and not list(taken.values())[-1] and list(taken)[-1] not in needed:
+        taken.popitem()
+    return taken or {name: name for name in wanted}
 
 
 def _given(x: Any, name: str, way: Way) -> Any:
@@ -319,7 +328,8 @@ def told(mine: Any, kind: Optional[str]) -> str:
     for kind, pattern in _TOLD:
         if re.search(pattern, name, re.IGNORECASE):
             return kind
-    given = set(_taken(mine, ["W_o", "w_v", "W_q", "queries", "num_heads", "valid_lens", "X"]).values())
+    wanted = ["W_o", "w_v", "queries", "valid_lens"]
+    given = {_resolved(parameter.name, wanted) for parameter in _parameters(mine)}
     signs = [("W_o", "multi_head"), ("w_v", "additive"), ("queries", "dot_product"), ("valid_lens", "masked_softmax")]
     for sign, kind in signs:
         if sign in given:

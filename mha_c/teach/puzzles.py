@@ -1,0 +1,124 @@
+"""`puzzle`: the book's function with a line changed, as source to read, run and mend."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from .._arguments import scalars
+from .answers import NEAR, Answer
+from .checking import check
+from .mistakes import KINDS, Mistake, function, known, sources
+from .probes import Sizes, probes
+
+
+class Puzzle:
+    """The result of `puzzle`: a text to mend.
+
+    Not made by hand.
+
+    Attributes
+    ----------
+    source : str
+        Python that runs: the book's function, and one line, or two, that are not the book's.
+    seed, kind, level : int, str, int
+        What gives the same puzzle again.
+    mistakes : list of str
+        The solution.
+    """
+
+    def __init__(self, seed: int, kind: str, level: int, mistakes: Sequence[Mistake]) -> None:
+        self.seed, self.kind, self.level = seed, kind, level
+        self.mistakes = [each.id for each in mistakes]
+        texts = sources(kind, mistakes) or {}
+        self.source = "\n\n".join(["import numpy as np\n", *texts.values()])
+
+    def __repr__(self) -> str:
+        lines = "Two lines are" if len(self.mistakes) == 2 else "One line is"
+        start = f"Puzzle {self.seed}, {self.kind}, level {self.level}.  {lines} not as the book has it: which?"
+        return f"{start}\n\n{self.source}\nMend it, and give the function to puzzle.check."
+
+    def check(self, mended: Any) -> Answer:
+        """Grade an attempt.
+
+        Parameters
+        ----------
+        mended : callable or str
+            The function, or the whole source.
+
+        Returns
+        -------
+        Answer
+            As `mha_c.teach.check` gives it.
+        """
+        if isinstance(mended, str):
+            room: dict[str, Any] = {}
+            exec(compile(mended, "your text", "exec"), room)
+            if self.kind not in room:
+                raise ValueError(f"mended: the text defines no {self.kind}")
+            mended = room[self.kind]
+        return check(mended, self.kind)
+
+
+def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1) -> Puzzle:
+    """The book's function with a mistake in it, to be found.
+
+    Parameters
+    ----------
+    seed : int, optional
+        The same seed is the same puzzle; None draws one, which the puzzle says.
+    kind : str
+        As in `check`.
+    level : int
+        1: a mistake that any input shows.  2: one that hides where all sizes are alike, in a batch of one, with a
+        single head.  3: two mistakes.
+
+    Returns
+    -------
+    Puzzle
+        `.source` and `.check(mended)`.
+
+    Raises
+    ------
+    ValueError
+        Where there is no such kind or level.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> puzzle = teach.puzzle(seed=4)
+    >>> puzzle.check(puzzle.source).mistakes == puzzle.mistakes
+    True
+    >>> puzzle.check(teach.book.dot_product).ok
+    True
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+    if scalars.whole(level, "level") not in (1, 2, 3):
+        raise ValueError(f"level: 1, 2 or 3 expected, got {level}")
+    if seed is None:
+        seed = int(np.random.default_rng().integers(10000))
+    hiding = {each for each in known(kind) if _hides(kind, each)}
+    choices: list[tuple[Mistake, ...]] = [(each,) for each in known(kind) if (each in hiding) == (level == 2)]
+    if level == 3:
+        pairs = itertools.combinations(known(kind), 2)
+        choices = [pair for pair in pairs if pair[0].id != pair[1].id and sources(kind, pair)]
+    choices = choices or [(each,) for each in known(kind)]  # heads: a single one hides all mistakes
+    rng = np.random.default_rng(scalars.whole(seed, "seed", least=0))
+    while True:
+        made = Puzzle(seed, kind, level, choices[int(rng.integers(len(choices)))])
+        if level < 3 or made.check(made.source).mistakes == made.mistakes:  # two may undo each other, or look like one
+            return made
+
+
+def _hides(kind: str, mistake: Mistake) -> bool:
+    """Whether it changes nothing where all sizes are alike, in a batch of one, with a single head."""
+    inputs = {name: x[:1, :2] if np.ndim(x) == 3 else x for name, x in probes(kind, Sizes(2, 2, 2, 2, 1))[1].items()}
+    tried = [inputs, {**inputs, "valid_lens": np.array([1])}] if "valid_lens" in inputs else [inputs]
+    made = [function(kind, mistakes) for mistakes in ((), [mistake])]
+    with np.errstate(all="ignore"):
+        pairs = [[each(**given) for each in made if each is not None] for given in tried]
+    return all(right.shape == wrong.shape and np.allclose(right, wrong, NEAR, NEAR) for right, wrong in pairs)

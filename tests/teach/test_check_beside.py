@@ -1,0 +1,331 @@
+"""check beside the numbers: types, shapes, errors, changed inputs, what nobody knows; and two hundred right ones."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import needs
+from mha_c import teach
+from mha_c.teach import book
+
+# ---- what is not a matter of numbers ---------------------------------------------------------------------------------
+
+
+def test_another_type():
+    answer = teach.check(lambda q, k, v, lens=None: book.dot_product(q, k, v, lens).astype(np.float32), "dot_product")
+    assert answer.mistakes == ["dtype"]
+    answer = teach.check(lambda X, lens: book.masked_softmax(X, lens).astype(np.longdouble), "masked_softmax")
+    assert answer.mistakes == ["dtype"] and "Inputs of float64 give a result of" in str(answer)
+
+
+def test_another_shape():
+    def flat(q, k, v, lens=None):
+        return book.dot_product(q, k, v, lens).squeeze(1) if q.shape[1] == 1 else book.dot_product(q, k, v, lens)
+
+    def turned(queries, keys, values):
+        return book.causal(queries, keys, values).swapaxes(1, 2)
+
+    def four_axes(X, num_heads):
+        batch, steps, hiddens = X.shape
+        return X.reshape(batch, steps, num_heads, hiddens // num_heads).transpose(0, 2, 1, 3)
+
+    answer = teach.check(flat, "dot_product")
+    assert answer.mistakes == ["shape"]
+    assert "gives shape (1, 2) where the book's dot_product gives (1, 1, 2)" in str(answer)
+    assert "transposed by (0, 2, 1), the numbers are right" in str(teach.check(turned, "causal"))
+    answer = teach.check(four_axes, "transpose_qkv")
+    assert answer.mistakes == ["shape"] and "the numbers are right, in another shape" in str(answer)
+
+
+def test_an_error_with_its_line():
+    def no_transpose(queries, keys, values, valid_lens=None):
+        scores = queries @ keys / np.sqrt(queries.shape[-1])
+        return book.masked_softmax(scores, valid_lens) @ values
+
+    def no_second_axis(X, valid_lens):
+        if valid_lens is not None and valid_lens.ndim == 2:
+            raise NotImplementedError("one length for each query")
+        return book.masked_softmax(X, valid_lens)
+
+    answer = teach.check(no_transpose, "dot_product")
+    assert "raises" in answer.mistakes
+    assert "scores = queries @ keys / np.sqrt(queries.shape[-1])" in str(answer)
+    answer = teach.check(no_second_axis, "masked_softmax")
+    assert answer.mistakes == ["raises"]
+    assert "raises an error for 1 of 6 probes; the others are right" in str(answer)
+    assert "NotImplementedError: one length" in str(answer) and 'raise NotImplementedError("one length' in str(answer)
+    assert "with X (2, 3, 3), valid_lens (2, 3)" in str(answer)
+    answer = teach.check(lambda queries, keys, values, valid_lens: 1 / 0, "dot_product")
+    assert answer.mistakes == ["raises"] and "ZeroDivisionError: division by zero" in str(answer)
+    assert teach.laws(lambda queries, keys, values, valid_lens: 1 / 0, "dot_product").broken
+
+
+def test_a_known_mistake_and_an_error():
+    def mine(queries, keys, values, valid_lens=None):
+        if valid_lens is not None and valid_lens.ndim == 2:
+            raise IndexError("too many axes")
+        return book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
+
+    answer = teach.check(mine, "dot_product")
+    assert answer.mistakes == ["no_scale", "raises"] and "IndexError: too many axes" in str(answer)
+
+
+def test_inputs_that_change():
+    def scales_queries(queries, keys, values, valid_lens=None):
+        queries /= np.sqrt(queries.shape[-1])
+        return book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
+
+    def shifts_scores(X, valid_lens):
+        X -= X.max(axis=-1, keepdims=True)
+        return book.masked_softmax(X, valid_lens)
+
+    def adds(X):
+        X += book.positional_encoding(X * 0)
+        return X
+
+    answer = teach.check(scales_queries, "dot_product")
+    assert answer.mistakes == ["changes_inputs"] and "It writes into queries" in str(answer)
+    assert teach.check(shifts_scores, "masked_softmax").mistakes == ["changes_inputs"]
+    assert teach.check(adds, "positional_encoding").mistakes == ["changes_inputs"]
+
+
+def test_the_books_own_change_is_a_note():
+    def in_place(X, valid_lens):
+        if valid_lens is not None:
+            lens = valid_lens[:, None] if valid_lens.ndim == 1 else valid_lens
+            X[np.broadcast_to(np.arange(X.shape[-1]) >= lens[..., None], X.shape)] = -1e6
+        return book.softmax(X, axis=-1)
+
+    answer = teach.check(in_place, "masked_softmax")
+    assert answer.ok and "writes the mask into X, as the book's own does" in answer.notes[0]
+
+
+def test_dropout_that_always_acts():
+    rng = np.random.default_rng(0)
+
+    def dropped(queries, keys, values, valid_lens=None):
+        weights = book.masked_softmax(queries @ keys.swapaxes(1, 2) / np.sqrt(queries.shape[-1]), valid_lens)
+        return weights * (rng.random(weights.shape) > 0.5) * 2 @ values
+
+    assert teach.check(dropped, "dot_product").mistakes == ["dropout_in_eval"]
+
+
+def sharper(queries, keys, values, valid_lens=None):
+    return book.dot_product(3 * queries, keys, values, valid_lens)
+
+
+def mixed(queries, keys, values, valid_lens=None):
+    return book.dot_product(queries, keys, values, valid_lens) + queries.mean() * 0.1
+
+
+def leaking(queries, keys, values, valid_lens=None):
+    weights = book.masked_softmax(queries @ keys.swapaxes(1, 2) / np.sqrt(queries.shape[-1]), valid_lens)
+    return 0.9 * weights @ values + 0.1 * values.mean(axis=1, keepdims=True)
+
+
+def test_nobody_knows_it():
+    answer = teach.check(sharper, "dot_product")
+    assert answer.mistakes == ["unknown"] and "It breaks none of the laws." in str(answer)
+    answer = teach.check(mixed, "dot_product")
+    assert answer.mistakes == ["unknown"] and "items_apart" in str(answer) and "rows_sum_to_1" in str(answer)
+    answer = teach.check(leaking, "dot_product")
+    assert answer.mistakes == ["unknown"] and "lengths_hide: what lengths hide changes nothing" in str(answer)
+
+
+def test_each_law_can_be_broken():
+    broken = {
+        "masked_softmax": [lambda X, lens: X * 0.1, lambda X, lens: book.softmax(X + np.arange(X.shape[2]), -1),
+                           lambda X, lens: book.softmax(X, 1), lambda X, lens: book.softmax(X, 0)],
+        "dot_product": [mixed, leaking],
+        "multi_head": [lambda queries, keys, values, valid_lens, W_q, W_k, W_v, W_o, num_heads: values[:, :1] @ W_v + 0
+                       * queries + keys.sum()],
+        "causal": [book.dot_product],
+        "positional_encoding": [lambda X: X + X, lambda X: X + np.arange(X.shape[1])[:, None] / X.shape[1]],
+        "transpose_qkv": [lambda X, num_heads: np.zeros((len(X) * num_heads, X.shape[1], X.shape[2] // num_heads)),
+                          lambda X, num_heads: book.transpose_qkv(X[::-1], num_heads)],
+        "transpose_output": [lambda X, num_heads: 0 * book.transpose_output(X, num_heads)],
+    }  # fmt: skip
+    met = set()
+    for kind, all_of in broken.items():
+        for mine in all_of:
+            laws = teach.laws(mine, kind)
+            with pytest.raises(AssertionError, match="BROKEN"):
+                laws.assert_all()
+            met |= set(laws.broken)
+    assert met == {"rows_sum_to_1", "values_alike", "lengths_hide", "no_future", "items_apart", "keys_permuted",
+                   "query_alone", "prefix", "same_addend", "circle", "each_once"}  # fmt: skip
+
+
+# ---- what it takes ---------------------------------------------------------------------------------------------------
+
+
+def test_the_kind_is_told_by_name_and_signature():
+    def masked_softmax(X, valid_lens):
+        return book.masked_softmax(X, valid_lens)
+
+    def scaled_dot_product_attention(query, key, value):
+        return book.dot_product(query, key, value)
+
+    def f(q, k, v, lens):
+        return book.dot_product(q, k, v, lens)
+
+    def g(queries, keys, values, valid_lens, W_q, W_k, w_v):
+        return book.additive(queries, keys, values, valid_lens, W_q, W_k, w_v)
+
+    def merge_heads(x, heads):
+        return book.transpose_output(x, heads)
+
+    for mine in (masked_softmax, scaled_dot_product_attention, f, g, merge_heads):
+        assert teach.check(mine).ok, teach.check(mine)
+    assert "it takes no valid_lens, so no mask was tried." in teach.check(scaled_dot_product_attention).notes
+    with pytest.raises(ValueError, match="its name does not tell what it is; give kind, one of masked_softmax"):
+        teach.check(lambda a: a)
+    with pytest.raises(ValueError, match="'softmax' is none of masked_softmax, dot_product"):
+        teach.check(f, "softmax")
+    with pytest.raises(TypeError, match="a function, a class or a layer expected, got ndarray"):
+        teach.check(np.ones(3))
+    with pytest.raises(TypeError, match="check needs W_q, W_k, w_v by these names"):
+        teach.check(f, "additive")
+
+
+class NumPyAdditive:
+    """Weights by name, arrays in either order."""
+
+    def __init__(self, num_hiddens, turned=False):
+        rng = np.random.default_rng(0)
+        self.W_q, self.W_k = rng.random((3, num_hiddens)), rng.random((2, num_hiddens))
+        self.w_v = rng.random(num_hiddens)
+        self.turned = turned
+        if turned:
+            self.W_q, self.W_k, self.w_v = self.W_q.T, self.W_k.T, self.w_v[None]
+
+    def __call__(self, queries, keys, values, valid_lens=None):
+        weights = (self.W_q.T, self.W_k.T, self.w_v[0]) if self.turned else (self.W_q, self.W_k, self.w_v)
+        return book.additive(queries, keys, values, valid_lens, *weights)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_layer_of_arrays(turned):
+    assert teach.check(NumPyAdditive(5, turned), "additive").ok
+    assert teach.laws(NumPyAdditive(5, turned), "additive").ok
+
+
+def test_the_page_marks_what_differs():
+    answer = teach.check(lambda X: X + 0.9 * book.positional_encoding(0 * X), "positional_encoding")
+    page = answer._repr_html_()
+    assert page.count("<table") == 2 and page.count("font-weight: 600") > 2 and "<script" not in page
+    known = teach.check(lambda queries, keys, values: book.dot_product(queries, keys, values), "causal")
+    assert "<span" in known._repr_html_() and "yours" not in known._repr_html_().split("scores = np.where")[0][-40:]
+    assert teach.check(book.dot_product)._repr_html_().count("<p") == 1
+
+
+# ---- two hundred right ones ------------------------------------------------------------------------------------------
+
+
+def product(q, k, way):
+    if way == "einsum":
+        return np.einsum("bqd,bkd->bqk", q, k)
+    if way == "sum":
+        return (q[:, :, None, :] * k[:, None, :, :]).sum(axis=-1)
+    if way == "dot":
+        return np.stack([np.dot(a, b.T) for a, b in zip(q, k)])
+    return np.matmul(q, np.moveaxis(k, 1, 2))
+
+
+def scaled_product(q, k, order, way):
+    root = q.shape[-1] ** 0.5
+    if order == "before":
+        return product(q / root, k, way)
+    if order == "both":
+        return product(q / root**0.5, k / root**0.5, way)
+    return product(q, k, way) * root**-1 if order == "times" else product(q, k, way) / np.sqrt(q.shape[-1])
+
+
+def softmax(s, way):
+    if way == "plain":
+        return np.exp(s) / np.exp(s).sum(-1, keepdims=True)
+    if way == "logs":
+        top = s.max(-1, keepdims=True)
+        return np.exp(s - top - np.log(np.exp(s - top).sum(-1, keepdims=True)))
+    if way == "shift":
+        e = np.exp(s - s.max(-1)[..., None])
+        return e / np.einsum("bqk->bq", e)[..., None]
+    e = np.exp2((s - s.max(-1, keepdims=True)) * np.log2(np.e))
+    return np.divide(e, e.sum(axis=2, keepdims=True))
+
+
+def masked(s, lens, way):
+    if lens is None:
+        return s
+    rows = np.repeat(lens, s.shape[1]).reshape(s.shape[:2]) if lens.ndim == 1 else lens
+    hidden = np.arange(s.shape[2])[None, None] >= rows[:, :, None]
+    if way == "add":
+        return s + hidden * -1e9
+    if way == "infinite":
+        return np.where(hidden, -np.inf, s)
+    s = s.copy()
+    if way == "loop":
+        for b, i in np.ndindex(*s.shape[:2]):
+            s[b, i, rows[b, i] :] = -1e6
+        return s
+    np.putmask(s, hidden, -1e6)
+    return s
+
+
+CHOICES = list(itertools.product(
+    ["einsum", "sum", "dot", "matmul"], ["before", "both", "times", "after"], ["plain", "logs", "shift", "base2"],
+    ["add", "infinite", "loop", "putmask"], ["numbers", "pair", "float32", "list"],
+))  # fmt: skip
+
+
+def right_one(products, order, softmaxes, masks, result):
+    def attention(q, k, v, lens=None):
+        if result == "float32":
+            q, k, v = (x.astype(np.float32).astype(np.float64) for x in (q, k, v))
+        weights = softmax(masked(scaled_product(q, k, order, products), lens, masks), softmaxes)
+        out = weights @ v if products != "einsum" else np.einsum("bqk,bkv->bqv", weights, v)
+        return {"pair": (out, weights), "list": out.tolist()}.get(result, out)
+
+    return attention
+
+
+def test_two_hundred_right_ones():
+    rng = np.random.default_rng(39)
+    for i in rng.choice(len(CHOICES), 100, replace=False):
+        answer = teach.check(right_one(*CHOICES[i]), "dot_product")
+        assert answer.ok, (CHOICES[i], answer)
+    for i in rng.choice(len(CHOICES), 100, replace=False):
+        _, _, softmaxes, masks, _ = CHOICES[i]
+        mine = functools.partial(lambda m, s, X, valid_lens: softmax(masked(X, valid_lens, m), s), masks, softmaxes)
+        answer = teach.check(mine, "masked_softmax")
+        assert answer.ok, (CHOICES[i], answer)
+
+
+def right_in_torch(torch, order, softmaxes, masks, result):
+    def attention(query, key, value, valid_len=None):
+        if result == "float32":
+            query, key, value = query.float(), key.float(), value.float()
+        d = query.size(-1)
+        scores = torch.einsum("bqd,bkd->bqk", query / d**0.5, key) if order in ("before", "both") else (
+            torch.baddbmm(torch.zeros(1), query, key.permute(0, 2, 1), alpha=d**-0.5))  # fmt: skip
+        if valid_len is not None:
+            lens = valid_len.view(-1, 1, 1) if valid_len.dim() == 1 else valid_len.unsqueeze(-1)
+            hidden = torch.arange(key.size(1)) >= lens
+            fill = torch.finfo(scores.dtype).min if masks in ("add", "loop") else float("-inf")
+            scores = scores.masked_fill(hidden.expand_as(scores), fill)
+        weights = scores.softmax(-1) if softmaxes in ("plain", "logs") else torch.exp(scores.log_softmax(-1))
+        return (weights @ value, weights) if result == "pair" else torch.bmm(weights, value)
+
+    return attention
+
+
+def test_right_ones_in_torch():
+    torch = needs.module("torch")
+    rng = np.random.default_rng(3)
+    for i in rng.choice(len(CHOICES), 50, replace=False):
+        answer = teach.check(right_in_torch(torch, *CHOICES[i][1:]), "dot_product")
+        assert answer.ok, (CHOICES[i], answer)
+    wrapped = functools.wraps(book.masked_softmax)(lambda *arguments: book.masked_softmax(*arguments))
+    assert teach.check(wrapped, "masked_softmax").ok
