@@ -81,6 +81,19 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.thread_unsafe(reason="changes or counts something of the whole process"))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """A test that asks torch for a name that this torch does not have is skipped, and the name said."""
+    outcome = yield
+    error = outcome.excinfo and outcome.excinfo[1]
+    name = needs.lacking(error) if isinstance(error, (AttributeError, ImportError)) else None
+    if name is not None:
+        try:
+            needs.skip_without(name)
+        except BaseException as skipped:
+            outcome.force_exception(skipped)
+
+
 @pytest.fixture(params=[name for name, _ in _core.isas()])
 def isa(request):
     """Every compiled instruction set in turn, active during the test."""

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -40,13 +41,14 @@ def module(name):
 
 def of_torch(*features):
     """Skips unless this torch has each of these: a name from "torch." on, or a name and (an argument of it)."""
-    torch = module("torch")
     for feature in features:
         if not torch_has(feature):
-            reason = f"needs {feature}, which torch {torch.__version__} does not have"
-            if REQUIRE_ALL:  # the torch of the usual tests has all of them
-                pytest.fail(reason, pytrace=False)
-            pytest.skip(reason, allow_module_level=True)
+            skip_without(feature)
+
+
+def skip_without(feature):
+    """Skips by name; under MHA_C_REQUIRE_ALL a failure, as the torch of the usual tests has all that tests ask for."""
+    skip_or_fail(f"needs {feature}, which torch {module('torch').__version__} does not have")
 
 
 def torch_has(feature):
@@ -64,6 +66,42 @@ def torch_has(feature):
         return argument in inspect.signature(found).parameters
     except ValueError:  # one of C: its text tells
         return argument in (found.__doc__ or "")
+
+
+def name_of_torch(path):
+    """What torch has under this name; where it has nothing, a function that skips the test which calls it."""
+    found = module("torch") if torch_has(path) else None
+    for name in path.split(".")[1:] if found is not None else ():
+        found = getattr(found, name)
+    return (lambda *_, **__: of_torch(path)) if found is None else found
+
+
+NO_SUCH_NAME = re.compile(
+    r"module '(torch[\w.]*)' has no attribute '(\w+)'|(?:type object )?'(\w+)' (?:object )?has no attribute '(\w+)'"
+    r"|No module named '(torch[\w.]*)'|cannot import name '(\w+)' from '(torch[\w.]*)'"
+)
+
+
+def lacking(error):
+    """The name that a line of a test has asked of torch in vain; None where the error is another one.
+
+    A test that says torch.func says so what it needs.  In a line of mha_c such an error is a fault.
+    """
+    found = NO_SUCH_NAME.match(str(error))
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    tests = Path(__file__).resolve().parents[1]
+    if found is None or frame is None or tests not in Path(frame.tb_frame.f_code.co_filename).resolve().parents:
+        return None
+    owner, name, kind, attribute, alone, imported, where = found.groups()
+    if kind is not None:
+        torch = module("torch")
+        classes = [getattr(place, kind, None) for place in (torch, torch.nn)]
+        if not any(isinstance(one, type) and one.__module__.startswith("torch") for one in classes):
+            return None
+        return f"{kind}.{attribute}"
+    return alone or f"{owner or where}.{name or imported}"
 
 
 def whole_modules():

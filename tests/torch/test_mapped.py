@@ -7,6 +7,7 @@ import pytest
 import needs
 
 torch = needs.module("torch")
+needs.of_torch("torch.func")
 vmap = torch.func.vmap
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

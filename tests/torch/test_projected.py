@@ -9,7 +9,6 @@ import pytest
 import needs
 
 torch = needs.module("torch")
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
@@ -26,6 +25,7 @@ KINDS = {
     "lazy multi-head": lambda dropout=0.0: ours.MultiHeadAttention(6, 2, dropout),
 }
 LENS = torch.tensor([2, 5])
+FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
 
 
 @pytest.fixture(params=KINDS)

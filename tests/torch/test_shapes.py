@@ -15,11 +15,11 @@ import needs
 torch = needs.module("torch")
 
 import torch.autograd.forward_ad as fwAD  # noqa: E402
-from torch._subclasses import FakeTensorMode  # noqa: E402
 
 from mha_c import torch as mt  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
 Q, K = (3, 4, 8), (3, 6, 8)
 WRONG_LAYERS = {  # queries, keys, values
     "keys has batch size 3, but queries has 1": ((1, 4, 8), K, K),

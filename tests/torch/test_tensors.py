@@ -18,12 +18,11 @@ from mha_c import _core
 
 torch = needs.module("torch")
 
-from torch._subclasses import FakeTensorMode  # noqa: E402
-
 import mha_c.torch as mt  # noqa: E402
 from mha_c.torch._call import autograd  # noqa: E402
 
 NONE = (None,) * 4
+FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
 
 
 def leaves(*shapes, dtype=torch.float32):
@@ -222,6 +221,7 @@ if not {fake}:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_import_does_not_depend_on_the_default_device(fake):
+    needs.of_torch("torch._subclasses.FakeTensorMode", "torch.set_default_device")
     subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=needs.HANGS)
 
 

@@ -12,8 +12,6 @@ torch = needs.module("torch")
 nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
-from torch._inductor import config as inductor  # noqa: E402  torch must be there
-
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import functional, variants  # noqa: E402
 from mha_c.torch._call import autograd  # noqa: E402
@@ -54,6 +52,8 @@ def test_compile(name, backend):
     layer = layers()[name]
     x, y = torch.randn(2, 5, 8, requires_grad=True), torch.randn(2, 7, 8, requires_grad=True)
     torch._dynamo.reset()
+    from torch._inductor import config as inductor
+
     with inductor.patch(QUICK):
         compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=backend)
         for lens in (None, torch.tensor([3, 7]), torch.tensor([9, 8])):
