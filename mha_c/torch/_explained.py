@@ -3,7 +3,6 @@ facts of this way."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Optional
 
 import torch
@@ -19,7 +18,7 @@ from ._call.checks import check_layer, checked_lengths
 from ._call.children import checked_inputs, standard_parts
 from ._decoder.decoding import check_cache, outer_weights
 from ._decoder.projected import ProjectedKeyValues
-from ._lazy_sizes import materialize
+from ._lazy_sizes import copied, materialize
 from ._private import on_cpu
 from ._tensors import check_devices, optional_array
 
@@ -39,7 +38,7 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
         keys, values = map(torch.as_tensor, (keys._keys, keys._values if values is None else values))
     queries, keys, values = inputs = checked_inputs(queries, keys, values)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
-        module = copy.deepcopy(module)
+        module = copied(module)
         _draw(module, inputs)
     parts = standard_parts(module, *inputs)
     parameters: Any = None if parts is None else outer_weights(parts[0], None) if is_projected else parts[0]
@@ -100,7 +99,7 @@ def _of_torch(inputs: Any, parameters: LayerParameters, counts: Any) -> Facts:
 
 def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
     """The same as `_to_measure` of _cost.py, for a module; the function waits for the device."""
-    module = copy.deepcopy(module).eval()
+    module = copied(module).eval()
     place = next(module.parameters(), torch.empty(()))
     inputs: list[Tensor] = [torch.empty(size, dtype=place.dtype, device=place.device) for size in sizes]
     for x in inputs if drawn else ():

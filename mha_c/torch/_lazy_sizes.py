@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
 
 
 def materialize(layer: Any, queries: Optional[Tensor], keys: Optional[Tensor], values: Optional[Tensor]) -> None:
@@ -20,6 +22,13 @@ def materialize(layer: Any, queries: Optional[Tensor], keys: Optional[Tensor], v
     for slot, before in ((3, 2), (8, 0)):  # d2l calls W_o after W_v, w_v after W_q
         if inputs[before] is not None and isinstance(children.get(slot), nn.LazyLinear):
             _materialize(children[slot], children[before].out_features)
+
+
+def copied(module: Any) -> Any:
+    """A deep copy, also of a module with open sizes, whose parameters not every torch can copy."""
+    lazy = [x for x in module.parameters() if is_lazy(x)]
+    twins: Any = {id(x): UninitializedParameter(x.requires_grad, x.device, x.dtype) for x in lazy}
+    return copy.deepcopy(module, twins)
 
 
 def _materialize(linear: Any, features: int) -> None:

@@ -10,6 +10,7 @@ so the import raises an error.  Without one of the others something is slower, i
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -41,6 +42,14 @@ def _needed(*paths: str) -> Any:
     return found
 
 
+def _takes(function: Any, *arguments: Any) -> bool:
+    try:
+        function(*arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _never(*_: Any) -> bool:
     return False
 
@@ -51,6 +60,10 @@ def _never(*_: Any) -> bool:
 tensor_exchange = _found("torch.Tensor.__dlpack_c_exchange_api__")
 if tensor_exchange is None:
     tensor_exchange = _needed("torch._C._to_dlpack"), torch.from_numpy
+# Whether it takes bools: the functions do.
+has_dlpack_of_bools = not isinstance(tensor_exchange, tuple) or _takes(
+    tensor_exchange[0], torch.zeros(1, dtype=torch.bool, device="cpu")
+)
 tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace, or ONNX by it, records the call
 set_tracing_state = _needed("torch._C._set_tracing_state")  # None: stops the recording for a while
 _needed("torch.autograd.forward_ad._current_level")
@@ -105,6 +118,18 @@ else:
 
     def on_cpu(tensor: Tensor) -> bool:
         return tensor.device.type == "cpu"
+
+
+def _unflatten(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+    axis %= x.dim()
+    known = math.prod(size for size in sizes if size != -1)
+    whole = [x.shape[axis] // known if size == -1 else size for size in sizes]
+    return x.reshape(*x.shape[:axis], *whole, *x.shape[axis + 1 :])
+
+
+# An axis as several.  Before torch.unflatten there was, tracers recorded the method with names of dimensions, which
+# no program can hold.
+unflatten: Any = Tensor.unflatten if _found("torch.unflatten") else _unflatten
 
 
 # --- Missed -------------------------------------------------------------------------------------------

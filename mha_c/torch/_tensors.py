@@ -20,6 +20,7 @@ from ._private import (
     FakeTensor,
     autocast_type,
     autocasting_on,
+    has_dlpack_of_bools,
     has_operators,
     in_functorch,
     in_transform,
@@ -97,6 +98,16 @@ def array(tensor: Tensor) -> Array:
 
 def optional_array(tensor: Optional[Tensor]) -> Optional[Array]:
     return None if tensor is None else array(tensor)
+
+
+def mask_for_core(mask: Any) -> Any:
+    """A mask as the core takes it: the tensor, or its array where torch gives no bools by DLPack."""
+    if has_dlpack_of_bools or mask is None:
+        return mask
+    try:
+        return array(mask)
+    except (TypeError, RuntimeError):  # no plain memory, which the core refuses in its own words
+        return mask
 
 
 def without_subclass(tensor: Any) -> Any:

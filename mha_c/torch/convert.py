@@ -6,7 +6,6 @@ copies of the book's classes in a notebook, and does not change classes that onl
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from contextlib import suppress
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ShapeError
 from ._call.children import is_changed
+from ._lazy_sizes import copied
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
@@ -192,7 +192,7 @@ def _copy(module: nn.Module) -> Any:
 def _with_numbers(module: nn.Module) -> Any:
     """A copy on the CPU in float32 with random weights: with a model's own weights, which may be zeros or all equal,
     different formulas could give the same results.  The first call draws the weights of lazy modules."""
-    module = copy.deepcopy(module).float()
+    module = copied(module).float()
     module = module.to_empty(device="cpu") if any(x.is_meta for x in module.parameters()) else module.cpu()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

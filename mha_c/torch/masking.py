@@ -14,6 +14,7 @@ from .._arguments import scalars
 from ..errors import ShapeError
 from ..masking import check_heads
 from ._call.checks import checked_lengths, lengths_of_shape
+from ._private import unflatten
 from ._tensors import check_inputs, check_tensors
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
     """
     check_tensors(X=X)
     check_heads(X.shape, 2, num_heads)
-    return X.unflatten(2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
+    return unflatten(X, 2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def transpose_output(X: Tensor, num_heads: int) -> Tensor:
@@ -149,4 +150,4 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     """
     check_tensors(X=X)
     check_heads(X.shape, 0, num_heads)
-    return X.unflatten(0, (-1, num_heads)).transpose(1, 2).flatten(2)
+    return unflatten(X, 0, (-1, num_heads)).transpose(1, 2).flatten(2)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..errors import ShapeError
+from ._private import unflatten
 from ._tensors import check_tensors
 from .functional import dot_product_attention
 
@@ -50,8 +51,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The call: see the class."""
         check_tensors(query=query, key=key, value=value)
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
+            hint = {"is_causal": True} if is_causal else {}  # which a torch may not know
             return super().forward(
-                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
+                query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, **hint
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("is_causal=True needs attn_mask as well, as in torch")
@@ -60,7 +62,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = (x if batched else x.unsqueeze(of_batch) for x in (query, key, value))
         if not self.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
-        heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v, is_one)]
+        heads = [unflatten(x, 2, (self.num_heads, -1)).transpose(1, 2) for x in self._projected(q, k, v, is_one)]
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
         keep, bias = self._masks(key_padding_mask, attn_mask, q, k.shape[1], heads[0].dtype)
@@ -97,7 +99,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             masks.append(padding[:, None, None, :])
         if mask is not None:
             _check_mask(mask, "attn_mask", (n_queries, n_keys), (batch * self.num_heads, n_queries, n_keys))
-            masks.append(mask[None, None] if mask.dim() == 2 else mask.unflatten(0, (batch, self.num_heads)))
+            masks.append(mask[None, None] if mask.dim() == 2 else unflatten(mask, 0, (batch, self.num_heads)))
         keep = [~x for x in masks if x.dtype is torch.bool]
         added = [x.to(dtype) for x in masks if x.dtype is not torch.bool]
         return reduce(torch.logical_and, keep) if keep else None, reduce(torch.add, added) if added else None

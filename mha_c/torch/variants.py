@@ -20,7 +20,7 @@ from .._layer.viewable import Viewable
 from ._call.children import is_changed
 from ._call.ways import attend
 from ._module import TakesArrays
-from ._private import GLOBAL_HOOKS
+from ._private import GLOBAL_HOOKS, unflatten
 from ._tensors import check_inputs
 from ._weights.kept import detached, last_call, restored
 from .functional import dot_product_attention
@@ -145,7 +145,7 @@ class _AISummer(TakesArrays):
         check_features(x, "x", self.dim)
         keep = None if mask is None else of_numpy.kept(torch.as_tensor(mask), x.shape[1])
         # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
-        features = self.to_qvk(x).unflatten(2, (self.dim_head, 3, self.heads))
+        features = unflatten(self.to_qvk(x), 2, (self.dim_head, 3, self.heads))
         q, k, v = features.permute(3, 0, 4, 1, 2).contiguous().unbind(0)
         out: Tensor = dot_product_attention(q, k, v, keep_mask=keep, scale=self.dim_head**-0.5)
         out = out.transpose(1, 2).flatten(2)

@@ -52,6 +52,7 @@ class Tripled(torch.Tensor):
     (Operations, {"aten.mm.default", "aten.bmm.default", "aten._softmax.default"}),
 ])  # fmt: skip
 def test_modes_see_the_operations(d2l, kind, wanted):
+    needs.of_torch("torch._C._len_torch_dispatch_stack")
     def notebook(d2l):
         found, x = [], numbers(2, 4, 8).requires_grad_()
         for module in (multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)):
@@ -69,6 +70,7 @@ def test_modes_see_the_operations(d2l, kind, wanted):
 
 
 def test_a_default_device_is_no_reason(d2l):
+    needs.of_torch("torch.set_default_device")
     with mha_c.d2l.patch(d2l), torch.device("cpu"):
         module, x = multi_head(d2l), numbers(2, 4, 8)
         out = module(x, x, x, None)
@@ -92,6 +94,7 @@ def test_weights_and_inputs_with_operations_of_their_own(d2l):
 
 
 def test_gradients_of_each_sample(d2l):
+    needs.of_torch("torch.func")
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
     def notebook(d2l):

@@ -10,6 +10,8 @@ import os
 import re
 import shutil
 import subprocess
+import traceback
+import types
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,7 @@ def torch_has(feature):
     path, _, argument = feature.rstrip(")").partition("(")
     found = module("torch")
     for name in path.split(".")[1:]:
-        if not hasattr(found, name):
+        if isinstance(found, types.ModuleType) and not hasattr(found, name):
             with contextlib.suppress(ImportError):  # a module that torch does not import by itself
                 importlib.import_module(f"{found.__name__}.{name}")
         found = getattr(found, name, None)
@@ -66,6 +68,21 @@ def torch_has(feature):
         return argument in inspect.signature(found).parameters
     except ValueError:  # one of C: its text tells
         return argument in (found.__doc__ or "")
+
+
+def torch_does(what, attempt):
+    """Skips unless `attempt` gives something true, on a torch that has the names for it but does not do it."""
+    try:
+        done = attempt()
+    except (RuntimeError, TypeError, NotImplementedError):
+        done = False
+    if not done:
+        skip_without(what)
+
+
+def operators():
+    """Skips on a torch in which mha_c has no operators of its own."""
+    of_torch("torch.library.register_vmap")
 
 
 def name_of_torch(path):
@@ -88,11 +105,11 @@ def lacking(error):
     A test that says torch.func says so what it needs.  In a line of mha_c such an error is a fault.
     """
     found = NO_SUCH_NAME.match(str(error))
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    while frames and frames[-1].co_name == "__getattr__":  # torch's own
+        frames.pop()
     tests = Path(__file__).resolve().parents[1]
-    if found is None or frame is None or tests not in Path(frame.tb_frame.f_code.co_filename).resolve().parents:
+    if found is None or not frames or tests not in Path(frames[-1].co_filename).resolve().parents:
         return None
     owner, name, kind, attribute, alone, imported, where = found.groups()
     if kind is not None:

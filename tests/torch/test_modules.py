@@ -104,7 +104,15 @@ def test_state_dicts_load_both_ways(version):
                 parameter.mul_(1.5)
         theirs.load_state_dict(ours.state_dict())
         torch.testing.assert_close(ours(q, k, v), theirs(q, k, v, None))
-        assert repr(ours) == repr(theirs)
+        assert repr(ours) == repr(theirs) or not lazy_layers_learn_their_sizes()
+
+
+def lazy_layers_learn_their_sizes():
+    """Whether a torch.nn.LazyLinear that loads weights notes their sizes at the first call."""
+    linear = torch.nn.LazyLinear(3)
+    linear.load_state_dict(torch.nn.Linear(2, 3).state_dict())
+    linear(torch.ones(1, 2))
+    return linear.in_features == 2
 
 
 def test_state_dicts_of_torchs_multi_head_attention():
@@ -151,7 +159,7 @@ def test_copies_after_a_training_step(name, how):
         file = io.BytesIO()
         torch.save(layer, file)
         file.seek(0)
-        twin = torch.load(file, weights_only=False)
+        twin = torch.load(file, **needs.whole_modules())
     else:
         copies = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
         twin = copies[how](layer)
@@ -339,9 +347,9 @@ def test_what_is_missing_is_said():
     for arguments, missing in (((q, k), "values"), ((None, k, v), "queries"), ((q, None, v), "keys")):
         with pytest.raises(TypeError, match=rf"^MultiHeadAttention is called .*: {missing}$"):
             layer(*arguments)
-    with pytest.raises(TypeError, match=r"^MultiHeadAttention.forward\(\) missing 2 .*'queries' and 'keys'"):
+    with pytest.raises(TypeError, match=r"^(MultiHeadAttention\.)?forward\(\) missing 2 .*'queries' and 'keys'"):
         layer()
-    with pytest.raises(TypeError, match=r"^DotProductAttention.forward\(\) missing 1 .*'keys'"):
+    with pytest.raises(TypeError, match=r"^(DotProductAttention\.)?forward\(\) missing 1 .*'keys'"):
         layer.attention(q)
     with pytest.raises(TypeError, match=r"^k must be a torch tensor, got NoneType"):
         mt.functional.dot_product_attention(q, None, q)

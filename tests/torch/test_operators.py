@@ -70,6 +70,7 @@ def test_weights_in_a_compiled_loss():
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_second_derivatives_of_the_operators(dropout):
+    needs.operators()
     torch.manual_seed(0)
     q, k, v, lens, seed = leaf(2, 2, 4), leaf(2, 3, 4), leaf(2, 3, 4), torch.tensor([2, 3]), torch.tensor(-5)
     W, b = [leaf(4, 4) for _ in range(4)], leaf(4)
@@ -125,7 +126,10 @@ def test_tensors_of_a_subclass(layer):
     x, lens = torch.randn(2, 5, 8), torch.tensor([2, 5])
     ours, theirs = x.as_subclass(Marked).requires_grad_(), x.clone().requires_grad_()
     out, wanted = layer(ours, ours, ours, lens.as_subclass(Marked)), layer(theirs, theirs, theirs, lens)
-    assert type(out) is Marked and torch.equal(out, wanted)
+    assert type(out) is Marked
+    # An operator computes the same bits, torch's operations, where there are none, the same numbers.
+    close = torch.equal if needs.torch_has("torch.library.register_vmap") else torch.allclose
+    assert close(out, wanted)
     pairs = (out, ours), (wanted, theirs)
     found, expected = [torch.autograd.grad(y.sum(), [z, *layer.parameters()]) for y, z in pairs]
     for grad, its in zip(found, expected):
@@ -133,8 +137,8 @@ def test_tensors_of_a_subclass(layer):
     layer(theirs, theirs, theirs, lens)
     weights = layer.attention_weights + 0
     with torch.no_grad():
-        assert torch.equal(layer(ours, x, x, lens), wanted)
-        assert torch.equal(layer.attention_weights, weights)
+        assert close(layer(ours, x, x, lens), wanted)
+        assert close(layer.attention_weights, weights)
         layer.eval()
         cache, others = layer.new_cache(2, 5), layer.new_cache(2, 5)
         assert torch.equal(layer(ours, ours, ours, cache=cache), layer(x, x, x, cache=others))

@@ -121,6 +121,7 @@ def test_every_numbers_turn_comes():
 
 
 def test_a_parameter_replaced():
+    needs.of_torch("torch.nn.Module.load_state_dict(assign)")
     layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.randn(1, 3, 8)
     layer(x, x, x)
     for replace in (

@@ -108,6 +108,7 @@ def test_lengths_without_a_meaning():
 def test_shapes_on_meta():
     """Lengths and score terms, too: d2l's modules take lengths there."""
     q, x, lens = torch.ones(Q, device="meta"), torch.ones(K, device="meta"), torch.tensor([1, 2, 3])
+    needs.torch_does("torch.where on device meta", lambda: torch.where(q > 0, q, 0.0).is_meta)
     for layer in layers():
         for given in (lens, lens.to("meta"), lens.to("meta").double()):
             out = layer.to("meta")(q, x, x, given)

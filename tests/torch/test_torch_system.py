@@ -3,6 +3,7 @@
 import copy
 import itertools
 import shutil
+import warnings
 
 import pytest
 
@@ -149,7 +150,8 @@ def test_gradients_of_programs_with_an_empty_row_among_others(way, empty_rows):
     if way == "export":
         program = torch.export.export(layer, (*inputs, lens)).module()
     else:
-        with pytest.warns():
+        with warnings.catch_warnings():  # a newer torch warns of torch.jit itself
+            warnings.simplefilter("ignore")
             program = torch.jit.trace(layer, (*inputs, lens), check_trace=False)
     outcomes = []
     for call in (layer, program):
@@ -230,8 +232,15 @@ def test_torchs_multi_head_attention(sizes, batch_first):
         {"need_weights": False},
     ]
     for options in calls:
+        if "is_causal" in options and not needs.torch_has("torch.nn.MultiheadAttention.forward(is_causal)"):
+            continue
         tensors = [x if batch_first else x.transpose(0, 1) for x in (q, k, v)]
-        for found, expected in zip(ours(*tensors, **options), theirs(*tensors, **options)):
+        try:
+            wanted = theirs(*tensors, **options)
+        except RuntimeError as error:  # a torch that takes no float key_padding_mask
+            assert "key_padding_mask" in options and "Mask tensor can take 0 and 1 values only" in str(error)
+            continue
+        for found, expected in zip(ours(*tensors, **options), wanted):
             torch.testing.assert_close(found, expected)
     for found, expected in zip(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0])):
         torch.testing.assert_close(found, expected)

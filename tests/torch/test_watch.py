@@ -186,6 +186,8 @@ OF_MULTIHEAD = {
 def test_multihead_attention_in_both_modes(name, need_weights, compute):
     torch.manual_seed(0)
     module, x, options = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16), OF_MULTIHEAD[name]
+    if "is_causal" in options:
+        needs.of_torch("torch.nn.MultiheadAttention.forward(is_causal)")
     x.requires_grad_()
     for average in (False, True):
 
@@ -307,6 +309,7 @@ def test_nested_watches_see_what_is_theirs():
 
 @has_function
 def test_other_threads_are_not_seen():
+    needs.of_torch("torch.nn.functional.scaled_dot_product_attention")
     q, found = torch.randn(1, 1, 3, 4), []
     layer = mt.DotProductAttention(0.0)
 

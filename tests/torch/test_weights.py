@@ -72,7 +72,10 @@ def test_lazy_weights_behave_like_tensors():
         lambda w: w.permute(0, 2, 1).mT,
         lambda w: torch.compile(lambda t: t * 1, backend="eager")(w),
     ):
-        with pytest.warns() if "compile" in repr(use.__code__.co_names) else contextlib.nullcontext():
+        compiles = "compile" in repr(use.__code__.co_names)
+        if compiles and not needs.torch_has("torch.compiler.is_exporting"):
+            continue
+        with pytest.warns() if compiles else contextlib.nullcontext():
             assert torch.equal(use(fresh()), expected)
     weights = fresh()
     assert (len(weights), weights.dim(), weights.numel(), weights.is_leaf) == (8, 3, 12800, False)

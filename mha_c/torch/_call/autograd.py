@@ -20,7 +20,7 @@ from ..._arguments.scalars import LateSeed
 from ..._core import attention_backward, attention_forward, layer_backward, layer_forward
 from ..._layer.kept_weights import LENGTHS, N_FOR_WEIGHTS, for_backward
 from .._private import in_functorch, in_mode, quick_apply
-from .._tensors import optional_tensor
+from .._tensors import mask_for_core, optional_tensor
 from . import mathematics
 from .mathematics import AttentionCall
 
@@ -191,7 +191,7 @@ def run_attention(
 ) -> tuple[Any, ...]:  # fmt: skip
     """One forward call of the core: (out, weights or None, lse or None, (row_max, row_sum))."""
     terms = call.score_terms(relative_bias, sinks)
-    return attention_forward(q, k, v, w_v, call[0], keep_mask, bias, *call[1:10], True, None, terms)
+    return attention_forward(q, k, v, w_v, call[0], mask_for_core(keep_mask), bias, *call[1:10], True, None, terms)
 
 
 class AttentionFunction(Function):
@@ -221,7 +221,7 @@ class AttentionFunction(Function):
         lens, *options = ctx.call[:8]
         terms = ctx.call.score_terms(relative_bias, sinks)
         try:
-            operands = grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, keep_mask, bias
+            operands = grad_out, out, (row_max, row_sum), q, k, v, w_v, lens, mask_for_core(keep_mask), bias
             of_q, of_k, of_v, of_w_v, of_bias, *of_terms = attention_backward(
                 *operands, *(*options, ctx.needs_input_grad[6], None, terms)
             )

@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from ..._core import dropout_factors
-from .._private import has_operators
+from .._private import has_operators, unflatten
 from .._tensors import float32_if_half, has_numbers, optional_array, seed_tensor
 
 Drop = Callable[[Tensor], Tensor]
@@ -210,7 +210,7 @@ def heads_of(
 
     def split(x: Tensor, i: int) -> Tensor:
         projected = x if weights[i] is None else linear(x, weights[i], biases[i])
-        return projected.unflatten(2, (num_heads, -1)).transpose(1, 2)
+        return unflatten(projected, 2, (num_heads, -1)).transpose(1, 2)
 
     return split(queries, 0), split(keys, 1), None if values is None else split(values, 2), visible
 
@@ -295,7 +295,7 @@ def without_unseen(x: Tensor, visible: Tensor, empty_rows: Optional[str]) -> Ten
     if empty_rows == "uniform":
         seen = seen | ~visible.any(-1).all(-1, keepdim=True)
     if seen.dim() > 2 and seen.shape[1] not in (1, x.shape[1]):  # query heads that share a key head
-        seen = seen.unflatten(1, (x.shape[1], -1)).any(2)
+        seen = unflatten(seen, 1, (x.shape[1], -1)).any(2)
     return torch.where(seen.unsqueeze(-1), x, 0.0)
 
 

@@ -23,7 +23,7 @@ from ..._layer.kept_weights import saved_weights
 from .._call import ops
 from .._call.autograd import WeightsSource
 from .._call.by_torch import Scored
-from .._private import in_transform, of_all_examples, written_down
+from .._private import in_transform, of_all_examples, unflatten, written_down
 from .._tensors import elsewhere, exporting, is_compiling, optional_tensor, traced
 from .lazy import Recipe, split_heads
 
@@ -89,7 +89,7 @@ class Kept:
         if weights is not None:
             return None
         q, k, w_v, lens = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (q, k, w_v, lens))
-        q, k = (x.unflatten(2, (num_heads, -1)).transpose(1, 2) for x in (q, k))
+        q, k = (unflatten(x, 2, (num_heads, -1)).transpose(1, 2) for x in (q, k))
         return q, k, w_v, lens, empty_rows
 
     def _one(self) -> Any:
@@ -140,7 +140,7 @@ class Assigned:
             return self.value
         if self.by_head is None:
             with torch.enable_grad():
-                self.by_head = self.value.unflatten(0, (-1, heads))
+                self.by_head = unflatten(self.value, 0, (-1, heads))
         return self.by_head
 
     def detached(self) -> Any:
