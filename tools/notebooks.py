@@ -24,7 +24,8 @@ Path("{name}").write_bytes(zlib.decompress(base64.b85decode("{packed}")));"""
 
 def names():
     """Those that are there, in the order in which their questions come up in the book."""
-    first = ["scoring", "similarity", "multihead", "self_attention", "bahdanau", "decoding", "long_sequences"]
+    first = ["scoring", "write_it_yourself", "similarity", "multihead", "self_attention", "bahdanau", "predicting"]
+    first += ["decoding", "long_sequences"]
     there = {path.stem for path in FOLDER.glob("*.md")}
     return [name for name in first if name in there] + sorted(there - set(first))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from difflib import ndiff
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,9 +25,14 @@ class Lines(NamedTuple):
 
     def marked(self) -> list[tuple[str, str]]:
         """(who writes so: "book", "yours" or "", the line)."""
-        who = {"- ": "book", "+ ": "yours", "  ": ""}
-        different = ndiff(self.book.splitlines(), self.wrong.splitlines())
-        return [(who[line[:2]], line[2:]) for line in different if line[:2] in who]
+        before, after = self.book.splitlines(), self.wrong.splitlines()
+        shown = []
+        for _, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+            same = before[i:j] == after[k:m]
+            yours = after[k:m] or [f"{' ' * 4}# nothing"]
+            shown += [("" if same else "book", line) for line in before[i:j]]
+            shown += [] if same else [("yours", line) for line in yours]
+        return shown
 
     def __str__(self) -> str:
         return "\n".join(f"{who + '>' if who else '':>8} {line}" for who, line in self.marked())

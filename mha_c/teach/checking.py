@@ -16,15 +16,15 @@ from .student import Outcome, Student, Way, own_line, told, written
 
 _SCORING = "11.3 Attention Scoring Functions"
 SECTIONS = {  # of the book's second edition (of its first)
-    "softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1)",
-    "masked_softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1)",
-    "dot_product": f"{_SCORING}, Scaled Dot Product Attention (10.3.3)",
-    "additive": f"{_SCORING}, Additive Attention (10.3.2)",
-    "transpose_qkv": "11.5 Multi-Head Attention, Implementation (10.5.2)",
-    "transpose_output": "11.5 Multi-Head Attention, Implementation (10.5.2)",
-    "multi_head": "11.5 Multi-Head Attention, Implementation (10.5.2)",
-    "positional_encoding": "11.6 Self-Attention and Positional Encoding (10.6.3)",
-    "causal": "11.7 The Transformer Architecture, Decoder (10.7.5)",
+    "softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
+    "masked_softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
+    "dot_product": f"{_SCORING}, Scaled Dot Product Attention (10.3.3 in the first edition)",
+    "additive": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
+    "transpose_qkv": "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)",
+    "transpose_output": "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)",
+    "multi_head": "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)",
+    "positional_encoding": "11.6 Self-Attention and Positional Encoding (10.6.3 in the first edition)",
+    "causal": "11.7 The Transformer Architecture, Decoder (10.7.5 in the first edition)",
 }
 HUGE = 1e4  # what a mask writes, where no softmax follows: -1e6, -1e9 and minus infinity are alike
 
@@ -77,7 +77,7 @@ def check(mine: Any, kind: Optional[str] = None) -> Answer:
     >>> result.ok, result.mistakes
     (False, ['scale_d'])
     >>> print(str(result).splitlines()[0])
-    attention equals the book's dot_product if scores are divided by d, not by its root.
+    Your attention equals the book's if scores are divided by d, not by sqrt(d).
     """
     student = Student(mine, told(mine, kind))
     asked = student.probes()
@@ -89,7 +89,7 @@ def check(mine: Any, kind: Optional[str] = None) -> Answer:
     for run in runs:
         again = [student(inputs, run.way).output for inputs in asked]
         if not all(_equal(one, two) for one, two in zip(run.outcomes, again)):
-            words = f"{student.name} gives other numbers each time.  Dropout must not act outside of training."
+            words = f"Your {student.name} gives other numbers each time.  Dropout must not act outside of training."
             return Answer(["dropout_in_eval"], [words])
     for run in runs:
         mistakes = _explanation(run)
@@ -156,9 +156,9 @@ def _right(run: _Run) -> Answer:
     student, count = run.student, len(run.probes)
     given = "torch's tensors of float32" if run.way.tensors else "NumPy's arrays of float64"
     mistakes, parts = _beside(run)
-    start = f"{student.name} computes what the book's {student.kind} does: {count} of {count} probes, {given}."
+    start = f"Your {student.name} computes what the book's {student.kind} does: {count} of {count} probes, {given}."
     if mistakes:
-        start = f"{student.name} gives the numbers of the book's {student.kind}, but:"
+        start = f"Your {student.name} gives the numbers of the book's {student.kind}, but:"
     return Answer(mistakes, [start, *parts], _notes(run))
 
 
@@ -208,7 +208,7 @@ def _known(run: _Run, mistakes: Sequence[Mistake]) -> Answer:
     texts = sources(kind, mistakes) or {}
     places = list(dict.fromkeys(each.changes[0].where for each in mistakes))
     errors, (more, beside) = _error(run, function(kind, mistakes)), _beside(run)
-    start = f"{run.student.name} equals the book's {kind} if {', and '.join(each.says for each in mistakes)}."
+    start = f"Your {run.student.name} equals the book's if {', and '.join(each.says for each in mistakes)}."
     lines = [Lines(SOURCES[place], texts[place]) for place in places]
     read = "Read: " + "; ".join(dict.fromkeys(SECTIONS[place] for place in places))
     ids = [*(each.id for each in mistakes), *(["raises"] if errors else []), *more]
@@ -244,20 +244,20 @@ def _unknown(run: _Run) -> Answer:
     errors = [i for i in others if run.outcomes[i].error is not None]
     if errors:
         same = "the others are right" if errors == others else "the others differ from the book's, too"
-        words = f"{student.name} raises an error for {len(errors)} of {len(run.probes)} probes"
+        words = f"Your {student.name} raises an error for {len(errors)} of {len(run.probes)} probes"
         words += "." if len(errors) == len(run.probes) else f"; {same}."
         return Answer(["raises"] if errors == others else ["raises", "unknown"],
                       [words, *_error(run, function(student.kind)), *_example(run), section])  # fmt: skip
     for i in others:
         got, right = run.outcomes[i].output, run.right[i]
         if got is not None and got.shape != right.shape:
-            words = f"{student.name} gives shape {got.shape} where the book's {student.kind} gives {right.shape}"
+            words = f"Your {student.name} gives shape {got.shape} where the book's {student.kind} gives {right.shape}"
             words += _reshaped(got, right)
             return Answer(["shape"], [words + ".", written({**run.probes[i], "expected": right, "got": got}), section])
     laws = lawful.found(student, run.way)
     broken = [f"{law.id}: {law.says}" for law in laws if not law.holds]
     says = "Laws that it breaks:\n  " + "\n  ".join(broken) if broken else "It breaks none of the laws."
-    start = f"{student.name} differs from the book's {student.kind}, and no known mistake explains it."
+    start = f"Your {student.name} differs from the book's {student.kind}, and no known mistake explains it."
     return Answer(["unknown"], [start, *_example(run), says, section])
 
 

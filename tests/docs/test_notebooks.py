@@ -49,6 +49,19 @@ SHOWN = {
             r"(?m)^ +4 +8192 +[\d.]+ +(1\.[3-9]|[2-9])",  # half the heads: at least 1.3 times faster
         ],
     ),
+    "predicting": (
+        "matplotlib",
+        1,
+        0,
+        [
+            r"those of training: 1 of 8",
+            r"position 0 for each: two orders of words differ by \d\.\de-0[78]",
+            r"its own position: two orders of words differ by \d\.\de-01",
+            r"position 0 for each: off by [1-9]",
+            r"its own position: off by 0\.000",
+            r"with a cache: off by (0\.0e\+00|\d\.\de-0[78])",
+        ],
+    ),
     "scoring": (
         "matplotlib",
         6,
@@ -60,6 +73,24 @@ SHOWN = {
         5,
         0,
         [r"(?s)(the same: True.*){2}", r"at 100: nan", r"the nearest, True", r"best width 0\.\d"],
+    ),
+    "write_it_yourself": (
+        "matplotlib",
+        0,
+        2,
+        [
+            r"masked_softmax equals the book's if masked scores become 0(?s:.)*yours>     X = np.where\(mask, X, 0\)",
+            r"Your masked_softmax computes what the book's masked_softmax does",
+            r"equals the book's if scores are divided by d, not by sqrt\(d\)\.",
+            r"Your dot_product_attention computes what the book's dot_product does",
+            r"\['unknown'\]\nleaking: 4 of 5 laws hold",
+            r"BROKEN  items_apart",
+            r"additive_attention equals the book's if there is no tanh",
+            r"Your additive_attention computes what",
+            r"multi_head_attention equals the book's if a plain reshape \(view\) makes the heads",
+            r"Your multi_head_attention computes what",
+            r"One line is not as the book has it(?s:.)*\['no_scale'\]",
+        ],
     ),
     "self_attention": ("matplotlib", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
 }
