@@ -44,6 +44,8 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 demo: $(STAMPS)/installed
 	@mkdir -p $(RUN)
 	cd $(RUN) && $(BIN)/python -m mha_c demo
+	@printf '\nNow you: this starts Python with mha_c (without -I it would import the source folder).\n\n    %s\n' \
+		'.venv/bin/python -I'
 
 # Run from an empty folder, so that the installed wheel is what is imported.
 test: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)

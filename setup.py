@@ -61,6 +61,7 @@ def readme_for_the_index():
             return "" if picture else words
         return f"{picture}[{words}]({REPOSITORY}/{'raw' if picture else 'blob'}/v{version}/{path})"
 
+    text = text.replace("$MHA_C_REPOSITORY", REPOSITORY or "$MHA_C_REPOSITORY")
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
 
 

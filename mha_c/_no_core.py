@@ -9,6 +9,14 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
+def _installed() -> str:
+    """What to do to use the mha_c that is installed."""
+    of_make = FOLDER.parent / ".venv" / "bin" / "python"  # `make demo` has installed it there
+    if of_make.exists():
+        return f"start Python as `{of_make} -I`, which uses the mha_c that `make` has installed"
+    return "leave that folder, or start Python as `python -I`, to use the mha_c that is installed"
+
+
 def explained(error: ImportError) -> ImportError:
     """The error to raise instead of `error`, which importing the core has raised."""
     if find_spec("mha_c._core") is not None:
@@ -19,8 +27,7 @@ def explained(error: ImportError) -> ImportError:
     if (FOLDER.parent / "csrc" / "mha.h").exists():
         return ImportError(
             f"mha_c was imported from its source folder, {FOLDER.parent}, where no C core is built for {version}"
-            f"{found}: leave that folder to use the mha_c that is installed, or build in place there with `make dev` "
-            f"or `python setup.py build_ext --inplace`"
+            f"{found}: {_installed()}, or build in place there with `make dev` or `python setup.py build_ext --inplace`"
         )
     return ImportError(
         f"the compiled core of mha_c is missing from {FOLDER}: there is none for {version}{found}; install it again, "

@@ -25,7 +25,7 @@ PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the sit
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 INSIDE = ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"]
-FIRST = ["docs/seeing", "docs/porting-from-d2l", "docs/colab", "docs/browser", "docs/scale-out"]  # for users
+FIRST = ["docs/start", "docs/seeing", "docs/porting-from-d2l", "docs/colab", "docs/browser", "docs/scale-out"]  # for users
 
 
 def pages_for_users():

@@ -36,6 +36,7 @@ if os.environ["RANK"] != "0":
 GIVEN = {
     "README.md": REAL_D2L,
     "docs/colab.md": REAL_D2L,
+    "docs/start.md": REAL_D2L,
     "docs/porting-from-d2l.md": REAL_D2L,
     "docs/scale-out.md": RANK_0_SPEAKS,
     "SECURITY.md": """
@@ -173,6 +174,32 @@ def test_the_lines_that_install_from_a_clone_end_with_the_package_that_was_insta
     assert done.returncode == 0 and done.stdout.startswith("mha_c "), done.stderr
     inside = subprocess.run([sys.executable, "-m", "mha_c"], **ways)
     assert inside.returncode != 0  # or the lines need not leave the folder
+
+
+def test_the_first_minute_ends_with_a_line_that_works(tmp_path):
+    """The last line that `make demo` prints, typed in the clone, whose own folder mha_c has no core; and what Python
+    says to those who type another one."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile[makefile.index("\ndemo: ") :].split("\n\n", 1)[0].replace("\\\n", "")
+    (printf,) = [line.strip("\t@ ") for line in recipe.splitlines() if "printf" in line]
+    said = subprocess.run(["sh", "-c", printf], capture_output=True, text=True, check=True).stdout
+    command = said.rstrip().splitlines()[-1].split()
+    assert command[0] == ".venv/bin/python"
+    clone = tmp_path / "clone"
+    shutil.copytree(PACKAGE, clone / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    (clone / "csrc").mkdir()
+    (clone / "csrc" / "mha.h").touch()
+    where = tmp_path / "there.py"  # -I leaves PYTHONPATH out as well: here this file stands for the installed package
+    where.write_text(f"import sys\nsys.path.append({str(PACKAGE.parent)!r})\nimport mha_c\nprint(mha_c.__file__)\n")
+    ways = {"cwd": clone, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *command[1:], str(where)], **ways)
+    assert done.returncode == 0 and Path(done.stdout.strip()).parent == PACKAGE, done.stderr
+    wrong = subprocess.run([sys.executable, "-c", "import mha_c"], **ways)
+    assert "or start Python as `python -I`" in wrong.stderr
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    (clone / ".venv" / "bin" / "python").touch()
+    wrong = subprocess.run([sys.executable, "-c", "import mha_c"], **ways)
+    assert f"start Python as `{clone / '.venv' / 'bin' / 'python'} -I`" in wrong.stderr
 
 
 # --- Docstrings ---------------------------------------------------------------------------------------
