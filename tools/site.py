@@ -25,7 +25,8 @@ PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the sit
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 INSIDE = ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"]
-FIRST = ["docs/start", "docs/seeing", "docs/porting-from-d2l", "docs/colab", "docs/browser", "docs/scale-out"]  # for users
+# For users:
+FIRST = ["docs/start", "docs/seeing", "docs/porting-from-d2l", "docs/colab", "docs/browser", "docs/scale-out"]
 
 
 def pages_for_users():
