@@ -87,6 +87,8 @@ def _torch_roles(module: Any) -> Optional[tuple[str, ...]]:
         return None
     if hasattr(module, "in_proj_weight") and hasattr(module, "out_proj"):  # torch.nn.MultiheadAttention
         return ("", "", "", "out_proj")
+    if hasattr(module, "W_qkv") and hasattr(module, "W_o"):  # the attention of the book's GPT
+        return ("", "", "", "W_o")
     return next((roles for roles in ROLES if all(hasattr(module, role) for role in roles)), None)
 
 
@@ -162,7 +164,8 @@ class NumpyLayer(NumpyPart):
         return self._layer._weights()[0]
 
     def check_prunable(self) -> None:
-        """TypeError where a layer cannot lose heads; NumPy layers always can."""
+        """TypeError where a layer cannot lose heads."""
+        _check_shares_no_keys(self._layer)
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads."""
@@ -240,10 +243,12 @@ class TorchLayer:
         return layer.weights
 
     def check_prunable(self) -> None:
+        _check_shares_no_keys(self._module)
         if self._linears[0] is None:
+            kind = "torch.nn.MultiheadAttention" if self._roles[3] == "out_proj" else type(self._module).__name__
             raise TypeError(
-                "torch.nn.MultiheadAttention cannot lose heads: they must fill embed_dim.  Modules with projections of "
-                "their own, such as mha_c.torch.MultiHeadAttention, can"
+                f"{kind} cannot lose heads: they must fill its one projection.  Modules with several, such as "
+                "mha_c.torch.MultiHeadAttention, can"
             )
         for role, linear in zip(self._roles, self._linears):
             if not _is_plain(linear):
@@ -296,6 +301,11 @@ def check_shared(model: Any, kept: Mapping[Any, Sequence[int]]) -> None:
                 f"a parameter of {name or 'the layer'} has several places, which would not lose the same rows or "
                 f"columns: give each its own copy first, for example mha.W_k = copy.deepcopy(mha.W_k)"
             )
+
+
+def _check_shares_no_keys(layer: Any) -> None:
+    if hasattr(layer, "num_kv_heads"):
+        raise TypeError(f"{type(layer).__name__} cannot lose heads: those that are left would share keys with others")
 
 
 def _is_plain(linear: Any) -> bool:

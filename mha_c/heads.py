@@ -1,8 +1,9 @@
-"""Measures which heads of a layer matter, and removes heads from a layer.
+"""Measures which heads of a layer matter and what they look at, and removes heads from a layer.
 
     found = heads.importance(layer, (queries, keys, values, valid_lens), "gradient", loss=loss)
     found                                  # a table; found.chart() is a bar chart
     heads.prune(layer, found.ranked()[:4])  # removes the four heads that matter least, and saves their time
+    heads.patterns(weights)                 # previous token, sink, itself, evenly, induction
 
 It works for NumPy layers of this package, for torch modules with the book's projections (of `mha_c.torch` and d2l),
 and for models that contain such layers.  torch is not imported here.
@@ -18,23 +19,24 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 import numpy as np
 
 from . import _layers_with_heads
+from ._arguments import scalars
+from ._head_tables import HeadTable
 from ._layers_with_heads import LayerWithHeads
+from ._patterns import Patterns, patterns
 from .viz.sources import to_numpy
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ._types import Array
 
     Loss = Callable[[Any, Any], Any]
 
-__all__ = ["METHODS", "Importance", "importance", "prune"]
+__all__ = ["METHODS", "Importance", "Patterns", "importance", "patterns", "prune"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 METHODS = ("ablation", "gradient", "entropy", "confidence")
 
 
-class Importance:
+class Importance(HeadTable):
     """The result of `importance`; prints as a table.
 
     Parameters
@@ -45,6 +47,8 @@ class Importance:
         {method: (len(names),) array}.
     baseline : float, optional
         The mean loss with all heads; None if no loss was given.
+    joint : (len(names), len(names)) array, optional
+        What is lost without two heads, in the unit of "ablation", whose numbers are its diagonal.
 
     Examples
     --------
@@ -58,8 +62,13 @@ class Importance:
     [1, 0]
     """
 
-    def __init__(self, names: Sequence[Any], scores: Mapping[str, Array], baseline: Optional[float] = None) -> None:
-        self.names, self.scores, self.baseline = list(names), dict(scores), baseline
+    def __init__(
+        self, names: Sequence[Any], scores: Mapping[str, Array], baseline: Optional[float] = None,
+        joint: Optional[Array] = None,
+    ) -> None:  # fmt: skip
+        super().__init__(names, scores)
+        self.baseline, self.joint = baseline, joint
+        self._title = "head importance" + ("" if baseline is None else f", loss with all heads {baseline:.4g}")
 
     def ranked(self, method: Optional[str] = None) -> list[Any]:
         """The names of the heads, the least important first; the first few of them can be given to `prune`.
@@ -78,44 +87,28 @@ class Importance:
         sign = -1 if method == "entropy" else 1  # the highest entropy: a head that looks everywhere
         return [self.names[i] for i in np.argsort(sign * self.scores[method], kind="stable")]
 
-    def chart(self, **options: Any) -> Figure:
-        """A bar chart, one panel per method.  Needs matplotlib.
+    def pairs(self) -> list[tuple[Any, Any, float]]:
+        """Pairs of heads, first those that are missed together most beyond what each of them is missed alone.
 
-        Parameters
-        ----------
-        **options : Any
-            Further arguments of `mha_c.viz.show_bars`, such as `figsize` in inches.
+        Such heads do the same work: each can be pruned, but not both.
 
         Returns
         -------
-        matplotlib.figure.Figure
-            The chart.
+        list of (name, name, float)
+            Two heads, and `joint` of both minus the "ablation" of each.
+
+        Raises
+        ------
+        ValueError
+            Where `importance` was called without joint=True.
         """
-        from .viz.bars import show_bars
-
-        one_layer = len({name[0] for name in self.names if isinstance(name, tuple)}) < 2
-        labels = [str(name[-1]) if isinstance(name, tuple) and one_layer else _label(name) for name in self.names]
-        return show_bars(self.scores, labels, **options)
-
-    def _checked(self, method: Optional[str]) -> str:
-        if method is not None and method not in self.scores:
-            raise ValueError(f"method {method!r} was not measured; there is {', '.join(self.scores)}")
-        return next(iter(self.scores)) if method is None else method
-
-    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
-        return np.array(self.scores[self._checked(None)], dtype=dtype)
-
-    def __repr__(self) -> str:
-        loss = "" if self.baseline is None else f", loss with all heads {self.baseline:.4g}"
-        labels = [_label(name) for name in self.names]
-        width = max(map(len, ["head", *labels]))
-        lines = [f"head importance{loss}", f"{'head':<{width}}" + "".join(f"{method:>14}" for method in self.scores)]
-        # The table of one method has bars of characters, not a picture.
-        top = np.abs(np.array(self)).max(initial=0) if len(self.scores) == 1 else 0
-        for label, *numbers in zip(labels, *self.scores.values()):
-            bar = "#" * round(20 * max(0.0, float(numbers[0])) / top) if top > 0 else ""
-            lines.append(f"{label:<{width}}{''.join(f'{number:>14.4g}' for number in numbers)}  {bar}".rstrip())
-        return "\n".join(lines)
+        if self.joint is None:
+            raise ValueError("pairs need importance(..., joint=True)")
+        alone = np.diagonal(self.joint)
+        beyond = self.joint - alone - alone[:, None]
+        found = [(beyond[i, j], i, j) for i in range(len(alone)) for j in range(i + 1, len(alone))]
+        found.sort(key=lambda pair: -pair[0])
+        return [(self.names[i], self.names[j], float(more)) for more, i, j in found]
 
 
 def importance(
@@ -125,6 +118,7 @@ def importance(
     *,
     loss: Optional[Loss] = None,
     per_example: bool = True,
+    joint: bool = False,
 ) -> Importance:
     """How much each head of a layer, or of all layers of a model, matters on some data.
 
@@ -154,6 +148,9 @@ def importance(
     per_example : bool
         For "gradient".  True: one gradient for each example, as the definition asks (opposite signs must not cancel).
         False: each batch counts as one example, which is faster.
+    joint : bool
+        For "ablation".  True: also what is lost without each two heads, in `Importance.joint`: heads may each be
+        prunable, but not jointly.  n heads take n (n - 1) / 2 more forward passes.
 
     Returns
     -------
@@ -187,6 +184,8 @@ def importance(
     (2,)
     """
     methods = _methods(method, loss)
+    if scalars.flag(joint, "joint") and "ablation" not in methods:
+        raise ValueError("joint=True needs the method 'ablation'")
     layers = _layers_with_heads.find(model)
     if not np.iterable(data):
         raise TypeError(f"data must be a batch (tuple, dict or array) or an iterable over batches, got {data!r:.100}")
@@ -199,15 +198,16 @@ def importance(
             stack.enter_context(part.measured(loss is not None))
         stack.enter_context(_layers_with_heads.in_eval_mode(model))
         baseline = None if loss is None else _mean_loss(model, batches, loss)
-        if "ablation" in methods:
-            scores["ablation"] = _ablation(model, layers, batches, loss, baseline)
+        lost = _ablation(model, layers, batches, loss, baseline, joint) if "ablation" in methods else None
+        if lost is not None:
+            scores["ablation"] = lost.diagonal()
         if "gradient" in methods and loss is not None:
             parts = [part for batch in batches for part in (_examples(batch) if per_example else [batch])]
             scores["gradient"] = _gradient(model, layers, parts, loss)
         if "entropy" in methods or "confidence" in methods:
             scores.update(_looks(model, layers, batches, loss))
     names = [i if name == "" else (name, i) for name, layer in layers.items() for i in range(layer.num_heads)]
-    return Importance(names, {name: scores[name] for name in methods}, baseline)
+    return Importance(names, {name: scores[name] for name in methods}, baseline, lost if joint else None)
 
 
 def prune(model: Any, heads: Any) -> Any:
@@ -271,20 +271,26 @@ def prune(model: Any, heads: Any) -> Any:
 
 
 def _ablation(
-    model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss], baseline: Optional[float]
-) -> Array:
+    model: Any, layers: dict[str, LayerWithHeads], batches: list[Any], loss: Optional[Loss], baseline: Optional[float],
+    joint: bool,
+) -> Array:  # fmt: skip
+    """What is lost without heads i and j; only on the diagonal, without head i, unless `joint`."""
     whole = [] if loss is not None else [_output(model, batch) for batch in batches]
     length = sum(float((out**2).sum()) for out in whole)
-    found = []
-    for layer in layers.values():
-        for head in range(layer.num_heads):
-            with layer.with_head_silenced(head):
+    heads = [(layer, head) for layer in layers.values() for head in range(layer.num_heads)]
+    lost = np.zeros((len(heads), len(heads)))
+    for i in range(len(heads)):
+        for j in range(i, len(heads) if joint else i + 1):
+            with ExitStack() as stack:
+                for layer, head in {i: heads[i], j: heads[j]}.values():
+                    stack.enter_context(layer.with_head_silenced(head))
                 if loss is not None:
-                    found.append(_mean_loss(model, batches, loss) - (baseline or 0.0))
-                    continue
-                distance = sum(float(((_output(model, x) - out) ** 2).sum()) for x, out in zip(batches, whole))
-                found.append((distance / length) ** 0.5 if length else 0.0)
-    return np.array(found)
+                    lost[i, j] = _mean_loss(model, batches, loss) - (baseline or 0.0)
+                else:
+                    distance = sum(float(((_output(model, x) - out) ** 2).sum()) for x, out in zip(batches, whole))
+                    lost[i, j] = (distance / length) ** 0.5 if length else 0.0
+            lost[j, i] = lost[i, j]
+    return lost
 
 
 def _gradient(model: Any, layers: dict[str, LayerWithHeads], parts: list[Any], loss: Loss) -> Array:
@@ -404,7 +410,3 @@ def _listed(heads: Any) -> list[Any]:
 
 def _of(name: str) -> str:
     return f" of {name!r}" if name else " of this layer"
-
-
-def _label(name: Any) -> str:
-    return str(name) if not isinstance(name, tuple) else f"{name[0]} {name[1]}"
