@@ -88,6 +88,20 @@ async function startCore(bytes, isa) {
     });
   }
 
+  // The scores of all pairs, (heads, queries, keys), masks aside: a call with one key keeps its score as the largest.
+  function scores(problem) {
+    const { queries, keys, heads, head_dim } = problem;
+    const found = new Float32Array(heads * queries * keys);
+    const alone = { ...problem, keys: 1, value_dim: 1, v: new Float32Array(heads), valid_lens: null, causal: 0, window_left: -1,
+      window_right: -1, dropout: 0, without_weights: true };
+    for (let j = 0; j < keys; j++) {
+      const k = problem.k.subarray(j * heads * head_dim, (j + 1) * heads * head_dim);
+      const bias = problem.bias && Float32Array.from({ length: queries }, (_, i) => problem.bias[i * keys + j]);
+      attention({ ...alone, k, bias }).row_max.forEach((score, row) => (found[row * keys + j] = score));
+    }
+    return found;
+  }
+
   // What dropout multiplies the weights by: 0, or 1 / (1 - dropout).
   function dropoutFactors(problem) {
     const size = problem.heads * problem.queries * problem.keys;
@@ -108,7 +122,7 @@ async function startCore(bytes, isa) {
     });
   }
 
-  return { attention, dropoutFactors, linear };
+  return { attention, scores, dropoutFactors, linear };
 }
 
 // ---- arguments of scripts --------------------------------------------------------------------------------------
@@ -122,16 +136,22 @@ const shown = (value) => (typeof value === "string" ? JSON.stringify(value) : Ar
 const listed = (value) => (ArrayBuffer.isView(value) ? Array.from(value) : value);
 const plural = (n, what) => n + " " + what + (n === 1 ? "" : "s");
 
-function asNumber(value, name, expected, holds) {
+// An error whose text has its names and numbers in {braces}, so that the page can say it in its own words.
+function refusal(text, values) {
+  const filled = text.replace(/\{(\w+)\}/g, (whole, name) => values[name]);
+  return Object.assign(new Error(filled.replace(/\{(\w+)\}/g, (whole, name) => values[name])), { text, values });
+}
+
+function asNumber(value, name, expected, holds, values) {
   if (typeof value !== "number" || !Number.isFinite(value) || !Number.isFinite(Math.fround(value)) ||
     (holds && !holds(value))) {
-    throw new Error(name + " must be " + expected + ", got " + shown(value));
+    throw refusal("{name} must be {expected}, got {value}", { name, expected, value: shown(value), ...values });
   }
   return value;
 }
 
-const asWhole = (value, name, expected, low, high) =>
-  asNumber(value, name, expected, (x) => Number.isInteger(x) && x >= low && x <= high);
+const asWhole = (value, name, expected, low, high, values) =>
+  asNumber(value, name, expected, (x) => Number.isInteger(x) && x >= low && x <= high, values);
 
 // Rows of numbers as {rows, columns, data}.
 function asMatrix(given, name) {
@@ -157,12 +177,12 @@ function asLengths(given, queries, keys) {
   const list = listed(given);
   const lengths = Array.isArray(list) ? list : Array(queries).fill(list);
   if (lengths.length !== queries) {
-    throw new Error("validLens has " + plural(lengths.length, "length") + ", q has " + plural(queries, "row") +
-      ": one number for all queries, or one for each");
+    throw refusal("{name} has {count}, q has {rows}: one number for all queries, or one for each",
+      { name: "validLens", count: plural(lengths.length, "length"), rows: plural(queries, "row"), n: lengths.length, queries });
   }
   return BigInt64Array.from(lengths.map((n, i) => BigInt(asWhole(n,
-    Array.isArray(list) ? "validLens[" + i + "]" : "validLens", "a whole number from 0 to " + keys + ", the rows of k",
-    0, keys))));
+    Array.isArray(list) ? "validLens[" + i + "]" : "validLens", "a whole number from 0 to {keys}, the rows of k",
+    0, keys, { keys }))));
 }
 
 function asCausal(given, queries, keys) {
@@ -207,7 +227,8 @@ function checkedCall(options) {
   asWhole(heads, "heads", "a whole number, 1 or more", 1, 2 ** 31);
   for (const [m, name] of [[q, "q"], [v, "v"]]) {
     if (m.columns % heads) {
-      throw new Error(name + " has " + plural(m.columns, "feature") + ": no multiple of heads, " + heads);
+      throw refusal("{name} has {count}, which cannot be split into {heads} heads",
+        { name, count: plural(m.columns, "feature"), n: m.columns, heads });
     }
   }
   const [left, right] = asWindow(options.window);

@@ -8,7 +8,7 @@ function labelled(label, input, more) {
 function select(label, names, value, change) {
   const box = el("select", {}, ...names.map(([each, text]) => el("option", { value: each, text, selected: each === value })));
   box.addEventListener("change", () => change(box.value));
-  return labelled(label, box);
+  return Object.assign(labelled(label, box), { show: (now) => (box.value = now) });
 }
 
 function textBox(label, value, change, size, hint) {
@@ -36,19 +36,34 @@ function refill(box, fill) {
 // A number in a box, with a step of its own.
 function numberBox(label, value, field, change) {
   const box = el("input", { type: "number", value, min: field.low, max: field.high, step: field.step || 1 });
+  const wrong = wrongness(box);
   box.addEventListener("input", () => {
     const x = Number(box.value);
     const fits = box.value !== "" && x >= field.low && x <= field.high && (field.step < 1 || Number.isInteger(x));
-    box.setAttribute("aria-invalid", String(!fits));
+    wrong.say(fits ? "" : T(field.step < 1 ? "a number from {low} to {high}" : "a whole number from {low} to {high}", field));
     if (fits) change(x);
   });
-  return labelled(label, box);
+  return labelled(label, box, wrong.node);
+}
+
+// What is wrong with a field: said beside it, and to who cannot see it.
+let wrongs = 0;
+function wrongness(box) {
+  const id = "mhac-wrong-" + (wrongs += 1);
+  const node = el("span", { class: "mhac-wrong", role: "alert", id, hidden: true });
+  return { node, say(text) {
+    box.setAttribute("aria-invalid", String(Boolean(text)));
+    if (text) box.setAttribute("aria-describedby", id);
+    else box.removeAttribute("aria-describedby");
+    setText(node, text);
+    node.hidden = !text;
+  } };
 }
 
 // A slider that says its value; `stops` are the values it can have.
 function slider(label, value, stops, change, say) {
-  const at = stops.reduce((best, x, i) => (Math.abs(x - value) < Math.abs(stops[best] - value) ? i : best), 0);
-  const box = el("input", { type: "range", min: 0, max: stops.length - 1, step: 1, value: at });
+  const nearest = (now) => stops.reduce((best, x, i) => (Math.abs(x - now) < Math.abs(stops[best] - now) ? i : best), 0);
+  const box = el("input", { type: "range", min: 0, max: stops.length - 1, step: 1, value: nearest(value) });
   const said = el("output");
   const show = () => {
     const text = say ? say(stops[box.value]) : String(stops[box.value]);
@@ -60,7 +75,12 @@ function slider(label, value, stops, change, say) {
     change(stops[box.value]);
   });
   show();
-  return labelled(label, box, said);
+  return Object.assign(labelled(label, box, said), { show(now) {
+    if (stops[box.value] === now) return;
+    box.value = nearest(now);
+    show();
+    if (stops[box.value] !== now) setText(said, say ? say(now) : String(now)); // an address may say what no stop is
+  } });
 }
 
 const range = (low, high) => Array.from({ length: high - low + 1 }, (_, i) => low + i);
@@ -81,9 +101,11 @@ function editor(name, title, rows, labels, change) {
       "aria-label": name + ", " + labels[i] + ", " + j, oninput: (event) => edit(event.target, i, j) })))));
   const table = el("table", { "data-matrix": name }, caption, el("thead", {}, head), el("tbody", {}, ...body));
   const now = rows.map((row) => row.slice());
+  const wrong = wrongness(table);
 
   function edit(box, i, j) {
     const fits = box.value !== "" && Number.isFinite(Math.fround(Number(box.value)));
+    wrong.say(fits ? "" : T("{name}: a finite number is missing; the last one is still computed with", { name: box.getAttribute("aria-label") }));
     box.setAttribute("aria-invalid", String(!fits));
     if (!fits) return;
     now[i][j] = Number(box.value);
@@ -102,7 +124,7 @@ function editor(name, title, rows, labels, change) {
       next.select();
     }
   });
-  return el("div", { class: "mhac-edit" }, table);
+  return el("div", { class: "mhac-edit" }, table, wrong.node);
 }
 
 const number3 = (x) => String(Math.round(1000 * x) / 1000);

@@ -1,5 +1,4 @@
-// One call: the state becomes numbers, the core computes, and beside it stand the scores that the formula gives, which
-// the page explains cell by cell.
+// One call: the state becomes numbers, and the core computes: output, weights, and the scores that they come from.
 
 function modelOf(s, core) {
   const source = SOURCES[s.from].make(s, core);
@@ -11,10 +10,13 @@ function modelOf(s, core) {
     causal: s.causal || false, window, scale: s.kind === "distance" ? 1 : optional(s.scale), softcap: s.kind === "distance" ? null : optional(s.softcap),
     heads: s.kind === "distance" ? 1 : s.heads, dropout: s.drop, seed: s.seed, emptyRows: "uniform" });
   const model = { state: s, source, edited, q, k, v, w, call, tokens: source.tokens, head_dim: call.head_dim };
-  if (s.kind === "distance") byDistance(model);
+  if (s.kind === "distance") model.distances = byDistance(call, q, k, s.kernel, s.width);
   call.item = s.item;
   model.sees = visibility(call);
   model.found = core.attention(call);
+  if (!model.found.out.every(Number.isFinite)) throw new Error(T("These numbers are too large: sums of them are no finite number."));
+  model.scores = core.scores(call);
+  model.uncapped = call.softcap ? core.scores({ ...call, softcap: 0 }) : model.scores;
   model.factors = call.dropout ? core.dropoutFactors(call) : null;
   return model;
 }
@@ -30,11 +32,14 @@ const KERNELS = {
   constant: () => 0,
 };
 
-function byDistance(model) {
-  const { call, state, q, k } = model;
-  model.distances = q.map((a) => k.map((b) => Math.hypot(...a.map((x, n) => x - b[n]))));
-  call.bias = Float32Array.from(model.distances.flat().map((u) => KERNELS[state.kernel](u / state.width)));
+const kernelOf = (kernel, u) => Math.exp(KERNELS[kernel](u));
+
+// Makes a call of this kind of it; gives the distances (queries, keys).
+function byDistance(call, q, k, kernel, width) {
+  const distances = q.map((a) => k.map((b) => Math.hypot(...a.map((x, n) => x - b[n]))));
+  call.bias = Float32Array.from(distances.flat().map((u) => KERNELS[kernel](u / width)));
   call.head_dim = 0;
+  return distances;
 }
 
 // sees(i, j): whether query i may see key j.
@@ -49,28 +54,13 @@ function visibility(call) {
 
 const headOf = (row, h, size) => row.slice(h * size, (h + 1) * size);
 
-// The score of a pair by the formula, in float64: before and after scale and cap.
-function scoreParts(model, h, i, j) {
-  const { call, head_dim, state } = model;
-  if (state.kind === "distance") {
-    const score = KERNELS[state.kernel](model.distances[i][j] / state.width);
-    return { raw: score, scaled: score, score };
-  }
-  const [a, b] = [headOf(model.q[i], h, head_dim), headOf(model.k[j], h, head_dim)];
-  const raw = a.reduce((sum, x, n) => sum + (model.w ? model.w[n] * Math.tanh(x + b[n]) : x * b[n]), 0);
-  return { a, b, raw, scaled: raw * call.scale, score: capped(call, raw * call.scale) };
+// One head of (heads, queries, keys) as rows.
+function headRows(data, { queries, keys }, h) {
+  return rowsOf(data.subarray(h * queries * keys, (h + 1) * queries * keys), queries, keys);
 }
 
-const capped = (call, score) => (call.softcap ? call.softcap * Math.tanh(score / call.softcap) : score);
-
-function scoresOf(model, h) {
-  return matrix(model.call.queries, model.call.keys, (i, j) => scoreParts(model, h, i, j).score);
-}
-
-const weightsOf = (model, h) => {
-  const { queries, keys } = model.call;
-  return rowsOf(model.found.weights.subarray(h * queries * keys, (h + 1) * queries * keys), queries, keys);
-};
+const scoresOf = (model, h) => headRows(model.scores, model.call, h);
+const weightsOf = (model, h) => headRows(model.found.weights, model.call, h);
 
 const outputOf = (model, h) => rowsOf(model.found.out, model.call.queries, model.call.heads * model.call.value_dim)
   .map((row) => headOf(row, h, model.call.value_dim));
@@ -95,5 +85,20 @@ function panelOf(model) {
   });
   const tokens = model.tokens && model.tokens.q.length === queries && model.tokens.k.length === keys ? model.tokens : null;
   return { layer: 0, example: 0, live, bits: 16, h: heads, q: queries, k: keys, queries, keys, qStep: 1, kStep: 1,
-    self: Boolean(tokens) && tokens.q === tokens.k, qt: tokens && tokens.q, kt: tokens && tokens.k, stats };
+    self: Boolean(tokens) && tokens.q === tokens.k, qt: tokens && tokens.q, kt: tokens && tokens.k, stats,
+    hides: (i, j) => !model.sees(i, j) };
+}
+
+// ---- what stands in fields as text ------------------------------------------------------------------------------------
+
+const writeRows = (rows) => rows.map((row) => row.join(",")).join(";");
+const readRows = (given) => given.split(";").map((row) => row.split(",").map((x) => (x.trim() === "" ? NaN : Number(x))));
+
+// A number, nothing, or what is no number, for the check to refuse.
+const asTyped = (given) => (Number.isNaN(Number(given)) ? given.trim() : Number(given));
+const optional = (given) => (given.trim() === "" ? null : asTyped(given));
+
+function readLengths(given) {
+  const numbers = given.trim() === "" ? [] : given.split(/[,\s]+/).filter(Boolean).map(asTyped);
+  return numbers.length > 1 ? numbers : numbers.length ? numbers[0] : null;
 }

@@ -1,10 +1,19 @@
-// The page: loads the core, hands it to scripts as `mha_c`, and shows what the address asks for.
+// The page: loads the core, hands it to scripts as `mha_c`, and shows the chapter that the address asks for.
+
+const CHAPTERS = () => [POOLING, DOT, ALL];
 
 function openPlayground(style, data) {
   const opening = inflate(bytesOf(data.core)).then((bytes) => startCore(bytes));
   const api = (window.mha_c = {});
+  data.models = readModels(data.models);
+  // The numbers of a chapter as its picture shows them: mha_c.numbers("ch=dot&query=8").
+  const numbers = (core) => (address) => {
+    const { state, chapter, unknown } = readState(address, CHAPTERS());
+    if (unknown.length) throw new Error(T("Not understood in the address: {what}", { what: unknown.join(", ") }));
+    return chapter.numbers(state, core, data);
+  };
   api.ready = opening.then((core) => {
-    Object.assign(api, { attention: callable(core), linear: core.linear });
+    Object.assign(api, { attention: callable(core), linear: core.linear, numbers: numbers(core) });
   });
   mount("playground", style, data, (host) => opening.then((core) => buildPlayground(host, data, core)));
 }
@@ -12,91 +21,112 @@ function openPlayground(style, data) {
 const LANGUAGES = [["en", "English"], ["de", "Deutsch"], ["zh", "中文"], ["tr", "Türkçe"]];
 
 async function buildPlayground(host, data, core) {
-  const root = el("div", { class: "mhac-root mhac-play", role: "main" });
-  const page = { host, data, core, state: null, theme: detectTheme(host), model: null, shown: null, greeted: false, remember, drawn() {} };
-  let written = null;
+  const root = el("div", { class: "mhac-root mhac-play" });
+  const theme = detectTheme(host);
+  const pen = { theme, ramp: ramp(theme), type: 12, color: (name) => COLORS[pen.theme][name] };
+  const page = { host, root, data, core, pen, store: null, chapter: null };
+  const chapters = CHAPTERS();
+  let part = null;
+  let built = ""; // the language that the frame speaks
 
-  // A browser may refuse more than a hundred addresses in half a minute: then the last one is written later.
-  function remember() {
-    const now = writeState(page.state);
-    if (now === written) return;
-    try {
-      history.replaceState(null, "", "#" + now);
-      written = now;
-    } catch (refused) {
-      setTimeout(remember, 1000);
-    }
+  const address = Address((hash) => open(hash));
+
+  function open(hash) {
+    const { state, chapter, unknown } = readState(hash, chapters);
+    if (part) part.end();
+    Object.assign(page, { store: Store(state), chapter });
+    page.store.subscribe((changed) => {
+      address.remember(writeState(state, chapter), changed);
+      if (changed.includes("lang")) rebuild();
+      if (changed.includes("p")) project();
+    });
+    show(unknown);
   }
 
-  function open() {
-    const { state, unknown } = readState(location.hash);
-    page.state = state;
-    build(unknown);
-  }
-
-  function build(unknown) {
-    const { state } = page;
+  function show(unknown) {
+    const { state } = page.store;
     spoken = WORDS[state.lang] || {};
     root.setAttribute("lang", state.lang);
-    const parts = { attend: Attend, why: Why, speed: Speed };
-    const tabs = Object.keys(parts);
-    const titles = { attend: T("Attend"), why: T("Why"), speed: T("How fast") };
-    const tabChoice = choice(T("Part"), tabs.map((tab) => titles[tab]), Math.max(0, tabs.indexOf(state.tab)), (i) => {
-      state.tab = tabs[i];
-      remember();
-      show();
+    document.documentElement.lang = state.lang;
+    document.title = T(page.chapter.title) + " · " + T(data.title);
+    if (built !== state.lang) frame();
+    built = state.lang;
+    nav.querySelectorAll("a").forEach((link, i) => {
+      link.setAttribute("href", "#" + writeState({ ...startOf({ ...COMMON, ...chapters[i].fields }), lang: state.lang, p: state.p }, chapters[i]));
+      if (chapters[i] === page.chapter) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
     });
-    const language = select(T("Language"), LANGUAGES, state.lang, (lang) => {
-      state.lang = lang;
-      remember();
-      refill(root, () => build([]));
-    });
-    const note = el("p", { class: "mhac-trouble", role: "alert", hidden: !unknown.length,
-      text: T("Not understood in the address: {what}", { what: unknown.join(", ") }) });
-    const main = el("div", { class: "mhac-part" });
-    const share = Share(page);
-    page.drawn = share.draw;
-    root.replaceChildren(el("header", {},
-      el("div", { class: "mhac-titles" }, el("h3", { text: T(data.title) }),
-        el("div", { class: "mhac-subtitle", text: T("computed in this browser by the C core of mha_c") })),
-      el("div", { class: "mhac-controls" }, tabChoice, language)), note, main, share.node, el("footer", {},
-      el("p", { text: T("Nothing leaves this page: it asks the network for nothing.") })));
-
-    function show() {
-      if (page.shown && page.shown.end) page.shown.end();
-      page.shown = parts[state.tab](page);
-      main.replaceChildren(page.shown.node);
-      page.shown.start();
-      share.draw();
-    }
-    show();
+    setText(note, T("Not understood in the address: {what}", { what: unknown.join(", ") }));
+    note.hidden = !unknown.length;
+    part = (page.chapter.build || Chapter)(page, page.chapter);
+    main.replaceChildren(part.node);
+    project();
+    if (root.isConnected) part.start();
   }
 
-  // Keys work as soon as the page is open; later the focus is the reader's.
-  function greet() {
-    if (!page.greeted) page.shown.focus();
-    page.greeted = page.state.tab !== "attend" || page.greeted; // there the view comes a moment later, and asks for it
+  let [nav, note, main] = [];
+  function frame() {
+    nav = el("nav", { "aria-label": T("Chapters") }, el("ol", {}, ...chapters.map((each, i) => el("li", {},
+      el("a", { text: (each === ALL ? "" : i + 1 + " ") + T(each.nav || each.title) })))));
+    note = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
+    main = el("main", { class: "mhac-part" });
+    const { state } = page.store;
+    const language = select(T("Language"), LANGUAGES, state.lang, (lang) => page.store.set({ lang }));
+    const large = el("button", { type: "button", class: "mhac-button", text: T("Projector"), title: T("Projector") + " (p)",
+      onclick: () => page.store.set({ p: page.store.state.p ? "" : "1" }) });
+    root.replaceChildren(el("header", {}, nav, language, large), note, main,
+      el("footer", {}, el("p", { text: T("Keys: 1 to 7 choose a chapter, 0 all controls, p the projector; arrows move in the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.") })));
   }
 
-  window.addEventListener("hashchange", () => {
-    if (location.hash.replace(/^#/, "") !== written) open();
+  function rebuild() {
+    part.end();
+    refill(root, () => show([]));
+  }
+
+  function project() {
+    root.toggleAttribute("data-projector", page.store.state.p === "1");
+    pen.type = page.store.state.p ? 18 : 12;
+    if (root.isConnected) part.draw();
+  }
+
+  root.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.composedPath()[0].tagName);
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key) + chapters.length - 1) % chapters.length];
+    if (event.key === "p") page.store.set({ p: page.store.state.p ? "" : "1" });
+    else if (link) {
+      link.click();
+      setTimeout(() => part.focus());
+    } else return;
+    event.preventDefault();
   });
-  open();
+
+  themed(root, theme);
+  document.body.style.padding = "8px"; // all of a chapter stands on the first screen
+  open(address.start());
+  let greeted = false;
   return {
-    root, first: { focus: greet },
+    root,
+    first: { focus() {
+      if (!greeted) part.focus();
+      greeted = true;
+    } },
     ready() {
-      followTheme(host, (theme) => {
-        root.setAttribute("data-theme", theme);
-        page.theme = theme;
-        page.shown.resized();
+      followTheme(host, (now) => {
+        themed(root, now);
+        Object.assign(pen, { theme: now, ramp: ramp(now) });
+        part.draw();
       });
-      let width = 0;
-      new ResizeObserver(() => {
-        if (root.clientWidth === width) return;
-        width = root.clientWidth;
-        root.setAttribute("data-size", width < 620 ? "small" : "large");
-        page.shown.resized();
-      }).observe(root);
+      let size = "";
+      const look = once(() => {
+        if (size === root.clientWidth + "," + window.innerHeight) return;
+        size = root.clientWidth + "," + window.innerHeight;
+        root.setAttribute("data-size", root.clientWidth < 620 ? "small" : "large");
+        part.draw();
+      });
+      new ResizeObserver(look).observe(root);
+      window.addEventListener("resize", look);
+      part.start();
     },
   };
 }

@@ -8,6 +8,9 @@ function pythonOf(model) {
     ""].join("\n");
 }
 
+// A chapter's numbers as a call of "All controls": the lines are the same.
+const pythonOfState = (core, state) => pythonOf(modelOf({ ...startOf(ALL.fields), ...state }, core));
+
 function literal(name, rows) {
   const lines = rows.map((row) => "[" + row.join(", ") + "]");
   return name + " = np.array([" + lines.join(",\n" + " ".repeat(name.length + 13)) + "], np.float32)";

@@ -1,13 +1,14 @@
 // Sharing: the address, the same as Python, and a picture.
 
-function Share(page) {
+// python() gives the text or null, part() the node of the picture.
+function Share(page, python, part) {
   const said = el("p", { class: "mhac-note", role: "status" });
   const box = el("textarea", { class: "mhac-code", readonly: true, rows: 14, spellcheck: "false", "aria-label": T("Text to copy") });
   const shelf = el("div", { hidden: true }, box);
   const button = (text, action) => el("button", { type: "button", class: "mhac-button", text, onclick: action });
-  const python = button(T("Copy as Python"), () => copy(pythonOf(page.model)));
+  const lines = button(T("Copy as Python"), () => copy(python()));
   const node = el("div", { class: "mhac-share" }, el("div", { class: "mhac-controls" },
-    button(T("Copy link"), () => copy(location.href)), python, button(T("Save picture"), save), said), shelf);
+    button(T("Copy link"), () => copy(location.href)), lines, button(T("Save picture"), save), said), shelf);
 
   // The text is shown as well: a page from the disk may not be allowed to reach the clipboard.
   async function copy(text) {
@@ -27,7 +28,7 @@ function Share(page) {
   }
 
   function save() {
-    pictureOf(page.shown.node, penOf(page)).toBlob((blob) => {
+    pictureOf(part(), page.pen).toBlob((blob) => {
       const link = el("a", { href: URL.createObjectURL(blob), download: "attention.png" });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
@@ -36,8 +37,7 @@ function Share(page) {
   }
 
   return { node, draw: () => {
-    const { tab, topic } = page.state;
-    python.hidden = !page.model || tab === "speed" || (tab === "why" && topic === "scale"); // these have numbers of their own
+    lines.hidden = !python();
     shelf.hidden = true; // what stands there is of another state
   } };
 }

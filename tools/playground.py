@@ -25,7 +25,7 @@ FLAGS = [
     "-fno-trapping-math", "-fno-sanitize=all", "-DNDEBUG", "-DMHA_NO_THREADS", "-w", "-Wl,--strip-all",
 ]  # fmt: skip
 CORE = ["attention", "kernels", "layer", "runtime"]
-SHARED = ["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js", "teach.js"]
+SHARED = ["base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js", "teach.js"]
 WORKER = ["core.js", "plain.js", "worker.js"]
 TITLE = "Attention playground"
 TEXT = "This page computes attention in your browser. It needs JavaScript and WebAssembly."
@@ -62,10 +62,12 @@ def written(module):
     page = shared_page()
     styles = [VIZ / "base.css", VIZ / "view.css", VIZ / "teach.css", SOURCES / "playground.css"]
     own = sorted(path for path in SOURCES.glob("*.js") if path.name not in ("plain.js", "worker.js"))
+    own += sorted((SOURCES / "chapters").glob("*.js"))
     parts = [page.asset(path) for path in [*(VIZ / name for name in SHARED), *own]]
     worker = page.joined([page.asset(SOURCES / name) for name in WORKER])
     packed = base64.b64encode(zlib.compress(module, 9)).decode()
     data = {"title": TITLE, "core": packed, "worker": worker, "tileSteps": tile_steps()}
+    data["models"] = json.loads((SOURCES / "lecture_models.json").read_text(encoding="utf-8"))
     style = json.dumps("".join(map(page.asset, styles)))
     start = f"openPlayground({style}, {page.as_javascript(data)});"
     script = page.joined([*parts, start])

@@ -64,6 +64,24 @@ function roundRect(context, x, y, w, h, r) {
   context.closePath();
 }
 
+// Lines over a cell that is hidden by a mask.
+function hatch(context, [x, y, w, h], color) {
+  context.save();
+  context.beginPath();
+  context.rect(x, y, w, h);
+  context.clip();
+  context.strokeStyle = color;
+  context.globalAlpha = 0.45;
+  context.lineWidth = 1;
+  for (let at = -h; at < w; at += 6) {
+    context.beginPath();
+    context.moveTo(x + at, y + h);
+    context.lineTo(x + at + h, y);
+    context.stroke();
+  }
+  context.restore();
+}
+
 const FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', 'Liberation Sans', Arial, sans-serif";
 
 // Cut at the end where it is wider than this many pixels.
@@ -115,16 +133,20 @@ function T(text, values) {
 
 // ---- words and numbers -----------------------------------------------------------------------------------------
 
-// Three digits that matter, "0" for nothing at all; 8-bit weights get a sign that they are rounded.
+// Three digits that matter, "0" for nothing at all, "1" for all of it; 8-bit weights get a sign that they are rounded.
 function number(x, exact) {
   if (x === 0) return "0";
-  if (Math.abs(x - 1) < 5e-4) return exact ? "1" : "≈ 1";
+  if (Math.abs(x - 1) < 5e-4) return !exact || (x !== 1 && Math.abs(x - 1) < 5e-6) ? "≈ 1" : x === 1 ? "1" : x.toFixed(5);
   const digits = Math.abs(x) >= 0.0995 ? 3 : clamp(2 - Math.floor(Math.log10(Math.abs(x))), 3, 6);
   const text = Math.abs(x) < 5e-7 ? "< 0.00001" : x.toFixed(digits);
   return exact ? text : "≈ " + text;
 }
 
-const percent = (x) => (x >= 0.0995 || x === 0 ? Math.round(100 * x) : (100 * x).toFixed(1)) + " %";
+function percent(x) {
+  if (x > 0 && x < 0.0005) return "< 0.1 %";
+  if (x >= 0.995 && x < 1) return x < 0.9995 ? (100 * x).toFixed(1) + " %" : "> 99.9 %";
+  return (x >= 0.0995 || x === 0 ? Math.round(100 * x) : (100 * x).toFixed(1)) + " %";
+}
 
 // Blanks would be invisible; everything else stays as it is.
 function visible(token) {
@@ -147,7 +169,7 @@ function ramp(theme) {
   const stops = RAMPS[theme].map((hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
   const pixels = new Uint32Array(STEPS);
   const css = [];
-  const light = [];
+  const inks = [];
   for (let i = 0; i < STEPS; i++) {
     const at = (i / (STEPS - 1)) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
@@ -155,18 +177,29 @@ function ramp(theme) {
     // canvas pixels are bytes r, g, b, a: in a 32-bit word on the usual little-endian machine, a b g r
     pixels[i] = (255 << 24) | (rgb[2] << 16) | (rgb[1] << 8) | rgb[0];
     css.push("rgb(" + rgb.join(",") + ")");
-    light.push(0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 140);
+    inks.push(inkOn(rgb));
   }
-  return { pixels, css, ink: (i) => (light[i] ? "#1d1b1a" : "#fbf8f4") };
+  return { pixels, css, ink: (i) => inks[i] };
 }
 
-// What both themes call by name when they draw on a canvas; base.css has the same colours for elements.
+// Black or white, whichever is told better from this colour: the contrast is never below 4.58 to 1 (WCAG 2.2).
+function inkOn(rgb) {
+  const [r, g, b] = rgb.map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
+// The colours of both themes by name: canvases ask for them, and elements have them as --paper, --ink, ... (themed).
 const COLORS = {
-  light: { paper: "#ffffff", ink: "#1d1b1a", soft: "#6b6661", faint: "#e0dbd5", wash: "#f7f5f2",
-    cross: "rgba(29,27,26,.45)", veil: "rgba(29,27,26,.12)", line: "#a83258" },
-  dark: { paper: "#17181c", ink: "#f4f1ec", soft: "#a09b95", faint: "#383a42", wash: "#1f2025",
-    cross: "rgba(244,241,236,.5)", veil: "rgba(244,241,236,.14)", line: "#f09a72" },
+  light: { paper: "#ffffff", ink: "#1d1b1a", soft: "#6b6661", faint: "#e4dfd9", edge: "#8b847c", wash: "#f7f5f2", line: "#a83258",
+    other: "#2f62a0", "on-line": "#ffffff", raised: "#ffffff", cross: "rgba(29,27,26,.45)", veil: "rgba(29,27,26,.12)" },
+  dark: { paper: "#17181c", ink: "#f4f1ec", soft: "#a9a49e", faint: "#34363d", edge: "#7b7e88", wash: "#1f2025", line: "#f09a72",
+    other: "#7fb0ea", "on-line": "#1d1413", raised: "#34363d", cross: "rgba(244,241,236,.5)", veil: "rgba(244,241,236,.14)" },
 };
+
+function themed(root, theme) {
+  root.setAttribute("data-theme", theme);
+  for (const [name, color] of Object.entries(COLORS[theme])) root.style.setProperty("--" + name, color);
+}
 
 // ---- theme ---------------------------------------------------------------------------------------------------
 
@@ -186,16 +219,19 @@ function detectTheme(host) {
   return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
-// Calls `change(theme)` now and whenever the surroundings change.
+// Calls `change(theme)` now and whenever the surroundings change, until what it returns is called.
 function followTheme(host, change) {
   let now = null;
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const watcher = new MutationObserver(() => look());
   const later = () => setTimeout(look, 0);
+  function end() {
+    watcher.disconnect();
+    system.removeEventListener("change", later);
+  }
   function look() {
     if (now && !host.isConnected) {
-      watcher.disconnect();
-      system.removeEventListener("change", later);
+      end();
       return;
     }
     const theme = detectTheme(host);
@@ -208,6 +244,19 @@ function followTheme(host, change) {
   watcher.observe(document.body, { attributes: true });
   watcher.observe(document.documentElement, { attributes: true });
   system.addEventListener("change", later);
+  return end;
+}
+
+// Calls `change(width)` whenever the element has another width: a new height is our own doing.
+function followWidth(node, change) {
+  let width = 0;
+  const watcher = new ResizeObserver(() => {
+    if (node.clientWidth === width) return;
+    width = node.clientWidth;
+    change(width);
+  });
+  watcher.observe(node);
+  return () => watcher.disconnect();
 }
 
 // ---- data ----------------------------------------------------------------------------------------------------

@@ -25,11 +25,7 @@ function Frame(app, parts, heads, readout) {
   app.size = () => root.getAttribute("data-size");
   root.addEventListener("keydown", keys);
 
-  function setMode(mode) {
-    state.mode = mode;
-    app.pointed = null;
-    app.redraw();
-  }
+  const setMode = (mode) => app.store.set({ mode, pointed: null });
 
   function update() {
     const { panel } = app;
@@ -40,9 +36,9 @@ function Frame(app, parts, heads, readout) {
     for (const mode of modes) parts[mode].node.hidden = mode !== state.mode;
     root.setAttribute("data-mode", state.mode);
     root.toggleAttribute("data-single", panel.stats.length < 2);
-    const [entropy, confidence, said] = panel.stats[state.head];
+    const [entropy, confidence, said] = panel.stats[app.headNow()];
     const alone = panel.stats.length < 2 && !data.heads;
-    words.replaceChildren(el("b", { text: alone ? "" : app.headName(state.head) }),
+    words.replaceChildren(el("b", { text: alone ? "" : app.headName(app.headNow()) }),
       (alone && said ? said[0].toUpperCase() + said.slice(1) : " " + said) + " ",
       el("span", { class: "mhac-note", text: T("entropy {bits} of {most} bits · largest weight {weight} on average",
         { bits: entropy.toFixed(2), most: Math.log2(panel.keys).toFixed(2), weight: confidence.toFixed(2) }) }));
@@ -56,7 +52,7 @@ function Frame(app, parts, heads, readout) {
     const key = event.key;
     if (/^[0-9]$/.test(key) && Number(key) < app.panel.h) heads.pick(Number(key));
     else if (key === "m" && last > 0) heads.pick(last);
-    else if (key === "[" || key === "]") heads.pick(clamp(state.head + (key === "]" ? 1 : -1), 0, last));
+    else if (key === "[" || key === "]") heads.pick(clamp(app.headNow() + (key === "]" ? 1 : -1), 0, last));
     else if (key === "v") {
       const next = modes[(modes.indexOf(state.mode) + 1) % modes.length];
       modeChoice.set(modes.indexOf(next));
@@ -75,23 +71,19 @@ function Frame(app, parts, heads, readout) {
 
 // Which layer, which example: only where there are several.
 function selectors(app) {
-  const { data, state } = app;
+  const { data } = app;
   const select = (label, names, values, which) => {
     if (values.length < 2) return null;
     const box = el("select", { "aria-label": label }, ...values.map((value, i) =>
       el("option", { value, text: names[i] })));
-    box.addEventListener("change", async () => {
-      const wanted = { layer: state.layer, example: state.example, [which]: Number(box.value) };
-      await app.open(wanted.layer, wanted.example);
-      app.redraw();
-    });
+    box.addEventListener("change", () => app.store.set({ [which]: Number(box.value) }));
     return box;
   };
   const examples = [...new Set(data.panels.map((panel) => panel.example))];
   const layers = [...new Set(data.panels.map((panel) => panel.layer))];
   return [
-    select("Layer", layers.map((i) => data.layers[i]), layers, "layer"),
-    select("Example", examples.map((i) => "example " + (i + 1)), examples, "example"),
+    select(T("Layer"), layers.map((i) => data.layers[i]), layers, "layer"),
+    select(T("Example"), examples.map((i) => T("example {n}", { n: i + 1 })), examples, "example"),
   ];
 }
 
@@ -102,17 +94,11 @@ function Legend(app, reset) {
   const low = el("span", { text: "0" });
   const high = el("span");
   const middle = el("span", { class: "mhac-scale-middle" });
-  const scale = choice(T("Colour scale"), [T("linear"), "√"], state.root ? 1 : 0, (i) => {
-    state.root = i === 1;
-    app.redraw();
-  });
+  const scale = choice(T("Colour scale"), [T("linear"), "√"], state.root ? 1 : 0, (i) => app.store.set({ root: i === 1 }));
   scale.title = T("√ brings out small weights");
   const count = el("output");
   const slider = el("input", { type: "range", min: 1, max: 1, step: 1, "aria-label": T("Lines per query") });
-  slider.addEventListener("input", () => {
-    state.topk = Number(slider.value);
-    app.redraw();
-  });
+  slider.addEventListener("input", () => app.store.set({ topk: Number(slider.value) }));
   slider.addEventListener("keydown", (event) => event.stopPropagation());
   const lines = el("label", { class: "mhac-topk" }, el("span", { text: T("strongest keys per query") }), slider, count);
   const hint = el("span", { class: "mhac-note mhac-hint", text: T("Drag over a part to enlarge it.") });
@@ -125,16 +111,15 @@ function Legend(app, reset) {
   function draw() {
     const most = Math.min(app.panel.k, 32);
     slider.max = most;
-    state.topk = Math.min(state.topk, most);
-    slider.value = state.topk;
-    setText(count, String(state.topk));
+    slider.value = Math.min(state.topk, most);
+    setText(count, slider.value);
     lines.hidden = state.mode !== "Lines" || most < 2;
     const context = sized(bar, 132, 10);
     for (let x = 0; x < 132; x++) {
       context.fillStyle = app.ramp.css[Math.round((x / 131) * (STEPS - 1))];
       context.fillRect(x, 0, 1, 10);
     }
-    const { zoom, panel } = app;
+    const [zoom, panel] = [app.zoom(), app.panel];
     const zoomed = zoom.q1 - zoom.q0 < panel.q || zoom.k1 - zoom.k0 < panel.k;
     back.hidden = state.mode !== "Matrix" || !zoomed;
     hint.hidden = state.mode !== "Matrix" || zoomed || panel.q * panel.k <= 400;

@@ -2,7 +2,6 @@
 // it stands in a product, it is given the same cells and margins as its neighbours, so that rows and columns line up.
 
 const NUMBERS_UP_TO = 8; // rows and columns; beyond, colours only
-const GRID_FONT = "12px " + FONT;
 
 // Signed numbers: one hue each side of the paper.
 const SIDES = {
@@ -15,12 +14,11 @@ function signed(theme, share) {
   const end = share < 0 ? side.minus : side.plus;
   const t = Math.pow(Math.min(1, Math.abs(share)), 0.8) * 0.92;
   const rgb = side.paper.map((c, i) => Math.round(c + (end[i] - c) * t));
-  const light = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2] > 140;
-  return { fill: "rgb(" + rgb.join(",") + ")", ink: light ? "#1d1b1a" : "#fbf8f4" };
+  return { fill: "rgb(" + rgb.join(",") + ")", ink: inkOn(rgb) };
 }
 
 // spec: name, data (list of rows, null for a cell that holds nothing), kind "signed", "weight" or "plain", rows and columns (labels or null),
-// masked(i, j), note (a small text under the name)
+// masked(i, j), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
 function Grid(app, spec) {
   const height = spec.data.length;
   const width = spec.data[0] ? spec.data[0].length : 0;
@@ -28,8 +26,10 @@ function Grid(app, spec) {
   const node = el("figure", { class: "mhac-grid", "data-name": spec.name },
     el("figcaption", {}, el("b", {}, ...formula(spec.name)),
       width > 1 ? el("span", { class: "mhac-note", text: height + " × " + width }) : null), canvas);
-  const most = Math.max(1e-9, ...spec.data.flat().map((x, at) =>
+  const most = spec.top || Math.max(1e-9, ...spec.data.flat().map((x, at) =>
     (x === null || hidden(Math.floor(at / width), at % width) ? 0 : Math.abs(x))));
+  const size = app.type || 12;
+  const GRID_FONT = size + "px " + FONT;
   let place = null;
 
   function hidden(i, j) {
@@ -57,7 +57,7 @@ function Grid(app, spec) {
   function color(i, j) {
     const x = spec.data[i][j];
     if (spec.kind === "weight") {
-      const level = Math.round((STEPS - 1) * clamp(x, 0, 1) * 0.94);
+      const level = Math.round((STEPS - 1) * clamp(x / most, 0, 1));
       return { fill: app.ramp.css[level], ink: app.ramp.ink(level) };
     }
     if (spec.kind === "plain") return { fill: app.color("paper"), ink: app.color("ink") };
@@ -68,7 +68,7 @@ function Grid(app, spec) {
   function draw(look) {
     const { w, h, left, top, right } = place;
     const context = sized(canvas, left + width * w + Math.max(2, right), top + height * h + 2);
-    const few = width <= NUMBERS_UP_TO && height <= NUMBERS_UP_TO;
+    const few = spec.numbers || (width <= NUMBERS_UP_TO && height <= NUMBERS_UP_TO);
     const numbers = w >= 29 && (few || spec.kind === "plain") && h >= 10;
     context.textAlign = "center";
     context.textBaseline = "middle";
@@ -77,7 +77,7 @@ function Grid(app, spec) {
     }
     drawLabels(context, look);
     drawMarks(context, look);
-    canvas.setAttribute("aria-label", spec.name + ", " + height + " rows, " + width + " columns");
+    canvas.setAttribute("aria-label", spec.name + ", " + T("{rows} rows, {columns} columns", { rows: height, columns: width }));
   }
 
   function drawCell(context, look, i, j, numbers) {
@@ -100,25 +100,11 @@ function Grid(app, spec) {
     const { fill, ink } = masked ? { fill: app.color("wash"), ink: app.color("soft") } : color(i, j);
     context.fillStyle = fill;
     context.fill();
-    if (masked) hatch(context, box);
+    if (masked) hatch(context, box, app.color("soft"));
     if (!numbers) return;
-    context.font = (h < 14 ? "9.5px " : w >= 44 && h >= 24 ? "13px " : "11.5px ") + FONT;
+    context.font = (h < 14 ? 9.5 : (w >= 44 && h >= 24 ? 13 : 11.5) * (size / 12)) + "px " + FONT;
     context.fillStyle = ink;
     if (!masked) context.fillText(digits(spec.data[i][j], w), box[0] + box[2] / 2, box[1] + box[3] / 2 + 0.5);
-  }
-
-  function hatch(context, [x, y, w, h]) {
-    context.save();
-    context.clip();
-    context.strokeStyle = app.color("faint");
-    context.lineWidth = 1.5;
-    for (let at = -h; at < w; at += 6) {
-      context.beginPath();
-      context.moveTo(x + at, y + h);
-      context.lineTo(x + at + h, y);
-      context.stroke();
-    }
-    context.restore();
   }
 
   function drawLabels(context, look) {

@@ -27,16 +27,16 @@ function Lines(app) {
   const keys = el("div", { class: "mhac-column" });
   const canvas = el("canvas", { role: "img" });
   const middle = el("div", { class: "mhac-middle" }, canvas);
-  const heading = el("div", { class: "mhac-heading" }, el("span", { text: "queries" }), el("span"),
-    el("span", { text: "keys" }));
+  const heading = el("div", { class: "mhac-heading" }, el("span", { text: T("queries") }), el("span"),
+    el("span", { text: T("keys") }));
   const scroller = el("div", {
-    class: "mhac-lines", tabindex: 0, role: "application", "aria-roledescription": "lines from queries to keys",
-    "aria-label": "Lines from queries to keys. Up and down choose a query, Escape shows all.",
+    class: "mhac-lines", tabindex: 0, role: "application", "aria-roledescription": T("lines from queries to keys"),
+    "aria-label": T("Lines from queries to keys. Up and down choose a query, Escape shows all."),
   }, el("div", { class: "mhac-lanes" }, queries, middle, keys));
   const node = el("div", { class: "mhac-lines-box" }, heading, scroller);
   let filled = null; // the panel whose tokens stand in the columns
-  let focus = null; // {side, i}: only this token's lines
-  let kept = null; // the focus that a click or a key has kept
+  let over = null; // {side, i}: the token that the pointer is over
+  let focus = null; // whose lines are shown: that token, or the one that a click or a key has kept (the state's focus)
 
   const rowHeight = () => {
     const n = Math.max(app.panel.q, app.panel.k);
@@ -46,7 +46,7 @@ function Lines(app) {
   function fill() {
     if (filled === app.panel) return;
     filled = app.panel;
-    focus = kept = null;
+    over = null;
     const cells = (side, n) => Array.from({ length: n }, (_, i) =>
       el("div", { class: "mhac-lane", "data-side": side, "data-i": i }, el("bdi", { text: app.label(side, i) })));
     queries.replaceChildren(...cells("q", app.panel.q));
@@ -56,6 +56,8 @@ function Lines(app) {
 
   function draw() {
     fill();
+    const kept = app.state.focus;
+    focus = over || (kept && kept.i < (kept.side === "q" ? app.panel.q : app.panel.k) ? kept : null);
     const row = rowHeight();
     const tall = Math.max(app.panel.q, app.panel.k) * row;
     const height = Math.min(tall, app.tall());
@@ -71,7 +73,7 @@ function Lines(app) {
   function drawLines(context, width, height, row) {
     const { state, panel, code } = app;
     const head = app.head();
-    const most = state.topk;
+    const most = Math.min(state.topk, panel.k);
     const best = app.strongest(most);
     const offset = scroller.scrollTop;
     let count = 0;
@@ -100,8 +102,8 @@ function Lines(app) {
         }
       }
     }
-    const whose = focus ? " of “" + app.label(focus.side, focus.i) + "”" : "";
-    canvas.setAttribute("aria-label", count + " lines" + whose + ", " + app.headName(state.head));
+    const said = { n: count, token: focus ? app.label(focus.side, focus.i) : "", head: app.headName(app.headNow()) };
+    canvas.setAttribute("aria-label", focus ? T("{n} lines of “{token}”, {head}", said) : T("{n} lines, {head}", said));
     canvas.setAttribute("data-lines", count);
   }
 
@@ -125,10 +127,8 @@ function Lines(app) {
     if (focus) (focus.side === "q" ? queries : keys).children[focus.i].firstChild.classList.add("mhac-focus");
   }
 
-  function set(next) {
-    const same = focus === next || (focus && next && focus.side === next.side && focus.i === next.i);
-    if (same) return;
-    focus = next;
+  function point(next) {
+    over = next;
     later();
   }
   const later = once(draw);
@@ -144,19 +144,19 @@ function Lines(app) {
 
   scroller.addEventListener("pointerover", (event) => {
     const at = laneOf(event);
-    set(at || kept);
+    point(at);
     if (at) app.hover(...partner(at));
     else app.hover(null);
   });
   scroller.addEventListener("pointerleave", () => {
-    set(kept);
+    point(null);
     app.hover(null);
   });
   scroller.addEventListener("click", (event) => {
     const at = laneOf(event);
+    const kept = app.state.focus;
     const again = at && kept && at.side === kept.side && at.i === kept.i;
-    kept = again ? null : at;
-    set(kept);
+    app.store.set({ focus: again ? null : at });
     if (at) app.pin(...partner(at));
   });
   scroller.addEventListener("scroll", later, { passive: true });
@@ -165,14 +165,17 @@ function Lines(app) {
     if (event.ctrlKey || event.metaKey || event.altKey || !(step || event.key === "Escape")) return;
     event.preventDefault();
     event.stopPropagation();
-    if (!step) kept = null;
-    else {
-      const i = kept && kept.side === "q" ? kept.i + step : app.active().q;
-      kept = { side: "q", i: clamp(i, 0, app.panel.q - 1) };
-      app.pin(...partner(kept), true);
-      queries.children[kept.i].scrollIntoView({ block: "nearest" });
+    over = null;
+    if (!step) {
+      app.store.set({ focus: null });
+      return;
     }
-    set(kept);
+    const kept = app.state.focus;
+    const i = kept && kept.side === "q" ? kept.i + step : app.active().q;
+    const next = { side: "q", i: clamp(i, 0, app.panel.q - 1) };
+    app.store.set({ focus: next });
+    app.pin(...partner(next), true);
+    queries.children[next.i].scrollIntoView({ block: "nearest" });
   });
 
   return { node, draw, mark() {} };

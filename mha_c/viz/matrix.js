@@ -59,7 +59,7 @@ function stepFor(cell, room) {
 
 // Where everything of the large matrix stands, for this width.
 function geometry(app, context, width, height) {
-  const v = app.zoom;
+  const v = app.zoom();
   const rows = v.q1 - v.q0;
   const columns = v.k1 - v.k0;
   context.font = "600 " + LABEL_FONT; // as wide as a label gets when it is marked
@@ -117,7 +117,8 @@ function Matrix(app) {
     g = geometry(app, base.getContext("2d"), width, app.tall());
     const context = sized(base, g.width, g.height);
     stage.style.width = g.width + "px";
-    base.setAttribute("aria-label", app.headName(app.state.head) + ": " + app.words(app.state.head));
+    const h = app.headNow();
+    base.setAttribute("aria-label", [app.headName(h), app.words(h)].filter(Boolean).join(": "));
     const head = app.head();
     if (Math.min(g.cw, g.ch) >= 12) drawCells(context, head);
     else drawImage(context, head);
@@ -147,11 +148,11 @@ function Matrix(app) {
         context.fillStyle = app.ramp.css[level(w)];
         roundRect(context, x + 0.5, y + 0.5, g.cw - 1, g.ch - 1, 3);
         context.fill();
+        if (app.panel.hides && app.panel.hides(q, k)) hatch(context, [x + 0.5, y + 0.5, g.cw - 1, g.ch - 1], app.color("soft"));
         if (!numbers || w < 0.005) continue;
         context.fillStyle = app.ramp.ink(level(w));
-        context.globalAlpha = clamp(0.3 + 4 * w, 0.3, 0.9); // what matters is read first
-        context.fillText(w > 0.995 ? "1" : w.toFixed(2).slice(1), x + g.cw / 2, y + g.ch / 2 + 0.5);
-        context.globalAlpha = 1;
+        const text = w === 1 ? "1" : w >= 0.995 ? "≈1" : w.toFixed(2).slice(1);
+        context.fillText(text, x + g.cw / 2, y + g.ch / 2 + 0.5);
       }
     }
   }
@@ -289,7 +290,7 @@ function Matrix(app) {
   function showTip(at) {
     const { q, k } = at;
     tip.replaceChildren(el("bdi", { text: app.label("q", q) }), " → ", el("bdi", { text: app.label("k", k) }),
-      el("b", { text: app.number(app.weight(app.state.head, q, k)) }));
+      el("b", { text: app.number(app.weight(app.headNow(), q, k)) }));
     tip.hidden = false;
     const flip = at.x + 16 + tip.offsetWidth > node.clientWidth;
     tip.style.left = (flip ? Math.max(0, at.x - 12 - tip.offsetWidth) : at.x + 16) + "px";
@@ -342,9 +343,9 @@ function Matrix(app) {
     const [q0, q1] = range(a.q, b.q, g.v.q0, g.v.q1);
     const [k0, k1] = range(a.k, b.k, g.v.k0, g.v.k1);
     leave();
-    app.zoom = { q0, q1, k0, k1 };
-    app.kept = strongestIn(app.zoom);
-    app.redraw();
+    const zoom = { q0, q1, k0, k1 };
+    const best = strongestIn(zoom);
+    app.store.set({ zoom, row: best.q, column: best.k });
   }
 
   function strongestIn(v) {
@@ -359,8 +360,7 @@ function Matrix(app) {
   }
 
   function reset() {
-    app.zoom = whole(app.panel);
-    app.redraw();
+    app.store.set({ zoom: null });
   }
 
   // Half or twice as much, around the chosen cell.
@@ -371,26 +371,25 @@ function Matrix(app) {
       const from = clamp(Math.round(at - length / 2), 0, size - length);
       return [from, from + length];
     };
-    const [q0, q1] = range(q, app.zoom.q0, app.zoom.q1, app.panel.q);
-    const [k0, k1] = range(k, app.zoom.k0, app.zoom.k1, app.panel.k);
-    app.zoom = { q0, q1, k0, k1 };
-    app.redraw();
+    const v = app.zoom();
+    const [q0, q1] = range(q, v.q0, v.q1, app.panel.q);
+    const [k0, k1] = range(k, v.k0, v.k1, app.panel.k);
+    app.store.set({ zoom: { q0, q1, k0, k1 } });
   }
 
   // Moves the visible part so that the cell is in it.
   function follow(q, k) {
-    const v = app.zoom;
+    const v = app.zoom();
     const shift = (at, low, high) => (at < low ? at - low : at >= high ? at - high + 1 : 0);
     const dq = shift(q, v.q0, v.q1);
     const dk = shift(k, v.k0, v.k1);
     if (!dq && !dk) return;
-    app.zoom = { q0: v.q0 + dq, q1: v.q1 + dq, k0: v.k0 + dk, k1: v.k1 + dk };
-    app.redraw();
+    app.store.set({ zoom: { q0: v.q0 + dq, q1: v.q1 + dq, k0: v.k0 + dk, k1: v.k1 + dk } });
   }
 
   node.addEventListener("keydown", (event) => {
     const { q, k } = app.active();
-    const page = Math.max(1, Math.round((app.zoom.q1 - app.zoom.q0) / 4));
+    const page = Math.max(1, Math.round((app.zoom().q1 - app.zoom().q0) / 4));
     const moves = {
       ArrowUp: [q - 1, k], ArrowDown: [q + 1, k], ArrowLeft: [q, k - 1], ArrowRight: [q, k + 1],
       Home: [q, 0], End: [q, app.panel.k - 1], PageUp: [q - page, k], PageDown: [q + page, k],

@@ -28,8 +28,8 @@ FOLDER = Path(__file__).parent  # of the scripts and styles
 
 # The scripts of a kind of page, and which of their functions builds it.
 SCRIPTS = {
-    "view": (["base.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"], "buildView"),
-    "teach": (["base.js", "grids.js", "scenes.js", "lines_of_code.js", "teach.js"], "buildPlayer"),
+    "view": (["base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js"], "buildView"),
+    "teach": (["base.js", "store.js", "grids.js", "scenes.js", "lines_of_code.js", "teach.js"], "buildPlayer"),
 }
 
 

@@ -83,6 +83,13 @@ function sumOf(terms, most) {
   return terms.length > most ? shown + " + …" : shown;
 }
 
+// A weight by its formula: scores are written as differences from the largest, which changes nothing and keeps exp small.
+function softmaxText(scores, at, most) {
+  const largest = Math.max(...scores);
+  const term = (x) => (x === largest ? "exp(0)" : "exp(" + digits(x - largest, 40) + ")");
+  return term(scores[at]) + " / [" + sumOf(scores.map(term), most) + "]";
+}
+
 const dot = (a, b) => sumOf(a.map((x, n) => signedText(x) + " · " + signedText(b[n])), 6);
 
 // ---- the five steps ------------------------------------------------------------------------------------------------
@@ -125,13 +132,11 @@ function stepScenes(app, data) {
       const hides = data.steps.some((step) => step.id === "masked");
       const before = grid(hides ? "S masked" : "S / √d", "masked", { masked, wholeRow: true });
       return { ...line([before, result], ["→"], result), explain(c) {
-        const row = m.masked[c.i].filter((_, j) => !masked(c.i, j));
-        if (!row.length) return pair(c) + "no key may be seen: all scores are alike, and so are the weights, 1 / " +
+        const seen = columns.map((_, j) => j).filter((j) => !masked(c.i, j));
+        if (!seen.length) return pair(c) + "no key may be seen: all scores are alike, and so are the weights, 1 / " +
           m.masked[c.i].length;
         if (masked(c.i, c.j)) return pair(c) + "exp(−10⁶) = 0";
-        const terms = sumOf(row.map((x) => "exp(" + digits(x, 40) + ")"), 5);
-        return pair(c) + "exp(" + digits(m.masked[c.i][c.j], 40) + ") / [" + terms + "] = " +
-          digits(m.weights[c.i][c.j], 40);
+        return pair(c) + softmaxText(seen.map((j) => m.masked[c.i][j]), seen.indexOf(c.j), 5) + " = " + digits(m.weights[c.i][c.j], 40);
       } };
     },
     output() {
@@ -226,5 +231,6 @@ function tileText(data, t, phase, i) {
     return "ℓ = " + show(tile.old_sum[i] * tile.rescale[i]) + " + " + sumOf(tile.weights[i].map((x) => show(x)), 6) +
       " = " + show(tile.new_sum[i]);
   }
+  if (!tile.new_sum[i]) return T("no key may be seen: there is nothing to divide");
   return T("first feature") + ": " + show(tile.output[i][0]) + " / " + show(tile.new_sum[i]) + " = " + show(data.output[i][0]);
 }

@@ -3,8 +3,8 @@
 
 function Sentence(app) {
   const node = el("div", {
-    class: "mhac-sentence", tabindex: 0, role: "application", "aria-roledescription": "sentence",
-    "aria-label": "The sentence. Left and right choose a word; the words it looks at are tinted.",
+    class: "mhac-sentence", tabindex: 0, role: "application", "aria-roledescription": T("sentence"),
+    "aria-label": T("The sentence. Left and right choose a word; the words it looks at are tinted."),
   });
   let filled = null;
   let words = { q: [], k: [] };
@@ -22,7 +22,7 @@ function Sentence(app) {
       node.replaceChildren(paragraph(both));
     } else {
       words = { q: spans("q", app.panel.q), k: spans("k", app.panel.k) };
-      node.replaceChildren(title("queries"), paragraph(words.q), title("keys"), paragraph(words.k));
+      node.replaceChildren(title(T("queries")), paragraph(words.q), title(T("keys")), paragraph(words.k));
     }
   }
 

@@ -5,47 +5,56 @@ const STEP_MS = { steps: 3200, tiles: 2200, layer: 3200 };
 const REVEAL_MS = 700;
 
 async function buildPlayer(host, data) {
+  const player = makePlayer(data, Store({}));
+  return { root: player.root, first: player.root, ready: () => player.follow(host) };
+}
+
+// The player as a part of a page, whose store it shares: step, and row and column of the chosen cell, stand there.
+function makePlayer(data, store) {
+  const { state } = store;
+  for (const name of ["step", "row", "column"]) state[name] = state[name] || 0;
   const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
   const scenes = { tiles: tileScenes, steps: stepScenes, layer: typeof layerScenes === "undefined" ? null : layerScenes }[data.player](app, data);
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
-  const state = { at: 0, cell: { i: 0, j: 0 }, timer: null, started: 0 };
-  const ui = playerFrame(data, scenes, { go, step, toggle, row: moveRow });
-  let scene = null;
+  const ui = playerFrame(data, scenes, { step, toggle, row: moveRow });
+  const ends = endings();
+  let [scene, timer, started] = [null, null, 0];
 
-  function go(at) {
-    state.at = clamp(at, 0, scenes.length - 1);
-    scene = scenes[state.at].make();
+  const at = () => clamp(state.step, 0, scenes.length - 1);
+  function cell() {
     const { result } = scene;
-    if (result) {
-      state.cell = { i: Math.min(state.cell.i, result.height - 1), j: Math.min(state.cell.j, result.width - 1) };
-      result.canvas.addEventListener("pointermove", (event) => point(result.at(event)));
-    }
-    state.started = performance.now();
-    ui.show(state.at, scene);
+    return result ? { i: clamp(state.row, 0, result.height - 1), j: clamp(state.column, 0, result.width - 1) } : { i: 0, j: 0 };
+  }
+
+  function show() {
+    scene = scenes[at()].make();
+    const { result } = scene;
+    if (result) result.canvas.addEventListener("pointermove", (event) => point(result.at(event)));
+    started = performance.now();
+    ui.show(at(), scene);
     draw();
     animate();
-    if (state.at === scenes.length - 1) stop();
+    if (at() === scenes.length - 1) stop();
   }
+
+  const go = (to) => store.set({ step: clamp(to, 0, scenes.length - 1) });
 
   function step(by) {
     stop();
-    go(state.at + by);
+    go(at() + by);
   }
 
   function moveRow(by) {
-    if (!scene.result) return;
-    point({ ...state.cell, i: clamp(state.cell.i + by, 0, scene.result.height - 1) });
+    if (scene.result) point({ ...cell(), i: clamp(cell().i + by, 0, scene.result.height - 1) });
   }
 
-  function point(cell) {
-    if (!cell || (cell.i === state.cell.i && cell.j === state.cell.j)) return;
-    state.cell = cell;
-    draw();
+  function point(there) {
+    if (there) store.set({ row: there.i, column: there.j });
   }
 
   // The result appears row by row, as it would be written down; all at once for those who want no motion.
   function shown() {
-    const part = still.matches ? 1 : (performance.now() - state.started) / REVEAL_MS;
+    const part = still.matches ? 1 : (performance.now() - started) / REVEAL_MS;
     if (part >= 1 || !scene.result) return null;
     const { width, height } = scene.result;
     return (i, j) => i * width + j < part * width * height;
@@ -55,8 +64,8 @@ async function buildPlayer(host, data) {
     const width = ui.stage.clientWidth;
     if (!width) return;
     scene.fit(width);
-    scene.draw({ cell: state.cell, shown: shown() });
-    ui.explain(scene.explain(state.cell));
+    scene.draw({ cell: cell(), shown: shown() });
+    ui.explain(scene.explain(cell()));
   }
 
   // The height of the tallest of the first scenes: what stands below the stage does not jump from step to step.
@@ -86,41 +95,39 @@ async function buildPlayer(host, data) {
   }
 
   function toggle() {
-    if (state.timer) {
+    if (timer) {
       stop();
       return;
     }
-    if (state.at === scenes.length - 1) go(0);
-    else go(state.at + 1);
-    state.timer = setInterval(() => go(state.at + 1), STEP_MS[data.player]);
+    go(at() === scenes.length - 1 ? 0 : at() + 1);
+    timer = setInterval(() => go(at() + 1), STEP_MS[data.player]);
     ui.playing(true);
-    if (state.at === scenes.length - 1) stop();
+    if (at() === scenes.length - 1) stop();
   }
 
   function stop() {
-    clearInterval(state.timer);
-    state.timer = null;
+    clearInterval(timer);
+    timer = null;
     ui.playing(false);
   }
 
-  go(0);
+  show();
+  ends.add(store.subscribe((changed) => (changed.includes("step") ? show() : draw())));
+  ends.add(stop);
   return {
-    root: ui.root, first: ui.root,
-    ready() {
-      followTheme(host, (theme) => {
-        ui.root.setAttribute("data-theme", theme);
+    root: ui.root, end: ends.end,
+    follow(host) {
+      ends.add(followTheme(host, (theme) => {
+        themed(ui.root, theme);
         app.theme = theme;
         app.ramp = ramp(theme);
         draw();
-      });
-      let width = 0;
-      new ResizeObserver(() => {
-        if (ui.root.clientWidth === width) return;
-        width = ui.root.clientWidth;
+      }));
+      ends.add(followWidth(ui.root, (width) => {
         ui.root.setAttribute("data-size", width < 620 ? "small" : "large");
         measure();
         draw();
-      }).observe(ui.root);
+      }));
     },
   };
 }

@@ -1,26 +1,29 @@
 // The attention view: the heads side by side, one of them large (as matrix, lines or sentence), and a column that
 // says in numbers what is pointed at.
 //
-// `app` is what the parts share: the panel shown (one layer of one example), its decoded weights, the state, and the
-// few calls through which a part reports what the reader points at.
+// `app` is what the parts share: the panel shown (one layer of one example), its decoded weights, and questions about
+// them.  What is chosen stands in the store alone: layer, example, head, mode, topk, root (the scale); row and column, which
+// a click or a key has kept; pointed, {q, k} or null; focus, the token whose lines are shown; zoom, or null for all.
 
 const MODES = ["Matrix", "Lines", "Sentence"];
 const BARS = 6; // keys listed in the column
+const CHOSEN = { head: 0, mode: "Matrix", topk: 4, root: null, row: null, column: null, pointed: null, focus: null, zoom: null };
+const MARKS = ["row", "column", "pointed"]; // what is only marked: all else is drawn anew
 
 async function buildView(host, data) {
-  const view = await makeView(data);
+  const view = await makeView(data, Store({}));
   return { root: view.root, first: view.first, ready: () => view.follow(host) };
 }
 
-// The view as a part of a page: `follow` starts it once it is in the document.
-async function makeView(data) {
-  const app = await makeApp(data);
+// The view as a part of a page, whose store it shares: `follow` starts it once it is in the document, `end` ends it.
+async function makeView(data, store) {
+  const app = await makeApp(data, store);
   const parts = { Matrix: Matrix(app), Lines: Lines(app), Sentence: Sentence(app) };
   const heads = Heads(app);
   const readout = Readout(app);
   const frame = Frame(app, parts, heads, readout);
 
-  app.redraw = once(() => {
+  const redraw = once(() => {
     frame.update();
     heads.draw();
     parts[app.state.mode].draw();
@@ -31,36 +34,45 @@ async function makeView(data) {
     heads.mark();
     readout.draw();
   });
-  app.marked = mark;
+  const ends = endings();
+  ends.add(store.subscribe((changed) => {
+    if (changed.includes("layer") || changed.includes("example")) app.open().then(redraw);
+    else if (changed.every((name) => MARKS.includes(name))) mark();
+    else redraw();
+  }));
   return {
-    app, root: frame.root, first: parts.Matrix.node,
+    root: frame.root, first: parts.Matrix.node, end: ends.end,
+    // Another panel in the place of the first one, as a page has computed it.
+    async show(panel) {
+      data.panels = [panel];
+      await app.open();
+      redraw();
+    },
     follow(host) {
-      followTheme(host, (theme) => {
-        frame.root.setAttribute("data-theme", theme);
+      ends.add(followTheme(host, (theme) => {
+        themed(frame.root, theme);
         app.theme = theme;
         app.ramp = ramp(theme);
-        app.redraw();
-      });
-      let width = 0;
-      new ResizeObserver((entries) => {
-        const now = Math.round(entries[0].contentRect.width);
-        if (now === width) return; // a new height is our own doing
-        width = now;
+        redraw();
+      }));
+      ends.add(followWidth(frame.root, () => {
+        const { paddingLeft, paddingRight } = getComputedStyle(frame.root);
+        const now = frame.root.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
         frame.root.setAttribute("data-size", now >= 940 ? "large" : now >= 620 ? "medium" : "small");
-        app.redraw();
-      }).observe(frame.root);
+        redraw();
+      }));
     },
   };
 }
 
-async function makeApp(data) {
+async function makeApp(data, store) {
   const cache = new Map();
+  const { state } = store;
+  for (const [name, start] of Object.entries(CHOSEN)) if (!(name in state)) state[name] = start;
+  for (const name of ["layer", "example"]) if (!(name in state)) state[name] = data.panels[0][name];
+  let asked = 0;
   const app = {
-    data, theme: "light", ramp: ramp("light"),
-    state: { layer: data.panels[0].layer, example: data.panels[0].example, head: 0, mode: "Matrix", topk: 4,
-      root: false },
-    pointed: null, // what the pointer is over
-    kept: { q: 0, k: 0 }, // what was clicked, or reached by keys: shown while nothing is pointed at
+    data, store, state, theme: "light", ramp: ramp("light"),
     label(side, i) {
       const tokens = side === "q" ? app.panel.qt : app.panel.kt;
       return tokens && i < tokens.length ? visible(tokens[i]) : String(i);
@@ -69,7 +81,10 @@ async function makeApp(data) {
     number: (w) => number(w, app.panel.bits === 16),
     tall: () => (app.size() === "small" ? 460 : 560),
     size: () => "large",
-    active: () => app.pointed || app.kept,
+    kept: () => ({ q: clamp(state.row, 0, app.panel.q - 1), k: clamp(state.column, 0, app.panel.k - 1) }),
+    active: () => (state.pointed && state.pointed.q < app.panel.q && state.pointed.k < app.panel.k ? state.pointed : app.kept()),
+    headNow: () => Math.min(state.head, app.panel.stats.length - 1),
+    zoom: () => state.zoom || whole(app.panel),
     // heads are counted from 0; the one after the last is their mean
     isMean: (h) => h === app.panel.h,
     headName: (h) => (app.isMean(h) && h > 0 ? T("Mean") : data.heads ? data.heads[h] : T("Head {h}", { h })),
@@ -82,13 +97,13 @@ async function makeApp(data) {
       }
       return app.code.mean;
     },
-    head: () => app.weightsOf(app.state.head),
+    head: () => app.weightsOf(app.headNow()),
     weight: (h, q, k) => app.weightsOf(h)[q * app.panel.k + k],
     row(h, q) {
       return app.weightsOf(h).subarray(q * app.panel.k, (q + 1) * app.panel.k);
     },
     bestKey(q) {
-      const row = app.row(app.state.head, q);
+      const row = app.row(app.headNow(), q);
       return row.indexOf(row.reduce((a, b) => Math.max(a, b), 0));
     },
     bestQuery(k) {
@@ -99,46 +114,42 @@ async function makeApp(data) {
     },
     // kept per head and number, since hovering asks again and again
     strongest(most) {
-      const key = app.state.head + "/" + most;
+      const key = app.headNow() + "/" + most;
       if (!app.code.best.has(key)) app.code.best.set(key, strongest(app.head(), app.panel.q, app.panel.k, most));
       return app.code.best.get(key);
     },
     hover(q, k) {
-      const same = q === null ? !app.pointed : app.pointed && app.pointed.q === q && app.pointed.k === k;
-      if (same) return;
-      app.pointed = q === null ? null : { q, k };
-      app.marked();
+      const { pointed } = state;
+      const same = q === null ? !pointed : pointed && pointed.q === q && pointed.k === k;
+      if (!same) store.set({ pointed: q === null ? null : { q, k } });
     },
     pin(q, k, byKey) {
-      app.kept = { q, k };
-      if (byKey) app.pointed = null;
+      store.set({ row: q, column: k, pointed: byKey ? null : state.pointed });
       app.say();
-      app.marked();
     },
     say() {},
-    async open(layer, example) {
-      const panel = data.panels.find((p) => p.layer === layer && p.example === example) || data.panels[0];
-      if (!cache.has(panel)) {
-        if (cache.size > 3) cache.delete(cache.keys().next().value);
-        cache.set(panel, Object.assign(await decode(panel), { best: new Map() }));
-      }
-      app.code = cache.get(panel);
-      const resized = !app.panel || app.panel.q !== panel.q || app.panel.k !== panel.k;
-      app.panel = panel;
-      Object.assign(app.state, { layer: panel.layer, example: panel.example });
-      app.state.head = Math.min(app.state.head, panel.stats.length - 1);
-      if (!resized) return;
-      app.zoom = whole(panel);
-      app.pointed = null;
+    // Shows the panel of the state's layer and example.  One that is asked for later wins, however long this one takes.
+    async open() {
+      const panel = data.panels.find((p) => p.layer === state.layer && p.example === state.example) || data.panels[0];
+      const ticket = ++asked;
+      const code = cache.get(panel) || Object.assign(await decode(panel), { best: new Map() });
+      if (ticket !== asked) return;
+      cache.delete(panel);
+      cache.set(panel, code);
+      if (cache.size > 4) cache.delete(cache.keys().next().value);
+      const resized = app.panel && (app.panel.q !== panel.q || app.panel.k !== panel.k);
+      Object.assign(app, { code, panel });
+      if (resized) Object.assign(state, { zoom: null, pointed: null });
+      if (state.root === null) state.root = panel.k > 64; // many keys: most weights are small
+      if (state.row !== null && !(resized && data.panels.length > 1)) return;
       // begin at the strongest weight, but not at a query that has one key only to look at
       const head = app.head();
       const open = (w) => (w < 0.9995 ? w : -1);
       const best = head.reduce((at, w, i) => (open(w) > open(head[at]) ? i : at), 0);
-      app.kept = { q: Math.floor(best / panel.k), k: best % panel.k };
+      Object.assign(state, { row: Math.floor(best / panel.k), column: best % panel.k });
     },
   };
-  await app.open(app.state.layer, app.state.example);
-  app.state.root = app.panel.k > 64; // many keys: most weights are small
+  await app.open();
   return app;
 }
 
@@ -167,8 +178,7 @@ function Heads(app) {
   }
 
   function pick(h) {
-    app.state.head = h;
-    app.redraw();
+    app.store.set({ head: h });
     app.say();
   }
 
@@ -185,7 +195,7 @@ function Heads(app) {
       context.imageSmoothingEnabled = false;
       const height = Math.round(box * shape);
       context.drawImage(paint(app, app.weightsOf(h), whole(app.panel), box * ratio, height * ratio), 0, 0, box, height);
-      const chosen = h === app.state.head;
+      const chosen = h === app.headNow();
       setText(card.name, app.isMean(h) ? T("Mean") : app.data.heads ? app.data.heads[h] : String(h));
       card.button.setAttribute("aria-checked", String(chosen));
       card.button.tabIndex = chosen ? 0 : -1;
@@ -204,9 +214,9 @@ function Heads(app) {
     const { q, k } = app.active();
     cards.forEach((card, h) => {
       if (h >= app.panel.stats.length) return;
-      const text = app.pointed ? app.weight(h, q, k).toFixed(3) : T("{bits} bit", { bits: app.panel.stats[h][0].toFixed(1) });
+      const text = app.state.pointed ? app.weight(h, q, k).toFixed(3) : T("{bits} bit", { bits: app.panel.stats[h][0].toFixed(1) });
       setText(card.value, text);
-      card.value.classList.toggle("mhac-hot", Boolean(app.pointed));
+      card.value.classList.toggle("mhac-hot", Boolean(app.state.pointed));
     });
   }
 
@@ -216,7 +226,7 @@ function Heads(app) {
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const next = clamp(app.state.head + step, 0, cards.length - 1);
+    const next = clamp(app.headNow() + step, 0, cards.length - 1);
     pick(next);
     cards[next].button.focus();
   });
@@ -253,7 +263,7 @@ function Readout(app) {
 
   function draw() {
     const { q, k } = app.active();
-    const h = app.state.head;
+    const h = app.headNow();
     const row = app.row(h, q);
     const w = row[k];
     setText(query, app.label("q", q));
@@ -262,7 +272,8 @@ function Readout(app) {
     setText(keyAt, app.panel.kt ? String(k * app.panel.kStep) : "");
     setText(value, app.number(w));
     const larger = row.reduce((n, other) => n + (other > w ? 1 : 0), 0);
-    setText(rank, w > 0 ? T("rank {rank} of {many} {places}", { rank: larger + 1, many: row.length, places: places() })
+    const seen = row.reduce((n, other) => n + (other > 0 ? 1 : 0), 0); // hidden keys have no rank
+    setText(rank, w > 0 ? T("rank {rank} of {many} {places}", { rank: larger + 1, many: seen, places: places() })
       : T("no weight at all"));
     setText(rowTitle, T("“{token}” looks at", { token: app.label("q", q) }));
     drawBars(row, k);
@@ -305,16 +316,16 @@ function Readout(app) {
       const pillar = across.children[h];
       pillar.firstChild.firstChild.style.height = Math.max(1.5, 100 * (w / top)) + "%";
       pillar.title = app.headName(h) + ": " + app.number(w);
-      pillar.classList.toggle("mhac-now", h === app.state.head);
+      pillar.classList.toggle("mhac-now", h === app.headNow());
     });
     across.setAttribute("aria-label", weights.map((w, h) => app.headName(h) + " " + app.number(w)).join(", "));
   }
 
   // What a screen reader hears after a key or a click; pointing alone would chatter.
   app.say = () => {
-    const { q, k } = app.kept;
-    const w = app.number(app.weight(app.state.head, q, k));
-    const names = { head: app.headName(app.state.head), query: app.label("q", q), key: app.label("k", k), weight: w };
+    const { q, k } = app.kept();
+    const w = app.number(app.weight(app.headNow(), q, k));
+    const names = { head: app.headName(app.headNow()), query: app.label("q", q), key: app.label("k", k), weight: w };
     setText(live, T("{head}, {query} to {key}: {weight}", names));
   };
   return { node, draw };

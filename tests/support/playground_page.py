@@ -6,14 +6,12 @@ import io
 import numpy as np
 
 STATES = {
-    "attend": "",
+    "attend": "ch=all",
     "additive": "kind=additive&causal=top_left&drop=0.3&seed=4",
     "distance": "from=nadaraya&kind=distance&kernel=epanechnikov",
     "encoder": "from=encoder&heads=8&len=3",
-    "tiles": "tab=why&causal=top_left",
-    "scale": "tab=why&topic=scale",
-    "gradients": "tab=why&topic=gradients&causal=top_left&row=3",
-    "speed": "tab=speed",
+    "tiles": "part=tiles&causal=top_left",
+    "gradients": "part=gradients&causal=top_left&row=3",
 }
 
 

@@ -153,7 +153,7 @@ WRONG = [
     ({"scale": "1"}, 'scale must be a finite number, got "1"'),
     ({"softcap": 0}, "softcap must be a number above 0, got 0"),
     ({"heads": 0}, "heads must be a whole number, 1 or more, got 0"),
-    ({"heads": 2}, "v has 1 feature: no multiple of heads, 2"),
+    ({"heads": 2}, "v has 1 feature, which cannot be split into 2 heads"),
     ({"dropout": 1.5}, "dropout must be a number from 0 to 1, got 1.5"),
     ({"seed": -1}, "seed must be a whole number, 0 or more, got -1"),
     ({"emptyRows": "nan"}, 'emptyRows must be "zero" or "uniform", got "nan"'),

@@ -1,44 +1,4 @@
-// Why: the online softmax over key blocks, the root of d, and what a mask does to gradients.
-
-function Why(page) {
-  const { state } = page;
-  const topics = { tiles: Tiles, scale: Scale, gradients: Gradients };
-  const names = Object.keys(topics);
-  const titles = { tiles: T("Softmax in blocks"), scale: T("Why 1/√d"), gradients: T("Gradients through a mask") };
-  const body = el("div", {});
-  const chooser = choice(T("Question"), names.map((name) => titles[name]), names.indexOf(state.topic), (i) => {
-    state.topic = names[i];
-    page.remember();
-    show();
-  });
-  const node = el("div", {}, el("div", { class: "mhac-fields" }, chooser), body);
-  let topic = null;
-
-  function show() {
-    try {
-      topic = topics[state.topic](page);
-      body.replaceChildren(topic.node);
-      topic.start();
-    } catch (error) {
-      topic = null;
-      page.model = null;
-      body.replaceChildren(el("p", { class: "mhac-trouble", role: "alert", text: error.message }));
-    }
-    page.drawn();
-  }
-
-  return { node, start: show, resized: () => topic && topic.resized(), focus: () => topic && topic.focus && topic.focus() };
-}
-
-// A pen for grids: what they need of an app.
-function penOf(page) {
-  return { theme: page.theme, ramp: ramp(page.theme), color: (name) => COLORS[page.theme][name] };
-}
-
-function namesOf(model, side, count) {
-  const words = model.tokens && model.tokens[side];
-  return Array.from({ length: count }, (_, i) => (words && words.length === count ? visible(words[i]) : String(i)));
-}
+// The online softmax over key blocks, and what a mask does to gradients.
 
 // ---- the online softmax ------------------------------------------------------------------------------------------
 
@@ -67,6 +27,7 @@ function blockOf(model, h, first, last, core) {
 function joinedBlocks(model, h, size, core) {
   const { queries, keys, value_dim } = model.call;
   let known = Array.from({ length: queries }, () => ({ max: -Infinity, sum: 0, output: Array(value_dim).fill(0) }));
+  const scores = scoresOf(model, h);
   const tiles = [];
   for (let first = 0; first < keys; first += size) {
     const last = Math.min(first + size, keys);
@@ -80,8 +41,7 @@ function joinedBlocks(model, h, size, core) {
       output: each.output.map((x, c) => x * rescale[i] + share[i] * block.out[i * value_dim + c]) }));
     const shown = (list) => list.map((x) => (x === -Infinity ? null : x));
     tiles.push({ first, last, rescale, old_max: shown(old.map((each) => each.max)), new_max: shown(max),
-      scores: matrix(queries, last - first, (i, j) => (model.sees(i, first + j) ? scoreParts(model, h, i, first + j).score
-        : -Infinity)),
+      scores: matrix(queries, last - first, (i, j) => (model.sees(i, first + j) ? scores[i][first + j] : -Infinity)),
       weights: matrix(queries, last - first, (i, j) => block.weights[i * (last - first) + j] * share[i]),
       old_sum: old.map((each) => each.sum), new_sum: known.map((each) => each.sum),
       output: known.map((each) => each.output) });
@@ -89,21 +49,34 @@ function joinedBlocks(model, h, size, core) {
   return { tiles, output: known.map(({ sum, output }) => output.map((x) => (sum > 0 ? x / sum : 0))) };
 }
 
-function Tiles(page) {
-  const { state } = page;
+function Tiles(page, drawn) {
+  const { store } = page;
+  const { state } = store;
   const box = el("div", {});
   const check = el("p", { class: "mhac-fact", role: "status" });
+  const trouble = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
+  const size = slider(T("keys in a block"), state.block, range(1, 16), (block) => store.set({ block }));
   const node = el("div", {}, el("p", { class: "mhac-caption", text: T("The core never holds a row of weights: it meets the keys in blocks and keeps a maximum, a sum and an output. Each block below is a call of the core.") }),
-    el("div", { class: "mhac-fields" }, slider(T("keys in a block"), state.block, range(1, 16), (block) => {
-      state.block = block;
-      page.remember();
-      show();
-    })), check, box);
-  let player = null;
+    el("div", { class: "mhac-fields" }, size), check, trouble, box);
+  const ends = endings();
+  let [player, model] = [null, null];
 
   function show() {
-    const model = modelOf({ ...state, drop: 0 }, page.core);
-    page.model = model;
+    if (player) player.end();
+    player = model = null;
+    try {
+      model = modelOf({ ...state, drop: 0 }, page.core);
+      play();
+    } catch (error) {
+      setText(trouble, wordsOfError(error));
+      box.replaceChildren();
+    }
+    trouble.hidden = Boolean(player);
+    check.hidden = !player;
+    drawn();
+  }
+
+  function play() {
     const { queries, keys } = model.call;
     if (Math.max(queries, keys) > TILES_MOST) {
       throw new Error(T("{rows} × {columns} scores are too many to play: choose fewer under “Attend”",
@@ -118,73 +91,15 @@ function Tiles(page) {
     const apart = Math.max(0, ...joined.output.flatMap((row, i) => (seen[i] ? row.map((x, c) => Math.abs(x - whole[i][c])) : [])));
     setText(check, T("Joined from {n} blocks, the output differs from the core's one call by at most {apart}.",
       { n: joined.tiles.length, apart: apart.toExponential(1) }));
-    buildPlayer(page.host, { player: "tiles", title: T("The online softmax, block by block"), steps: page.data.tileSteps,
+    player = makePlayer({ player: "tiles", title: T("The online softmax, block by block"), steps: page.data.tileSteps,
       qt: words("q", queries), kt: words("k", keys), queries, keys, hides: (i, j) => !model.sees(i, j), lengths: [],
-      tiles: joined.tiles, output: joined.output }).then((made) => {
-      player = made;
-      box.replaceChildren(made.root);
-      made.ready();
-    });
+      tiles: joined.tiles, output: joined.output }, store);
+    box.replaceChildren(player.root);
+    player.follow(page.host);
   }
-  return { node, start: show, resized() {}, focus: () => player && player.first.focus({ preventScroll: true }) };
-}
-
-// ---- why the root of d -------------------------------------------------------------------------------------------
-
-const DEPTHS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-const FACTORS = [0, 0.125, 0.25, 0.5, 1, 2, 4];
-const [SCALE_QUERIES, SCALE_KEYS] = [8, 16];
-
-// Weights of normal queries and keys with d features: rows of them, for a factor of q k^T.
-function normalWeights(page, d, scale) {
-  const draw = RandomState(page.state.draw);
-  const numbers = (n) => Float32Array.from({ length: n * d }, () => draw.normal());
-  const found = page.core.attention({ queries: SCALE_QUERIES, keys: SCALE_KEYS, heads: 1, head_dim: d, value_dim: 1,
-    q: numbers(SCALE_QUERIES), k: numbers(SCALE_KEYS), v: new Float32Array(SCALE_KEYS), scale, window_left: -1,
-    window_right: -1 });
-  return rowsOf(found.weights, SCALE_QUERIES, SCALE_KEYS);
-}
-
-const entropyIn = (rows) => mean(rows.map(entropyOf));
-
-function Scale(page) {
-  const { state } = page;
-  const most = Math.log2(SCALE_KEYS);
-  const grids = el("div", { class: "mhac-boards" });
-  const chart = el("div", {});
-  const node = el("div", {}, el("p", { class: "mhac-caption", text: T("A dot product of d normal numbers spreads like √d. Undivided, softmax sees one key alone; divided by √d, it listens to as many keys at any d.") }),
-    el("div", { class: "mhac-fields" },
-      slider(T("features d"), state.wd, DEPTHS, (wd) => change({ wd })),
-      slider(T("your scale, times 1/√d"), state.ws, FACTORS, (ws) => change({ ws }))), grids, chart);
-
-  function change(values) {
-    Object.assign(state, values);
-    page.remember();
-    draw();
-  }
-
-  function draw() {
-    const pen = penOf(page);
-    const d = state.wd;
-    const cases = [["q · k", 1], ["q · k / √" + d, 1 / Math.sqrt(d)],
-      ["q · k · " + state.ws + " / √" + d, state.ws / Math.sqrt(d)]];
-    grids.replaceChildren(...cases.map(([name, scale]) => {
-      const rows = normalWeights(page, d, scale);
-      const grid = Grid(pen, { name, data: rows, kind: "weight", rows: null, columns: null });
-      const box = el("div", { class: "mhac-board mhac-third" }, el("div", {}, grid.node, el("p", { class: "mhac-note",
-        text: T("entropy {bits} of {most} bits · largest weight {weight} on average", { bits: entropyIn(rows).toFixed(2),
-          most: most.toFixed(2), weight: mean(rows.map((row) => Math.max(...row))).toFixed(2) }) })));
-      grid.setPlace({ w: 15, h: 15 }, { left: 0, top: 0, right: 0 });
-      grid.draw({});
-      return box;
-    }));
-    const rows = DEPTHS.map((depth) => [1, 1 / Math.sqrt(depth), state.ws / Math.sqrt(depth)].map((scale) =>
-      entropyIn(normalWeights(page, depth, scale))));
-    chart.replaceChildren(barTable(T("Entropy of a row in bits, by the number of features"), DEPTHS.map((x) => "d = " + x),
-      cases.map(([name], i) => (i === 0 ? "q · k" : i === 1 ? "q · k / √d" : "q · k · " + state.ws + " / √d")), rows, most,
-      (x) => x.toFixed(2)));
-  }
-  return { node, start: draw, resized: draw };
+  ends.add(store.subscribe((changed) => changed.includes("block") && show()));
+  ends.add(() => player && player.end());
+  return { node, model: () => model, start: show, draw() {}, end: ends.end, focus: () => player && player.root.focus({ preventScroll: true }) };
 }
 
 // A table whose cells are bars as well as numbers.
@@ -200,52 +115,47 @@ function barTable(title, rowNames, columnNames, rows, most, say) {
 
 // ---- gradients ---------------------------------------------------------------------------------------------------
 
-function Gradients(page) {
-  const { state } = page;
+function Gradients(page, drawn) {
+  const { store, pen } = page;
+  const { state } = store;
   const fields = el("div", { class: "mhac-fields" });
   const grids = el("div", { class: "mhac-board" });
   const sums = el("div", {});
   const said = el("p", { class: "mhac-caption", role: "status" });
   const node = el("div", {}, el("p", { class: "mhac-caption", text: T("One number of the output is chosen. The core's backward pass says how much each input moves it: 0 for every key that the mask hides, and for the value of a key without weight.") }),
     fields, said, grids, sums);
+  const ends = endings();
   let model = null;
 
-  function change(values) {
-    Object.assign(state, values);
-    page.remember();
-    start();
-  }
-
-  function start() {
-    model = modelOf(state, page.core);
-    page.model = model;
-    const { queries, value_dim } = model.call;
-    if (Math.max(queries, model.call.keys) > TILES_MOST) {
-      throw new Error(T("{rows} × {columns} scores are too many to show here: choose fewer under “Attend”",
-        { rows: queries, columns: model.call.keys }));
-    }
-    const rows = namesOf(model, "q", queries);
-    if (!fields.childNodes.length) {
-      fields.replaceChildren(
-        select(T("output of"), rows.map((name, i) => [String(i), i + " " + name]), String(Math.min(state.row, queries - 1)),
-          (i) => change({ row: Number(i) })),
-        select(T("feature"), range(0, value_dim - 1).map((c) => [String(c), String(c)]),
-          String(Math.min(state.feature, value_dim - 1)), (c) => change({ feature: Number(c) })),
-        textBox(T("lengths"), state.len, (len) => guarded(() => change({ len })), 8, T("all")),
-        select(T("causal"), cornersOf(), state.causal, (causal) => change({ causal })));
-    }
-    draw();
-  }
-
   // What is typed may be wrong for a moment.
-  function guarded(run) {
+  function update() {
     try {
-      run();
+      model = modelOf(state, page.core);
+      if (Math.max(model.call.queries, model.call.keys) > TILES_MOST) {
+        throw new Error(T("{rows} × {columns} scores are too many to show here: choose fewer under “Attend”",
+          { rows: model.call.queries, columns: model.call.keys }));
+      }
+      fill();
+      draw();
     } catch (error) {
-      setText(said, error.message);
+      model = null;
+      setText(said, wordsOfError(error));
       grids.replaceChildren();
       sums.replaceChildren();
     }
+    drawn();
+  }
+
+  function fill() {
+    if (fields.childNodes.length) return;
+    const { queries, value_dim } = model.call;
+    fields.replaceChildren(
+      select(T("output of"), namesOf(model, "q", queries).map((name, i) => [String(i), i + " " + name]), String(Math.min(state.row, queries - 1)),
+        (i) => store.set({ row: Number(i) })),
+      select(T("feature"), range(0, value_dim - 1).map((c) => [String(c), String(c)]),
+        String(Math.min(state.feature, value_dim - 1)), (c) => store.set({ feature: Number(c) })),
+      textBox(T("lengths"), state.len, (len) => store.set({ len }), 8, T("all")),
+      select(T("causal"), cornersOf(), state.causal, (causal) => store.set({ causal })));
   }
 
   function draw() {
@@ -257,8 +167,8 @@ function Gradients(page) {
     const found = page.core.attention(call, gradOut);
     const part = (data, n, size) => rowsOf(data, n, data.length / n).map((row) => headOf(row, h, size));
     const [rows, columns] = [namesOf(model, "q", call.queries), namesOf(model, "k", call.keys)];
-    const hidden = (j) => !model.sees(i, j);
-    const pen = penOf(page);
+    const none = !range(0, call.keys - 1).some((j) => model.sees(i, j)); // then the output is the mean of all values
+    const hidden = (j) => !none && !model.sees(i, j);
     const made = [];
     if (call.head_dim) {
       made.push(Grid(pen, { name: "∂o/∂Q", data: part(found.grad_q, call.queries, head_dim), kind: "signed", rows,
@@ -280,5 +190,6 @@ function Gradients(page) {
     sums.replaceChildren(barTable(T("How much each key moves it (length of its gradient)"), columns, [T("its key"), T("its value")],
       lengths, Math.max(...lengths.flat()), (x) => (x ? x.toFixed(3) : "0")));
   }
-  return { node, start, resized: () => model && draw() };
+  ends.add(store.subscribe((changed) => changed.some((name) => ["row", "feature", "len", "causal"].includes(name)) && update()));
+  return { node, model: () => model, start: update, draw: () => model && draw(), end: ends.end, focus: () => grids.focus() };
 }

@@ -1,0 +1,153 @@
+// One chapter of the lecture: title and two sentences, one picture, at most three controls, the chosen number's formula,
+// and a folded table.  A chapter is
+//   {id, title, says, fields, across, along, controls(page), numbers(state, core, data), picture(numbers, box),
+//    formula(numbers), table(numbers), said(numbers), python(numbers)}
+// `numbers` is pure: what the state asks for, computed by the core.  All else draws it or says it.  A node of the picture
+// with pick(event) answers the pointer with a change of the state; arrow keys move `across` and `along` through the stops.
+
+const PICTURE = { least: 250, most: 440, phone: 500 }; // pixels of height
+
+function Chapter(page, chapter) {
+  const { store, core, pen } = page;
+  const controls = chapter.controls(page).map((each) => Control(store, each));
+  const stage = el("div", { class: "mhac-picture", tabindex: 0, role: "group", "aria-label": T(chapter.title) + ": " +
+    T("picture; arrow keys change what is chosen") });
+  const trouble = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
+  const lines = el("div", { class: "mhac-explained" });
+  const note = el("p", { class: "mhac-note" });
+  const table = el("details", { class: "mhac-tables" }, el("summary", { text: T("The same as tables") }), el("div"));
+  const live = el("div", { class: "mhac-unseen", "aria-live": "polite" });
+  const share = Share(page, () => (numbers && chapter.python ? chapter.python(numbers, core) : null), () => stage);
+  const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
+    onclick: () => store.set(startOf(chapter.fields)) });
+  const node = el("section", { class: "mhac-chapter" },
+    el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }), ...chapter.says.flatMap((text) => [el("p", { text: T(text) }), " "])),
+    stage, trouble,
+    el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines, note,
+    el("div", { class: "mhac-folds" }, table, share.node), live);
+  let numbers = null;
+  let held = -1; // the node of the picture that the pointer has
+  const parts = endings();
+
+  function update() {
+    try {
+      numbers = chapter.numbers(store.state, core, page.data);
+      trouble.hidden = true;
+    } catch (error) {
+      numbers = null;
+      setText(trouble, error.message);
+      trouble.hidden = false;
+    }
+    controls.forEach((each) => each.show(store.state));
+    lines.replaceChildren(...(numbers ? chapter.formula(numbers) : []).map(([title, what]) =>
+      el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ", el("span", { class: "mhac-arith" }, ...formula(what)))));
+    setText(note, numbers && chapter.note ? chapter.note(numbers, page.data) : "");
+    note.hidden = !note.textContent;
+    share.draw();
+    fold();
+    draw();
+  }
+
+  function fold() {
+    if (table.open && numbers) table.lastChild.replaceChildren(...chapter.table(numbers));
+  }
+
+  // What is left of the first screen when all else has its place; on a phone the picture has the height it needs.
+  function boxNow() {
+    const width = stage.clientWidth;
+    const small = width < 620;
+    const rest = page.root.offsetHeight - stage.offsetHeight + 2 * page.root.getBoundingClientRect().top + window.scrollY * 2;
+    const most = store.state.p ? 2000 : PICTURE.most;
+    return { width, small, pen, height: small ? PICTURE.phone : clamp(window.innerHeight - rest, PICTURE.least, most) };
+  }
+
+  function draw() {
+    if (!numbers || !stage.clientWidth) {
+      stage.replaceChildren();
+      return;
+    }
+    const box = boxNow();
+    stage.style.height = box.small ? "" : box.height + "px";
+    stage.replaceChildren(chapter.picture(numbers, box));
+  }
+
+  const pickable = () => [...stage.querySelectorAll("*")].filter((each) => each.pick);
+  function pick(event) {
+    const there = pickable()[held];
+    const patch = there && numbers && there.pick(event);
+    if (patch) store.set(patch);
+  }
+  stage.addEventListener("pointerdown", (event) => {
+    held = pickable().findIndex((each) => each.contains(event.target));
+    if (held < 0 || event.button) return;
+    stage.setPointerCapture(event.pointerId);
+    pick(event);
+  });
+  stage.addEventListener("pointermove", (event) => held >= 0 && pick(event));
+  stage.addEventListener("pointerup", () => (held = -1));
+  stage.addEventListener("pointercancel", () => (held = -1));
+  table.addEventListener("toggle", fold);
+
+  function step(name, by) {
+    const { stops } = controls.find((each) => each.name === name);
+    const near = stops.reduce((best, x, i) => (Math.abs(x - store.state[name]) < Math.abs(stops[best] - store.state[name]) ? i : best), 0);
+    const at = stops.includes(store.state[name]) ? stops.indexOf(store.state[name]) : near;
+    store.set({ [name]: stops[clamp(at + by, 0, stops.length - 1)] });
+  }
+  stage.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: [chapter.across, -1], ArrowRight: [chapter.across, 1], ArrowUp: [chapter.along, -1],
+      ArrowDown: [chapter.along, 1] }[event.key];
+    if (!move || !move[0] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    step(...move);
+  });
+
+  const later = once(() => {
+    if (!node.isConnected) return;
+    update();
+    setText(live, numbers ? chapter.said(numbers) : "");
+  });
+  parts.add(store.subscribe(later));
+  return { node, start: update, draw, end: parts.end, focus: () => stage.focus({ preventScroll: true }) };
+}
+
+// A control from its description: {kind, name, label, stops, say} or {kind: "button", label, press(state)}.
+function Control(store, spec) {
+  const { kind, name, label, stops, say } = spec;
+  const text = (x) => (say ? say(x) : String(x));
+  const change = (x) => store.set({ [name]: x });
+  if (kind === "button") {
+    return { node: el("button", { type: "button", class: "mhac-button", text: T(label), onclick: () => store.set(spec.press(store.state)) }),
+      show() {} };
+  }
+  if (kind === "slider") {
+    const node = slider(T(label), store.state[name], stops, change, text);
+    return { name, stops, node, show: (state) => node.show(state[name]) };
+  }
+  if (kind === "select") {
+    const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])), (i) => change(stops[i]));
+    return { name, stops, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
+  }
+  const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(store.state[name])), (i) => change(stops[i]));
+  return { name, stops, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
+    show: (state) => group.set(stops.indexOf(state[name])) };
+}
+
+// ---- what pictures are made of -------------------------------------------------------------------------------------
+
+// A grid with its place: `more` is a grid's spec, with cell sizes w and h, and margins where its neighbours ask for them.
+function placed(pen, name, data, { w, h, margins, look, pick, ...more }) {
+  const grid = Grid(pen, { name, data, kind: "signed", rows: null, columns: null, ...more });
+  grid.setPlace({ w, h }, { ...grid.margins(), ...margins });
+  grid.draw(look || {});
+  if (pick) {
+    grid.canvas.pick = (event) => {
+      const at = grid.at(event);
+      return at && pick(at);
+    };
+  }
+  return grid.node;
+}
+
+const rowOf = (...nodes) => el("div", { class: "mhac-row" }, ...nodes);
+const stack = (...nodes) => el("div", { class: "mhac-stack" }, ...nodes);

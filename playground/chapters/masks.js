@@ -1,0 +1,66 @@
+// Masks: the scores, the scores that a query may see, and the weights; one query before and after, as bars.
+
+const MASKS = {
+  id: "masks", title: "Masks", nav: "Masks",
+  says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the others share what is free.",
+    "The vectors are those of chapter 2; the last four words play the padding."],
+  fields: { len: wholeOf(11, 0, 11), causal: one("no", "yes"), query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS) },
+  across: "query", along: "len",
+  controls: () => [
+    { kind: "slider", name: "len", label: "words before the padding", stops: range(0, 11) },
+    { kind: "choice", name: "causal", label: "causal", stops: ["no", "yes"], say: (x) => T(x) },
+    { kind: "select", name: "query", label: "query", stops: range(0, 10), say: (i) => i + " " + referenceWords("tired")[i] },
+  ],
+
+  numbers(s, core, { models }) {
+    const model = models.reference;
+    const { words, queries, keys } = referenceInputs(model, s.last);
+    const [q, k] = [[queries, "W_q"], [keys, "W_k"]].map(([x, name]) => projected(core, x, model.weights[name]));
+    const options = { q, k, v: words.map(() => [0]), emptyRows: "uniform" };
+    const call = checkedCall({ ...options, validLens: s.len, causal: s.causal === "yes" ? "top_left" : false });
+    const rows = (of) => rowsOf(of, words.length, words.length);
+    const sees = visibility(call);
+    return { s, words: words.map((word, j) => (j < s.len ? word : "<pad>")), i: s.query, sees: words.map((_, i) => words.map((__, j) => sees(i, j))),
+      scores: rows(core.scores(call)), weights: rows(core.attention(call).weights), before: rows(core.attention(checkedCall(options)).weights) };
+  },
+
+  picture(n, { width, height, small, pen }) {
+    const { words, i, sees } = n;
+    const count = words.length;
+    const type = pen.type;
+    const room = small ? 15 : Math.min((height - 11 * type) / count, (width * 0.68 - 6 * type) / (3 * count + 3));
+    const [w, h] = [Math.max(8, Math.floor(room)), Math.max(8, Math.floor(room))];
+    const hidden = (a, b) => !sees[a][b];
+    const choose = (at) => ({ query: at.i });
+    const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words, pick: choose, ...more });
+    const nothing = !sees[i].some(Boolean);
+    const top = Math.max(...n.scores.flat().map(Math.abs));
+    const grids = [grid("S", n.scores, { rows: words, top }), grid(T("S, hidden"), n.scores, { masked: hidden, top }),
+      grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, rows: small ? words : null })];
+    const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]), color });
+    const wide = small ? width : Math.floor(width - grids.length * (w * count + 30) - 8 * type);
+    const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}” before and after the mask", { query: words[i] }),
+      width: Math.max(small ? 200 : 180, wide), height: small ? 170 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1), label: T("key") }, y: { low: 0, high: 1 },
+      marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
+        { kind: "text", at: [[0.1, 0.96]], text: T("grey: before"), color: "soft" }, { kind: "text", at: [[0.1, 0.96]], up: -1.4 * type, text: T("red: after"), color: "line" }] });
+    if (!small) return rowOf(...grids, bars.node);
+    return stack(rowOf(grids[0], grids[1]), rowOf(grids[2]), bars.node);
+  },
+
+  formula(n) {
+    const { s, words, i, sees } = n;
+    const seen = range(0, words.length - 1).filter((j) => sees[i][j]);
+    const hidden = words.length - seen.length;
+    if (!seen.length) {
+      return [[T("Query {query}", { query: words[i] }), T("no key may be seen: all weights are 1 / {n}", { n: words.length }) + " = " + exact(n.weights[i][0])],
+        ["", T("That is d2l's answer: its hidden scores are −10⁶, all alike. torch's own function gives NaN or 0.")]];
+    }
+    const best = n.weights[i].indexOf(Math.max(...n.weights[i]));
+    return [[T("Query {query}", { query: words[i] }), T("{seen} keys may be seen, {hidden} are hidden", { seen: seen.length, hidden })],
+      [T("Weight") + ", " + words[i] + " → " + words[best], softmaxText(seen.map((j) => n.scores[i][j]), seen.indexOf(best), 11) + " = " + exact(n.weights[i][best])],
+      [T("before the mask"), softmaxText(n.scores[i], best, 11) + " = " + exact(n.before[i][best])]];
+  },
+  said: (n) => T("{query}: {seen} keys may be seen", { query: n.words[n.i], seen: n.sees[n.i].filter(Boolean).length }),
+  table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words, n.words, 4),
+    table(T("weights"), n.weights, n.words, n.words, 4)],
+};
