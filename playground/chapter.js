@@ -54,7 +54,7 @@ function Chapter(page, chapter) {
 
   // What is left of the first screen when all else has its place; on a phone the picture has the height it needs.
   function boxNow() {
-    const width = stage.clientWidth;
+    const width = stage.clientWidth - 12;
     const small = width < 620;
     const rest = page.root.offsetHeight - stage.offsetHeight + 2 * page.root.getBoundingClientRect().top + window.scrollY * 2;
     const most = store.state.p ? 2000 : PICTURE.most;
@@ -66,9 +66,15 @@ function Chapter(page, chapter) {
       stage.replaceChildren();
       return;
     }
-    const box = boxNow();
+    let box = boxNow();
     stage.style.height = box.small ? "" : box.height + "px";
-    stage.replaceChildren(chapter.picture(numbers, box));
+    // A picture counts on letters of the usual width; where a language or the projector has wider ones, it is drawn smaller.
+    for (let tries = 0; tries < 6; tries++) {
+      stage.replaceChildren(chapter.picture(numbers, box));
+      const [wide, high] = [stage.scrollWidth / stage.clientWidth, box.small ? 1 : stage.scrollHeight / stage.clientHeight];
+      if (wide <= 1 && high <= 1) break;
+      box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.02 : 1)), height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
+    }
   }
 
   const pickable = () => [...stage.querySelectorAll("*")].filter((each) => each.pick);
@@ -108,17 +114,19 @@ function Chapter(page, chapter) {
     setText(live, numbers ? chapter.said(numbers) : "");
   });
   parts.add(store.subscribe(later));
+  if (chapter.effect) parts.add(chapter.effect(page));
   return { node, start: update, draw, end: parts.end, focus: () => stage.focus({ preventScroll: true }) };
 }
 
-// A control from its description: {kind, name, label, stops, say} or {kind: "button", label, press(state)}.
+// A control from its description: {kind, name, label, stops, say, of} or {kind: "button", label, press(state)}; `of` is what
+// a state means, where that is not the field itself.
 function Control(store, spec) {
-  const { kind, name, label, stops, say } = spec;
+  const { kind, name, label, stops, say, of = (state) => state[spec.name] } = spec;
   const text = (x) => (say ? say(x) : String(x));
   const change = (x) => store.set({ [name]: x });
   if (kind === "button") {
-    return { node: el("button", { type: "button", class: "mhac-button", text: T(label), onclick: () => store.set(spec.press(store.state)) }),
-      show() {} };
+    const node = el("button", { type: "button", class: "mhac-button", text: T(label), onclick: () => store.set(spec.press(store.state)) });
+    return { node, show: (state) => setText(node, T(spec.pressed && spec.isPressed(state) ? spec.pressed : label)) };
   }
   if (kind === "slider") {
     const node = slider(T(label), store.state[name], stops, change, text);
@@ -128,9 +136,9 @@ function Control(store, spec) {
     const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])), (i) => change(stops[i]));
     return { name, stops, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
   }
-  const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(store.state[name])), (i) => change(stops[i]));
+  const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(of(store.state))), (i) => change(stops[i]));
   return { name, stops, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
-    show: (state) => group.set(stops.indexOf(state[name])) };
+    show: (state) => group.set(stops.indexOf(of(state))) };
 }
 
 // ---- what pictures are made of -------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ async function startCore(bytes, isa) {
     for (let j = 0; j < keys; j++) {
       const k = problem.k.subarray(j * heads * head_dim, (j + 1) * heads * head_dim);
       const bias = problem.bias && Float32Array.from({ length: queries }, (_, i) => problem.bias[i * keys + j]);
-      attention({ ...alone, k, bias }).row_max.forEach((score, row) => (found[row * keys + j] = score));
+      const { row_max, row_sum } = attention({ ...alone, k, bias });
+      row_max.forEach((score, row) => (found[row * keys + j] = row_sum[row] > 0 ? score : -Infinity));
     }
     return found;
   }
@@ -122,7 +123,7 @@ async function startCore(bytes, isa) {
     });
   }
 
-  return { attention, scores, dropoutFactors, linear };
+  return { attention, scores, dropoutFactors, linear, bytes: () => memory.buffer.byteLength };
 }
 
 // ---- arguments of scripts --------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 // The page: loads the core, hands it to scripts as `mha_c`, and shows the chapter that the address asks for.
 
-const CHAPTERS = () => [POOLING, DOT, ALL];
+const CHAPTERS = () => [POOLING, DOT, ADDITIVE, HEADS, MASKS, ROOT, COST, ALL];
 
 function openPlayground(style, data) {
   const opening = inflate(bytesOf(data.core)).then((bytes) => startCore(bytes));
   const api = (window.mha_c = {});
   data.models = readModels(data.models);
+  const own = document.querySelector("script[data-mhac-own]"); // layer.playground() puts a reader's layer there
+  data.own = own && JSON.parse(own.textContent);
   // The numbers of a chapter as its picture shows them: mha_c.numbers("ch=dot&query=8").
   const numbers = (core) => (address) => {
     const { state, chapter, unknown } = readState(address, CHAPTERS());
@@ -30,13 +32,14 @@ async function buildPlayground(host, data, core) {
   let built = ""; // the language that the frame speaks
 
   const address = Address((hash) => open(hash));
+  const framed = location.protocol === "about:"; // in a notebook's frame, which has no address of its own
 
   function open(hash) {
     const { state, chapter, unknown } = readState(hash, chapters);
     if (part) part.end();
     Object.assign(page, { store: Store(state), chapter });
     page.store.subscribe((changed) => {
-      address.remember(writeState(state, chapter), changed);
+      if (!framed) address.remember(writeState(state, chapter), changed);
       if (changed.includes("lang")) rebuild();
       if (changed.includes("p")) project();
     });
@@ -68,6 +71,12 @@ async function buildPlayground(host, data, core) {
   function frame() {
     nav = el("nav", { "aria-label": T("Chapters") }, el("ol", {}, ...chapters.map((each, i) => el("li", {},
       el("a", { text: (each === ALL ? "" : i + 1 + " ") + T(each.nav || each.title) })))));
+    if (framed) {
+      nav.addEventListener("click", (event) => {
+        event.preventDefault();
+        open(event.target.hash.slice(1));
+      });
+    }
     note = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
     main = el("main", { class: "mhac-part" });
     const { state } = page.store;
@@ -103,7 +112,7 @@ async function buildPlayground(host, data, core) {
 
   themed(root, theme);
   document.body.style.padding = "8px"; // all of a chapter stands on the first screen
-  open(address.start());
+  open(address.start() || (data.own ? "ch=heads" : ""));
   let greeted = false;
   return {
     root,

@@ -24,12 +24,12 @@ function Plot(pen, spec) {
   const canvas = el("canvas", { role: "img", "aria-label": spec.name });
   const node = el("figure", { class: "mhac-plot" }, canvas);
   const { width, height, x, y } = spec;
-  const box = { left: 46, right: 14, top: spec.title ? 28 : 12, bottom: x.label ? 40 : 24 };
+  const size = pen.type || 12;
+  const box = { left: 4 * size, right: 1.6 * size, top: (spec.title ? 2.3 : 1) * size, bottom: (x.label ? 3.3 : 2) * size };
   const part = (axis, value) => (axis.log ? Math.log(value / axis.low) / Math.log(axis.high / axis.low)
     : (value - axis.low) / (axis.high - axis.low));
   const toX = (value) => box.left + part(x, value) * (width - box.left - box.right);
   const toY = (value) => height - box.bottom - part(y, value) * (height - box.top - box.bottom);
-  const size = pen.type || 12;
   const font = (weight) => weight + " " + size + "px " + FONT;
 
   // The value of x where an event is.
@@ -55,14 +55,14 @@ function Plot(pen, spec) {
       says(tickText(value), box.left - 6, toY(value), "right");
     }
     for (const value of ticksOf(x, Math.max(2, Math.floor((width - box.left - box.right) / 56)))) {
-      says(tickText(value), toX(value), height - box.bottom + 11, "center");
+      says(tickText(value), toX(value), height - box.bottom + 0.95 * size, "center");
     }
     context.strokeStyle = pen.color("soft");
     stroke([[box.left, height - box.bottom], [width - box.right, height - box.bottom]]);
-    if (x.label) says(x.label, (box.left + width - box.right) / 2, height - 9, "center");
+    if (x.label) says(x.label, (box.left + width - box.right) / 2, height - 0.8 * size, "center");
     if (!spec.title) return;
     context.font = font(600);
-    says(shorten(context, spec.title, width - 16), 8, 11, "left", "ink");
+    says(shorten(context, spec.title, width - 16), 8, size, "left", "ink");
   }
 
   function stroke(points) {

@@ -26,7 +26,7 @@ FLAGS = [
 ]  # fmt: skip
 CORE = ["attention", "kernels", "layer", "runtime"]
 SHARED = ["base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js", "teach.js"]
-WORKER = ["core.js", "plain.js", "worker.js"]
+WORKER = ["core.js", "worker.js"]
 TITLE = "Attention playground"
 TEXT = "This page computes attention in your browser. It needs JavaScript and WebAssembly."
 
@@ -61,7 +61,7 @@ def written(module):
     """The page's HTML around a module."""
     page = shared_page()
     styles = [VIZ / "base.css", VIZ / "view.css", VIZ / "teach.css", SOURCES / "playground.css"]
-    own = sorted(path for path in SOURCES.glob("*.js") if path.name not in ("plain.js", "worker.js"))
+    own = sorted(path for path in SOURCES.glob("*.js") if path.name != "worker.js")
     own += sorted((SOURCES / "chapters").glob("*.js"))
     parts = [page.asset(path) for path in [*(VIZ / name for name in SHARED), *own]]
     worker = page.joined([page.asset(SOURCES / name) for name in WORKER])

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Viewable:
-    """Gives `view()` to a class with attention_weights.
+    """Gives `view()` and `playground()` to a class with attention_weights.
 
     List it last among the bases: the first base of a torch module whose class changes (`convert`) must be nn.Module.
     """
@@ -44,3 +44,41 @@ class Viewable:
         MultiHeadAttention: 2 heads, 3 queries x 3 keys
         """
         return import_module("mha_c.viz").view(self, tokens, **options)
+
+    def playground(self, tokens: Any = None, **options: Any) -> Page:
+        """The page that computes attention in any browser, opened at this layer: its chapter "Many heads" shows it.
+
+        It shows the weights of the last call.  With `inputs=` it shows the whole way instead, from the inputs through
+        W_q, W_k, W_v, the heads and W_o, computed in the page from the layer's parameters: change the number of heads,
+        choose a head or a word, copy the layer as Python.  The other chapters are the lecture's.
+
+        The page itself, playground.html, holds the C core as WebAssembly and is no part of a package that was built
+        from the sources: `make playground` makes it in a clone, and the site has it as a download.  It is looked for
+        beside the package and in the clone's build folder; `page=` names it where it lies elsewhere.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words of queries and keys: see `mha_c.viz.view`.
+        **options : Any
+            `inputs`, `valid_lens`, `example` and `page`: see `mha_c.viz.playground.playground`.
+
+        Returns
+        -------
+        Page
+            `.save("lecture.html")` writes one file that needs no network; the last line of a notebook cell shows it.
+
+        Raises
+        ------
+        FileNotFoundError
+            Where playground.html is not found: the message says how to get it.
+
+        Examples
+        --------
+        >>> import numpy as np, mha_c
+        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+        >>> x = np.ones((1, 3, 8))
+        >>> out = mha(x, x, x)
+        >>> mha.playground("the cat sat", inputs=x).save("lecture.html")  # doctest: +SKIP
+        """
+        return import_module("mha_c.viz.playground").playground(self, tokens, **options)

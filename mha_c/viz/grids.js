@@ -69,7 +69,7 @@ function Grid(app, spec) {
     const { w, h, left, top, right } = place;
     const context = sized(canvas, left + width * w + Math.max(2, right), top + height * h + 2);
     const few = spec.numbers || (width <= NUMBERS_UP_TO && height <= NUMBERS_UP_TO);
-    const numbers = w >= 29 && (few || spec.kind === "plain") && h >= 10;
+    const numbers = w >= 2.4 * size && (few || spec.kind === "plain") && h >= 10;
     context.textAlign = "center";
     context.textBaseline = "middle";
     for (let i = 0; i < height; i++) {
@@ -141,6 +141,7 @@ function Grid(app, spec) {
       roundRect(context, x, y, a, b, 3);
       context.stroke();
     };
+    if (look.band) frame(left + look.band[0] * w, top + 0.5, (look.band[1] - look.band[0]) * w, height * h - 1);
     if (look.row !== undefined && look.row !== null) frame(left + 0.5, top + look.row * h, width * w - 1, h);
     if (look.column !== undefined && look.column !== null) frame(left + look.column * w, top + 0.5, w, height * h - 1);
     if (!look.cell) return;

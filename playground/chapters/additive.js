@@ -36,14 +36,14 @@ const ADDITIVE = {
     const rows = range(0, ADDITIVE_KEYS - 1).map(String);
     const type = pen.type;
     const h = small ? 19 : Math.floor((height - 8.4 * type) / (ADDITIVE_KEYS + 3));
-    const w = small ? 20 : Math.floor(clamp((width * 0.62 - 12 * type) / (2 * HIDDEN), 3.4 * type, 72) * 0.8);
+    const w = small ? 20 : Math.floor(clamp((width * 0.7 - 15 * type) / (1.4 * HIDDEN), 24, 72));
     const number = small ? 36 : 4 * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
     const choose = (at) => ({ key: at.i, unit: at.j });
     const at = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row + ";align-self:end" });
-    const many = !small && w >= 29;
+    const many = !small;
     const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 3 : 4) + ",auto)" },
-      ...(small ? [] : [at(grid("W_k k", n.b, w * 0.55, { rows, look: { row: s.key } }), 1, 2)]),
+      ...(small ? [] : [at(grid("W_k k", n.b, w * 0.4, { rows, look: { row: s.key } }), 1, 2)]),
       at(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
       at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1, look: { row: s.key, cell: { i: s.key, j: s.unit } }, pick: choose }), small ? 1 : 2, 2),
       at(grid("w_v", [n.w_v], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 3),

@@ -73,7 +73,7 @@ function Attend(page, drawn) {
   const node = el("div", {}, el("details", { class: "mhac-numbers" },
     el("summary", { text: T("Queries, keys and values: change a number") }), numbers), form, random, trouble, results);
   const ends = endings();
-  let [view, model, scenes, asked] = [null, null, [], 0];
+  let [view, model, scenes, asked, wanted] = [null, null, [], 0, false];
 
   const change = (values) => store.set(values);
 
@@ -181,8 +181,15 @@ function Attend(page, drawn) {
       view = { worded, ...made };
       stage.replaceChildren(view.root);
       view.follow(page.host);
+      if (wanted) focus();
     }
     return ticket === asked && node.isConnected;
+  }
+
+  // Keys work as soon as there is something to move in.
+  function focus() {
+    wanted = !view;
+    if (view) view.first.focus({ preventScroll: true });
   }
 
   const headNow = () => Math.min(state.head, model.call.heads > 1 ? model.call.heads : 0); // the one after the last is the mean
@@ -298,6 +305,6 @@ function Attend(page, drawn) {
       update();
     },
     draw: () => model && !results.hidden && drawBoards(),
-    focus: () => view && view.first.focus({ preventScroll: true }),
+    focus,
   };
 }

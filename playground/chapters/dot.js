@@ -37,10 +37,10 @@ const DOT = {
     const { words, i, j } = n;
     const count = words.length;
     const type = pen.type;
-    const size = small ? 15 : clamp(Math.floor(height / 18), 18, 34);
+    const size = small ? 15 : clamp(Math.floor(Math.min(height / 18, width / 38)), 16, 34);
     const sentence = tinted(words, n.weights[i], i, pen, size);
-    const h = small ? 18 : Math.floor((height - 32 - size * 1.7 - 6.6 * type) / (count + 2));
-    const narrow = small ? 2 : clamp(Math.floor((width - 10 * h - 480 - 20 * (type - 12)) / 64), 3, 9); // a feature's width
+    const h = small ? 18 : Math.floor(Math.min((height - 32 - size * 1.7 - 6.6 * type) / (count + 2), (width * 0.3) / count));
+    const narrow = small ? 2 : clamp((width - count * h - 38 * type) / 66, 1, 9); // a feature's width
     const number = small ? 36 : 3.9 * type;
     const rows = names(words, count);
     const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);

@@ -3,8 +3,8 @@
 const MASKS = {
   id: "masks", title: "Masks", nav: "Masks",
   says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the others share what is free.",
-    "The vectors are those of chapter 2; the last four words play the padding."],
-  fields: { len: wholeOf(11, 0, 11), causal: one("no", "yes"), query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS) },
+    "The vectors are those of chapter 2; the last words play the padding."],
+  fields: { len: wholeOf(9, 0, 11), causal: one("no", "yes"), query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS) },
   across: "query", along: "len",
   controls: () => [
     { kind: "slider", name: "len", label: "words before the padding", stops: range(0, 11) },
@@ -28,7 +28,7 @@ const MASKS = {
     const { words, i, sees } = n;
     const count = words.length;
     const type = pen.type;
-    const room = small ? 15 : Math.min((height - 11 * type) / count, (width * 0.68 - 6 * type) / (3 * count + 3));
+    const room = small ? (width - 78) / (3 * count) : Math.min((height - 11 * type) / count, (width * 0.76 - 10 * type) / (3 * count));
     const [w, h] = [Math.max(8, Math.floor(room)), Math.max(8, Math.floor(room))];
     const hidden = (a, b) => !sees[a][b];
     const choose = (at) => ({ query: at.i });
@@ -36,15 +36,15 @@ const MASKS = {
     const nothing = !sees[i].some(Boolean);
     const top = Math.max(...n.scores.flat().map(Math.abs));
     const grids = [grid("S", n.scores, { rows: words, top }), grid(T("S, hidden"), n.scores, { masked: hidden, top }),
-      grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, rows: small ? words : null })];
+      grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, })];
     const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]), color });
-    const wide = small ? width : Math.floor(width - grids.length * (w * count + 30) - 8 * type);
-    const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}” before and after the mask", { query: words[i] }),
-      width: Math.max(small ? 200 : 180, wide), height: small ? 170 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1), label: T("key") }, y: { low: 0, high: 1 },
+    const wide = small ? width : Math.floor(width - grids.length * (w * count + 2.5 * type) - 8 * type - 48);
+    const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}”: before, after", { query: words[i] }),
+      width: Math.max(small ? 200 : 180, wide), height: small ? 170 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") }, y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
-        { kind: "text", at: [[0.1, 0.96]], text: T("grey: before"), color: "soft" }, { kind: "text", at: [[0.1, 0.96]], up: -1.4 * type, text: T("red: after"), color: "line" }] });
+        { kind: "text", at: [[0.1, 1.3]], text: T("grey: before"), color: "soft" }, { kind: "text", at: [[0.1, 1.13]], text: T("red: after"), color: "line" }] });
     if (!small) return rowOf(...grids, bars.node);
-    return stack(rowOf(grids[0], grids[1]), rowOf(grids[2]), bars.node);
+    return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" }, ...grids), bars.node);
   },
 
   formula(n) {

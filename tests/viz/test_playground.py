@@ -52,7 +52,7 @@ def test_keys_work_as_soon_as_the_page_is_open(play):
     shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-matrix")
     shown.press("ArrowDown", "ArrowRight", "ArrowRight")
     assert shown.pair()[:2] == (1, 2)
-    assert "row=1&column=2" in shown.browser.run("return location.hash")
+    shown.browser.until(lambda: "row=1&column=2" in shown.browser.run("return location.hash"))
     assert shown.text(".mhac-explained h2") == "Score, cat → sat"
 
 
@@ -107,7 +107,7 @@ def test_python_computes_what_is_shown(turn, state):
 
 
 BOOK = [
-    "", "len=3", "len=1,2,3,4,5,6,7,8,9,10", "causal=top_left&len=7", "left=2&right=1", "scale=0.7",
+    "ch=all", "len=3", "len=1,2,3,4,5,6,7,8,9,10", "causal=top_left&len=7", "left=2&right=1", "scale=0.7",
     "softcap=2&scale=2", "heads=2&len=4", "kind=additive&heads=2&causal=bottom_right", "kind=additive&len=0",
     "from=drawn&n=3&m=6&causal=bottom_right",
     "kind=distance&width=2", "kind=distance&kernel=boxcar&width=3&causal=top_left", "from=toy-dot&len=6",

@@ -104,7 +104,7 @@ def texts_of_the_sources():
         if path.name != "words.js":
             text = path.read_text(encoding="utf-8")
             found |= set(re.findall(r'\bT\(\s*"((?:[^"\\]|\\.)*)"', text))
-            found |= set(re.findall(r'^  .*\b(?:title|nav|label): "([^"]{2,})"', text, re.MULTILINE))
+            found |= set(re.findall(r'^  .*\b(?:title|nav|label): "([^"_]{2,})"', text, re.MULTILINE))
             for says in re.findall(r"^  says: (\[.*?\]),$", text, re.MULTILINE | re.DOTALL):
                 found |= set(json.loads(says))
     found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
