@@ -69,11 +69,11 @@ function Chapter(page, chapter) {
     let box = boxNow();
     stage.style.height = box.small ? "" : box.height + "px";
     // A picture counts on letters of the usual width; where a language or the projector has wider ones, it is drawn smaller.
-    for (let tries = 0; tries < 6; tries++) {
+    for (let tries = 0; tries < 9; tries++) {
       stage.replaceChildren(chapter.picture(numbers, box));
       const [wide, high] = [stage.scrollWidth / stage.clientWidth, box.small ? 1 : stage.scrollHeight / stage.clientHeight];
-      if (wide <= 1 && high <= 1) break;
-      box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.02 : 1)), height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
+      if (stage.scrollWidth <= stage.clientWidth + 1 && high <= 1) break;
+      box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.04 : 1)), height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
     }
   }
 

@@ -94,7 +94,7 @@ async function buildPlayground(host, data, core) {
 
   function project() {
     root.toggleAttribute("data-projector", page.store.state.p === "1");
-    pen.type = page.store.state.p ? 18 : 12;
+    pen.type = page.store.state.p && root.clientWidth >= 620 ? 18 : 12;
     if (root.isConnected) part.draw();
   }
 

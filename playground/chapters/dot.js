@@ -42,6 +42,7 @@ const DOT = {
     const h = small ? 18 : Math.floor(Math.min((height - 32 - size * 1.7 - 6.6 * type) / (count + 2), (width * 0.3) / count));
     const narrow = small ? 2 : clamp((width - count * h - 38 * type) / 66, 1, 9); // a feature's width
     const number = small ? 36 : 3.9 * type;
+    const brief = width < 66 * type; // names of columns are not wider than these
     const rows = names(words, count);
     const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);
     const grid = (name, data, w, more) => placed(pen, name, data, { w, h, margins: { top: 0 }, look: { row: j }, pick: (at) =>
@@ -50,10 +51,10 @@ const DOT = {
     const strip = (name, row) => placed(pen, name, [row], { w: narrow, h, margins: { top: 0 } });
     const lanes = el("div", { class: "mhac-lanes-of" }, cell(strip("q", n.q[i]), 1, 1),
       cell(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
-      cell(grid(small ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number, { kind: "plain", numbers: true }), 2, 2),
-      cell(grid(small ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
+      cell(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number, { kind: "plain", numbers: true }), 2, 2),
+      cell(grid(brief ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
       cell(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
-      cell(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), cell(strip(small ? "o" : "o = Σ α v", n.output[i]), 5, 3));
+      cell(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), cell(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
       lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il {il}, elle {elle}", { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));

@@ -58,21 +58,21 @@ const HEADS = {
     const f = n.q ? n.q[0].length : 1;
     const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, width * 0.1);
     const w = Math.max(1, room / f);
-    const tall = Math.max(3, Math.min(small ? 10 : 16, (height * 0.72) / (qt.length + 2 * kt.length)));
+    const tall = Math.max(3, Math.min(small ? 7 : 16, (height * 0.72) / (qt.length + 2 * kt.length)));
     const band = n.q ? [h * n.d, (h + 1) * n.d] : null;
     const strip = (name, data, shape) => stack(el("p", { class: "mhac-step-name" }, ...formula(name), el("span", { class: "mhac-note", text: " " + shape })),
       placed(pen, "", data, { w, h: tall, look: { band: n.layer.queries && data !== n.layer.queries && data !== n.layer.keys ? band : null, row: data.length === qt.length ? i : null } }));
     const arrow = (...texts) => el("div", { class: "mhac-through" }, ...texts.map((text) => el("span", {}, ...(text.startsWith("transpose") ? [text] : formula(text)))), el("b", { text: "→" }));
     const top = Math.max(...n.weights.flat(2));
     const columnsOfHeads = heads <= 2 ? 1 : heads <= 8 ? 2 : 4;
-    const cell = Math.max(2, Math.floor(Math.min(small ? 60 : 90, height / Math.ceil(heads / columnsOfHeads) - 2 * type) / Math.max(qt.length, kt.length)));
+    const cell = Math.max(2, Math.floor(Math.min(small ? 48 : 90, height / Math.ceil(heads / columnsOfHeads) - 2 * type) / Math.max(qt.length, kt.length)));
     const thumbs = el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(" + columnsOfHeads + ",auto)" }, ...n.weights.map((rows_, at) => {
       const box = el("div", { class: at === h ? "mhac-thumb-now" : "" }, heads <= 8 ? el("span", { class: "mhac-note", text: T("Head {h}", { h: at }) }) : null,
         placed(pen, "", rows_, { w: cell, h: cell, kind: "weight", top }));
       box.pick = () => ({ head: at });
       return box;
     }));
-    const large = Math.max(8, Math.floor(Math.min((height - 9 * type) / qt.length, (small ? width - 90 : width * (n.q ? 0.27 : 0.6)) / kt.length - 2, 3.6 * type)));
+    const large = Math.max(8, Math.floor(Math.min((small ? 190 : height - 9 * type) / qt.length, (small ? width * 0.72 : width * (n.q ? 0.27 : 0.6)) / kt.length - 2, 3.6 * type)));
     const chosen = stack(el("p", { class: "mhac-step-name" }, T("Head {h}", { h }), el("span", { class: "mhac-note", text: " (" + qt.length + ", " + kt.length + ")" })),
       placed(pen, "", n.weights[h], { w: large, h: large, rows, columns, kind: "weight", top, numbers: true, masked: n.sees ? (a, b) => !n.sees(a, b) : null, look: { row: i }, pick: (at) => ({ query: at.i }) }));
     if (!n.q) return rowOf(thumbs, chosen);

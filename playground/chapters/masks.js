@@ -40,7 +40,7 @@ const MASKS = {
     const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]), color });
     const wide = small ? width : Math.floor(width - grids.length * (w * count + 2.5 * type) - 8 * type - 48);
     const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}”: before, after", { query: words[i] }),
-      width: Math.max(small ? 200 : 180, wide), height: small ? 170 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") }, y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
+      width: Math.max(small ? 200 : 180, wide), height: small ? 160 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") }, y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
         { kind: "text", at: [[0.1, 1.3]], text: T("grey: before"), color: "soft" }, { kind: "text", at: [[0.1, 1.13]], text: T("red: after"), color: "line" }] });
     if (!small) return rowOf(...grids, bars.node);

@@ -29,6 +29,20 @@ function softmaxOf(core, scores, scale) {
   return { weights, entropy: mean(weights.map(entropyOf)), largest: mean(weights.map((row) => Math.max(...row))), jacobian: mean(Array.from(squares, Math.sqrt)) };
 }
 
+// A function of what its key says, which remembers its last answers: a slider that moves asks for most of them again.
+function remembering(most, key, answer) {
+  const known = new Map();
+  return (...given) => {
+    const name = key(...given);
+    if (!known.has(name)) known.set(name, answer(...given));
+    if (known.size > most) known.delete(known.keys().next().value);
+    return known.get(name);
+  };
+}
+const rootScores = remembering(24, (core, draw, d) => draw + "/" + d, normalScores);
+const rootSoftmax = remembering(64, (core, draw, d, scale) => [draw, d, scale].join("/"), (core, draw, d, scale) =>
+  softmaxOf(core, rootScores(core, draw, d), scale));
+
 const varianceOf = (list) => {
   const middle = mean(list);
   return mean(list.map((x) => (x - middle) ** 2));
@@ -54,12 +68,10 @@ const ROOT = {
   ],
 
   numbers(s, core) {
-    const raw = normalScores(core, s.draw, s.d);
-    const at = (d, scores) => ({ d, raw: softmaxOf(core, scores, 1), scaled: softmaxOf(core, scores, s.factor / Math.sqrt(d)) });
-    const list = Array.from(raw);
+    const at = (d) => ({ d, raw: rootSoftmax(core, s.draw, d, 1), scaled: rootSoftmax(core, s.draw, d, s.factor / Math.sqrt(d)) });
+    const list = Array.from(rootScores(core, s.draw, s.d));
     const scaled = list.map((x) => (x * s.factor) / Math.sqrt(s.d));
-    return { s, raw: list, scaled, variance: varianceOf(list), scaledVariance: varianceOf(scaled), here: at(s.d, raw),
-      curves: ROOT_DEPTHS.map((d) => at(d, d === s.d ? raw : normalScores(core, s.draw, d))) };
+    return { s, raw: list, scaled, variance: varianceOf(list), scaledVariance: varianceOf(scaled), here: at(s.d), curves: ROOT_DEPTHS.map(at) };
   },
 
   picture(n, { width, height, small, pen }) {
