@@ -302,6 +302,9 @@ const TABLE = [
   ["the outputs differ by at most {apart}", "die Ausgaben weichen um höchstens {apart} ab", "两个输出最多相差 {apart}", "çıktılar en çok {apart} ayrılır"],
   ["n = {n}: naive {naive} ms, tiled {tiled} ms", "n = {n}: naiv {naive} ms, gekachelt {tiled} ms", "n = {n}：朴素 {naive} 毫秒，分块 {tiled} 毫秒", "n = {n}: yalın {naive} ms, bloklu {tiled} ms"],
   ["measured", "gemessen", "测量结果", "ölçülen"],
+  ["Rows are tokens, columns are features.", "Zeilen sind Token, Spalten sind Merkmale.", "行是词元，列是特征。", "Satırlar andıç, sütunlar özniteliktir."],
+  ["column {j} is feature {f} of head {h}", "Spalte {j} ist Merkmal {f} von Kopf {h}", "第 {j} 列是头 {h} 的特征 {f}", "{j}. sütun, {h} kafasının {f} özniteliğidir"],
+  ["feature {f} of head {h} is column {j}", "Merkmal {f} von Kopf {h} ist Spalte {j}", "头 {h} 的特征 {f} 是第 {j} 列", "{h} kafasının {f} özniteliği {j}. sütundur"],
 ];
 
 const WORDS = Object.fromEntries(["de", "zh", "tr"].map((language, i) =>

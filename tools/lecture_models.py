@@ -184,7 +184,10 @@ class Translation:
         self.mha.zero_grad()
         grad_queries, grad_keys, grad_values = self.mha.backward(grad_found)
         grad_queries, grad_keys = grad_queries + grad_found, grad_keys + grad_values
-        sides = [(self.source, self.source_place, source, grad_keys), (self.target, self.target_place, last, grad_queries)]
+        sides = [
+            (self.source, self.source_place, source, grad_keys),
+            (self.target, self.target_place, last, grad_queries),
+        ]
         for words, places, ids, total in sides:
             words.grad, places.grad = np.zeros_like(words.data), np.zeros_like(places.data)
             np.add.at(words.grad, ids, total)
@@ -229,7 +232,7 @@ def train_translation(seed):
 
 def weight_of_nouns(model, pairs):
     """What "le" and "la" (the next word) give to the word behind "the", in the head that gives it more."""
-    source, lens, last, after, _ = as_numbers(model, pairs)
+    source, lens, last, *_ = as_numbers(model, pairs)
     model.forward(source, lens, last)
     weights = model.mha.attention_weights
     found = []
@@ -261,8 +264,10 @@ def best(train):
     for _, right, weight, seed in found:
         print(f"{train.__name__} seed {seed}: {right:.1%} right, weight {weight:.2f}")
     most = max(right for _, right, *_ in found)
-    model, right, weight, seed = max((each for each in found if each[1] >= min(0.95, most)), key=lambda each: each[2])
-    return model, {"seed": seed, "seeds": len(SEEDS), "right": round(float(right), 4), "weight": round(float(weight), 4)}
+    accurate = [each for each in found if each[1] >= min(0.95, most)]
+    model, right, weight, seed = max(accurate, key=lambda each: each[2])
+    told = {"right": round(float(right), 4), "weight": round(float(weight), 4)}
+    return model, {"seed": seed, "seeds": len(SEEDS), **told}
 
 
 def main():

@@ -25,7 +25,10 @@ FLAGS = [
     "-fno-trapping-math", "-fno-sanitize=all", "-DNDEBUG", "-DMHA_NO_THREADS", "-w", "-Wl,--strip-all",
 ]  # fmt: skip
 CORE = ["attention", "kernels", "layer", "runtime"]
-SHARED = ["base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js", "teach.js"]
+SHARED = [
+    "base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js",
+    "teach.js",
+]  # fmt: skip
 WORKER = ["core.js", "worker.js"]
 TITLE = "Attention playground"
 TEXT = "This page computes attention in your browser. It needs JavaScript and WebAssembly."

@@ -115,8 +115,8 @@ def _template(page: Optional[Union[str, Path]]) -> str:
                 raise ValueError(f"{place} is not the page of make playground")
             return text
     raise FileNotFoundError(
-        f"{places[0].name} is not there: `make playground` in a clone of mha_c makes it in build/, and the site of mha_c "
-        'has it as a download; then give its place, layer.playground(page="playground.html")'
+        f"{places[0].name} is not there: `make playground` in a clone of mha_c makes it in build/, and the site of "
+        'mha_c has it as a download; then give its place, layer.playground(page="playground.html")'
     )
 
 
@@ -165,7 +165,10 @@ def _rows(x: Any, name: str, example: int) -> Any:
     if array.ndim == 3 and example < len(array):
         array = array[example]
     if array.ndim != 2:
-        raise ShapeError(f"inputs: {name} must be (rows, features), or have a batch of more than {example} in front; got {np.shape(x)}")
+        raise ShapeError(
+            f"inputs: {name} must be (rows, features), or have a batch of more than {example} in front, "
+            f"got {np.shape(x)}"
+        )
     return array
 
 

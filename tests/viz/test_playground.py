@@ -72,7 +72,8 @@ def test_the_keyboard_alone_reaches_and_changes_everything(play):
             break
         seen.append(where)
     wanted = {"Attend", "Language", "Start from", "Sentence", "scores", "heads", "causal", "dropout", "Q0,0", "V9,3",
-              "mhac-matrix", "feature of the output", "Copy link", "Copy as Python", "Save picture", "Projector"}  # fmt: skip
+              "mhac-matrix", "feature of the output", "Copy link", "Copy as Python",
+              "Save picture", "Projector"}  # fmt: skip
     assert wanted <= set(seen), wanted - set(seen)
     before = shown.texts(".mhac-arith")
     shown.focus("[data-matrix=Q] [data-cell='0,0']")

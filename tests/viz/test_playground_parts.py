@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import re
-import time
 from pathlib import Path
 
 import numpy as np
