@@ -9,8 +9,9 @@ no way around it, and a query is the word, its place and the word two to the rig
 place.  `translation` has two heads, and reads English while it writes French, the next word from the last one.
 
 Both are trained with MultiHeadAttention of NumPy and its backward pass.  What is held out are pairs of noun and last
-word, and every tenth pair of sentences.  Of the seeds 0 to 4 the one is kept whose referent has the largest weight in the
-sentences that the page shows (translation: the noun, for "la" and "le"), among those that are right on what was held out.
+word, and every tenth pair of sentences.  Of the seeds 0 to 4 the one is kept whose referent has the largest weight in
+the sentences that the page shows (translation: the noun, for "la" and "le"), among those that are right on what was
+held out.
 Weights are rounded to 1 / 2048, which is all that the file holds: two bytes each.
 """
 
