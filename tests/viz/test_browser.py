@@ -242,7 +242,7 @@ def test_without_tokens_there_is_no_sentence_and_positions_are_shown(show, weigh
 
 def test_no_weight_at_all_is_said_of_zeros_alone(show):
     shown = show(view([[1.0, 1e-7, 0.0]] * 3))
-    for key, said in enumerate(["1 rank 1 of 3 keys", "< 0.00001 rank 2 of 3 keys", "0 no weight at all"]):
+    for key, said in enumerate(["1 rank 1 of 2 keys", "< 0.00001 rank 2 of 2 keys", "0 no weight at all"]):
         shown.point(MATRIX, 0.3 + 0.3 * key, 0.5)
         assert " ".join([shown.text(".mhac-value"), shown.text(".mhac-value + .mhac-note")]) == said
 
