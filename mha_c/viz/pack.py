@@ -82,9 +82,11 @@ def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: 
     entropy = -(rows * logs).sum(axis=1)
     visible = np.maximum((rows > 0).sum(axis=1), 1)
     words = _pattern(weights, key_tokens, self_attention)
-    if words is None or entropy.mean() > 0.93 * np.log2(visible).mean() > 0:
-        words = "spread evenly" if entropy.mean() > 0.8 * np.log2(visible).mean() else "mixed"
-    return HeadStats(float(entropy.mean()), float(rows.max(axis=1).mean()), words)
+    largest, share = rows.max(axis=1).mean(), entropy.mean() / max(np.log2(visible).mean(), 1e-9)
+    even = largest < max(0.4, 1.2 * (1 / visible).mean())  # with two or three keys an entropy says little
+    if words is None or (share > 0.93 and even):
+        words = "spread evenly" if share > 0.8 and even else "mixed"
+    return HeadStats(float(entropy.mean()), float(largest), words)
 
 
 def _pattern(weights: Array, key_tokens: Optional[list[str]], self_attention: bool) -> Optional[str]:

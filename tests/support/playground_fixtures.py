@@ -12,7 +12,7 @@ from chromium import Shown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "build" / "playground.html"
-SOURCES = ["playground/*", "mha_c/viz/*.js", "mha_c/viz/*.css", "csrc/mha.h", "csrc/[aklr]*/*", "tools/playground.py"]
+SOURCES = ["playground/*.*", "playground/*/*", "mha_c/viz/*.js", "mha_c/viz/*.css", "csrc/mha.h", "csrc/[aklr]*/*", "tools/playground.py"]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mha_c
+import needs
 from mha_c.viz import playground
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,3 +181,16 @@ def test_what_does_not_fit_is_refused(page, called):
     wide(x, x, x)
     with pytest.raises(ValueError, match="more than 256 features"):
         wide.playground(inputs=x, page=page)
+
+
+def test_what_watch_has_seen_opens_the_same_page(page):
+    torch = needs.module("torch")
+    import mha_c.torch
+
+    x = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+    with mha_c.torch.watch() as seen:
+        torch.nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x)
+    own = inside(seen.playground(tokens="a b c d", page=page))
+    np.testing.assert_array_equal(np.float32(own["weights"]), seen.calls[0].weights[0].numpy())
+    with pytest.raises(ValueError, match="call must be below 1"):
+        seen.playground(3, page=page)

@@ -105,6 +105,30 @@ class Call:
 
         return view(self.weights, tokens, **{"title": self.name or self.kind, **options})
 
+    def playground(self, tokens: Any = None, **options: Any) -> Page:
+        """The page that computes attention in any browser, opened at this call's weights.
+
+        Parameters
+        ----------
+        tokens : optional
+            The words, as in mha_c.viz.view.
+        **options : Any
+            `example`, and `page` where playground.html is not found: see `playground` of `mha_c.MultiHeadAttention`.
+
+        Returns
+        -------
+        Page
+            `.save("lecture.html")` writes one file; a notebook shows it.
+
+        Raises
+        ------
+        FileNotFoundError
+            Where playground.html is not found: the message says how to get it.
+        """
+        from ...viz.playground import playground
+
+        return playground(self.weights, tokens, **options)
+
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self._made_of[0].device)
 
@@ -159,12 +183,43 @@ class Seen:
             names = [f"{i}: {one.name or one.kind}" for i, one in enumerate(self.calls)]
             options = {"layer_names": names, "title": "Attention seen", **options}
             return view([one.weights for one in self.calls], tokens, **options)
-        if not isinstance(call, Call):
-            number = scalars.whole(call or 0, "call", least=-len(self.calls))
-            if number >= len(self.calls):
-                raise ValueError(f"call must be below {len(self.calls)}, the number of calls seen, got {number}")
-            call = self.calls[number]
-        return call.view(tokens, **options)
+        return self._call(call).view(tokens, **options)
+
+    def playground(self, call: Any = None, tokens: Any = None, **options: Any) -> Page:
+        """The page that computes attention in any browser, opened at one call's weights.
+
+        Parameters
+        ----------
+        call : int or Call, optional
+            Which one.  Default: the first.
+        tokens : optional
+            The words, as in mha_c.viz.view.
+        **options : Any
+            As in `playground` of a call.
+
+        Returns
+        -------
+        Page
+            `.save("lecture.html")` writes one file; a notebook shows it.
+
+        Raises
+        ------
+        ValueError
+            Where there is no such call.
+        FileNotFoundError
+            Where playground.html is not found: the message says how to get it.
+        """
+        if not self.calls:
+            raise ValueError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")
+        return self._call(call).playground(tokens, **options)
+
+    def _call(self, call: Any) -> Call:
+        if isinstance(call, Call):
+            return call
+        number = scalars.whole(call or 0, "call", least=-len(self.calls))
+        if number >= len(self.calls):
+            raise ValueError(f"call must be below {len(self.calls)}, the number of calls seen, got {number}")
+        return self.calls[number]
 
     def __len__(self) -> int:
         return len(self.calls)
