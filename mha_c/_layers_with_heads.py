@@ -245,9 +245,11 @@ class TorchLayer:
     def check_prunable(self) -> None:
         _check_shares_no_keys(self._module)
         if self._linears[0] is None:
-            kind = "torch.nn.MultiheadAttention" if self._roles[3] == "out_proj" else type(self._module).__name__
+            kind, why = type(self._module).__name__, "they lie in one projection"
+            if self._roles[3] == "out_proj":
+                kind, why = "torch.nn.MultiheadAttention", "they must fill embed_dim"
             raise TypeError(
-                f"{kind} cannot lose heads: they must fill its one projection.  Modules with several, such as "
+                f"{kind} cannot lose heads: {why}.  Modules with projections of their own, such as "
                 "mha_c.torch.MultiHeadAttention, can"
             )
         for role, linear in zip(self._roles, self._linears):
