@@ -120,32 +120,34 @@ def _equal(outcome: Outcome, expected: Any) -> bool:
     return np.allclose(got, expected, NEAR, NEAR, equal_nan=True)
 
 
-def _explains(mistakes: Sequence[Mistake], run: _Run, strictly: bool) -> bool:
-    """Whether the book's function with these mistakes has all outcomes; else, those where neither raises an error."""
-    has_nan = any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
-    made = function(run.student.kind, mistakes, "-np.inf" if has_nan else "-1e6")
-    met, differs = 0, False
-    if made is None:
-        return False
-    for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
-        output = _output(made, inputs)
-        if (strictly or (output is not None and outcome.error is None)) and not _equal(outcome, output):
-            return False
-        if output is not None and outcome.error is None:
-            met, differs = met + 1, differs or not _equal(outcome, right)
-    return met > 1 and differs
-
-
 def _explanation(run: _Run) -> Sequence[Mistake]:
     """The likeliest mistake, or two, that explain all outcomes; else all that are numbers."""
+    has_nan = any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
     single = [(each,) for each in known(run.student.kind)]
     two = itertools.combinations(range(len(single)), 2)
-    candidates = [*single, *(single[i] + single[j] for i, j in sorted(two, key=sum))]
-    for strictly in (True, False):
-        for mistakes in candidates:
-            if _explains(mistakes, run, strictly):
-                return mistakes
-    return ()
+    without_errors: Sequence[Mistake] = ()
+    for mistakes in [*single, *(single[i] + single[j] for i, j in sorted(two, key=sum))]:
+        made = function(run.student.kind, mistakes, "-np.inf" if has_nan else "-1e6")
+        explained = "" if made is None else _explains(made, run)
+        if explained == "all":
+            return mistakes
+        if explained:
+            without_errors = without_errors or mistakes
+    return without_errors
+
+
+def _explains(made: Any, run: _Run) -> str:
+    """ "all": it has the same outcomes, errors too; "numbers": the same where neither raises an error; or ""."""
+    same_errors, met, differs = True, 0, False
+    for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
+        output = _output(made, inputs)
+        if output is None or outcome.error is not None:
+            same_errors = same_errors and output is None and outcome.error is not None
+        elif not _equal(outcome, output):
+            return ""
+        else:
+            met, differs = met + 1, differs or not _equal(outcome, right)
+    return ("all" if same_errors else "numbers") if met > 1 and differs else ""
 
 
 # ---- what is answered ----------------------------------------------------------------------------------------------

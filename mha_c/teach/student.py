@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NAMES = {  # what students call the book's arguments
     "queries": "query q", "keys": "key k", "values": "value v", "X": "x input inputs scores score s a logits",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length",
-    "num_heads": "n_heads heads h nhead n_head",
+    "num_heads": "n_heads heads h H nhead n_head",
     "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv",
     "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim", "max_len": "max_length",
     "query_size": "d d_k", "key_size": "", "value_size": "",
@@ -72,6 +72,7 @@ class Student:
         if self.has_weights:
             self.arguments = ["queries", "keys", "values", "valid_lens"]
         self.takes = _taken(mine, self.arguments)
+        self.by_name = {each.name for each in _parameters(mine) if each.kind is each.KEYWORD_ONLY}
         if kind in WEIGHTS and not self.is_class:
             missing = [name for name in WEIGHTS[kind] if not (hasattr(mine, name) or name in self.takes.values())]
             if missing:
@@ -143,9 +144,10 @@ class Student:
         return (output[0] if isinstance(output, tuple) else output), given[name]
 
     def _called(self, layer: Any, given: Inputs) -> Any:
-        leading = list(itertools.takewhile(bool, self.takes.values()))  # by place, those behind others by name
-        named = {theirs: given[ours] for theirs, ours in list(self.takes.items())[len(leading) :] if ours}
-        return layer(*(given[ours] for ours in leading), **named)
+        """By place what stands at the beginning, the others by name."""
+        by_place = list(itertools.takewhile(lambda name: self.takes[name] and name not in self.by_name, self.takes))
+        named = {theirs: given[ours] for theirs, ours in self.takes.items() if ours and theirs not in by_place}
+        return layer(*(given[self.takes[theirs]] for theirs in by_place), **named)
 
     # ---- layers ---------------------------------------------------------------------------------------------------
 
