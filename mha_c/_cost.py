@@ -175,7 +175,7 @@ def cost(
     )
     if "scratch_bytes" not in facts:
         raise TypeError(f"cost knows calls of the core and of torch's operations; this one is {facts['why']}")
-    itemsize = inputs[0].itemsize
+    itemsize = getattr(inputs[0], "itemsize", None) or inputs[0].element_size()  # of arrays; of tensors
     return Cost(
         title=f"{name}: batch {n_batch}, {n_queries} queries, {n_keys} keys, {facts['dtype']}",
         steps=_steps(sizes, itemsize),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import torch as ours
 from ..torch._call.children import Layout
+from ..torch._private import leave_to_python
 from ..torch.masking import empty_rows_of
 
 if TYPE_CHECKING:
@@ -145,3 +146,6 @@ class MultiHeadOfBook(OfBook):
         if self._book.has_own("transpose_output"):
             return super().transpose_output(X)  # type: ignore[misc]
         return self._book.module.transpose_output(X, self.num_heads)  # type: ignore[attr-defined]
+
+
+leave_to_python("mha_c")

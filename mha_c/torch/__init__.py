@@ -23,7 +23,7 @@ except ModuleNotFoundError as missing:
         raise
     raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
 
-from . import functional, variants
+from . import _private, functional, variants
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
@@ -66,3 +66,4 @@ __all__ = [
     "watch",
 ]
 __dir__ = __all__.copy  # what dir() and completion show
+_private.leave_to_python("mha_c")

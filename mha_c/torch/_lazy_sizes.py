@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ def materialize(layer: Any, queries: Optional[Tensor], keys: Optional[Tensor], v
 
 def copied(module: Any) -> Any:
     """A deep copy, also of a module with open sizes, whose parameters not every torch can copy."""
-    lazy = [x for x in module.parameters() if is_lazy(x)]
-    twins: Any = {id(x): UninitializedParameter(x.requires_grad, x.device, x.dtype) for x in lazy}
+    lazy, new = [x for x in module.parameters() if is_lazy(x)], cast(Any, UninitializedParameter)
+    twins: Any = {id(x): new(x.requires_grad, x.device, x.dtype) for x in lazy}
     return copy.deepcopy(module, twins)
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -87,8 +90,50 @@ def in_transform() -> bool:
 # Operators of our own, which compilers and exporters can follow; without these, torch's operations compute there.
 has_operators = _found("torch.library.register_vmap") is not None
 
+# Compilers before that of the first torch with exchange functions end in errors inside our layers: they go around
+# these, so that a program is compiled up to a layer and behind it.
+_compiler = _found("torch._C._dynamo.eval_frame")
+compilers_go_around = _compiler is not None and isinstance(tensor_exchange, tuple)
+
+
+def _no_compiler() -> bool:
+    """False; a compiler that has come so far, into a layer, gives up here, as it does not know globals()."""
+    return not globals()
+
+
+def leave_to_python(package: str) -> None:
+    """Mark all functions of a package that are loaded, so that a compiler that goes around them runs them as is."""
+    if compilers_go_around:
+        modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == package]
+        for function in {one for module in modules for one in _functions_of(module, package)}:
+            function._torchdynamo_disable = True
+            _leave_code(function.__code__)
+
+
+def _functions_of(place: Any, package: str) -> Iterator[Any]:
+    """The functions of a module or class, also those of methods and properties, and those inside decorators."""
+    for value in list(vars(place).values()):
+        parts = value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "__wrapped__"))
+        for part in parts:
+            if isinstance(part, FunctionType) and part.__module__.split(".")[0] == package:
+                yield part
+        if isinstance(value, type) and value.__module__ == getattr(place, "__module__", place.__name__):
+            yield from _functions_of(value, package)
+
+
+def _leave_code(code: Any) -> None:
+    if hasattr(_compiler, "skip_code"):
+        _compiler.skip_code(code)
+    else:
+        action = _compiler._FrameAction
+        _compiler.set_code_exec_strategy(code, _compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            _leave_code(part)
+
+
 # Inside a compiler, and inside torch.export.
-is_compiling = _found("torch.compiler.is_compiling") or _never
+is_compiling = _no_compiler if compilers_go_around else _found("torch.compiler.is_compiling") or _never
 is_exporting = _found("torch.compiler.is_exporting") or _never
 
 # torch's own fused attention, where it takes a scale and shared key heads; else None: the formulas compute.
