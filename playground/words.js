@@ -257,8 +257,6 @@ const TABLE = [
   ["S, hidden", "S, verdeckt", "S，遮住", "S, gizli"],
   ["weights of “{query}” before and after the mask", "Gewichte von „{query}“ vor und nach der Maske", "掩码前后“{query}”的权重", "“{query}” ağırlıkları, maskeden önce ve sonra"],
   ["“{query}”: before, after", "„{query}“: davor, danach", "“{query}”：之前、之后", "“{query}”: önce, sonra"],
-  ["grey: before", "grau: davor", "灰：之前", "gri: önce"],
-  ["red: after", "rot: danach", "红：之后", "kırmızı: sonra"],
   ["Query {query}", "Anfrage {query}", "查询 {query}", "Sorgu {query}"],
   ["That is d2l's answer: its hidden scores are −10⁶, all alike. torch's own function gives NaN or 0.", "Das ist d2ls Antwort: Seine verdeckten Bewertungen sind −10⁶, alle gleich. torchs eigene Funktion gibt NaN oder 0.", "这是 d2l 的结果：它把被遮住的评分设为 −10⁶，全都一样。torch 自带的函数给出 NaN 或 0。", "Bu d2l'nin yanıtıdır: gizli puanları −10⁶'dır, hepsi aynı. torch'un kendi işlevi NaN ya da 0 verir."],
   ["{seen} keys may be seen, {hidden} are hidden", "{seen} Schlüssel sind sichtbar, {hidden} sind verdeckt", "{seen} 个键可见，{hidden} 个被遮住", "{seen} anahtar görülebilir, {hidden} gizli"],
@@ -305,6 +303,8 @@ const TABLE = [
   ["Rows are tokens, columns are features.", "Zeilen sind Token, Spalten sind Merkmale.", "行是词元，列是特征。", "Satırlar andıç, sütunlar özniteliktir."],
   ["column {j} is feature {f} of head {h}", "Spalte {j} ist Merkmal {f} von Kopf {h}", "第 {j} 列是头 {h} 的特征 {f}", "{j}. sütun, {h} kafasının {f} özniteliğidir"],
   ["feature {f} of head {h} is column {j}", "Merkmal {f} von Kopf {h} ist Spalte {j}", "头 {h} 的特征 {f} 是第 {j} 列", "{h} kafasının {f} özniteliği {j}. sütundur"],
+  ["before", "davor", "之前", "önce"],
+  ["after", "danach", "之后", "sonra"],
 ];
 
 const WORDS = Object.fromEntries(["de", "zh", "tr"].map((language, i) =>

@@ -26,7 +26,8 @@ BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 INSIDE = ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"]
 # For users:
-FIRST = ["docs/start", "docs/seeing", "docs/porting-from-d2l", "docs/colab", "docs/browser", "docs/scale-out"]
+USED = "start seeing lecture porting-from-d2l colab browser scale-out"
+FIRST = [f"docs/{name}" for name in USED.split()]
 
 
 def pages_for_users():
@@ -106,7 +107,10 @@ def site_links(text, folder):
     """
     up = "../" * len(folder.relative_to(SOURCE).parts)
     if PLAYGROUND.exists():  # `make docs` has made it; where it is not there, its name stays a name
-        text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a>')
+        chapter = rf'<a href="{up}playground.html\1">playground.html\1</a>'
+        text = re.sub(r"`build/playground\.html(#[^`]*)`", chapter, text)
+        save = f'<a href="{up}playground.html" download>save it</a>'
+        text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a> ({save})')
 
     def on_site(link):
         words, target = link.groups()
@@ -184,6 +188,8 @@ def problems():
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.exists():
                 yield f"{path.relative_to(SITE)}: {link} is not there"
+            elif target.name == PLAYGROUND.name:
+                continue  # what stands behind its # is a state
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].places:
                 yield f"{path.relative_to(SITE)}: {link} has no such place"
 

@@ -61,7 +61,7 @@ class Viewable:
         tokens : optional
             The words of queries and keys: see `mha_c.viz.view`.
         **options : Any
-            `inputs`, `valid_lens`, `example` and `page`: see `mha_c.viz.playground.playground`.
+            `inputs`, `valid_lens`, `example` and `page`: see `mha_c.viz.playground`.
 
         Returns
         -------
@@ -81,4 +81,4 @@ class Viewable:
         >>> out = mha(x, x, x)
         >>> mha.playground("the cat sat", inputs=x).save("lecture.html")  # doctest: +SKIP
         """
-        return import_module("mha_c.viz.playground").playground(self, tokens, **options)
+        return import_module("mha_c.viz").playground(self, tokens, **options)

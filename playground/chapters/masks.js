@@ -4,7 +4,7 @@ const MASKS = {
   id: "masks", title: "Masks", nav: "Masks",
   says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the others share what is free.",
     "The vectors are those of chapter 2; the last words play the padding."],
-  fields: { len: wholeOf(9, 0, 11), causal: one("no", "yes"), query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS) },
+  fields: { len: wholeOf(6, 0, 11), causal: one("no", "yes"), query: wholeOf(2, 0, 10), last: one(...LAST_WORDS) },
   across: "query", along: "len",
   controls: () => [
     { kind: "slider", name: "len", label: "words before the padding", stops: range(0, 11) },
@@ -42,7 +42,7 @@ const MASKS = {
     const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}”: before, after", { query: words[i] }),
       width: Math.max(small ? 200 : 180, wide), height: small ? 160 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") }, y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
-        { kind: "text", at: [[0.1, 1.3]], text: T("grey: before"), color: "soft" }, { kind: "text", at: [[0.1, 1.13]], text: T("red: after"), color: "line" }] });
+        { kind: "text", at: [[0.1, 1.3]], text: "■ " + T("before"), color: "soft" }, { kind: "text", at: [[0.1, 1.13]], text: "■ " + T("after"), color: "line" }] });
     if (!small) return rowOf(...grids, bars.node);
     return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" }, ...grids), bars.node);
   },

@@ -10,7 +10,7 @@ import pytest
 
 import mha_c
 import needs
-from mha_c.viz import playground
+from mha_c.viz import own_layer
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "playground" / "lecture_models.json"
@@ -153,7 +153,7 @@ def test_words_are_data(page, called):
 
 def test_where_the_page_is_not_there_the_message_says_how_to_get_it(called, tmp_path, monkeypatch):
     mha, _ = called
-    monkeypatch.setattr(playground, "PLACES", [tmp_path / "nowhere.html"])
+    monkeypatch.setattr(own_layer, "PLACES", [tmp_path / "nowhere.html"])
     with pytest.raises(FileNotFoundError, match=r"`make playground` in a clone.*download.*page="):
         mha.playground()
     with pytest.raises(FileNotFoundError, match=r"lost\.html is not there"):
@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused(page, called):
     with pytest.raises(ValueError, match="example is 2, the weights hold 2"):
         mha.playground(example=2, page=page)
     with pytest.raises(ValueError, match="at most 64 of each"):
-        playground.playground(np.full((1, 65, 65), 1 / 65), page=page)
+        mha_c.viz.playground(np.full((1, 65, 65), 1 / 65), page=page)
     with pytest.raises(TypeError, match="DotProductAttention has no W_q"):
         mha_c.DotProductAttention(0).playground(inputs=x, page=page)
     wide = mha_c.MultiHeadAttention(num_hiddens=300, num_heads=2, dropout=0)

@@ -125,7 +125,7 @@ class Call:
         FileNotFoundError
             Where playground.html is not found: the message says how to get it.
         """
-        from ...viz.playground import playground
+        from ...viz import playground
 
         return playground(self.weights, tokens, **options)
 

@@ -85,7 +85,7 @@ def playground(
 
     Examples
     --------
-    >>> from mha_c.viz.playground import playground
+    >>> from mha_c.viz import playground
     >>> playground([[0.9, 0.1], [0.2, 0.8]], "good morning", page="playground.html").save("own.html")  # doctest: +SKIP
     """
     if inputs is None:
