@@ -92,8 +92,8 @@ best_of_three(const mha_linear *linear, mha_linear_grads *grads, float *y, doubl
 static void
 time_product(size_t rows, size_t outputs, size_t inputs, double peak)
 {
-    size_t packed_size = 0;
-    check(mha_linear_packed_size(MHA_F32, outputs, inputs, &packed_size, NULL));
+    size_t packed_size = 0, width = 0;
+    check(mha_linear_packed_size(MHA_F32, outputs, inputs, &packed_size, &width));
     float *weight = random_floats(outputs * inputs, 1.0f), *x = random_floats(rows * inputs, 1.0f);
     float *y = random_floats(rows * outputs, 1.0f), *packed = aligned_alloc(64, (packed_size * 4 + 63) / 64 * 64);
     float *grad_y = random_floats(rows * outputs, 1.0f), *grad_x = random_floats(rows * inputs, 1.0f);
@@ -102,7 +102,8 @@ time_product(size_t rows, size_t outputs, size_t inputs, double peak)
         exit(EXIT_FAILURE);
     }
     check(mha_linear_pack(MHA_F32, outputs, inputs, weight, (ptrdiff_t)inputs, packed));
-    const mha_linear linear = {.weight = packed, .out_features = outputs, .in_features = inputs};
+    const mha_linear linear = {.weight = packed, .out_features = outputs, .in_features = inputs,
+                               .panel_width = width};
     mha_linear_grads grads = {
         .dtype = MHA_F32, .rows = rows, .out_features = outputs, .in_features = inputs, .x = x, .weight = weight,
         .grad_y = grad_y, .x_row_stride = (ptrdiff_t)inputs, .grad_y_row_stride = (ptrdiff_t)outputs,

@@ -7,6 +7,10 @@
  * name ends in _bytes; strides are counts of numbers too and may be zero or negative.
  * The last axis of every floating-point operand is dense (stride 1).
  *
+ * Structs start from zeros: a member that is left out has its plain meaning (no mask, no limit, no dropout, the usual
+ * scale).  An address may be NULL where a comment says so, and where it stands for no numbers at all; any other NULL,
+ * and a gradient of what is not there, is MHA_ERR_ARG, and nothing is written.
+ *
  * mha_explain.h has the rest: what a call will do, and why.
  * Notation of the comments: B batch, H heads, Q queries, K keys, D head_dim, Dv value_dim.
  * SPDX-License-Identifier: BSD-3-Clause
@@ -23,7 +27,7 @@ typedef enum {
     MHA_OK = 0,
     MHA_ERR_NOMEM = -1, /* scratch memory could not be had; outputs were not touched */
     MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
-    MHA_ERR_ISA = -3,   /* this instruction set is unknown, not compiled in, or not on this CPU */
+    MHA_ERR_ISA = -3,   /* an instruction set unknown, not compiled in, not on this CPU, not that of a packed weight */
     MHA_ERR_SIZE = -4,  /* a product of sizes does not fit in memory's address range */
     MHA_ERR_INTERRUPTED = -5, /* the call was given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
     MHA_ERR_FORKED = -6 /* the call's watcher forked: the child has no helper threads; outputs hold nothing of use */
@@ -49,11 +53,13 @@ int mha_isa_available(mha_isa isa);    /* 1 if compiled in and offered by this C
 mha_isa mha_isa_active(void);
 
 /*
- * Use the kernels of `isa` from now on.  For start-up and tests: the caller must make sure
- * that no other call is running.  If `isa` is not available: MHA_ERR_ISA, and nothing changes.
- * Weights packed under another ISA must be packed again.
+ * Use the kernels of `isa` in calls that begin from now on; a call that runs keeps those it began with.  If `isa` is
+ * not available: MHA_ERR_ISA, and nothing changes.  Weights whose panels have another width must be packed again.
  */
 MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
+
+/* The instruction set of this thread's own calls, whatever is selected; MHA_N_ISAS ends it.  Returns what it was. */
+mha_isa mha_isa_own(mha_isa isa);
 
 /*
  * The first and second data cache of one core, in bytes.  Some choices depend on them; these change the time of a call,
@@ -117,17 +123,18 @@ typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } m
 /* The most that first_query, first_key, first_item and first_head may be: dropout counts in 32 bits, no sum wraps. */
 #define MHA_LAST_PLACE (PTRDIFF_MAX / 4 < UINT32_MAX ? (size_t)(PTRDIFF_MAX / 4) : (size_t)UINT32_MAX)
 
-#define MHA_NO_LIMIT ((int64_t)-1) /* window_left, window_right: that side is open */
+#define MHA_NO_LIMIT ((int64_t)0) /* window_left, window_right: that side is open */
 
 /*
  * Which keys a query may see, masks apart: one interval, the intersection of lengths, causal
- * corner and window.  Keys that no query of a tile sees are never read.
+ * corner and window.  Keys that no query of a tile sees are never read.  Zeroed: every query sees all keys.
  *
  *   valid_lens      NULL for all keys; else B lengths (lens_per_batch 1) or B*Q lengths
  *                   (lens_per_batch Q), clamped to 0..K.  They must not change during the call.
  *   window_left, window_right
- *                   query i sees key j when i - left <= j <= i + right, with i counted along
- *                   the diagonal of `causal` (top-left unless it says bottom-right)
+ *                   how many keys a query may see to either side, its own place among them: query i sees key j
+ *                   when i - j < window_left and j - i < window_right, with i counted along the diagonal of
+ *                   `causal` (top-left unless it says bottom-right); MHA_NO_LIMIT, which is 0: that side is open
  *   first_query, first_key
  *                   for a part of a larger call: the places of query 0 and key 0 in it.  Lengths, causal corner and
  *                   window are then the larger call's (bottom-right needs its sizes: both 0).  At most MHA_LAST_PLACE
@@ -154,8 +161,9 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *   q (B,H,Q,D), k (B,Hkv,K,D), v (B,Hkv,K,Dv), out (B,H,Q,Dv).  Hkv divides H; query head h
  *   uses key head h / (H / Hkv).  Inputs may overlap each other, out may overlap nothing.
  *
- *   score       additive_weights NULL:  scale * sum_d q[i,d] k[j,d]
- *               else (D numbers):       scale * sum_d w[d] tanh(q[i,d] + k[j,d])
+ *   score       additive_weights NULL:  *scale * sum_d q[i,d] k[j,d]
+ *               else (D numbers):       *scale * sum_d w[d] tanh(q[i,d] + k[j,d])
+ *   scale       NULL: the usual one, 1 / sqrt(D) of dot products, 1 of additive scores
  *   softcap     above 0: the score becomes softcap * tanh(score / softcap), before anything is added to it
  *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1.  The distance j - i of key and query, clipped
  *               to -relative_reach .. relative_reach, selects the one to add; i counts along the diagonal of `causal`
@@ -184,7 +192,7 @@ typedef struct {
     mha_operand q, k, v;
     mha_result out;
     const void *additive_weights;
-    double scale;
+    const double *scale;       /* or NULL */
     mha_visibility visible;
     mha_mask keep_mask, bias;
     double softcap;            /* 0: none */
@@ -224,7 +232,8 @@ typedef struct {
  *   grad_q (B,H,Q,D), grad_k (B,Hkv,K,D), grad_v (B,Hkv,K,Dv): overwritten; exactly 0 for keys that
  *               no query may see.  They may overlap nothing.
  *   grad_additive_weights   D numbers, or NULL
- *   grad_bias   broadcast like bias, but with its own strides
+ *   grad_bias   broadcast like bias, but with its own strides: an axis of stride 0 has one place.  All of it is
+ *               written, even if there are no scores
  *   grad_relative_bias, grad_sinks   dense, like relative_bias and sinks, or NULL
  *
  * Scores are computed again tile by tile: no Q x K buffer.  Same bits for every thread count.
@@ -247,14 +256,15 @@ MHA_MUST_CHECK mha_status mha_dropout_factors(const mha_attention_args *args);
 
 /* --- Linear projections --------------------------------------------------------------------- */
 
-/* How the numbers of a weight lie: packed for the active ISA by mha_linear_pack, or in rows, as the caller has them. */
+/* How the numbers of a weight lie: packed for one ISA by mha_linear_pack, or in rows, as the caller has them. */
 typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
 
 /*
  * y = x W^T + bias, the same bits for both layouts.  A weight packed once serves many calls.  Each task of a call reads
  * a weight in rows in place; a layer call with many tasks packs it into the call's own memory first.
- * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and, if width_ret is
- * not NULL, the width of its panels; mha_linear_pack fills the panels from a row-major (out_features, in_features) W.
+ * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and the width of its
+ * panels; mha_linear_pack fills the panels from a row-major (out_features, in_features) W.  A packed weight comes with
+ * that width, which says for which kernels it is: others answer MHA_ERR_ISA.
  */
 typedef struct {
     const void *weight; /* NULL: no projection, the input is used as it is */
@@ -262,6 +272,7 @@ typedef struct {
     size_t out_features, in_features;
     mha_weight_layout layout;
     ptrdiff_t row_stride; /* of a weight in rows */
+    size_t panel_width;   /* of a packed weight: what mha_linear_packed_size said when it was packed */
 } mha_linear;
 
 MHA_MUST_CHECK mha_status mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,

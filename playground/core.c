@@ -84,10 +84,10 @@ arguments(void)
         .head_dim = (size_t)call.head_dim, .value_dim = (size_t)call.value_dim,
         .q = read_rows(call.q, call.head_dim), .k = read_rows(call.k, call.head_dim),
         .v = read_rows(call.v, call.value_dim), .out = written_rows(call.out, call.value_dim),
-        .additive_weights = memory(call.additive_weights), .scale = call.scale, .softcap = call.softcap,
+        .additive_weights = memory(call.additive_weights), .scale = &call.scale, .softcap = call.softcap,
         .visible = {.valid_lens = memory(call.valid_lens), .lens_per_batch = (size_t)call.queries,
-                    .causal = (mha_causal)call.causal, .window_left = (int64_t)call.window_left,
-                    .window_right = (int64_t)call.window_right},
+                    .causal = (mha_causal)call.causal, .window_left = (int64_t)call.window_left + 1, /* -1: open */
+                    .window_right = (int64_t)call.window_right + 1},
         .empty_rows = call.uniform_rows != 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO,
         .dropout = call.dropout, .seed = (uint64_t)call.seed, .first_item = (size_t)call.item,
         .weights = memory(call.weights), .row_max = memory(call.row_max), .row_sum = memory(call.row_sum),

@@ -109,7 +109,7 @@ add_additive_grads(const mha_walk *walk, const mha_result *grad_q, void *grad_w)
 static void
 clear_rows(const mha_kernels *k, const mha_result *grad, size_t item, size_t head, mha_interval rows, size_t cols)
 {
-    for (size_t i = rows.first; i < rows.last; i++) {
+    for (size_t i = rows.first; i < rows.last && cols > 0; i++) {
         memset(mha_result_at(k, grad, item, head, i), 0, cols * k->itemsize);
     }
 }
@@ -150,7 +150,7 @@ backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
 
-    mha_backward_tile(walk, args->scale);
+    mha_backward_tile(walk, walk->problem->score_scale);
     if (args->softcap > 0) { /* not in mha_backward_tile: what is added to a capped score has no slope */
         const size_t at = walk->block.from * k->itemsize;
         k->multiply_rows(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,

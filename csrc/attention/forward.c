@@ -209,6 +209,25 @@ some_see_nothing(const mha_rows *rows)
     return found;
 }
 
+/* Statistics of rows whose keys all have score 0, without a walk over the keys, of which there may be any number. */
+static void
+count_keys(mha_walk *walk)
+{
+    const mha_kernels *k = walk->problem->kernels;
+
+    for (size_t g = 0; g < walk->problem->group; g++) {
+        mha_walk_describe_head(walk, g);
+        char *max = mha_statistics_at(walk, walk->room->max), *sum = mha_statistics_at(walk, walk->room->sum);
+
+        k->fill(walk->tile.rows, 0, max);
+        for (size_t i = 0; i < walk->tile.rows; i++) {
+            const mha_interval seen = mha_row_keys(walk, i);
+
+            k->fill(1, (double)(seen.last - seen.first), sum + i * k->itemsize);
+        }
+    }
+}
+
 static void
 forward_task(void *context, size_t task, unsigned worker)
 {
@@ -220,6 +239,11 @@ forward_task(void *context, size_t task, unsigned worker)
     mha_walk walk;
 
     mha_walk_task(&walk, job, task, worker);
+    if (job->problem.counts_keys) {
+        count_keys(&walk);
+        mha_finish_task(&walk, 0); /* an empty row has no numbers that would have to be filled */
+        return;
+    }
     int has_empty = some_see_nothing(&walk.task); /* else every row meets a block */
     if (has_empty) { /* rows that no block will touch are empty rows */
         job->problem.kernels->fill(rows, 0, room->max);

@@ -15,16 +15,16 @@ reserve(mha_scratch *scratch, size_t count, size_t size)
 
 /* 1 if queries of an item see different keys, but those of all items see the same ones. */
 static int
-shares_row_keys(const mha_problem *problem)
+shares_row_keys(const mha_attention_job *job)
 {
-    return !problem->same_visibility && problem->args->visible.valid_lens == NULL;
+    return job->plan.n_tasks > 0 && !job->problem.same_visibility && job->problem.args->visible.valid_lens == NULL;
 }
 
 /* The second pass needs the statistics: if the caller did not ask for them, the job has its own. */
 static int
 has_own_statistics(const mha_attention_job *job)
 {
-    return job->plan.weights_later && job->problem.args->row_max == NULL;
+    return job->plan.weights_later && job->plan.n_tasks > 0 && job->problem.args->row_max == NULL;
 }
 
 /* Memory for the results of tasks that are joined later. */
@@ -50,10 +50,11 @@ reserve_partials(mha_attention_job *job, mha_scratch *scratch)
 }
 
 mha_status
-mha_attention_init(mha_attention_job *job, const mha_attention_args *args, mha_pass pass, mha_scratch *scratch)
+mha_attention_init(mha_attention_job *job, const mha_kernels *kernels, const mha_attention_args *args, mha_pass pass,
+                   mha_scratch *scratch)
 {
     *job = (mha_attention_job){.row_max = args->row_max, .row_sum = args->row_sum};
-    const mha_status status = mha_problem_describe(&job->problem, args, pass);
+    const mha_status status = mha_problem_describe(&job->problem, kernels, args, pass);
 
     if (status != MHA_OK) {
         return status;
@@ -68,7 +69,7 @@ mha_attention_init(mha_attention_job *job, const mha_attention_args *args, mha_p
     job->room_bytes = mha_room_measure(&job->problem, &job->plan, &job->measured);
     job->rooms = (mha_room *)(void *)reserve(scratch, job->plan.n_workers, sizeof(mha_room));
     job->first_room = reserve(scratch, job->plan.n_workers, job->room_bytes);
-    const size_t n_shared = shares_row_keys(&job->problem) ? args->queries : 0;
+    const size_t n_shared = shares_row_keys(job) ? args->queries : 0;
     job->row_keys_at = mha_scratch_add(scratch, n_shared, sizeof(mha_interval));
     return MHA_OK;
 }
@@ -87,7 +88,7 @@ mha_attention_place(mha_attention_job *job, const mha_scratch *scratch)
     for (unsigned i = 0; i < job->plan.n_workers; i++) {
         mha_room_place(&job->measured, job->first_room + i * job->room_bytes, &job->rooms[i]);
     }
-    if (shares_row_keys(&job->problem)) {
+    if (shares_row_keys(job)) {
         mha_interval *row_keys = (mha_interval *)(void *)(base + job->row_keys_at);
         (void)mha_visible_rows(&args->visible, args->queries, args->keys, 0, 0, args->queries, row_keys);
         job->row_keys = row_keys;
@@ -105,7 +106,7 @@ call(const mha_attention_args *args, mha_pass pass, const mha_attention_grads *g
 {
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_attention_job job;
-    mha_status status = mha_attention_init(&job, args, pass, &scratch);
+    mha_status status = mha_attention_init(&job, mha_kernels_for(args->dtype), args, pass, &scratch);
 
     if (status == MHA_OK) {
         status = mha_scratch_open(&scratch);
@@ -128,6 +129,9 @@ mha_attention_forward(const mha_attention_args *args)
 {
     mha_attention_args folded;
 
+    if (args == NULL || !mha_has_operands(args, MHA_PASS_FORWARD)) {
+        return MHA_ERR_ARG;
+    }
     mha_fold_heads(args, &folded);
     return call(&folded, MHA_PASS_FORWARD, NULL);
 }
@@ -135,17 +139,39 @@ mha_attention_forward(const mha_attention_args *args)
 mha_status
 mha_attention_weights(const mha_attention_args *args)
 {
-    const int is_complete = args->weights != NULL && args->row_max != NULL && args->row_sum != NULL;
     mha_attention_args folded;
 
+    if (args == NULL || args->weights == NULL || args->row_max == NULL || args->row_sum == NULL ||
+        !mha_has_operands(args, MHA_PASS_WEIGHTS)) {
+        return MHA_ERR_ARG;
+    }
     mha_fold_heads(args, &folded);
-    return is_complete ? call(&folded, MHA_PASS_WEIGHTS, NULL) : MHA_ERR_ARG;
+    return call(&folded, MHA_PASS_WEIGHTS, NULL);
+}
+
+/* 1 if what the backward pass reads and writes has addresses, and no gradient is wanted of what is not there. */
+static int
+has_gradients(const mha_attention_args *args, const mha_attention_grads *grads)
+{
+    const size_t q = args->batch * args->heads * args->queries, k = args->batch * args->kv_heads * args->keys;
+    const int has_q = q * args->head_dim > 0, has_k = k * args->head_dim > 0;
+    const int has_v = k * args->value_dim > 0, has_out = q * args->value_dim > 0;
+
+    return (!has_q || grads->grad_q.data != NULL) && (!has_k || grads->grad_k.data != NULL) &&
+           (!has_v || grads->grad_v.data != NULL) &&
+           (!has_out || (grads->out.data != NULL && grads->grad_out.data != NULL)) &&
+           (grads->grad_additive_weights == NULL || args->additive_weights != NULL) &&
+           (grads->grad_bias.data == NULL || args->bias.data != NULL) &&
+           (grads->grad_relative_bias == NULL || args->relative_bias != NULL) &&
+           (grads->grad_sinks == NULL || args->sinks != NULL);
 }
 
 mha_status
 mha_attention_backward(const mha_attention_args *args, const mha_attention_grads *grads)
 {
-    const int is_complete = args->row_max != NULL && args->row_sum != NULL;
-
-    return is_complete ? call(args, MHA_PASS_BACKWARD, grads) : MHA_ERR_ARG;
+    if (args == NULL || grads == NULL || args->row_max == NULL || args->row_sum == NULL ||
+        !mha_has_operands(args, MHA_PASS_BACKWARD) || !has_gradients(args, grads)) {
+        return MHA_ERR_ARG;
+    }
+    return call(args, MHA_PASS_BACKWARD, grads);
 }

@@ -10,13 +10,18 @@
 
 #include <string.h>
 
+typedef struct {
+    const mha_masked_softmax_args *args;
+    const mha_kernels *kernels;
+} softmax_job;
+
 /* One task is one item of the batch. */
 static void
 run_item(void *context, size_t item, unsigned worker)
 {
-    const mha_masked_softmax_args *args = context;
-    const mha_kernels *kernels = mha_kernels_for(args->dtype);
-    const size_t row_bytes = args->keys * kernels->itemsize;
+    const softmax_job *job = context;
+    const mha_masked_softmax_args *args = job->args;
+    const size_t row_bytes = args->keys * job->kernels->itemsize;
     const double empty = args->empty_rows == MHA_EMPTY_UNIFORM ? 1.0 / (double)args->keys : 0.0;
 
     (void)worker;
@@ -24,20 +29,25 @@ run_item(void *context, size_t item, unsigned worker)
         const size_t at = (item * args->queries + i) * row_bytes;
         const mha_interval seen = mha_visible_keys(&args->visible, args->queries, args->keys, item, i);
         memmove((char *)args->out + at, (const char *)args->scores + at, row_bytes);
-        kernels->softmax_row((char *)args->out + at, args->keys, seen.last, empty);
+        job->kernels->softmax_row((char *)args->out + at, args->keys, seen.last, empty);
     }
 }
 
 mha_status
 mha_masked_softmax(const mha_masked_softmax_args *args)
 {
-    const double n = (double)args->batch * (double)args->queries * (double)args->keys;
+    softmax_job job = {args, args == NULL ? NULL : mha_kernels_for(args->dtype)};
 
-    if (mha_kernels_for(args->dtype) == NULL) {
+    if (job.kernels == NULL || !mha_visibility_is_sane(&args->visible, args->queries)) {
         return MHA_ERR_ARG;
     }
-    if (args->queries > 0 && args->keys > 0) {
-        mha_parallel_for(args->batch, mha_threads_for(args->batch, 20.0 * n), run_item, (void *)(uintptr_t)args);
+    if (args->batch > 0 && args->queries > 0 && args->keys > 0) {
+        const double n = (double)args->batch * (double)args->queries * (double)args->keys;
+
+        if (args->scores == NULL || args->out == NULL) {
+            return MHA_ERR_ARG;
+        }
+        mha_parallel_for(args->batch, mha_threads_for(args->batch, 20.0 * n), run_item, &job);
     }
     return mha_interrupt_status();
 }

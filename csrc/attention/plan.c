@@ -66,7 +66,7 @@ writes_nothing(const mha_attention_args *args)
 static int
 can_go_by_columns(const mha_attention_args *args)
 {
-    return args->keys <= MHA_SHORT_KEYS && args->visible.window_left < 0 && args->keep_mask.data == NULL &&
+    return args->keys <= MHA_SHORT_KEYS && args->visible.window_left == 0 && args->keep_mask.data == NULL &&
            args->bias.data == NULL && args->relative_bias == NULL && args->softcap == 0 && args->sinks == NULL &&
            args->dropout == 0;
 }
@@ -126,7 +126,8 @@ choose_tasks(mha_plan *plan, const mha_problem *problem)
     const size_t n_tasks = mha_ceil_div(args->batch * args->heads, plan->task_heads) * plan->tasks_per_head;
     plan->n_tasks = writes_nothing(args) ? 0 : n_tasks;
     plan->blocks_abreast = 1;
-    if (problem->pass != MHA_PASS_WEIGHTS && plan->n_tasks < most && args->queries * problem->group <= SPLIT_ROWS) {
+    if (problem->pass != MHA_PASS_WEIGHTS && !problem->counts_keys && plan->n_tasks < most &&
+        args->queries * problem->group <= SPLIT_ROWS) {
         plan->blocks_abreast = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
     }
     plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, problem->work);
@@ -173,6 +174,8 @@ mha_plan_backward(mha_plan *plan, const mha_problem *problem)
     const mha_attention_args *args = problem->args;
     const size_t heads = args->batch * args->kv_heads;
     const int has_key_grads = args->keys > 0 && args->head_dim + args->value_dim > 0;
+    const int has_query_grads = args->queries > 0 && args->head_dim > 0;
+    const int has_grads = has_query_grads || has_key_grads; /* else none has a number, whatever the count of keys */
 
     *plan = (mha_plan){
         .way = args->additive_weights == NULL ? MHA_WAY_PACKED : MHA_WAY_ADDITIVE,
@@ -181,7 +184,7 @@ mha_plan_backward(mha_plan *plan, const mha_problem *problem)
         .task_queries = mha_max(args->queries, 1),
         .task_heads = 1,
         .tasks_per_head = 1,
-        .n_spans = mha_max(mha_ceil_div(args->keys, BACKWARD_BLOCK * MHA_SPAN_BLOCKS), 1),
+        .n_spans = has_grads ? mha_max(mha_ceil_div(args->keys, BACKWARD_BLOCK * MHA_SPAN_BLOCKS), 1) : 1,
         .spans_abreast = 1,
         .blocks_abreast = 1,
     };
@@ -190,6 +193,6 @@ mha_plan_backward(mha_plan *plan, const mha_problem *problem)
     if (heads > 0 && heads < ENOUGH_TASKS) {
         plan->spans_abreast = mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans);
     }
-    plan->n_tasks = args->queries > 0 || has_key_grads ? heads * plan->spans_abreast : 0;
+    plan->n_tasks = has_grads ? heads * plan->spans_abreast : 0;
     plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), problem->work);
 }

@@ -6,6 +6,8 @@
 #include "runtime/common.h"
 #include "runtime/threads_interrupt.h"
 
+#include <math.h>
+
 static int
 sizes_overflow(const mha_attention_args *args, size_t itemsize)
 {
@@ -35,10 +37,21 @@ static int
 is_sane(const mha_attention_args *args)
 {
     return (args->row_max == NULL) == (args->row_sum == NULL) && args->heads > 0 && args->kv_heads > 0 &&
-           args->heads % args->kv_heads == 0 &&
-           (args->visible.valid_lens == NULL || args->visible.lens_per_batch == 1 ||
-            args->visible.lens_per_batch == args->queries) &&
+           args->heads % args->kv_heads == 0 && mha_visibility_is_sane(&args->visible, args->queries) &&
            args->dropout >= 0 && args->dropout <= 1 && args->softcap >= 0 && origin_is_sane(args);
+}
+
+int
+mha_has_operands(const mha_attention_args *args, mha_pass pass)
+{
+    const int has_queries = args->batch > 0 && args->heads > 0 && args->queries > 0;
+    const int has_keys = args->batch > 0 && args->kv_heads > 0 && args->keys > 0;
+    const int backward = pass == MHA_PASS_BACKWARD, weights = pass == MHA_PASS_WEIGHTS;
+
+    return (args->q.data != NULL || !has_queries || args->head_dim == 0) &&
+           (args->k.data != NULL || !has_keys || args->head_dim == 0) &&
+           (args->v.data != NULL || !has_keys || args->value_dim == 0 || weights) &&
+           (args->out.data != NULL || !has_queries || args->value_dim == 0 || weights || backward);
 }
 
 /* 1 if nothing depends on a head's number or a query's place.  (Bottom-right, the only query sees all keys.) */
@@ -81,6 +94,14 @@ mha_fold_heads(const mha_attention_args *args, mha_attention_args *folded)
     fold_mask(&folded->bias, group);
 }
 
+/* 1 if queries, keys and values are rows without numbers, and nothing else tells one key from another. */
+static int
+has_no_features(const mha_attention_args *args, double scale)
+{
+    return args->head_dim == 0 && args->value_dim == 0 && args->weights == NULL && args->keep_mask.data == NULL &&
+           args->bias.data == NULL && args->relative_bias == NULL && args->sinks == NULL && isfinite(scale);
+}
+
 double
 mha_attention_work(const mha_attention_args *args)
 {
@@ -92,24 +113,27 @@ mha_attention_work(const mha_attention_args *args)
 }
 
 mha_status
-mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_pass pass)
+mha_problem_describe(mha_problem *problem, const mha_kernels *kernels, const mha_attention_args *args, mha_pass pass)
 {
-    const mha_kernels *k = mha_kernels_for(args->dtype);
-
-    if (k == NULL || !is_sane(args)) {
+    if (kernels == NULL || !is_sane(args)) {
         return MHA_ERR_ARG;
     }
-    if (sizes_overflow(args, k->itemsize)) {
+    if (sizes_overflow(args, kernels->itemsize)) {
         return MHA_ERR_SIZE;
     }
+    const double usual = args->additive_weights != NULL || args->head_dim == 0 ? 1 : 1 / sqrt((double)args->head_dim);
+    const double scale = args->scale != NULL ? *args->scale : usual;
+
     *problem = (mha_problem){
         .pass = pass,
         .args = args,
-        .kernels = k,
-        .scale = mha_scalar_from(k, args->scale),
-        .one = mha_scalar_from(k, 1),
+        .kernels = kernels,
+        .score_scale = scale,
+        .scale = mha_scalar_from(kernels, scale),
+        .one = mha_scalar_from(kernels, 1),
         .group = args->heads / args->kv_heads,
         .same_visibility = mha_same_for_all_queries(&args->visible),
+        .counts_keys = pass != MHA_PASS_BACKWARD && has_no_features(args, scale),
         .watched = mha_interrupt_flag() != NULL,
         .work = (pass == MHA_PASS_BACKWARD ? 2.5 : 1.0) * mha_attention_work(args), /* five products, not two */
     };

@@ -19,15 +19,21 @@ typedef struct {
     mha_pass pass;
     const mha_attention_args *args;
     const mha_kernels *kernels;
+    double score_scale;  /* *args->scale, or the usual one */
     mha_scalar scale, one;
     size_t group;        /* query heads per key head */
     int same_visibility; /* all queries of an item see the same keys: 0 .. length */
+    int counts_keys;     /* without features, forward: all scores are 0, a row's statistics are a count of keys */
     int watched;         /* the call may be given up half-way, see runtime/threads_interrupt.h */
     double work;         /* multiply-adds, roughly: what decides about threads */
 } mha_problem;
 
+/* 1 if all the operands that such a pass reads and writes have addresses, or no numbers. */
+int mha_has_operands(const mha_attention_args *args, mha_pass pass);
+
 /* Checks the arguments, whose operands need not have addresses yet, and notes the facts. */
-MHA_MUST_CHECK mha_status mha_problem_describe(mha_problem *problem, const mha_attention_args *args, mha_pass pass);
+MHA_MUST_CHECK mha_status mha_problem_describe(mha_problem *problem, const mha_kernels *kernels,
+                                               const mha_attention_args *args, mha_pass pass);
 
 /*
  * With one query a head, as in a decoder, heads that share a key head become as many queries of one head: so each key

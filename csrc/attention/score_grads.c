@@ -32,6 +32,13 @@ visit_rows(mha_walk *walk, add_row_fn add)
     }
 }
 
+/* 1 if some score has a gradient: without values an output has no numbers, and so nothing depends on the scores. */
+static int
+has_scores(const mha_attention_args *args)
+{
+    return args->batch > 0 && args->queries > 0 && args->keys > 0 && args->value_dim > 0;
+}
+
 /* Makes all queries of one head of one item the task. */
 static void
 describe_head(mha_walk *walk, size_t item, size_t head)
@@ -58,43 +65,52 @@ add_to_bias(const mha_walk *walk, size_t row, mha_interval keys, const char *gra
                                     walk->job->grads->grad_bias.key_stride);
 }
 
-static void
-clear_bias_rows(const mha_walk *walk)
+/* Length of an axis of the gradient: an axis of stride 0 has one place, for however many scores. */
+static size_t
+places(size_t n_scores, ptrdiff_t stride)
 {
-    const size_t keys = walk->problem->args->keys, n_at_once = walk->job->grads->grad_bias.key_stride == 1 ? keys : 1;
+    return stride == 0 ? 1 : n_scores;
+}
 
-    for (size_t i = 0; i < walk->tile.rows; i++) {
-        for (size_t j = 0; j < keys; j += n_at_once) {
-            memset(bias_grad_at(walk, i, j), 0, n_at_once * walk->problem->kernels->itemsize);
+/* Sets the gradient of these queries (the only one, if they share) to 0: for all items, heads and keys. */
+static void
+clear_bias(const mha_attention_job *job, size_t first, size_t last)
+{
+    const mha_attention_args *args = job->problem.args;
+    const mha_mask_result *x = &job->grads->grad_bias;
+    const size_t itemsize = job->problem.kernels->itemsize, heads = places(args->heads, x->head_stride);
+    const size_t keys = places(args->keys, x->key_stride), at_once = x->key_stride == 1 ? mha_max(keys, 1) : 1;
+
+    for (size_t number = 0; number < places(args->batch, x->batch_stride) * heads; number++) {
+        for (size_t i = first; i < last; i++) {
+            const ptrdiff_t row = (ptrdiff_t)(number / heads) * x->batch_stride +
+                                  (ptrdiff_t)(number % heads) * x->head_stride + (ptrdiff_t)i * x->query_stride;
+
+            for (size_t j = 0; j < keys; j += at_once) {
+                const ptrdiff_t at = row + (ptrdiff_t)j * x->key_stride;
+
+                memset((char *)x->data + at * (ptrdiff_t)itemsize, 0, at_once * itemsize);
+            }
         }
     }
 }
 
-/* For all items and heads: clears, or adds, bias gradients of query tile `task` (of all queries, if they share). */
+/* Adds the gradients of query tile `task` (of all queries, if they share), item by item, head by head. */
 static void
-bias_rows(mha_walk *walk, size_t task, int clear)
+add_bias_grads(mha_walk *walk, size_t task)
 {
     const mha_attention_args *args = walk->problem->args;
-    const mha_mask_result *bias = &walk->job->grads->grad_bias;
+    const int shared = walk->job->grads->grad_bias.query_stride == 0;
 
     for (size_t number = 0; number < args->batch * args->heads && !mha_interrupted(); number++) {
-        const size_t item = number / args->heads, head = number % args->heads;
-
-        if (clear && ((item > 0 && bias->batch_stride == 0) || (head > 0 && bias->head_stride == 0))) {
-            continue;
-        }
-        describe_head(walk, item, head);
-        if (bias->query_stride != 0) {
+        describe_head(walk, number / args->heads, number % args->heads);
+        if (!shared) {
             mha_walk_describe_tile(walk, 0, task * walk->plan->tile_rows);
             walk->task = walk->tile;
         }
         mha_walk_describe_head(walk, 0);
-        if (clear) {
-            clear_bias_rows(walk);
-        } else {
-            mha_backward_rows(walk);
-            visit_rows(walk, add_to_bias);
-        }
+        mha_backward_rows(walk);
+        visit_rows(walk, add_to_bias);
     }
 }
 
@@ -102,11 +118,16 @@ static void
 bias_task(void *context, size_t task, unsigned worker)
 {
     const mha_attention_job *job = context;
+    const mha_attention_args *args = job->problem.args;
+    const int shared = job->grads->grad_bias.query_stride == 0;
+    const size_t first = task * job->plan.tile_rows;
     mha_walk walk;
 
-    mha_walk_init(&walk, job, &job->rooms[worker]);
-    bias_rows(&walk, task, 1);
-    bias_rows(&walk, task, 0);
+    clear_bias(job, shared ? 0 : first, shared ? 1 : mha_min(first + job->plan.tile_rows, args->queries));
+    if (has_scores(args)) {
+        mha_walk_init(&walk, job, &job->rooms[worker]);
+        add_bias_grads(&walk, task);
+    }
 }
 
 /* --- What each head has of its own --------------------------------------------------------------- */
@@ -163,7 +184,7 @@ head_task(void *context, size_t head, unsigned worker)
 
     mha_walk_init(&walk, job, &job->rooms[worker]);
     memset(table, 0, n_table * sizeof(double));
-    for (size_t item = 0; item < args->batch && args->queries > 0; item++) {
+    for (size_t item = 0; has_scores(args) && item < args->batch; item++) {
         describe_head(&walk, item, head);
         mha_backward_rows(&walk);
         if (n_table > 0) {
@@ -190,7 +211,7 @@ mha_score_grads_run(const mha_attention_job *job)
     void *context = (void *)(uintptr_t)job;
 
     if (grads->grad_bias.data != NULL) {
-        mha_parallel_for(grads->grad_bias.query_stride == 0 ? mha_min(tiles, 1) : tiles, n_workers, bias_task, context);
+        mha_parallel_for(grads->grad_bias.query_stride == 0 ? 1 : tiles, n_workers, bias_task, context);
     }
     if (grads->grad_relative_bias != NULL || grads->grad_sinks != NULL) {
         mha_parallel_for(job->problem.args->heads, n_workers, head_task, context);

@@ -57,7 +57,7 @@ mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_inte
         .w = args->additive_weights,
         .q_row = args->q.row_stride,
         .k_row = args->k.row_stride,
-        .scale = args->scale,
+        .scale = problem->score_scale,
     };
 }
 

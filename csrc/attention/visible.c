@@ -18,6 +18,13 @@ clamp(int64_t x, size_t limit)
     return x <= 0 ? 0 : (uint64_t)x < limit ? (size_t)x : limit;
 }
 
+int
+mha_visibility_is_sane(const mha_visibility *visible, size_t queries)
+{
+    return (visible->valid_lens == NULL || visible->lens_per_batch == 1 || visible->lens_per_batch == queries) &&
+           visible->window_left >= 0 && visible->window_right >= 0;
+}
+
 int64_t
 mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t query)
 {
@@ -40,12 +47,11 @@ visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t 
     if (visible->causal != MHA_CAUSAL_NONE) {
         seen.last = mha_min(seen.last, clamp(diagonal + 1, keys));
     }
-    if (visible->window_right >= 0) {
-        const int64_t right = add_saturated(diagonal, visible->window_right);
-        seen.last = mha_min(seen.last, clamp(add_saturated(right, 1), keys));
+    if (visible->window_right > 0) {
+        seen.last = mha_min(seen.last, clamp(add_saturated(diagonal, visible->window_right), keys));
     }
-    if (visible->window_left >= 0) {
-        seen.first = clamp(add_saturated(diagonal, -visible->window_left), keys);
+    if (visible->window_left > 0) {
+        seen.first = clamp(add_saturated(diagonal + 1, -visible->window_left), keys);
     }
     if (seen.first >= seen.last) {
         seen.first = seen.last = 0;
@@ -97,7 +103,7 @@ int
 mha_same_for_all_queries(const mha_visibility *visible)
 {
     return (visible->valid_lens == NULL || visible->lens_per_batch == 1) &&
-           visible->causal == MHA_CAUSAL_NONE && visible->window_left < 0 && visible->window_right < 0;
+           visible->causal == MHA_CAUSAL_NONE && visible->window_left == 0 && visible->window_right == 0;
 }
 
 int

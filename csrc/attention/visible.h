@@ -13,6 +13,9 @@ typedef struct {
     size_t first, last;
 } mha_interval;
 
+/* 1 if lengths are for items or for all queries, and no window is negative. */
+int mha_visibility_is_sane(const mha_visibility *visible, size_t queries);
+
 /* The keys that query `query` of batch item `item` may see. */
 mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
                               size_t query);

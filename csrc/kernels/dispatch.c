@@ -1,8 +1,7 @@
 /*
  * dispatch.c: the compiled instruction sets, and the one in use.
  *
- * The choice is made once, when the module is imported, and then only read; mha_isa_select serves
- * start-up and tests.  No table is used before the CPU was asked whether it has the instructions.
+ * No table is used before the CPU was asked whether it has the instructions.
  */
 #include "dispatch.h"
 
@@ -26,7 +25,9 @@ static const mha_kernels *const tables[MHA_N_ISAS][2] = {
 };
 
 /* Scalar until somebody selects: correct everywhere, whatever runs before start-up has chosen. */
-static mha_isa active = MHA_ISA_SCALAR;
+static _Atomic mha_isa active = MHA_ISA_SCALAR;
+
+static _Thread_local mha_isa own = MHA_N_ISAS; /* of this thread's calls alone; MHA_N_ISAS: the active one */
 
 static int
 is_isa(mha_isa isa)
@@ -55,7 +56,17 @@ mha_isa_available(mha_isa isa)
 mha_isa
 mha_isa_active(void)
 {
-    return active;
+    return own != MHA_N_ISAS ? own : active;
+}
+
+mha_isa
+mha_isa_own(mha_isa isa)
+{
+    const mha_isa before = own;
+
+    /* Whether the CPU has it is asked only if that is not known: a virtual machine takes microseconds to answer. */
+    own = isa == before || isa == mha_isa_active() || mha_isa_available(isa) ? isa : MHA_N_ISAS;
+    return before;
 }
 
 mha_status
@@ -71,7 +82,7 @@ mha_isa_select(mha_isa isa)
 const mha_kernels *
 mha_kernels_for(mha_dtype dtype)
 {
-    return dtype == MHA_F32 || dtype == MHA_F64 ? tables[active][dtype] : NULL;
+    return dtype == MHA_F32 || dtype == MHA_F64 ? tables[mha_isa_active()][dtype] : NULL;
 }
 
 mha_scalar

@@ -1,5 +1,6 @@
 /*
- * dispatch.h: which kernel table is active.  Drivers ask once per call.
+ * dispatch.h: which kernel table is active.  An entry of the core asks once, in the thread of its call, and hands the
+ * table down: another thread may select another instruction set meanwhile.
  */
 #ifndef MHA_DISPATCH_H
 #define MHA_DISPATCH_H

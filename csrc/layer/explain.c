@@ -65,16 +65,21 @@ mha_kernels_explain(mha_emit_fn *emit, void *to)
 
 /* --- Attention ------------------------------------------------------------------------------- */
 
-/* Counts tiles that meet a key block.  All heads of an item see the same keys, so one of them is counted. */
+/*
+ * Counts tiles that meet a key block.  Of what is alike one is counted: the heads of an item; without lengths, its
+ * items; where all queries see the same keys, all tasks but the last, which may be shorter.
+ */
 static mha_status
 count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
 {
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
+    const size_t n_tasks = plan->n_tasks > 0 ? plan->tasks_per_head : 0;
+    const size_t all_blocks = mha_ceil_div(args->keys, plan->key_block);
+    const size_t items_alike = args->visible.valid_lens == NULL ? mha_max(args->batch, 1) : 1;
     size_t n_tiles = 0, n_tiles_all = 0, most_blocks = 0;
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     const size_t rows_at = mha_scratch_add(&scratch, plan->task_queries, sizeof(mha_interval));
-    const size_t n_tasks = plan->n_tasks > 0 ? args->batch * plan->tasks_per_head : 0;
     const mha_status status = mha_scratch_open(&scratch);
     mha_walk walk;
 
@@ -83,16 +88,18 @@ count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
     }
     const mha_room room = {.row_keys = (mha_interval *)(void *)(scratch.base + rows_at)};
     mha_walk_init(&walk, job, &room);
-    for (size_t i = 0; i < n_tasks; i++) {
-        const size_t item = i / plan->tasks_per_head;
-        mha_walk_describe_task(&walk, i + item * (args->kv_heads - 1) * plan->tasks_per_head);
-        for (size_t row = 0; row < walk.task.rows; row += plan->tile_rows) {
-            mha_walk_describe_tile(&walk, 0, row);
-            const mha_interval keys = walk.tile.keys;
-            const size_t n_blocks = mha_ceil_div(keys.last, plan->key_block) - keys.first / plan->key_block;
-            n_tiles += n_blocks;
-            n_tiles_all += mha_ceil_div(args->keys, plan->key_block);
-            most_blocks = mha_max(most_blocks, n_blocks);
+    for (size_t item = 0; item < args->batch; item += items_alike) {
+        for (size_t task = 0, alike; task < n_tasks; task += alike) {
+            alike = job->problem.same_visibility && task == 0 && n_tasks > 1 ? n_tasks - 1 : 1;
+            mha_walk_describe_task(&walk, item * args->kv_heads * n_tasks + task);
+            for (size_t row = 0; row < walk.task.rows; row += plan->tile_rows) {
+                mha_walk_describe_tile(&walk, 0, row);
+                const mha_interval keys = walk.tile.keys;
+                const size_t n_blocks = mha_ceil_div(keys.last, plan->key_block) - keys.first / plan->key_block;
+                n_tiles += n_blocks * alike * items_alike;
+                n_tiles_all += all_blocks * alike * items_alike;
+                most_blocks = mha_max(most_blocks, n_blocks);
+            }
         }
     }
     mha_scratch_close(&scratch);
@@ -144,8 +151,12 @@ mha_attention_explain(const mha_attention_args *args, mha_emit_fn *emit, void *t
     mha_attention_args folded;
     mha_attention_job job;
 
+    if (args == NULL) {
+        return MHA_ERR_ARG;
+    }
     mha_fold_heads(args, &folded);
-    const mha_status status = mha_attention_init(&job, &folded, MHA_PASS_FORWARD, &scratch);
+    const mha_status status = mha_attention_init(&job, mha_kernels_for(args->dtype), &folded, MHA_PASS_FORWARD,
+                                                 &scratch);
     if (status != MHA_OK) {
         return status;
     }
@@ -171,8 +182,12 @@ mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_e
 {
     const mha_kernels *k = mha_kernels_for(dtype);
 
-    if (k == NULL || linear->weight == NULL) {
+    if (k == NULL || linear == NULL || linear->weight == NULL) {
         return MHA_ERR_ARG;
+    }
+    const mha_status status = mha_linear_check(k, linear);
+    if (status != MHA_OK) {
+        return status;
     }
     const mha_linear_plan plan = mha_linear_plan_for(k, linear, rows);
     explain_linear(linear, rows, rows, plan.task_rows, emit, to);
@@ -189,12 +204,14 @@ explain_projections(const mha_layer_job *job, const sharing *slices, mha_emit_fn
     const size_t rows = a->batch * a->queries;
     size_t n_needed[MHA_N_INPUTS] = {0};
 
-    for (size_t b = 0; b < a->batch; b++) {
+    const size_t n_alike = a->visible.valid_lens == NULL ? a->batch : 1; /* without lengths all items are */
+
+    for (size_t b = 0; b < a->batch; b += n_alike) {
         mha_interval needed[MHA_N_INPUTS];
 
         mha_layer_needed(job, b, needed);
         for (int i = 0; i < MHA_N_INPUTS; i++) {
-            n_needed[i] += needed[i].last - needed[i].first;
+            n_needed[i] += (needed[i].last - needed[i].first) * n_alike;
         }
     }
     for (int i = 0; i < MHA_N_INPUTS; i++) {

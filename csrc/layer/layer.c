@@ -12,7 +12,6 @@
 #include "linear.h"
 #include "runtime/threads.h"
 
-#include <math.h>
 #include <string.h>
 
 /* Fills in the three inputs' sizes, and where the caller keeps projected rows; 0 if the sizes do not fit together. */
@@ -59,7 +58,6 @@ describe_attention(mha_layer_job *job)
         .head_dim = head_dim,
         .value_dim = value_dim,
         .additive_weights = a->additive_weights,
-        .scale = a->additive_weights != NULL || head_dim == 0 ? 1.0 : 1.0 / sqrt((double)head_dim),
         .visible = a->visible,
         .empty_rows = a->empty_rows,
         .dropout = a->dropout,
@@ -329,25 +327,35 @@ mha_layer_work(const mha_layer_args *a)
            mha_attention_work(&attention);
 }
 
+int
+mha_layer_has_inputs(const mha_layer_args *a)
+{
+    const int has_queries = a->batch > 0 && a->queries > 0, has_keys = a->batch > 0 && a->keys > 0;
+
+    return (a->query_rows.data != NULL || !has_queries || a->query_size == 0) &&
+           (a->key_rows.data != NULL || !has_keys || a->key_size == 0) &&
+           (a->value_rows.data != NULL || !has_keys || a->value_size == 0);
+}
+
 mha_status
-mha_layer_describe(mha_layer_job *job, const mha_layer_args *args)
+mha_layer_describe(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_args *args)
 {
     size_t rows = args->keys;
 
-    *job = (mha_layer_job){.args = args, .kernels = mha_kernels_for(args->dtype), .scratch = MHA_SCRATCH_EMPTY};
-    if (job->kernels == NULL || args->num_heads == 0 || !describe_inputs(job) || !describe_attention(job)) {
+    *job = (mha_layer_job){.args = args, .kernels = kernels, .scratch = MHA_SCRATCH_EMPTY};
+    if (kernels == NULL || args->num_heads == 0 || !describe_inputs(job) || !describe_attention(job)) {
         return MHA_ERR_ARG;
     }
     return mha_mul_size(&rows, args->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
 }
 
 mha_status
-mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass)
+mha_layer_plan(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_args *args, mha_pass pass)
 {
-    mha_status status = mha_layer_describe(job, args);
+    mha_status status = mha_layer_describe(job, kernels, args);
 
     if (status == MHA_OK) {
-        status = mha_attention_init(&job->attention_job, &job->attention, pass, &job->scratch);
+        status = mha_attention_init(&job->attention_job, kernels, &job->attention, pass, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_projections(job, pass);

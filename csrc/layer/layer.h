@@ -49,11 +49,19 @@ mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t
     return job->args->batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
 }
 
-/* Fills in the sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together. */
-MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_layer_args *args);
+/* 1 if every input has an address, or no numbers. */
+int mha_layer_has_inputs(const mha_layer_args *args);
+
+/*
+ * Fills in the sizes of the inputs and of the attention problem; MHA_ERR_ARG if they do not fit together.  `kernels`
+ * are those of the whole call.
+ */
+MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_kernels *kernels,
+                                             const mha_layer_args *args);
 
 /* mha_layer_describe, then the plan of attention and all sizes of the forward call's scratch memory. */
-MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_layer_args *args, mha_pass pass);
+MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_args *args,
+                                         mha_pass pass);
 
 /* Takes the next `count` elements of scratch memory; NULL while the memory is only measured and has no address yet. */
 void *mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize);

@@ -108,7 +108,7 @@ output_projection(const backward_job *job)
     mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
                                           job->grads->grad_out);
     grads.grad_x = job->context;
-    mha_linear_grads_run(&grads, NULL, &job->room);
+    mha_linear_grads_run(job->layer.kernels, &grads, NULL, &job->room);
     return grads.grad_x;
 }
 
@@ -194,7 +194,7 @@ add_shared(const backward_job *job)
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
         const mha_result *grad = &job->grads->grad_inputs[i];
-        const size_t rows = job->layer.args->batch * in->rows;
+        const size_t rows = in->features > 0 ? job->layer.args->batch * in->rows : 0;
 
         if (grad->data == NULL || is_projected(job, i) || job->is_direct[i]) {
             continue;
@@ -252,9 +252,10 @@ project_input(backward_job *job, int i)
 
     grads.grad_x = grad->data;
     grads.add_to_grad_x = add;
-    mha_linear_grads_run(&grads, in_place ? NULL : job->places, &job->room);
+    mha_linear_grads_run(job->layer.kernels, &grads, in_place ? NULL : job->places, &job->room);
 }
 
+/* 1 if all is there that the gradients are made of, and no gradient is wanted of what is not there. */
 static int
 is_complete(const mha_layer_grads *grads)
 {
@@ -263,9 +264,13 @@ is_complete(const mha_layer_grads *grads)
     int complete = grads->grad_out != NULL && a->row_max != NULL && a->row_sum != NULL;
 
     for (int i = 0; i <= W_O; i++) {
-        complete = complete && (linear_of(a, i)->weight == NULL || (kept[i] != NULL && grads->weight[i] != NULL));
+        const int has_weight = linear_of(a, i)->weight != NULL;
+
+        complete = complete && (has_weight ? kept[i] != NULL && grads->weight[i] != NULL
+                                           : grads->grad_weight[i] == NULL && grads->grad_bias[i] == NULL);
     }
-    return complete && (a->W_o.weight != NULL || a->out != NULL);
+    return complete && (a->W_o.weight != NULL || a->out != NULL) &&
+           (grads->grad_additive_weights == NULL || a->additive_weights != NULL);
 }
 
 mha_status
@@ -274,10 +279,15 @@ mha_layer_backward(const mha_layer_grads *grads)
     backward_job job = {.grads = grads};
     mha_layer_job *layer = &job.layer;
     mha_scratch *scratch = &layer->scratch;
-    mha_status status = is_complete(grads) ? mha_layer_describe(layer, grads->forward) : MHA_ERR_ARG;
+
+    if (grads == NULL || grads->forward == NULL || !mha_layer_has_inputs(grads->forward) || !is_complete(grads)) {
+        return MHA_ERR_ARG;
+    }
+    const mha_kernels *kernels = mha_kernels_for(grads->forward->dtype);
+    mha_status status = mha_layer_describe(layer, kernels, grads->forward);
 
     if (status == MHA_OK) {
-        status = mha_attention_init(&layer->attention_job, &layer->attention, MHA_PASS_BACKWARD, scratch);
+        status = mha_attention_init(&layer->attention_job, kernels, &layer->attention, MHA_PASS_BACKWARD, scratch);
     }
     if (status != MHA_OK) {
         return status;

@@ -133,7 +133,9 @@ run_task(void *context, size_t task, unsigned worker)
     } else {
         rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
     }
-    rows.panel = (char *)rows.panel + worker * mha_linear_panel_bytes(job->kernels, job->linear);
+    if (rows.panel != NULL) {
+        rows.panel = (char *)rows.panel + worker * mha_linear_panel_bytes(job->kernels, job->linear);
+    }
     mha_linear_apply(job->kernels, job->linear, &rows);
 }
 
@@ -170,27 +172,36 @@ mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_l
 }
 
 mha_status
+mha_linear_project(const mha_kernels *kernels, const mha_linear *linear, mha_linear_rows *rows)
+{
+    const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows->rows);
+    mha_scratch scratch = MHA_SCRATCH_EMPTY;
+    mha_status status = MHA_OK;
+
+    (void)mha_scratch_add(&scratch, plan.n_workers, mha_linear_panel_bytes(kernels, linear));
+    if (scratch.total_bytes > 0) { /* a packed weight needs no memory */
+        status = mha_scratch_open(&scratch);
+        rows->panel = scratch.base;
+    }
+    if (status == MHA_OK) {
+        mha_linear_run(kernels, linear, rows, &plan);
+        mha_scratch_close(&scratch);
+        status = mha_interrupt_status();
+    }
+    return status;
+}
+
+mha_status
 mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
                    ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
 {
     const mha_kernels *kernels = mha_kernels_for(dtype);
     mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
-    mha_scratch scratch = MHA_SCRATCH_EMPTY;
-    mha_status status = MHA_OK;
 
-    if (kernels == NULL || linear->weight == NULL) {
+    if (kernels == NULL || linear == NULL || linear->weight == NULL || /* no rows, or rows without numbers, need none */
+        (x == NULL && rows > 0 && linear->in_features > 0) || (y == NULL && rows > 0 && linear->out_features > 0)) {
         return MHA_ERR_ARG;
     }
-    const mha_linear_plan plan = mha_linear_plan_for(kernels, linear, rows);
-    (void)mha_scratch_add(&scratch, plan.n_workers, mha_linear_panel_bytes(kernels, linear));
-    if (scratch.total_bytes > 0) { /* a packed weight needs no memory */
-        status = mha_scratch_open(&scratch);
-        all.panel = scratch.base;
-    }
-    if (status == MHA_OK) {
-        mha_linear_run(kernels, linear, &all, &plan);
-        mha_scratch_close(&scratch);
-        status = mha_interrupt_status();
-    }
-    return status;
+    const mha_status status = mha_linear_check(kernels, linear);
+    return status == MHA_OK ? mha_linear_project(kernels, linear, &all) : status;
 }

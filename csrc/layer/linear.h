@@ -30,6 +30,18 @@ typedef struct {
     void *panel;
 } mha_linear_rows;
 
+/* MHA_OK, or why these kernels cannot take the weight, if there is one. */
+MHA_INLINE mha_status
+mha_linear_check(const mha_kernels *kernels, const mha_linear *linear)
+{
+    if (linear->weight == NULL || linear->layout == MHA_WEIGHT_ROWS) {
+        return MHA_OK;
+    }
+    return linear->layout != MHA_WEIGHT_PACKED               ? MHA_ERR_ARG
+           : linear->panel_width != kernels->panel_width ? MHA_ERR_ISA
+                                                         : MHA_OK;
+}
+
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
@@ -45,6 +57,10 @@ mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear
 /* mha_linear_apply, split by `plan`, which may be for more rows; rows->panel holds a panel for each of its workers. */
 void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows,
                     const mha_linear_plan *plan);
+
+/* A whole projection as a call of its own: its threads and its memory. */
+MHA_MUST_CHECK mha_status mha_linear_project(const mha_kernels *kernels, const mha_linear *linear,
+                                             mha_linear_rows *rows);
 
 /* The most rows, of in_features numbers, of a task: a packed panel serves many rows, which all stay in the cache. */
 size_t mha_linear_most_rows(const mha_kernels *kernels, size_t in_features);
@@ -80,6 +96,7 @@ void mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *g
  * mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads.
  * grad_x_rows[r], if given, says where row r of grad_x goes.
  */
-void mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows, const mha_linear_room *room);
+void mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, void *const *grad_x_rows,
+                          const mha_linear_room *room);
 
 #endif

@@ -53,10 +53,15 @@ project_in_place(const append_job *job)
 {
     const mha_append *a = job->append;
     const int one_item = a->batch == 1;
-    const ptrdiff_t apart = (ptrdiff_t)a->linear.out_features * (ptrdiff_t)(one_item ? 1 : a->room);
+    mha_linear_rows rows = {
+        .rows = job->n_rows,
+        .x = a->x.data,
+        .x_row_stride = one_item ? a->x.row_stride : a->x.batch_stride,
+        .y = place_of(job, 0, 0),
+        .y_row_stride = (ptrdiff_t)a->linear.out_features * (ptrdiff_t)(one_item ? 1 : a->room),
+    };
 
-    return mha_linear_forward(a->dtype, &a->linear, job->n_rows, a->x.data,
-                              one_item ? a->x.row_stride : a->x.batch_stride, place_of(job, 0, 0), apart);
+    return mha_linear_project(job->kernels, &a->linear, &rows);
 }
 
 static mha_status
@@ -86,24 +91,56 @@ project_gathered(const append_job *job)
     return mha_interrupt_status();
 }
 
+/* 1 if no item gets more rows than it has, or than there is room for. */
+static int
+counts_fit(const mha_append *a)
+{
+    int fit = a->before != NULL && a->counts != NULL;
+
+    for (size_t b = 0; b < a->batch && fit; b++) {
+        const int64_t before = a->before[b * a->before_step], more = a->counts[b * a->counts_step];
+
+        fit = before >= 0 && more >= 0 && (uint64_t)more <= a->rows && (uint64_t)before <= a->room &&
+              (uint64_t)more <= a->room - (uint64_t)before;
+        if (a->before_step == 0 && a->counts_step == 0) {
+            break; /* the same for all */
+        }
+    }
+    return fit || a->batch == 0;
+}
+
 mha_status
 mha_linear_append(const mha_append *append)
 {
-    const mha_kernels *kernels = mha_kernels_for(append->dtype);
-    const int projects = append->linear.weight != NULL;
-    size_t n_rows = append->batch;
+    const mha_kernels *kernels = append == NULL ? NULL : mha_kernels_for(append->dtype);
 
-    if (kernels == NULL || (projects && append->linear.in_features != append->in_features)) {
+    if (kernels == NULL) {
         return MHA_ERR_ARG;
+    }
+    const int projects = append->linear.weight != NULL;
+    const size_t out_features = projects ? append->linear.out_features : append->in_features;
+    size_t n_rows = append->batch;
+    const mha_status status = mha_linear_check(kernels, &append->linear);
+
+    if (status != MHA_OK) {
+        return status;
     }
     if (mha_mul_size(&n_rows, append->rows) < 0) {
         return MHA_ERR_SIZE;
+    }
+    if ((projects && append->linear.in_features != append->in_features) || !counts_fit(append) ||
+        (n_rows > 0 && append->in_features > 0 && append->x.data == NULL) ||
+        (n_rows > 0 && out_features > 0 && append->cache == NULL)) {
+        return MHA_ERR_ARG;
+    }
+    if (n_rows == 0 || out_features == 0) {
+        return MHA_OK; /* rows without numbers may have any count */
     }
     const append_job job = {
         .append = append,
         .kernels = kernels,
         .in_bytes = append->in_features * kernels->itemsize,
-        .out_bytes = (projects ? append->linear.out_features : append->in_features) * kernels->itemsize,
+        .out_bytes = out_features * kernels->itemsize,
         .n_rows = n_rows,
     };
     if (!projects) {

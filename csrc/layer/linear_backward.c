@@ -215,26 +215,28 @@ mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads,
 }
 
 void
-mha_linear_grads_run(const mha_linear_grads *grads, void *const *grad_x_rows, const mha_linear_room *room)
+mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, void *const *grad_x_rows,
+                     const mha_linear_room *room)
 {
-    const mha_kernels *k = mha_kernels_for(grads->dtype);
-    grads_job job = {.grads = grads, .kernels = k, .grad_x_rows = grad_x_rows, .room = room};
+    grads_job job = {.grads = grads, .kernels = kernels, .grad_x_rows = grad_x_rows, .room = room};
     const size_t n_tasks = count_tasks(grads, &job);
     const unsigned n_workers = workers_for(grads, n_tasks);
 
-    job.one = mha_scalar_from(k, 1);
+    job.one = mha_scalar_from(kernels, 1);
     mha_parallel_for(n_tasks, n_workers < room->n_workers ? n_workers : room->n_workers, run_task, &job);
 }
 
 mha_status
 mha_linear_backward(const mha_linear_grads *grads)
 {
-    const mha_kernels *kernels = mha_kernels_for(grads->dtype);
+    const mha_kernels *kernels = grads == NULL ? NULL : mha_kernels_for(grads->dtype);
     mha_scratch scratch = MHA_SCRATCH_EMPTY;
     mha_linear_room room = {.bytes = 0};
     mha_status status;
 
-    if (kernels == NULL || grads->grad_y == NULL || grads->x == NULL || grads->weight == NULL) {
+    if (kernels == NULL || (grads->grad_y == NULL && grads->rows > 0 && grads->out_features > 0) ||
+        (grads->x == NULL && grads->rows > 0 && grads->in_features > 0) ||
+        (grads->weight == NULL && grads->out_features > 0 && grads->in_features > 0)) {
         return MHA_ERR_ARG;
     }
     mha_linear_grads_plan(kernels, grads, &room);
@@ -242,7 +244,7 @@ mha_linear_backward(const mha_linear_grads *grads)
     status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {
         room.memory = scratch.base;
-        mha_linear_grads_run(grads, NULL, &room);
+        mha_linear_grads_run(kernels, grads, NULL, &room);
         mha_scratch_close(&scratch);
         status = mha_interrupt_status();
     }

@@ -10,13 +10,12 @@
 /* Packing one number of a weight, which is read and written once, costs about as much as so many multiply-adds. */
 #define WORK_PER_NUMBER 16.0
 
-mha_status
-mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret, size_t *width_ret)
+static mha_status
+packed_size(const mha_kernels *k, size_t out_features, size_t in_features, size_t *size_ret)
 {
-    const mha_kernels *k = mha_kernels_for(dtype);
     size_t size = in_features;
 
-    if (k == NULL) {
+    if (k == NULL || size_ret == NULL) {
         return MHA_ERR_ARG;
     }
     if (out_features > SIZE_MAX - k->panel_width ||
@@ -24,10 +23,19 @@ mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
         return MHA_ERR_SIZE;
     }
     *size_ret = size;
-    if (width_ret != NULL) {
+    return MHA_OK;
+}
+
+mha_status
+mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features, size_t *size_ret, size_t *width_ret)
+{
+    const mha_kernels *k = mha_kernels_for(dtype);
+    const mha_status status = width_ret == NULL ? MHA_ERR_ARG : packed_size(k, out_features, in_features, size_ret);
+
+    if (status == MHA_OK) {
         *width_ret = k->panel_width;
     }
-    return MHA_OK;
+    return status;
 }
 
 /* Packs one panel.  Of a last panel that is not full, pack_panels writes only the whole vectors that hold rows. */
@@ -49,12 +57,15 @@ mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const 
                 ptrdiff_t row_stride, void *packed)
 {
     const mha_kernels *k = mha_kernels_for(dtype);
-    const mha_linear linear = {weight, NULL, out_features, in_features, MHA_WEIGHT_ROWS, row_stride};
+    const mha_linear linear = {weight, NULL, out_features, in_features, MHA_WEIGHT_ROWS, row_stride, 0};
     size_t size;
-    const mha_status status = mha_linear_packed_size(dtype, out_features, in_features, &size, NULL);
+    mha_status status = packed_size(k, out_features, in_features, &size);
 
-    for (size_t panel = 0; status == MHA_OK && panel < mha_ceil_div(out_features, k->panel_width); panel++) {
-        pack_panel(k, &linear, panel, packed);
+    if (status == MHA_OK && size > 0 && (weight == NULL || packed == NULL)) {
+        status = MHA_ERR_ARG;
+    }
+    for (size_t first = 0; status == MHA_OK && size > 0 && first < out_features; first += k->panel_width) {
+        pack_panel(k, &linear, first / k->panel_width, packed);
     }
     return status;
 }
@@ -71,6 +82,7 @@ mha_linear_pack_later(mha_linear_packing *packing, const mha_kernels *kernels, m
         panel_bytes = SIZE_MAX; /* opening the memory will report it */
     }
     linear->layout = MHA_WEIGHT_PACKED;
+    linear->panel_width = kernels->panel_width;
     packing->linears[packing->n] = linear;
     packing->at[packing->n++] = mha_scratch_add(scratch, n_panels, panel_bytes);
     packing->n_panels += n_panels;

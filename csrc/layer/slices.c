@@ -109,7 +109,7 @@ mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *a
     const size_t first = slice * call->slice_items;
 
     *args = items_of(&call->whole, first, call->slice_items);
-    const mha_status status = mha_layer_plan(job, args, MHA_PASS_IN_TASK);
+    const mha_status status = mha_layer_plan(job, call->whole.kernels, args, MHA_PASS_IN_TASK);
     job->attention.first_item = first;
     return status;
 }
@@ -174,9 +174,18 @@ pack_later(mha_layer_call *call)
 mha_status
 mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
 {
-    call->args = *args;
-    const mha_status status = mha_layer_plan(&call->whole, &call->args, MHA_PASS_FORWARD);
+    const mha_kernels *kernels = args == NULL ? NULL : mha_kernels_for(args->dtype);
 
+    if (kernels == NULL) {
+        return MHA_ERR_ARG;
+    }
+    call->args = *args;
+    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
+    mha_status status = mha_layer_plan(&call->whole, kernels, &call->args, MHA_PASS_FORWARD);
+
+    for (int i = 0; i < 4 && status == MHA_OK; i++) {
+        status = mha_linear_check(kernels, linears[i]);
+    }
     if (status == MHA_OK) {
         call->scratch = (mha_scratch)MHA_SCRATCH_EMPTY;
         pack_later(call);
@@ -187,12 +196,24 @@ mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
     return status;
 }
 
+static int
+has_result(const mha_layer_args *a)
+{
+    const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
+    const size_t features = a->W_o.weight != NULL ? a->W_o.out_features : values;
+
+    return a->out != NULL || a->batch == 0 || a->queries == 0 || features == 0;
+}
+
 mha_status
 mha_layer_forward(const mha_layer_args *args)
 {
     mha_layer_call call;
-    mha_status status = mha_layer_call_plan(&call, args);
 
+    if (args == NULL || !mha_layer_has_inputs(args) || !has_result(args)) {
+        return MHA_ERR_ARG;
+    }
+    mha_status status = mha_layer_call_plan(&call, args);
     if (status == MHA_OK) {
         status = mha_scratch_open(&call.scratch);
     }

@@ -229,7 +229,8 @@ typedef struct {
     mha_py_lengths lengths;
     npy_intp scores[4];      /* (B, Q, K) or (B, H, Q, K), as many axes as q has */
     npy_intp out_shape[4];   /* the same with Dv in the last place */
-    mha_attention_args args; /* all but the outputs */
+    double scale;            /* args.scale points to it if one was given */
+    mha_attention_args args; /* all but the outputs; not to be moved */
     double work;             /* multiply-adds, roughly */
 } mha_py_attention;
 

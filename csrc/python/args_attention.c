@@ -9,6 +9,82 @@
 
 enum { Q, K, V, W_V, LENS, KEEP, BIAS, CAUSAL, LEFT, RIGHT, SCALE, DROPOUT, SEED, EMPTY };
 
+/* --- Options ------------------------------------------------------------------------------ */
+
+/* How many keys to one side, its own place among them.  No index reaches 2**61: wider windows are cut to it. */
+static int64_t
+take_window(mha_py_call *call, PyObject *value, const char *name)
+{
+    const int64_t window = value == NULL ? -1 : mha_py_whole(call, value, name, -1);
+
+    return window < 0 ? MHA_NO_LIMIT : 1 + (window > INT64_MAX / 4 ? INT64_MAX / 4 : window);
+}
+
+static void
+take_origin(mha_py_call *call, PyObject *value, mha_attention_args *args)
+{
+    size_t *const places[4] = {&args->first_item, &args->first_head, &args->visible.first_query,
+                               &args->visible.first_key};
+
+    if (call->failed || !mha_py_given(value)) {
+        return;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 4) {
+        mha_py_type_error(call, value, "origin", "None or a tuple (item, head, query, key)");
+    } else if (args->visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
+        mha_py_refuse(call, "corner_with_origin", "()");
+    }
+    for (int i = 0; i < 4 && !call->failed; i++) {
+        const int64_t place = mha_py_whole(call, PyTuple_GetItem(value, i), "origin", 0);
+
+        *places[i] = (size_t)place;
+        if (!call->failed && (uint64_t)place > MHA_LAST_PLACE) {
+            mha_py_refuse(call, "far_origin", "(On)", value, (Py_ssize_t)MHA_LAST_PLACE);
+        }
+    }
+}
+
+/* The middle one of the terms (relative_bias, softcap, sinks). */
+static void
+take_softcap(mha_py_call *call, PyObject *terms, mha_attention_args *args)
+{
+    if (call->failed || !mha_py_given(terms)) {
+        return;
+    }
+    if (!PyTuple_Check(terms) || PyTuple_Size(terms) != 3) {
+        mha_py_type_error(call, terms, "score_terms", "None or a tuple (relative_bias, softcap, sinks)");
+        return;
+    }
+    PyObject *const value = PyTuple_GetItem(terms, 1);
+    const double softcap = mha_py_given(value) ? mha_py_real(call, value, "softcap") : 0;
+    if (!call->failed && !(softcap >= 0 && softcap < HUGE_VAL)) {
+        mha_py_refuse(call, "positive", "(Os)", value, "softcap");
+    }
+    args->softcap = softcap;
+}
+
+/* All that is no array.  A number may be an object whose methods run: it is read before any array is. */
+static void
+take_options(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
+{
+    mha_attention_args *args = &attention->args;
+
+    if (mha_py_given(values[CAUSAL])) {
+        args->visible.causal = mha_py_choice(call, values[CAUSAL], "causal", "top_left", "bottom_right")
+                                   ? MHA_CAUSAL_BOTTOM_RIGHT
+                                   : MHA_CAUSAL_TOP_LEFT;
+    }
+    args->visible.window_left = take_window(call, values[LEFT], "window_left");
+    args->visible.window_right = take_window(call, values[RIGHT], "window_right");
+    if (mha_py_given(values[SCALE])) {
+        attention->scale = mha_py_real(call, values[SCALE], "scale");
+        args->scale = &attention->scale;
+    }
+    args->dropout = values[DROPOUT] == NULL ? 0 : mha_py_probability(call, values[DROPOUT]);
+    args->seed = values[SEED] == NULL ? 0 : mha_py_seed(call, values[SEED]);
+    args->empty_rows = values[EMPTY] == NULL ? MHA_EMPTY_ZERO : mha_py_empty_rows(call, values[EMPTY]);
+}
+
 /* --- Arrays ---------------------------------------------------------------------------- */
 
 /* Query heads share key heads in equal groups. */
@@ -69,71 +145,18 @@ note_sizes(mha_py_attention *attention)
     }
 }
 
-/* --- Options ------------------------------------------------------------------------------ */
-
-/* No index reaches 2**61, so wider windows are cut to it and i + window cannot wrap. */
-static int64_t
-take_window(mha_py_call *call, PyObject *value, const char *name)
-{
-    const int64_t window = value == NULL ? MHA_NO_LIMIT : mha_py_whole(call, value, name, -1);
-
-    return window > INT64_MAX / 4 ? INT64_MAX / 4 : window;
-}
-
+/* What restricts the keys of arrays that are taken. */
 static void
-take_visibility(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
+take_restrictions(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
 {
     mha_attention_args *args = &attention->args;
-    mha_visibility *visible = &args->visible;
     const mha_py_array *q = &attention->q;
 
     mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], &attention->lengths);
-    *visible = mha_py_visibility(&attention->lengths);
-    if (mha_py_given(values[CAUSAL])) {
-        visible->causal = mha_py_choice(call, values[CAUSAL], "causal", "top_left", "bottom_right")
-                              ? MHA_CAUSAL_BOTTOM_RIGHT
-                              : MHA_CAUSAL_TOP_LEFT;
-    }
-    visible->window_left = take_window(call, values[LEFT], "window_left");
-    visible->window_right = take_window(call, values[RIGHT], "window_right");
+    args->visible.valid_lens = attention->lengths.data;
+    args->visible.lens_per_batch = attention->lengths.per_batch;
     args->keep_mask = mha_py_broadcast(call, &attention->keep_mask, q->rank, attention->scores);
     args->bias = mha_py_broadcast(call, &attention->bias, q->rank, attention->scores);
-}
-
-static void
-take_numbers(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
-{
-    mha_attention_args *args = &attention->args;
-
-    args->scale = attention->w_v.array == NULL && args->head_dim > 0 ? 1 / sqrt((double)args->head_dim) : 1;
-    args->scale = mha_py_given(values[SCALE]) ? mha_py_real(call, values[SCALE], "scale") : args->scale;
-    args->dropout = values[DROPOUT] == NULL ? 0 : mha_py_probability(call, values[DROPOUT]);
-    args->seed = values[SEED] == NULL ? 0 : mha_py_seed(call, values[SEED]);
-    args->empty_rows = values[EMPTY] == NULL ? MHA_EMPTY_ZERO : mha_py_empty_rows(call, values[EMPTY]);
-}
-
-static void
-take_origin(mha_py_call *call, PyObject *value, mha_attention_args *args)
-{
-    size_t *const places[4] = {&args->first_item, &args->first_head, &args->visible.first_query,
-                               &args->visible.first_key};
-
-    if (call->failed || !mha_py_given(value)) {
-        return;
-    }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != 4) {
-        mha_py_type_error(call, value, "origin", "None or a tuple (item, head, query, key)");
-    } else if (args->visible.causal == MHA_CAUSAL_BOTTOM_RIGHT) {
-        mha_py_refuse(call, "corner_with_origin", "()");
-    }
-    for (int i = 0; i < 4 && !call->failed; i++) {
-        const int64_t place = mha_py_whole(call, PyTuple_GetItem(value, i), "origin", 0);
-
-        *places[i] = (size_t)place;
-        if (!call->failed && (uint64_t)place > MHA_LAST_PLACE) {
-            mha_py_refuse(call, "far_origin", "(On)", value, (Py_ssize_t)MHA_LAST_PLACE);
-        }
-    }
 }
 
 /* --- Terms of the score --------------------------------------------------------------------- */
@@ -163,31 +186,18 @@ take_sinks(mha_py_call *call, PyObject *value, mha_py_attention *attention)
     attention->args.sinks = attention->sinks.data;
 }
 
+/* The arrays among the terms (relative_bias, softcap, sinks). */
 static void
-take_terms(mha_py_call *call, PyObject *value, mha_py_attention *attention)
+take_terms(mha_py_call *call, PyObject *terms, mha_py_attention *attention)
 {
-    PyObject *part[3];
-
-    if (call->failed || !mha_py_given(value)) {
+    if (call->failed || !mha_py_given(terms)) {
         return;
     }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != 3) {
-        mha_py_type_error(call, value, "score_terms", "None or a tuple (relative_bias, softcap, sinks)");
-        return;
+    if (mha_py_given(PyTuple_GetItem(terms, 0))) {
+        take_relative_bias(call, PyTuple_GetItem(terms, 0), attention);
     }
-    for (int i = 0; i < 3; i++) {
-        part[i] = PyTuple_GetItem(value, i);
-    }
-    const double softcap = mha_py_given(part[1]) ? mha_py_real(call, part[1], "softcap") : 0;
-    if (!call->failed && !(softcap >= 0 && softcap < HUGE_VAL)) {
-        mha_py_refuse(call, "positive", "(Os)", part[1], "softcap");
-    }
-    attention->args.softcap = softcap;
-    if (mha_py_given(part[0])) {
-        take_relative_bias(call, part[0], attention);
-    }
-    if (mha_py_given(part[2])) {
-        take_sinks(call, part[2], attention);
+    if (mha_py_given(PyTuple_GetItem(terms, 2))) {
+        take_sinks(call, PyTuple_GetItem(terms, 2), attention);
     }
 }
 
@@ -197,14 +207,15 @@ void
 mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,
                       mha_py_attention *attention)
 {
+    take_options(call, values, attention);
+    take_origin(call, origin, &attention->args);
+    take_softcap(call, terms, &attention->args);
     take_arrays(call, values, attention);
     if (call->failed) {
         return; /* what follows reads their sizes */
     }
     note_sizes(attention);
-    take_visibility(call, values, attention);
-    take_numbers(call, values, attention);
-    take_origin(call, origin, &attention->args);
+    take_restrictions(call, values, attention);
     take_terms(call, terms, attention);
     if (values[SEED] != NULL) {
         mha_py_draw_seed(call, values[SEED], &attention->args.seed);

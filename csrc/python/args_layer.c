@@ -163,8 +163,8 @@ note_sizes(mha_py_layer *layer)
 void
 mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
+    take_options(call, values, layer); /* first: a number may be an object whose methods run */
     take_inputs(call, values, layer);
-    take_options(call, values, layer);
     take_projections(call, values[MHA_PY_FOUR], layer);
     if (!call->failed) {
         check_features(call, layer);

@@ -9,8 +9,12 @@
 static size_t
 take_size(mha_py_call *call, PyObject *sizes, Py_ssize_t i, const char *name)
 {
-    const int64_t size = mha_py_whole(call, PyTuple_GetItem(sizes, i), name, 0);
+    PyObject *const value = PyTuple_GetItem(sizes, i);
+    const int64_t size = mha_py_whole(call, value, name, 0);
 
+    if (!call->failed && !PyLong_CheckExact(value)) { /* its methods have run, and arrays were taken before */
+        mha_py_refuse(call, "projection", "(s)", name);
+    }
     if (!call->failed && (uint64_t)size > (uint64_t)NPY_MAX_INTP) {
         mha_py_refuse(call, "size", "(sO)", name, sizes);
     }
@@ -55,6 +59,7 @@ take_packed(mha_py_call *call, PyObject *value, PyObject *sizes, const char *nam
         mha_py_refuse(call, "packed", "(sON)", name, sizes, mha_py_shape(2, shape));
     }
     linear->weight = packed->data;
+    linear->panel_width = (size_t)shape[1];
 }
 
 static void

@@ -25,7 +25,9 @@ mha_py_run(const mha_py_entry *entry, PyObject *module, PyObject *const *args, P
     call.state = PyModule_GetState(module);
     call.detached = NULL;
     call.failed = call.has_tensors = call.n_owned = 0;
+    const mha_isa before = mha_isa_own(mha_isa_active()); /* one for all of the call: another thread may select one */
     result = entry->run(&call, values);
+    (void)mha_isa_own(before);
     while (call.n_owned > 0) {
         Py_DECREF(call.owned[--call.n_owned]);
     }

@@ -17,10 +17,10 @@ py_attention_forward(mha_py_call *call, PyObject *const *values)
     mha_py_attention attention = {0};
     mha_attention_args *args = &attention.args;
     PyObject *answer, *statistics;
-
-    mha_py_take_attention(call, values, values[ORIGIN], values[TERMS], &attention);
     const int weights = mha_py_flag(call, values[WEIGHTS]), lse = mha_py_flag(call, values[LSE]);
     const int stats = mha_py_flag(call, values[STATS]);
+
+    mha_py_take_attention(call, values, values[ORIGIN], values[TERMS], &attention);
     const int rank = attention.q.rank, type = attention.q.type;
     const npy_intp *scores = attention.scores;
     PyArrayObject *results[] = {
@@ -105,10 +105,11 @@ py_attention_backward(mha_py_call *call, PyObject *const *values)
     mha_py_attention attention = {0};
     const mha_py_array *q = &attention.q, *k = &attention.k, *v = &attention.v;
     mha_attention_grads grads = {0};
+    const int with_bias = mha_py_flag(call, values[BIAS_GRAD]);
 
     mha_py_take_attention(call, values + FORWARD, values[ORIGIN], values[TERMS], &attention);
     take_results(call, values, &attention, &grads);
-    const int with_bias = mha_py_flag(call, values[BIAS_GRAD]), has_heads = attention.args.heads > 0;
+    const int has_heads = attention.args.heads > 0;
     /* Without heads the core, which would write all of them, is not called. */
     PyArrayObject *(*const make)(mha_py_call *, const char *, int, const npy_intp *, int) =
         has_heads ? mha_py_new : mha_py_zeros;

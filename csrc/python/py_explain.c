@@ -63,11 +63,12 @@ py_explain_attention(mha_py_call *call, PyObject *const *values)
 {
     enum { WEIGHTS = MHA_PY_N_ATTENTION, LSE, TERMS };
     mha_py_attention attention = {0};
+    const int weights = mha_py_flag(call, values[WEIGHTS]), lse = mha_py_flag(call, values[LSE]);
 
     mha_py_take_attention(call, values, NULL, values[TERMS], &attention);
     attention.args.out.data = &attention;
-    attention.args.weights = mha_py_flag(call, values[WEIGHTS]) ? &attention : NULL;
-    attention.args.lse = mha_py_flag(call, values[LSE]) ? &attention : NULL;
+    attention.args.weights = weights ? &attention : NULL;
+    attention.args.lse = lse ? &attention : NULL;
     if (call->failed) {
         return NULL;
     }

@@ -25,14 +25,38 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
         if (!kept[i].wanted) {
             continue; /* its place is still NULL */
         }
-        /* The core never writes rows of keys and values beyond the lengths, and a pickle must not hold garbage. */
-        const int has_gaps = (i == MHA_PY_KEPT_K || i == MHA_PY_KEPT_V) && layer->lengths.array != NULL;
-        const int zeroed = has_gaps && kept[i].place != NULL;
-        arrays[i] = (zeroed ? mha_py_zeros : mha_py_new)(call, kept[i].name, kept[i].rank, kept[i].dims,
-                                                         layer->queries.type);
+        arrays[i] = mha_py_new(call, kept[i].name, kept[i].rank, kept[i].dims, layer->queries.type);
         if (kept[i].place != NULL) {
             *kept[i].place = mha_py_data(arrays[i]);
         }
+    }
+}
+
+/* How many rows of keys the queries of the item see: from the first one on. */
+static npy_intp
+seen_rows(const mha_py_layer *layer, npy_intp item)
+{
+    const size_t n = layer->lengths.per_batch;
+    int64_t most = layer->lengths.data == NULL ? layer->keys.shape[1] : 0;
+
+    for (size_t i = (size_t)item * n; i < ((size_t)item + 1) * n; i++) {
+        most = layer->lengths.data[i] > most ? layer->lengths.data[i] : most;
+    }
+    return most < layer->keys.shape[1] ? (npy_intp)most : layer->keys.shape[1];
+}
+
+/* Rows of keys and values that no query sees are read by nobody, and become 0: a pickle must not hold garbage. */
+static void
+clear_unseen(const mha_py_layer *layer, PyArrayObject *kept)
+{
+    const npy_intp rows = layer->keys.shape[1];
+    const size_t row_bytes = kept == NULL ? 0 : (size_t)(PyArray_DIM(kept, 2) * PyArray_ITEMSIZE(kept));
+
+    for (npy_intp b = 0; b < layer->keys.shape[0] && layer->lengths.data != NULL && row_bytes > 0; b++) {
+        const npy_intp seen = seen_rows(layer, b);
+
+        memset((char *)PyArray_DATA(kept) + (size_t)(b * rows + seen) * row_bytes, 0,
+               (size_t)(rows - seen) * row_bytes);
     }
 }
 
@@ -51,6 +75,32 @@ use_copy(mha_py_call *call, mha_py_array *array, PyArrayObject *kept)
     }
 }
 
+/* The same for keys, row by row: the rows that no query sees are not read. */
+static void
+use_seen_copy(mha_py_layer *layer, PyArrayObject *kept)
+{
+    mha_py_array *keys = &layer->keys;
+    const npy_intp batch = keys->shape[0], rows = keys->shape[1], features = keys->shape[2];
+    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(keys->type);
+
+    for (npy_intp b = 0; b < batch && kept != NULL && features > 0; b++) {
+        const char *from = (const char *)keys->data + b * keys->stride[0] * itemsize;
+        char *to = (char *)PyArray_DATA(kept) + b * rows * features * itemsize;
+
+        const npy_intp seen = seen_rows(layer, b), at_once = keys->stride[1] == features ? seen : 1;
+
+        for (npy_intp row = 0; row < seen; row += at_once) {
+            memcpy(to + row * features * itemsize, from + row * keys->stride[1] * itemsize,
+                   (size_t)(at_once * features * itemsize));
+        }
+    }
+    if (kept != NULL) {
+        keys->data = PyArray_DATA(kept);
+        keys->stride[0] = rows * features;
+        keys->stride[1] = features;
+    }
+}
+
 /* Uses the copies of w_v, and of queries and keys that nothing projects. */
 static void
 use_copies(mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
@@ -62,7 +112,9 @@ use_copies(mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
     }
     use_copy(call, &layer->w_v, kept[MHA_PY_KEPT_W_V]);
     use_copy(call, &layer->queries, args->q_projected == NULL ? kept[MHA_PY_KEPT_Q] : NULL);
-    use_copy(call, &layer->keys, args->k_projected == NULL ? kept[MHA_PY_KEPT_K] : NULL);
+    use_seen_copy(layer, args->k_projected == NULL ? kept[MHA_PY_KEPT_K] : NULL);
+    clear_unseen(layer, kept[MHA_PY_KEPT_K]);
+    clear_unseen(layer, kept[MHA_PY_KEPT_V]);
     args->additive_weights = layer->w_v.data;
     args->query_rows = mha_py_operand(&layer->queries);
     args->key_rows = mha_py_operand(&layer->keys);

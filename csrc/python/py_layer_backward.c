@@ -149,9 +149,9 @@ py_layer_backward(mha_py_call *call, PyObject *const *values)
     mha_py_layer layer = {0};
     mha_layer_grads grads = {.forward = &layer.args};
 
+    take_needs(call, values, &of);
     take_forward(call, values + FORWARD, &layer);
     take_kept(call, values[KEPT], &layer);
-    take_needs(call, values, &of);
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};
     grads.grad_out = mha_py_take_numbers(call, values[GRAD_OUT], "grad_out", 3, dims, &layer.queries);
     if (call->failed) {

@@ -111,12 +111,13 @@ py_linear_backward(mha_py_call *call, PyObject *const *values)
     mha_py_rows grad_y = {.rank = 0}, x = {.rank = 0};
     mha_py_projection projection = {.linear = {0}};
     const mha_py_array *weight = &projection.weight;
+    const int with_bias = mha_py_flag(call, values[3]);
 
     mha_py_take_rows(call, values[1], "x", NULL, &x);
     mha_py_take_rows(call, values[0], "grad_y", &x.rows, &grad_y);
     mha_py_take_in_rows(call, values[2], Py_None, "weight", &x.rows, &projection);
     check_shapes(call, &x, &grad_y, weight, values);
-    const int with_bias = mha_py_flag(call, values[3]), type = x.rows.type;
+    const int type = x.rows.type;
     PyArrayObject *const made[] = {
         mha_py_new(call, "grad_x", x.rank, x.dims, type), mha_py_new(call, "grad_weight", 2, weight->shape, type),
         with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};

@@ -101,12 +101,12 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
 {
     mha_py_layer layer = {0};
     counts before = {0}, added = {0};
+    const int64_t longest = mha_py_whole(call, values[LONGEST], "longest", 0);
 
     mha_py_take_layer(call, values, &layer);
     const npy_intp batch = layer.queries.shape[0], rows = layer.keys.shape[1];
     take_counts(call, values[BEFORE], "before", batch, &before);
     take_counts(call, values[COUNTS], "counts", batch, &added);
-    const int64_t longest = mha_py_whole(call, values[LONGEST], "longest", 0);
     if (call->failed) {
         return NULL; /* new rows are read as they were taken */
     }

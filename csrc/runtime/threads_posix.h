@@ -23,7 +23,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#if defined(SYS_futex) && !defined(MHA_PARK_ON_CONDITION)
+/* Systems of 32 bits have another call for today's `timespec`: they park on a condition. */
+#if defined(SYS_futex) && defined(__LP64__) && !defined(MHA_PARK_ON_CONDITION)
 #define MHA_PARK_ON_FUTEX 1
 #define FUTEX_WAIT_PRIVATE 128 /* the kernel's numbers; not every C library has a header for them */
 #define FUTEX_WAKE_PRIVATE 129

@@ -42,19 +42,19 @@ GOOD = {
 }
 
 
-# The places of arguments in the order in which they are taken.
-ATTENTION_ORDER = (0, 1, 2, 3, 5, 6, 4, *range(7, 14))
-LAYER_ORDER = (0, 1, 2, 5, 3, 6, 7, 8, 9, 4)
+# The places of arguments in the order in which they are taken: numbers, whose methods may run, before arrays.
+NUMBERS, ARRAYS = tuple(range(7, 14)), (0, 1, 2, 3, 5, 6, 4)
+LAYER_ORDER = (6, 7, 8, 9, 0, 1, 2, 5, 3, 4)
 ORDER = {
-    "attention_forward": (*ATTENTION_ORDER, 17, 18, 14, 15, 16),
-    "attention_backward": (*(3 + i for i in ATTENTION_ORDER), 18, 19, 2, 0, 1, 17),
-    "attention_weights": (0, 1, 2, 3, 6, 4, 5),
-    "explain_attention": (*ATTENTION_ORDER, 16, 14, 15),
+    "attention_forward": (14, 15, 16, *NUMBERS, 17, 18, *ARRAYS),
+    "attention_backward": (17, *(3 + i for i in NUMBERS), 18, 19, *(3 + i for i in ARRAYS), 2, 0, 1),
+    "attention_weights": (6, 0, 1, 2, 3, 4, 5),
+    "explain_attention": (14, 15, *NUMBERS, 16, *ARRAYS),
     "layer_forward": (10, *LAYER_ORDER),
-    "layer_step": (*LAYER_ORDER, 12, 13, 14, 10, 11),
-    "layer_backward": (*(2 + i for i in LAYER_ORDER), 1, 12, 13, 0),
+    "layer_step": (14, *LAYER_ORDER, 12, 13, 10, 11),
+    "layer_backward": (12, 13, *(2 + i for i in LAYER_ORDER), 1, 0),
     "explain_layer": (10, *LAYER_ORDER),
-    "linear_backward": (1, 0, 2, 3),
+    "linear_backward": (3, 1, 0, 2),
 }
 
 

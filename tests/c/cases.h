@@ -23,6 +23,8 @@
 
 enum { MOST = 130 }; /* sizes go up to this */
 
+static const double QUARTER = 0.25; /* a scale */
+
 static int n_failed;
 static mha_dtype dtype; /* of all operands of this round */
 
@@ -91,7 +93,7 @@ attention_of(size_t D, size_t K, int additive)
     const size_t variant = D * 7 + K * 3 + (size_t)additive;
     attention_case c = {.args = {.dtype = dtype, .batch = 2, .heads = 2, .kv_heads = 1 + variant % 2,
                                  .queries = 1 + variant % 19, .keys = K, .head_dim = D, .value_dim = MOST + 1 - D,
-                                 .scale = 0.25, .seed = 7}};
+                                 .scale = &QUARTER, .seed = 7}};
     mha_attention_args *a = &c.args;
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)a->value_dim, q = (ptrdiff_t)a->queries, k = (ptrdiff_t)K;
     const ptrdiff_t h = 2, kv = (ptrdiff_t)a->kv_heads;
@@ -133,7 +135,7 @@ hide_keys(mha_visibility *visible, size_t queries, size_t K)
         *lens = (int64_t)K;
         *visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     } else { /* the first query is query 0 of 2K keys counted from the lower right: it sees K - queries back */
-        const int64_t left = (int64_t)K - (int64_t)queries;
+        const int64_t left = (int64_t)K - (int64_t)queries + 1;
         *visible = (mha_visibility){NULL, 0, MHA_CAUSAL_BOTTOM_RIGHT, left, MHA_NO_LIMIT, 0, 0};
     }
 }
@@ -146,14 +148,15 @@ static mha_linear
 projection(size_t out_features, size_t in_features, const void **weight_ret)
 {
     const void *weight = numbers_up_to(1 / sqrt((double)in_features), dtype, out_features * in_features);
-    size_t n = 0;
+    size_t n = 0, width = 0;
 
-    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n, NULL) == MHA_OK, "%s: size", guard.doing);
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n, &width) == MHA_OK, "%s: size", guard.doing);
     void *packed = room(dtype, n);
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, packed) == MHA_OK,
           "%s: pack", guard.doing);
     *weight_ret = weight;
-    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features, MHA_WEIGHT_PACKED, 0};
+    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features, MHA_WEIGHT_PACKED, 0,
+                        width};
 }
 
 typedef struct {
@@ -187,8 +190,10 @@ place_layer_results(layer_case *c, size_t hiddens)
     g->grad_inputs[1] = gradient_room(dtype, a->batch, a->keys, a->key_size);
     g->grad_inputs[2] = gradient_room(dtype, a->batch, a->keys, a->value_size);
     for (int i = 0; i < 4; i++) {
-        g->grad_weight[i] = room(dtype, linears[i]->out_features * linears[i]->in_features);
-        g->grad_bias[i] = room(dtype, linears[i]->out_features);
+        if (linears[i]->weight != NULL) {
+            g->grad_weight[i] = room(dtype, linears[i]->out_features * linears[i]->in_features);
+            g->grad_bias[i] = room(dtype, linears[i]->out_features);
+        }
     }
 }
 

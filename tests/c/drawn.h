@@ -149,8 +149,8 @@ draw_masks(attention_call *call)
     }
     args->visible.causal = (mha_causal)below(3);
     if (below(3) == 0) {
-        args->visible.window_left = (int64_t)below(K + 1);
-        args->visible.window_right = below(2) ? MHA_NO_LIMIT : (int64_t)below(K + 1);
+        args->visible.window_left = 1 + (int64_t)below(K + 1);
+        args->visible.window_right = below(2) ? MHA_NO_LIMIT : 1 + (int64_t)below(K + 1);
     }
     if (below(3) == 0) {
         call->keep = allocate(B * Q * K);
@@ -177,6 +177,8 @@ draw_size(size_t most)
     const size_t n = below(2) ? around[below(sizeof around / sizeof *around)] : 1 + below(40);
     return below(64) == 63 ? 0 : n < most ? n : most;
 }
+
+static const double third = 0.3; /* a scale */
 
 static inline attention_call
 draw_call(mha_dtype dtype, size_t most)
@@ -205,16 +207,17 @@ draw_call(mha_dtype dtype, size_t most)
     args->v = lay_out(call.v, kv_heads, K, Dv, side_by_side);
     const mha_operand out = lay_out(call.out, H, Q, Dv, side_by_side);
     args->out = (mha_result){call.out, out.batch_stride, out.head_stride, out.row_stride};
-    args->scale = below(2) && D > 0 ? 1.0 / sqrt((double)D) : 0.3;
+    args->scale = below(2) && D > 0 ? NULL : &third; /* NULL: the usual one */
     if (additive) {
         args->additive_weights = call.w = numbers(dtype, D, 1.0);
     }
     draw_masks(&call);
     args->lse = call.lse;
-    /* Both sides are right to a few units times the largest score (|scale| D, plus a bias of at most 1), which a
+    /* Both sides are right to a few units times the largest score (scale times D, plus a bias of at most 1), which a
      * wrong key, stride or mask misses by many orders. */
     const double unit = dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON;
-    call.tolerance = 16 * unit * (2 + fabs(args->scale) * (double)D);
+    const double scale = args->scale != NULL ? third : additive ? 1 : 1 / sqrt((double)D);
+    call.tolerance = 16 * unit * (2 + scale * (double)D);
     return call;
 }
 

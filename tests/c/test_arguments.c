@@ -117,19 +117,19 @@ check_linear_forward(void)
 {
     enum { OUT = 5, IN = 7, ROWS = 3 };
     const void *weight;
-    size_t size = 0;
+    size_t size = 0, width = 0;
 
     guarded_reset(1);
-    const mha_linear good = projection(OUT, IN, &weight), none = {NULL, NULL, OUT, IN, MHA_WEIGHT_ROWS, IN};
+    const mha_linear good = projection(OUT, IN, &weight), none = {NULL, NULL, OUT, IN, MHA_WEIGHT_ROWS, IN, 0};
     const void *x = numbers(dtype, ROWS * IN);
     void *y = room(dtype, ROWS * OUT), *packed = room(dtype, 1);
     const uint64_t before = hash_operands();
 
-    CHECK(mha_linear_packed_size(NO_DTYPE, OUT, IN, &size, NULL) == MHA_ERR_ARG, "packed size: type");
-    CHECK(mha_linear_packed_size(dtype, SIZE_MAX, IN, &size, NULL) == MHA_ERR_SIZE, "packed size: rounding up");
-    CHECK(mha_linear_packed_size(dtype, HALF, IN, &size, NULL) == MHA_ERR_SIZE, "packed size: product");
-    CHECK(mha_linear_packed_size(dtype, HALF / 4, 1, &size, NULL) == MHA_ERR_SIZE, "packed size: bytes");
-    CHECK(size == 0, "packed size: refused, and written");
+    CHECK(mha_linear_packed_size(NO_DTYPE, OUT, IN, &size, &width) == MHA_ERR_ARG, "packed size: type");
+    CHECK(mha_linear_packed_size(dtype, SIZE_MAX, IN, &size, &width) == MHA_ERR_SIZE, "packed size: rounding up");
+    CHECK(mha_linear_packed_size(dtype, HALF, IN, &size, &width) == MHA_ERR_SIZE, "packed size: product");
+    CHECK(mha_linear_packed_size(dtype, HALF / 4, 1, &size, &width) == MHA_ERR_SIZE, "packed size: bytes");
+    CHECK(size == 0 && width == 0, "packed size: refused, and written");
     CHECK(mha_linear_pack(NO_DTYPE, OUT, IN, weight, IN, packed) == MHA_ERR_ARG, "pack: type");
     CHECK(mha_linear_pack(dtype, HALF, IN, weight, IN, packed) == MHA_ERR_SIZE, "pack: sizes");
     CHECK(mha_linear_forward(NO_DTYPE, &good, ROWS, x, IN, y, OUT) == MHA_ERR_ARG, "linear: type");
@@ -350,7 +350,7 @@ main(void)
         check_attention_arguments();
         check_attention_sizes();
         check_linear_forward();
-    check_linear_append();
+        check_linear_append();
         check_linear_backward();
         check_layer_arguments();
         check_layer_backward_needs();

@@ -70,7 +70,7 @@ test_hidden_keys(mha_dtype dtype)
         set(dtype, v, i, NAN);
     }
     mha_attention_args args = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = Q, .keys = K,
-                               .head_dim = D, .value_dim = D, .scale = 1.0, .q = {q, 0, 0, D}, .k = {k, 0, 0, D},
+                               .head_dim = D, .value_dim = D, .scale = &(const double){1}, .q = {q, 0, 0, D}, .k = {k, 0, 0, D},
                                .v = {v, 0, 0, D}, .out = {out, 0, 0, D},
                                .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
     CHECK(mha_attention_forward(&args) == MHA_OK, "hidden keys");
@@ -94,7 +94,7 @@ test_many_keys(mha_dtype dtype, size_t draw)
     void *q = numbers(dtype, Q * D, 1.0), *k = numbers(dtype, K * D, 1.0), *v = numbers(dtype, K * Dv, 1.0);
     void *out = numbers(dtype, Q * Dv, 1.0), *weights = numbers(dtype, Q * K, 1.0), *lse = numbers(dtype, Q, 1.0);
     mha_attention_args args = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = Q, .keys = K,
-                               .head_dim = D, .value_dim = Dv, .scale = 0.5, .q = {q, 0, 0, d}, .k = {k, 0, 0, d},
+                               .head_dim = D, .value_dim = Dv, .scale = &(const double){0.5}, .q = {q, 0, 0, d}, .k = {k, 0, 0, d},
                                .v = {v, 0, 0, dv}, .out = {out, 0, 0, dv}, .weights = draw % 2 ? weights : NULL,
                                .lse = lse, .empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM,
                                .visible = {lens, 1, draw % 3 ? MHA_CAUSAL_NONE : MHA_CAUSAL_BOTTOM_RIGHT, MHA_NO_LIMIT,
@@ -129,11 +129,11 @@ test_linear(mha_dtype dtype, size_t draw)
     const size_t rows = draw_size(130), outputs = draw_size(513), inputs = draw_size(513), item = size_of(dtype);
     void *x = numbers(dtype, rows * inputs, 1.0), *weight = numbers(dtype, outputs * inputs, 1.0);
     void *bias = below(2) ? numbers(dtype, outputs, 1.0) : NULL, *y = allocate(rows * outputs * item);
-    size_t n_packed = 0;
-    CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed, NULL) == MHA_OK, "packed size");
+    size_t n_packed = 0, width = 0;
+    CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed, &width) == MHA_OK, "packed size");
     void *packed = allocate(n_packed * item);
     CHECK(mha_linear_pack(dtype, outputs, inputs, weight, (ptrdiff_t)inputs, packed) == MHA_OK, "pack");
-    const mha_linear linear = {packed, bias, outputs, inputs, MHA_WEIGHT_PACKED, 0};
+    const mha_linear linear = {packed, bias, outputs, inputs, MHA_WEIGHT_PACKED, 0, width};
     memset(y, 0xff, rows * outputs * item);
     CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)inputs, y, (ptrdiff_t)outputs) == MHA_OK, "linear");
     /* Rounding of a sum of `inputs` products of at most 1: inputs^2 / 2 half units at worst, sqrt(inputs) typically. */
@@ -205,7 +205,7 @@ test_status_texts(void)
     CHECK(mha_isa_name((mha_isa)99) == NULL && !mha_isa_available((mha_isa)99), "ISA 99 exists");
     CHECK(mha_isa_select((mha_isa)99) == MHA_ERR_ISA, "ISA 99 can be selected");
     size_t size = 0;
-    CHECK(mha_linear_packed_size(MHA_F32, SIZE_MAX / 2, 3, &size, NULL) == MHA_ERR_SIZE, "a size overflows unnoticed");
+    CHECK(mha_linear_packed_size(MHA_F32, SIZE_MAX / 2, 3, &size, &size) == MHA_ERR_SIZE, "a size overflows unnoticed");
 }
 
 int

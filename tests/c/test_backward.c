@@ -176,7 +176,7 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
     const size_t item = size_of(dtype), n_keys = ITEMS * KEYS * DIM;
     const size_t n[N_OF_PARTS] = {ITEMS * heads * ROWS * DIM, n_keys, n_keys};
     parts_call c = {.args = {.dtype = dtype, .heads = heads, .kv_heads = 1, .queries = ROWS, .keys = KEYS, .head_dim = DIM,
-                             .value_dim = DIM, .scale = 0.5, .empty_rows = MHA_EMPTY_UNIFORM,
+                             .value_dim = DIM, .scale = &(const double){0.5}, .empty_rows = MHA_EMPTY_UNIFORM,
                              .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}}};
     void *w = numbers(dtype, DIM, 1.0), *alone[N_OF_PARTS];
 
@@ -242,7 +242,7 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
     c->linears[3] = &a->W_o;
     for (size_t i = 0; i < N_WEIGHTS; i++) {
         const size_t in = i < N_INPUTS ? sizes[i] : value_features;
-        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0}; /* packed: later */
+        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0, 0}; /* packed: later */
         c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
         c->n[N_INPUTS + N_WEIGHTS + i] = has[i] ? outputs[i] : 0;
     }
@@ -285,7 +285,7 @@ run_layer_forward(layer_call *c)
         if (w->weight == NULL) {
             continue;
         }
-        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, NULL) == MHA_OK, "packed size");
+        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, &w->panel_width) == MHA_OK, "packed size");
         void *packed = w->weight == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->weight;
         CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
                               (ptrdiff_t)w->in_features, packed) == MHA_OK, "pack");
@@ -327,9 +327,11 @@ place_layer(layer_call *c)
         c->grads.grad_inputs[i] = (mha_result){c->got[i], (ptrdiff_t)(n_rows * size), 0, (ptrdiff_t)size};
     }
     for (int i = 0; i < N_WEIGHTS; i++) {
-        c->grads.weight[i] = c->narrow[N_INPUTS + i];
-        c->grads.grad_weight[i] = c->got[N_INPUTS + i];
-        c->grads.grad_bias[i] = c->got[N_INPUTS + N_WEIGHTS + i];
+        if (c->linears[i]->weight != NULL) {
+            c->grads.weight[i] = c->narrow[N_INPUTS + i];
+            c->grads.grad_weight[i] = c->got[N_INPUTS + i];
+            c->grads.grad_bias[i] = c->got[N_INPUTS + N_WEIGHTS + i];
+        }
     }
 }
 

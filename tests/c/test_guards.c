@@ -61,7 +61,7 @@ hidden_keys(size_t D, size_t K)
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)Dv;
     const void *k = numbers(dtype, K * 2 * D), *v = numbers(dtype, K * 2 * Dv);
     attention_case c = {.args = {.dtype = dtype, .batch = 1, .heads = 2, .kv_heads = 2, .queries = Q, .keys = 2 * K,
-                                 .head_dim = D, .value_dim = Dv, .scale = 0.25, .row_max = room(dtype, 2 * Q),
+                                 .head_dim = D, .value_dim = Dv, .scale = &QUARTER, .row_max = room(dtype, 2 * Q),
                                  .row_sum = room(dtype, 2 * Q), .weights = room(dtype, 2 * Q * 2 * K),
                                  .lse = room(dtype, 2 * Q),
                                  .q = {numbers(dtype, Q * 2 * D), 0, d, 2 * d},
@@ -119,7 +119,7 @@ linear(size_t D, size_t K)
     const mha_linear one = projection(K, D, &weight);
     CHECK(mha_linear_forward(dtype, &one, rows, x, d, y, k) == MHA_OK, "%s: forward", guard.doing);
     void *again = room(dtype, rows * K);
-    const mha_linear in_rows = {weight, one.bias, K, D, MHA_WEIGHT_ROWS, d};
+    const mha_linear in_rows = {weight, one.bias, K, D, MHA_WEIGHT_ROWS, d, 0};
     CHECK(mha_linear_forward(dtype, &in_rows, rows, x, d, again, k) == MHA_OK, "%s: in rows", guard.doing);
     CHECK(memcmp(y, again, rows * K * size_of(dtype)) == 0, "%s: other bits from a weight in rows", guard.doing);
     check_append(&in_rows, rows, x, y);

@@ -68,12 +68,13 @@ check_projection(size_t rows, size_t outs, size_t ins)
     void *y = allocate(rows * outs * item), *grad_x = allocate(rows * ins * item);
     void *grad_weight = allocate(outs * ins * item), *grad_bias = allocate(outs * item);
     int *ones = allocate(rows * sizeof(int));
-    size_t size = 0;
+    size_t size = 0, width = 0;
 
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, NULL) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
-    const mha_linear linear = {.weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins};
+    const mha_linear linear = {.weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins,
+                               .panel_width = width};
     CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK, "forward");
     check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
     const mha_linear_grads grads = {
@@ -107,18 +108,19 @@ check_layouts(size_t rows, size_t outs, size_t ins)
     void *x = numbers(dtype, rows * ins, 1.0), *weight = numbers(dtype, outs * stride, 1.0);
     void *bias = below(2) ? numbers(dtype, outs, 1.0) : NULL;
     void *y = allocate(rows * outs * item), *from_rows = allocate(rows * outs * item);
-    size_t size = 0;
+    size_t size = 0, width = 0;
 
     for (size_t i = 0; i < outs; i++) {
         for (size_t j = ins; j < stride; j++) {
             set(dtype, weight, i * stride + j, (double)NAN);
         }
     }
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, NULL) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
-    const mha_linear of_packed = {.weight = packed, .bias = bias, .out_features = outs, .in_features = ins};
-    const mha_linear of_rows = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)stride};
+    const mha_linear of_packed = {.weight = packed, .bias = bias, .out_features = outs, .in_features = ins,
+                                  .panel_width = width};
+    const mha_linear of_rows = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)stride, 0};
     memset(from_rows, 0xff, rows * outs * item);
     CHECK(mha_linear_forward(dtype, &of_packed, rows, x, (ptrdiff_t)ins, y, (ptrdiff_t)outs) == MHA_OK, "packed");
     CHECK(mha_linear_forward(dtype, &of_rows, rows, x, (ptrdiff_t)ins, from_rows, (ptrdiff_t)outs) == MHA_OK, "rows");
@@ -141,7 +143,7 @@ check_bits_of_scalar(size_t rows, size_t outs, size_t ins)
     void *found[2][4]; /* y, grad_x, grad_weight, grad_bias */
 
     for (int k = 0; k < 2; k++) {
-        const mha_linear linear = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)ins};
+        const mha_linear linear = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)ins, 0};
         CHECK(mha_isa_select(isas[k]) == MHA_OK, "select %s", mha_isa_name(isas[k]));
         for (int i = 0; i < 4; i++) {
             found[k][i] = allocate(sizes[i] * size_of(dtype));

@@ -29,13 +29,13 @@ static mha_linear
 projection(self_attention *s, int i)
 {
     const void *weight = owned(s, SIZE * SIZE);
-    size_t n = 0;
+    size_t n = 0, width = 0;
 
-    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n, NULL) == MHA_OK, "size");
+    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n, &width) == MHA_OK, "size");
     void *packed = owned(s, n);
     CHECK(mha_linear_pack(dtype, SIZE, SIZE, weight, SIZE, packed) == MHA_OK, "pack");
     s->grads.weight[i] = weight;
-    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE, MHA_WEIGHT_PACKED, 0};
+    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE, MHA_WEIGHT_PACKED, 0, width};
 }
 
 static self_attention

@@ -63,7 +63,7 @@ packed(size_t out_features, size_t in_features)
                          .bias = numbers(dtype, out_features, 1.0)};
     size_t size;
 
-    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size, NULL) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size, &linear.panel_width) == MHA_OK, "packed size");
     linear.weight = allocate(size * size_of(dtype));
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.weight) ==
               MHA_OK, "pack");

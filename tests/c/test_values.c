@@ -14,6 +14,7 @@
 enum { MOST_KEYS = 700, VALUES = 3 };
 
 static mha_dtype dtype;
+static const double one = 1; /* a scale */
 
 static mha_attention_args
 plain_call(size_t queries, size_t keys, size_t head_dim, size_t value_dim)
@@ -21,7 +22,7 @@ plain_call(size_t queries, size_t keys, size_t head_dim, size_t value_dim)
     const ptrdiff_t d = (ptrdiff_t)head_dim, v = (ptrdiff_t)value_dim;
 
     return (mha_attention_args){.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = queries,
-                                .keys = keys, .head_dim = head_dim, .value_dim = value_dim, .scale = 1.0,
+                                .keys = keys, .head_dim = head_dim, .value_dim = value_dim, .scale = &one,
                                 .q = {.row_stride = d}, .k = {.row_stride = d}, .v = {.row_stride = v},
                                 .out = {.row_stride = v},
                                 .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};

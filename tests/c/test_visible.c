@@ -20,8 +20,8 @@ static int
 lets_through(const mha_visibility *v, int64_t diagonal, int64_t length, int64_t key)
 {
     return key < length && (v->causal == MHA_CAUSAL_NONE || key <= diagonal) &&
-           (v->window_left < 0 || key >= diagonal - v->window_left || v->window_left > MOST_KEYS + MOST_QUERIES) &&
-           (v->window_right < 0 || v->window_right > MOST_KEYS + MOST_QUERIES || key <= diagonal + v->window_right);
+           (v->window_left == 0 || v->window_left > MOST_KEYS + MOST_QUERIES || diagonal - key < v->window_left) &&
+           (v->window_right == 0 || v->window_right > MOST_KEYS + MOST_QUERIES || key - diagonal < v->window_right);
 }
 
 static void
@@ -92,7 +92,7 @@ check_item(const mha_visibility *v, size_t queries, size_t keys, size_t item)
 static void
 check_sizes(size_t queries, size_t keys)
 {
-    static const int64_t windows[] = {-1, 0, 1, 2, 5, INT64_MAX - 1, INT64_MAX};
+    static const int64_t windows[] = {0, 1, 2, 3, 6, INT64_MAX - 1, INT64_MAX};
     static const int64_t lengths[] = {3, 0, 5, 1, -2, 6, INT64_MAX, INT64_MIN};
     const size_t n = sizeof(windows) / sizeof(windows[0]);
     const size_t per_batch[] = {0, 1, queries}; /* 0: no lengths */
@@ -164,7 +164,7 @@ check_part(const mha_visibility *whole, size_t first_query, size_t first_key)
 static void
 check_parts(void)
 {
-    static const int64_t windows[] = {-1, 0, 1, 3, INT64_MAX / 4};
+    static const int64_t windows[] = {0, 1, 2, 4, INT64_MAX / 4};
     static const int64_t lengths[] = {3, 0, 5, 1, -2, 6, INT64_MAX, INT64_MIN};
     const size_t per_batch[] = {0, 1, MOST_QUERIES};
 

@@ -48,6 +48,14 @@ mask_index(const mha_mask *mask, size_t item, size_t head, size_t query, size_t 
            (ptrdiff_t)query * mask->query_stride + (ptrdiff_t)key * mask->key_stride;
 }
 
+static inline double
+scale_of(const mha_attention_args *a)
+{
+    const double usual = a->additive_weights != NULL || a->head_dim == 0 ? 1 : 1 / sqrt((double)a->head_dim);
+
+    return a->scale != NULL ? *a->scale : usual;
+}
+
 /* Pass 1: how well key j fits query i.  -inf where the query may not see the key. */
 static double
 score(const mha_attention_args *a, size_t b, size_t h, size_t i, size_t j)
@@ -66,7 +74,7 @@ score(const mha_attention_args *a, size_t b, size_t h, size_t i, size_t j)
         const double q = element(a, &a->q, b, h, i, d), key = element(a, &a->k, b, key_head, j, d);
         sum += a->additive_weights == NULL ? q * key : read_number(a, a->additive_weights, (ptrdiff_t)d) * tanh(q + key);
     }
-    sum *= a->scale;
+    sum *= scale_of(a);
     if (a->softcap > 0) {
         sum = a->softcap * tanh(sum / a->softcap);
     }

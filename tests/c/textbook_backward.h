@@ -95,17 +95,18 @@ add_score_grads(backward_call *b, size_t q, size_t k, double ds)
 {
     const mha_attention_args *a = &b->call.args;
 
+    ds *= scale_of(a);
     for (size_t d = 0; d < a->head_dim; d++) {
         const double x = get(a->dtype, a->q.data, q + d), y = get(a->dtype, a->k.data, k + d);
         if (a->additive_weights == NULL) {
-            b->exact[OF_Q][q + d] += ds * a->scale * y;
-            b->exact[OF_K][k + d] += ds * a->scale * x;
+            b->exact[OF_Q][q + d] += ds * y;
+            b->exact[OF_K][k + d] += ds * x;
             continue;
         }
-        const double t = tanh(x + y), g = ds * a->scale * get(a->dtype, a->additive_weights, d) * (1 - t * t);
+        const double t = tanh(x + y), g = ds * get(a->dtype, a->additive_weights, d) * (1 - t * t);
         b->exact[OF_Q][q + d] += g;
         b->exact[OF_K][k + d] += g;
-        b->exact[OF_W][d] += ds * a->scale * t;
+        b->exact[OF_W][d] += ds * t;
     }
 }
 

@@ -130,6 +130,29 @@ def test_program(build, program):
     run([*prefix, link(program), *arguments], env={**os.environ, "ASAN_OPTIONS": f"detect_leaks={leaks}"})
 
 
+def test_nothing_is_added_to_null(tmp_path):
+    """gcc's sanitizer lets NULL + offset pass, clang's does not: the sources that reckon with addresses most."""
+    sources = [ROOT / "csrc" / name for name in ("kernels/scalar_f32.c", "layer/linear.c", "layer/layer.c")]
+    checks = [needs.program("clang"), "-O1", "-fsanitize=pointer-overflow", "-fno-sanitize-recover=all", *FLAGS[:-2]]
+    rest = [path for path in shipped_objects(tmp_path) if path.stem not in {source.stem for source in sources}]
+    for name in "test_slices", "test_projections":
+        program, target = ROOT / "tests" / "c" / f"{name}.c", tmp_path / name
+        run([*checks, f"-I{ROOT / 'csrc'}", f"-I{program.parent}", program, *sources, *rest, "-o", target, "-lm"])
+        run([target, "quick"])
+
+
+def test_systems_of_32_bits_park_on_a_condition():
+    """Their old futex call takes another timespec than today's: what it then waits for is no time at all."""
+    header = ["-include", ROOT / "csrc" / "runtime" / "threads_posix.h", "-x", "c", os.devnull]
+    flags = ["-std=c11", "-D_GNU_SOURCE", f"-I{ROOT / 'csrc' / 'runtime'}", "-E", "-dM"]
+    parks = {}
+    for width in "-D__LP64__=1", "-U__LP64__":
+        macros = run([needs.program("cc"), *flags, width, *header])
+        found = re.search(r"^#define MHA_PARK_ON_FUTEX (\d)$", macros, re.MULTILINE)
+        parks[width] = found and found[1]
+    assert parks == {"-D__LP64__=1": "1" if sys.platform == "linux" else "0", "-U__LP64__": "0"}
+
+
 def test_there_is_a_corpus_for_every_fuzz_target():
     assert {path.stem for path in CORPUS} == {p.stem[5:] for p in (ROOT / "tests" / "fuzz").glob("fuzz_*.c")}
 

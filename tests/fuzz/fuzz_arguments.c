@@ -31,11 +31,13 @@ any_number(void)
     return below(3) ? (int64_t)below(MOST + 5) - 2 : wild[below(8)];
 }
 
+static const double half = 0.5; /* a scale */
+
 static mha_attention_args
 any_call(mha_dtype dtype)
 {
     mha_attention_args a = {.dtype = dtype, .batch = any_size(), .kv_heads = any_size(), .queries = any_size(),
-                            .keys = any_size(), .head_dim = any_size(), .value_dim = any_size(), .scale = 0.5};
+                            .keys = any_size(), .head_dim = any_size(), .value_dim = any_size(), .scale = &half};
 
     a.heads = below(3) ? a.kv_heads * (1 + below(3)) : any_size();
     a.visible = (mha_visibility){NULL, below(3) ? 1 : a.queries, (mha_causal)below(3), any_number(), any_number(),
@@ -107,7 +109,7 @@ ask_sizes(mha_attention_args *a, mha_dtype dtype)
                             .W_q = {below(2) ? &number : NULL, NULL, any_size(), a->head_dim},
                             .W_k = {below(2) ? &number : NULL, NULL, any_size(), any_size()},
                             .W_o = {below(2) ? &number : NULL, NULL, any_size(), any_size()}};
-    size_t size = 0;
+    size_t size = 0, width = 0;
 
     mha_set_allocator(no_memory, free);
     a->row_max = a->row_sum = (void *)(uintptr_t)&number; /* never looked at: there is no memory for the call */
@@ -117,7 +119,7 @@ ask_sizes(mha_attention_args *a, mha_dtype dtype)
     REQUIRE(mha_layer_forward(&layer) != MHA_OK);
     mha_set_allocator(NULL, NULL);
     const size_t n = any_size(), m = any_size();
-    if (mha_linear_packed_size(dtype, n, m, &size, NULL) == MHA_OK) {
+    if (mha_linear_packed_size(dtype, n, m, &size, &width) == MHA_OK) {
         REQUIRE(m == 0 || n == 0 || (size / m >= n && size <= SIZE_MAX / size_of(dtype)));
     }
 }

@@ -224,7 +224,7 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
 
 typedef struct {
     dl_managed managed;
-    int64_t shape[MHA_PY_MAX_RANK], stride[MHA_PY_MAX_RANK];
+    int64_t sizes[]; /* the shape, then the strides: a result has as many axes as NumPy has */
 } shared_array;
 
 /* Called when torch is done with the memory: on any thread, and perhaps after Python has ended. */
@@ -249,8 +249,8 @@ release(dl_managed *managed)
 static PyObject *
 adopt_managed(const dl_exchange *exchange, PyArrayObject *array)
 {
-    const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array));
-    shared_array *shared = PyMem_Malloc(sizeof(*shared));
+    const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array)), rank = PyArray_NDIM(array);
+    shared_array *shared = PyMem_Malloc(sizeof(*shared) + 2 * (size_t)rank * sizeof(int64_t));
     void *tensor = NULL;
 
     if (shared == NULL) {
@@ -260,15 +260,15 @@ adopt_managed(const dl_exchange *exchange, PyArrayObject *array)
     shared->managed = (dl_managed){.version = {DL_MAJOR, 0}, .owner = array, .release = release};
     shared->managed.tensor = (dl_tensor){.data = PyArray_DATA(array),
                                          .device = DL_CPU,
-                                         .rank = PyArray_NDIM(array),
+                                         .rank = rank,
                                          .type = DL_FLOAT,
                                          .bits = (uint8_t)(8 * itemsize),
                                          .lanes = 1,
-                                         .shape = shared->shape,
-                                         .stride = shared->stride};
-    for (int i = 0; i < PyArray_NDIM(array); i++) {
-        shared->shape[i] = PyArray_DIM(array, i);
-        shared->stride[i] = PyArray_STRIDE(array, i) / itemsize;
+                                         .shape = shared->sizes,
+                                         .stride = shared->sizes + rank};
+    for (int i = 0; i < rank; i++) {
+        shared->sizes[i] = PyArray_DIM(array, i);
+        shared->sizes[rank + i] = PyArray_STRIDE(array, i) / itemsize;
     }
     return exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
 }
