@@ -10,11 +10,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .probes import Inputs
-from .student import SHOWN, written
 
 NEAR = 1e-4  # of 1 and of each number: float32 in any order of operations is nearer, and no known mistake is
 _MARKED = "background: rgba(226, 110, 60, .28); font-weight: 600"  # seen on white and on black
 _BOX = "font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; white-space: pre; overflow-x: auto; margin: 8px 0"
+
+
+SHOWN = 48  # numbers of an array that is written out
+
+
+def written(arrays: Inputs) -> str:
+    """Arrays as text, each with its name; large ones by their shape."""
+    lines = []
+    for name, x in arrays.items():
+        if isinstance(x, np.ndarray) and x.size <= SHOWN:
+            lines.append(f"{name} = {np.array2string(x, precision=3, suppress_small=True, prefix=f'{name} = ')}")
+        else:
+            lines.append(f"{name}: shape {x.shape}" if isinstance(x, np.ndarray) else f"{name} = {x}")
+    return "\n".join(lines)
 
 
 class Lines(NamedTuple):
@@ -125,8 +138,9 @@ class Answer:
         return "\n\n".join(map(str, self._parts))
 
     def _repr_html_(self) -> str:
+        text = "margin: 8px 0; white-space: pre-line"
         shown = [
-            part._repr_html_() if hasattr(part, "_repr_html_") else f'<p style="margin: 8px 0">{html.escape(part)}</p>'
+            part._repr_html_() if hasattr(part, "_repr_html_") else f'<p style="{text}">{html.escape(part)}</p>'
             for part in self._parts
         ]
         return f'<div style="max-width: 76ch; line-height: 1.45">{"".join(shown)}</div>'

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from . import lawful
-from .answers import NEAR, Answer, Example, Lines
+from .answers import NEAR, Answer, Example, Lines, written
 from .mistakes import SOURCES, Mistake, function, known, sources
+from .names import told
 from .probes import Inputs, probes
-from .student import Outcome, Student, Way, own_line, told, written
+from .student import Outcome, Student, Way, own_line
 
 _SCORING = "11.3 Attention Scoring Functions"
 SECTIONS = {  # of the book's second edition (of its first)
@@ -191,9 +192,6 @@ def _notes(run: _Run) -> list[str]:
         notes += ["it writes the mask into X, as the book's own does.  A caller who needs X afterwards passes a copy."]
     if "valid_lens" in student.arguments and "valid_lens" not in student.takes.values():
         notes += ["it takes no valid_lens, so no mask was tried."]
-    sums = [outcome.weights.sum(axis=-1) for outcome in run.outcomes if outcome.weights is not None]
-    if not all(np.allclose(each, 1, NEAR, NEAR) for each in sums):
-        notes += ["rows of its second result, which should be the attention weights, do not sum to 1."]
     if student.kind == "causal":
         inputs = probes("causal")[-1]
         inputs["queries"] = inputs["queries"][:, -2:]
@@ -233,8 +231,7 @@ def _error(run: _Run, made: Any) -> list[str]:
         error = outcome.error
         if error is not None and _output(made, inputs) is not None:
             shapes = ", ".join(f"{name} {x.shape}" for name, x in inputs.items() if isinstance(x, np.ndarray))
-            place = own_line(error) or "the call"
-            return [f"It raises {type(error).__name__}: {error}\nin {place}\nwith {shapes}"]
+            return [f"It raises {type(error).__name__}: {error}\nin {own_line(error)}\nwith {shapes}"]
     return []
 
 

@@ -8,10 +8,11 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from .answers import NEAR
+from .answers import NEAR, written
 from .mistakes import KINDS
+from .names import told
 from .probes import Inputs
-from .student import WEIGHTS, Student, Way, own_line, told, written
+from .student import WEIGHTS, Student, Way, own_line
 
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply

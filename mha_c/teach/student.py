@@ -9,7 +9,6 @@ import copy
 import inspect
 import itertools
 import linecache
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,26 +18,13 @@ import numpy as np
 
 from .._arguments.arrays import is_tensor
 from . import book
-from .mistakes import KINDS
+from .names import HEADS, books_name, parameters, taken
 from .probes import Inputs, Sizes, probes
 
 if TYPE_CHECKING:
     from .._types import Array
 
-_NAMES = {  # what students call the book's arguments
-    "queries": "query q", "keys": "key k", "values": "value v", "X": "x input inputs scores score s a logits",
-    "valid_lens": "valid_len valid_length valid_lengths lens lengths length",
-    "num_heads": "n_heads heads h H nhead n_head",
-    "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv",
-    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim", "max_len": "max_length",
-    "query_size": "d d_k", "key_size": "", "value_size": "",
-    "dropout": "dropout_p drop p dropout_rate", "bias": "use_bias",
-}  # fmt: skip
 WEIGHTS = {"additive": ("W_q", "W_k", "w_v"), "multi_head": ("W_q", "W_k", "W_v", "W_o")}
-_OTHER = re.compile("mask|drop|train|bias|scale", re.IGNORECASE)  # arguments that are nobody's place
-
-
-SHOWN = 48  # numbers of an array that is written out
 
 
 class Way(NamedTuple):
@@ -53,9 +39,8 @@ class Outcome(NamedTuple):
     """What came of one probe: an output, or an error."""
 
     output: Any  # an array, or None
-    weights: Any = None
-    dtype: str = ""
     error: Optional[Exception] = None
+    dtype: str = ""
     changed: Sequence[tuple[str, Array]] = ()  # inputs that hold other numbers afterwards, as they are then
 
 
@@ -64,26 +49,24 @@ class Student:
 
     def __init__(self, mine: Any, kind: str) -> None:
         self.mine, self.kind = mine, kind
-        self.name = getattr(mine, "__name__", type(mine).__name__)
-        self.arguments = list(inspect.signature(getattr(book, kind)).parameters)
+        name = getattr(mine, "__name__", type(mine).__name__)
+        self.name = "function" if name == "<lambda>" else name
         self.is_class = isinstance(mine, type)
         self.is_layer = self.is_class or not (inspect.isroutine(mine) or type(mine).__name__ == "partial")
         self.has_weights = kind in WEIGHTS and self.is_layer
-        if self.has_weights:
-            self.arguments = ["queries", "keys", "values", "valid_lens"]
-        self.takes = _taken(mine, self.arguments)
-        self.by_name = {each.name for each in _parameters(mine) if each.kind is each.KEYWORD_ONLY}
-        if kind in WEIGHTS and not self.is_class:
-            missing = [name for name in WEIGHTS[kind] if not (hasattr(mine, name) or name in self.takes.values())]
-            if missing:
-                raise TypeError(
-                    f"{self.name}: check needs {', '.join(WEIGHTS[kind])} by these names, as attributes of a layer or "
-                    f"arguments of a function; {missing[0]} is missing"
-                )
+        self.arguments = list(inspect.signature(getattr(book, kind)).parameters)[: 4 if self.has_weights else None]
+        self.takes = taken(mine, self.arguments)
+        self.by_name = {each.name for each in parameters(mine) if each.kind is each.KEYWORD_ONLY}
+        missing = [] if self.is_class else [
+            each for each in WEIGHTS.get(kind, ()) if not (hasattr(mine, each) or each in self.takes.values())
+        ]  # fmt: skip
+        if missing:
+            raise TypeError(
+                f"{name}: check needs {', '.join(WEIGHTS[kind])} by these names, as attributes of a layer or "
+                f"arguments of a function; {missing[0]} is missing"
+            )
         self._layers: dict[Any, Any] = {} if self.is_class or not self.is_layer else {None: _copied(mine)}
         self.sizes = None if self.is_class else self._sizes()
-        if self.sizes and kind in ("transpose_qkv", "transpose_output") and "num_heads" not in self.takes.values():
-            self.arguments.remove("num_heads")
 
     def probes(self) -> list[Inputs]:
         """The probes that it can be asked."""
@@ -94,40 +77,17 @@ class Student:
 
     def ways(self) -> list[Way]:
         """The ways worth trying, the likeliest first."""
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
         module = getattr(getattr(torch, "nn", None), "Module", ())
+        types = [False, True] if torch else [False]
         if issubclass(self.mine, module) if self.is_class else isinstance(self.mine, module):
             types = [True]
-        else:
-            types = [False, True] if torch else [False]
-            names = getattr(inspect.unwrap(self.mine) if inspect.isfunction(self.mine) else None, "__globals__", {})
-            if torch and any(names.get(name) is torch for name in ("torch", "t", "th")):
-                types.reverse()
-        if self.kind not in WEIGHTS:
-            return [Way(tensors) for tensors in types]
+        elif torch and any(x is torch for x in getattr(self.mine, "__globals__", {}).values()):
+            types.reverse()
+        linear = self.is_layer and (self.is_class or not hasattr(getattr(self.mine, "W_q", None), "shape"))
+        turns = [False] if linear or self.kind not in WEIGHTS else [False, True]  # the order in a Linear is known
         columns = [False, True] if self.kind == "additive" and not self.is_layer else [False]
-        linear = self.has_weights and (self.is_class or not hasattr(self.mine.W_q, "shape"))  # the order is known
-        turns = [False] if linear else [False, True]
-        return [Way(tensors, turned, column) for tensors in types for turned in turns for column in columns]
-
-    def __call__(self, inputs: Inputs, way: Way) -> Outcome:
-        """What comes of these inputs, given this way."""
-        given = {name: _given(x, name, way) for name, x in inputs.items()}
-        before = {name: np.array(_plain(x)) for name, x in given.items() if x is not None}
-        try:
-            layer = self._layer(inputs) if self.is_layer else self.mine
-            if self.has_weights:
-                self._put_weights(layer, inputs, given, way.turned)
-            with np.errstate(all="ignore"):
-                result = self._called(layer, given)
-            output, weights = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-            shown = np.asarray(_plain(output), dtype=np.float64)
-        except Exception as error:
-            return Outcome(None, error=error)
-        dtype = str(getattr(output, "dtype", "")).replace("torch.", "")
-        after = {name: _plain(given[name]) for name in before}
-        changed = [(name, np.asarray(x)) for name, x in after.items() if not np.array_equal(before[name], x)]
-        return Outcome(shown, None if weights is None else np.asarray(_plain(weights)), dtype, None, changed)
+        return list(itertools.starmap(Way, itertools.product(types, turns, columns)))
 
     def answers(self) -> list[tuple[Way, list[Outcome]]]:
         """What comes of the probes, for each way that leads somewhere, those with the fewest errors first."""
@@ -136,12 +96,32 @@ class Student:
         tried.sort(key=lambda each: sum(outcome.error is not None for outcome in each[1]))
         return [each for each in tried if any(outcome.error is None for outcome in each[1])] or tried[:1]
 
+    def __call__(self, inputs: Inputs, way: Way) -> Outcome:
+        """What comes of these inputs, given this way."""
+        given = {name: _given(x, name, way) for name, x in inputs.items()}
+        before = {name: np.array(_plain(x)) for name, x in given.items() if x is not None}
+        try:
+            output = self._output(inputs, given, way)
+            shown = np.asarray(_plain(output), dtype=np.float64)
+        except Exception as error:
+            return Outcome(None, error)
+        after = {name: np.asarray(_plain(given[name])) for name in before}
+        changed = [(name, x) for name, x in after.items() if not np.array_equal(before[name], x)]
+        return Outcome(shown, None, str(getattr(output, "dtype", "")).replace("torch.", ""), changed)
+
     def traced(self, inputs: Inputs, way: Way, name: str) -> tuple[Any, Any]:
         """The output as a tensor, and the input of this name that its graph leads to."""
         given = {key: _given(x, key, way) for key, x in inputs.items()}
         given[name] = given[name].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
-        output = self._called(self._layer(inputs) if self.is_layer else self.mine, given)
-        return (output[0] if isinstance(output, tuple) else output), given[name]
+        return self._output(inputs, given, way), given[name]
+
+    def _output(self, inputs: Inputs, given: Inputs, way: Way) -> Any:
+        layer = self._layer(inputs) if self.is_layer else self.mine
+        if self.has_weights:
+            self._put_weights(layer, inputs, given, way.turned)
+        with np.errstate(all="ignore"):
+            result = self._called(layer, given)
+        return result[0] if isinstance(result, tuple) and len(result) == 2 else result  # (output, weights)
 
     def _called(self, layer: Any, given: Inputs) -> Any:
         """By place what stands at the beginning, the others by name."""
@@ -162,8 +142,8 @@ class Student:
             known[size] = inputs.get(name, first).shape[-1]
         arguments = {}
         for parameter in inspect.signature(self.mine).parameters.values():
-            name = _resolved(parameter.name, list(known))
-            needed = parameter.default is parameter.empty and parameter.kind not in (2, 4)  # *args, **kwargs
+            name = books_name(parameter.name, list(known))
+            needed = parameter.default is parameter.empty and "*" not in str(parameter)
             if needed and not name:
                 raise TypeError(f"{self.name}: check cannot tell what {parameter.name} is to be; give it a layer")
             if needed or name in ("num_heads", "dropout"):
@@ -177,8 +157,7 @@ class Student:
     def _sizes(self) -> Optional[Sizes]:
         """Of a layer, or of a layer's method, that is given; None where any will do."""
         owner = getattr(self.mine, "__self__", self.mine)
-        heads = next((getattr(owner, name) for name in ("num_heads", *_NAMES["num_heads"].split())
-                      if isinstance(getattr(owner, name, None), int)), 0)  # fmt: skip
+        heads = next((x for x in (getattr(owner, name, None) for name in HEADS) if isinstance(x, int)), 0)
         if not self.has_weights:
             table = getattr(self.mine, "P", getattr(self.mine, "pe", None))
             hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
@@ -208,8 +187,8 @@ class Student:
 
 
 def own_line(error: BaseException) -> str:
-    """Where in the student's own text an error arose, as "line 7: x = y"; "" where it did not."""
-    found, trace = "", error.__traceback__
+    """Where in the student's own text an error arose, as "line 7: x = y"; else "the call"."""
+    found, trace = "the call", error.__traceback__
     while trace is not None:
         name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
         if not name.startswith((str(Path(__file__).parents[1]), "<__")) and "-packages" not in name:
@@ -218,38 +197,7 @@ def own_line(error: BaseException) -> str:
     return found
 
 
-# ---- small matters -------------------------------------------------------------------------------------------------
-
-
-def _resolved(name: str, wanted: list[str]) -> str:
-    """Which of the book's names `name` stands for, or ""."""
-    return next((w for w in wanted if name.lower() in (w.lower(), *_NAMES[w].split())), "")
-
-
-def _parameters(mine: Any) -> list[inspect.Parameter]:
-    """Of its call; none where it is written in C, or takes any number of them."""
-    call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
-    try:
-        parameters = list(inspect.signature(call).parameters.values())[isinstance(mine, type) :]  # without self
-    except (TypeError, ValueError):
-        return []
-    return [] if any(p.kind is p.VAR_POSITIONAL for p in parameters) else [p for p in parameters if p.kind < 4]
-
-
-def _taken(mine: Any, wanted: list[str]) -> dict[str, str]:
-    """{parameter: the book's name for it, or ""}; one by another name is what stands in its place."""
-    parameters = _parameters(mine)
-    taken = dict.fromkeys((p.name for p in parameters), "")
-    for parameter in parameters:
-        name = _resolved(parameter.name, wanted)
-        taken[parameter.name] = name if name not in taken.values() else ""
-    for parameter, name in zip(parameters, wanted):
-        if not taken[parameter.name] and name not in taken.values() and not _OTHER.search(parameter.name):
-            taken[parameter.name] = name
-    needed = {p.name for p in parameters if p.default is p.empty}
-    while taken and not list(taken.values())[-1] and list(taken)[-1] not in needed:
-        taken.popitem()
-    return taken or {name: name for name in wanted}
+# ---- arrays and tensors ----------------------------------------------------------------------------------------------
 
 
 def _given(x: Any, name: str, way: Way) -> Any:
@@ -260,8 +208,8 @@ def _given(x: Any, name: str, way: Way) -> Any:
         x = x.T
     if way.column and name == "w_v":
         x = x[None] if way.turned else x[:, None]
-    torch = sys.modules.get("torch")
-    if not way.tensors or torch is None:
+    torch: Any = sys.modules.get("torch")
+    if not way.tensors:
         return x.copy()
     return torch.tensor(x, dtype=torch.float32 if x.dtype.kind == "f" else torch.int64)
 
@@ -298,42 +246,3 @@ def _copied(layer: Any) -> Any:
     parts = layer.modules() if callable(getattr(layer, "modules", None)) else [layer]
     kept = [x for part in parts for x in vars(part).values() if is_tensor(x) and x.grad_fn is not None]
     return _evaluating(copy.deepcopy(layer, {id(x): x.detach() for x in kept}))
-
-
-def written(arrays: Inputs) -> str:
-    """Arrays as text, each with its name; large ones by their shape."""
-    lines = []
-    for name, x in arrays.items():
-        if isinstance(x, np.ndarray) and x.size <= SHOWN:
-            lines.append(f"{name} = {np.array2string(x, precision=3, suppress_small=True, prefix=f'{name} = ')}")
-        else:
-            lines.append(f"{name}: shape {x.shape}" if isinstance(x, np.ndarray) else f"{name} = {x}")
-    return "\n".join(lines)
-
-
-_TOLD = [  # by its name
-    ("multi_head", "multi_?head|mha"), ("additive", "additive|bahdanau"), ("transpose_qkv", "transpose_qkv|split"),
-    ("transpose_output", "transpose_output|merge|join|combine"), ("positional_encoding", "position"),
-    ("causal", "causal"), ("masked_softmax", "softmax"), ("dot_product", "dot|attention"),
-]  # fmt: skip
-
-
-def told(mine: Any, kind: Optional[str]) -> str:
-    """The kind: the one asked for, or what name and signature tell."""
-    if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
-    if not callable(mine):
-        raise TypeError(f"mine: a function, a class or a layer expected, got {type(mine).__name__}")
-    if kind is not None:
-        return kind
-    name = getattr(mine, "__name__", type(mine).__name__)
-    for kind, pattern in _TOLD:
-        if re.search(pattern, name, re.IGNORECASE):
-            return kind
-    wanted = ["W_o", "w_v", "queries", "valid_lens"]
-    given = {_resolved(parameter.name, wanted) for parameter in _parameters(mine)}
-    signs = [("W_o", "multi_head"), ("w_v", "additive"), ("queries", "dot_product"), ("valid_lens", "masked_softmax")]
-    for sign, kind in signs:
-        if sign in given:
-            return kind
-    raise ValueError(f"{name}: its name does not tell what it is; give kind, one of {', '.join(KINDS)}")
