@@ -28,6 +28,7 @@ except ImportError as error:
 
 from . import config, functional
 from ._arguments import core_refusals as _refusals  # for the core, which asks for it by name
+from ._arguments.names import meant
 from ._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
@@ -72,6 +73,16 @@ __all__ = [
 _LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
 _FROM = {"cost": "._cost", "explain": "._explain", "show_heatmaps": ".viz"}
 
+# Names that are looked for here and stand in a module.
+_IN_MODULES = {
+    **{name: f"d2l.{name}" for name in ("patch", "unpatch", "compare")},
+    **{name: f"torch.{name}" for name in ("convert", "frozen", "watch", "to_torch_state", "from_torch_state")},
+    **{name: f"functional.{name}" for name in ("dot_product_attention", "additive_attention", "merge", "rotary")},
+    **{name: f"functional.{name}" for name in ("alibi_slopes", "t5_buckets")},
+    **{name: f"viz.{name}" for name in ("view", "show_bars")},
+    **{name: f"heads.{name}" for name in ("importance", "prune")},
+}
+
 config.apply_environment()
 
 
@@ -84,7 +95,9 @@ def __getattr__(name: str) -> Any:
             error.name = name  # else Python suggests another name
             raise error from missing
     if name not in (*_FROM, "__version__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = _IN_MODULES.get(name, "") or meant(name, __dir__())
+        guess = f": did you mean mha_c.{found}?" if found else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{guess}")
     value = config.version() if name == "__version__" else getattr(import_module(_FROM[name], __name__), name)
     globals()[name] = value
     return value

@@ -78,6 +78,22 @@ snapshot(mha_py_call *call, PyArrayObject *array)
     return (PyArrayObject *)mha_py_own(call, lengths);
 }
 
+/* A length below 0 counts as 0: allowed, and most often a mistake.  core_refusals.py warns, once a process. */
+static void
+warn_if_negative(mha_py_call *call, const int64_t *lengths, npy_intp n)
+{
+    static int warned; /* a race warns twice */
+    int64_t least = 0;
+
+    for (npy_intp i = 0; i < n; i++) {
+        least = lengths[i] < least ? lengths[i] : least;
+    }
+    if (least < 0 && !warned) {
+        warned = 1;
+        Py_XDECREF(mha_py_ask(call, "negative_length", "(L)", (long long)least));
+    }
+}
+
 void
 mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths)
 {
@@ -103,6 +119,7 @@ mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp
     lengths->array = array;
     lengths->data = PyArray_DATA(array);
     lengths->per_batch = rank == 1 ? 1 : (size_t)queries;
+    warn_if_negative(call, lengths->data, PyArray_SIZE(array));
 }
 
 mha_visibility

@@ -216,4 +216,6 @@ def _from_list(value: Any, name: str) -> Array:
     if array.dtype == object:  # NumPy before 1.24 also makes this of a ragged list
         kind = ValueError if any(isinstance(item, (list, tuple)) for item in value) else TypeError
         raise kind(f"{name} is a list that makes no array of numbers")
+    if array.dtype.kind in "biu" and array.ndim >= 3:  # queries, keys, values
+        raise TypeError(f"{name} is a list of whole numbers, expected floats: write np.array({name}, np.float32)")
     return array

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .names import meant
+
 # Names of masks in other libraries, and the equivalent lengths of a mask that hides the last keys of each row.
 _MASKS = {
     **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
@@ -23,7 +25,10 @@ def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError
             f"that count come first; {functional} has {option}"
         )
     else:
+        known = "queries", "keys", "values", "valid_lens", "training", "cache"
         hint = "it is called with (queries, keys, values, valid_lens=None, *, training=None, cache=None)"
+        found = meant(name, known)
+        hint = f"did you mean {found}? {hint[0].upper()}{hint[1:]}" if found else hint
     return TypeError(f"{owner} got an unexpected keyword argument {name!r}: {hint}")
 
 
@@ -36,5 +41,6 @@ def check_order(owner: str, values: Any, valid_lens: Any) -> None:
 
 def missing(owner: str, **inputs: Any) -> TypeError:
     """The error for a call in which an input is missing or None."""
-    none = ", ".join(name for name, value in inputs.items() if value is None)
-    return TypeError(f"{owner} is called with queries, keys and values; missing or None: {none}")
+    none = [name for name, value in inputs.items() if value is None]
+    alike = "; self-attention is layer(X, X, X)" if none == ["keys", "values"] else ""
+    return TypeError(f"{owner} is called with queries, keys and values; missing or None: {', '.join(none)}{alike}")

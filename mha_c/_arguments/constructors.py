@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .names import did_you_mean
 from .scalars import whole
 
 MULTI_HEAD = (
@@ -31,7 +32,8 @@ def divisible(features: Any, name: str, num_heads: Any) -> tuple[int, int]:
     """Both as whole numbers; ValueError unless the second divides the first."""
     features, heads = whole(features, name), whole(num_heads, "num_heads")
     if features % heads:
-        raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads})")
+        swapped = f": are they swapped? {name} comes first" if heads % features == 0 else ""
+        raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads}){swapped}")
     return features, heads
 
 
@@ -63,10 +65,28 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
         return bound.arguments
     unknown = [name for name in named if all(name not in signature.parameters for signature in signatures)]
     if unknown:
-        raise TypeError(f"{owner}() got an unexpected keyword argument {unknown[0]!r}; {called}")
+        guess = did_you_mean(unknown[0], {name: 0 for signature in signatures for name in signature.parameters})
+        text = f"{owner}() got an unexpected keyword argument {unknown[0]!r}{guess}"
+        raise TypeError(f"{text}\nIt {called.partition(' ')[2]}" if guess else f"{text}; {called}")
+    left_out = _left_out(signatures, args, named)
+    if left_out:
+        raise TypeError(f"{owner}() misses {' and '.join(left_out)}; {called}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
     keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
     raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
+
+
+def _left_out(signatures: Sequence[inspect.Signature], args: tuple[Any, ...], named: Mapping[str, Any]) -> list[str]:
+    """The names that a call leaves out of the form that has all its names and the fewest others."""
+    found = []
+    for signature in signatures:
+        try:
+            given = signature.bind_partial(*args, **named).arguments
+        except TypeError:
+            continue
+        required = [name for name, one in signature.parameters.items() if one.default is one.empty]
+        found.append([name for name in required if name not in given])
+    return min(filter(None, found), key=len, default=[])
 
 
 class TwoForms(inspect.Signature):

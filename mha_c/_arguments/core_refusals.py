@@ -8,6 +8,8 @@ read nothing else: `torch/_call/checks.py` asks them about tensors that never re
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -97,6 +99,17 @@ def shape(array: Array, name: str, expected: Union[Sizes, str]) -> Exception:
 
 def lengths(array: Array, batch: int, queries: int) -> Exception:
     return shape(array, "valid_lens", f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})")
+
+
+def negative_length(length: int) -> bool:
+    """Warn that lengths below 0 count as 0, in the caller's line."""
+    frame: Any = sys._getframe()
+    depth = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("mha_c", "torch"):
+        frame, depth = frame.f_back, depth + 1
+    text = f"valid_lens has a length of {length}: lengths below 0 count as 0 (said once)"
+    warnings.warn(text, UserWarning, stacklevel=depth)
+    return True
 
 
 def no_features(array: Array, name: str) -> Exception:

@@ -16,6 +16,7 @@ from .._core import linear
 from ..errors import ShapeError
 from . import scalars
 from .arrays import floats, is_tensor, like_input, to_array, to_lengths
+from .names import did_you_mean
 from .scalars import LateSeed
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ OPTIONS = {
 
 
 def unknown_option(unknown: Any) -> TypeError:
-    named = ", ".join(OPTIONS)
-    return TypeError(f"unexpected keyword argument {next(iter(unknown))!r}; options of attention are {named}")
+    name, named = next(iter(unknown)), ", ".join(OPTIONS)
+    guess = did_you_mean(name, (*OPTIONS, "valid_lens", "return_weights", "return_lse"))
+    return TypeError(f"unexpected keyword argument {name!r}{guess or ';'} Options of attention are {named}")
 
 
 def shows_options(function: Any) -> Any:

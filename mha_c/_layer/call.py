@@ -17,6 +17,7 @@ from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._arguments.scalars import LateSeed
 from .._core import explain_layer, isa, layer_backward, layer_forward
+from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
 from .kept_weights import LENGTHS, N_FOR_WEIGHTS, saved_weights
 from .module import Dropout, Layer
@@ -116,8 +117,8 @@ class AttentionLayer(Layer, Viewable):
         training: Optional[bool] = None,
     ) -> Any: ...  # fmt: skip
     def __call__(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None, **misnamed: Any,
+        self, queries: Any, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
         plan = self._plan
@@ -144,7 +145,10 @@ class AttentionLayer(Layer, Viewable):
             return out
         if misnamed:
             raise calls.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
-        return self._call(queries, keys, values, valid_lens, training, cache)
+        try:
+            return self._call(queries, keys, values, valid_lens, training, cache)
+        except ShapeError as error:  # the caller's line comes next in the traceback, not our five
+            raise error.with_traceback(None) from None
 
     def _call(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None

@@ -348,6 +348,8 @@ class Layer(Trained):
             kind = type(self)
             ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
             there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
+            if name == "forward":
+                raise AttributeError(f"{kind.__name__} has no 'forward': call the layer itself, layer(...)")
             raise AttributeError(
                 f"{kind.__name__} has no {name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
                 f"inputs; the same layer as a torch module is {there}.{ours.__name__}"

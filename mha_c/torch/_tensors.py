@@ -154,7 +154,10 @@ def check_tensors(**named: Any) -> None:
     """The same of what is no tensor at all."""
     for name, value in named.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(value).__name__}; mha_c has the same for arrays")
+            raise TypeError(
+                f"{name} must be a torch tensor, got {type(value).__name__}: write torch.as_tensor({name}); for arrays "
+                f"mha_c has the same layers and functions"
+            )
 
 
 def check_devices(**named: Any) -> None:

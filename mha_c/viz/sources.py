@@ -40,7 +40,8 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
         value = np.ma.filled(value.astype(np.result_type(value, np.float32)), np.nan)
     array = to_array(value, name) if isinstance(value, (list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}")
+        advice = ": give its attention_weights" if hasattr(type(value), "attention_weights") else ""
+        raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}{advice}")
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float32)
     return array

@@ -98,7 +98,7 @@ def test_an_isa_uses_one_vocabulary(path):
 
 ORDER = [
     ("_core", "_no_core", "_types"),
-    ("errors",),
+    ("errors", "_arguments.names"),
     ("_arguments.scalars",),
     ("_arguments.core_refusals",),
     ("_arguments.arrays", "_arguments.calls", "_layer.viewable", "_layer.kept_weights"),

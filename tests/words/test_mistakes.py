@@ -1,0 +1,229 @@
+"""Mistakes of the first hour, each with words of the answer: the argument that is wrong, and what to write."""
+
+import re
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mha_c
+import needs
+from mha_c import functional as F
+from mha_c import variants
+
+X = np.random.default_rng(0).standard_normal((2, 3, 8), dtype=np.float32)
+LONG = np.ones((2, 6, 8), np.float32)
+
+
+def layer():
+    return mha_c.MultiHeadAttention(8, 8, 8, 8, 2, 0.1, rng=0)
+
+
+def called(*arguments, **named):
+    return layer()(*arguments, **named)
+
+
+def attend(**named):
+    return F.dot_product_attention(X, X, X, **named)
+
+
+def first(state):
+    return {**state, "W_q.weight": np.ones((3, 3))}
+
+
+# what was written: (the call, the words of the answer, in order)
+NUMPY = {
+    # --- constructors
+    "MultiHeadAttention(100, 5)": (lambda: mha_c.MultiHeadAttention(100, 5), "misses dropout"),
+    "MultiHeadAttention(100)": (lambda: mha_c.MultiHeadAttention(100), "misses num_heads and dropout"),
+    "MultiHeadAttention()": (lambda: mha_c.MultiHeadAttention(), "misses num_hiddens, num_heads, dropout|misses"),
+    "sizes without dropout": (
+        lambda: mha_c.MultiHeadAttention(key_size=8, query_size=8, value_size=8, num_hiddens=8, num_heads=2),
+        "misses dropout",
+    ),
+    "heads before hiddens": (lambda: mha_c.MultiHeadAttention(5, 100, 0.5), r"num_hiddens \(5\).*swapped"),
+    "heads that do not divide": (lambda: mha_c.MultiHeadAttention(100, 7, 0.5), r"\(100\).*num_heads \(7\)"),
+    "no heads": (lambda: mha_c.MultiHeadAttention(100, 0, 0.5), "num_heads must be.*got 0"),
+    "a float as a size": (lambda: mha_c.MultiHeadAttention(100.0, 5, 0.5), "num_hiddens must be.*got 100.0"),
+    "a text as a size": (lambda: mha_c.MultiHeadAttention("100", 5, 0.5), "num_hiddens must be.*got '100'"),
+    "dropout as the bias": (lambda: mha_c.MultiHeadAttention(100, 100, 5, 0.5), "the bias; it is called as"),
+    "num_head=": (lambda: mha_c.MultiHeadAttention(num_hiddens=8, num_head=2, dropout=0.1), "mean num_heads"),
+    "embed_dim=": (lambda: mha_c.MultiHeadAttention(embed_dim=8, num_heads=2, dropout=0.1), "mean num_hiddens"),
+    "d_model=": (lambda: mha_c.MultiHeadAttention(d_model=8, num_heads=2, dropout=0.1), "mean num_hiddens"),
+    "n_heads=": (lambda: mha_c.MultiHeadAttention(num_hiddens=8, n_heads=2, dropout=0.1), "mean num_heads"),
+    "dropout_p=": (lambda: mha_c.MultiHeadAttention(8, 2, dropout_p=0.1), "mean dropout"),
+    "kdim=": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, kdim=8), "mean key_size"),
+    "an unknown keyword": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, colour=8), "'colour'.*called as"),
+    "bias=3": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, 3), "bias must be True or False, got 3"),
+    "bias= and use_bias=": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, bias=True, use_bias=True), "give one"),
+    "dropout of 2": (lambda: mha_c.DotProductAttention(2), r"dropout must lie in 0\.\.1, got 2"),
+    "dropout in percent": (lambda: mha_c.MultiHeadAttention(8, 2, 50), r"dropout must lie in 0\.\.1, got 50"),
+    "no dropout": (lambda: mha_c.DotProductAttention(), "dropout"),
+    "AdditiveAttention(8)": (lambda: mha_c.AdditiveAttention(8), "misses dropout"),
+    "three sizes": (lambda: mha_c.AdditiveAttention(8, 8, 0.1), "AdditiveAttention.*called as"),
+    "dtype of whole numbers": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, dtype=int), "dtype must be float32"),
+    "dtype of 16 bits": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, dtype="float16"), "dtype must be float32"),
+    "rng as text": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, rng="0"), "rng must be"),
+    "an old RandomState": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, rng=np.random.RandomState(0)), "rng must be"),
+    "empty_rows of another kind": (lambda: mha_c.DotProductAttention(0.1, empty_rows="nan"), "'uniform' or 'zero'"),
+    # --- calls
+    "layer(X)": (lambda: called(X), r"keys, values; self-attention is layer\(X, X, X\)"),
+    "layer(X, X)": (lambda: called(X, X), "missing or None: values"),
+    "None for keys": (lambda: called(X, None, X), "missing or None: keys|keys must be an array"),
+    "one item without its axis": (lambda: called(X[0], X[0], X[0]), r"queries has shape \(3, 8\).*queries\[None\]"),
+    "four axes": (lambda: called(X[None], X[None], X[None]), "queries has shape.*rank 4.*expected rank 3"),
+    "other features": (lambda: called(X[..., :4], X, X), "queries has 4 features.*W_q expects 8"),
+    "other items": (lambda: called(X, X[:1], X[:1]), "keys has batch size 1.*queries has 2"),
+    "other keys than values": (lambda: called(X, X, LONG), "values has 6 keys, but keys has 3"),
+    "lists of whole numbers": (lambda: called([[[1] * 8]] * 2, X, X), r"queries.*np.array\(queries, np.float32\)"),
+    "an array of whole numbers": (lambda: called(X.astype(int), X, X), r"queries.*queries.astype\(np.float32\)"),
+    "two types": (lambda: called(X, X.astype(float), X), "keys has dtype float64, but queries has dtype float32"),
+    "complex numbers": (lambda: called(X + 1j, X, X), "queries has dtype complex.*expected float32"),
+    "a text": (lambda: called("the cat", X, X), "queries must be an array, got str"),
+    "a ragged list": (lambda: called([[[1.0, 2.0], [1.0]]], X, X), "queries is a list that makes no array"),
+    "a masked array": (lambda: called(np.ma.masked_less(X, 0), X, X), r"queries is a masked array.*filled.*valid_lens"),
+    "lengths as the third argument": (lambda: called(X, X, np.array([1, 2]), X), "order is MultiHeadAttention"),
+    "three lengths for two items": (lambda: called(X, X, X, [1, 2, 3]), r"valid_lens.*\(3,\).*\(2,\)"),
+    "one length": (lambda: called(X, X, X, 3), "valid_lens"),
+    "a mask as lengths": (lambda: called(X, X, X, [True, False]), r"valid_lens has dtype bool.*mask.sum\(-1\)"),
+    "a mask of all pairs": (lambda: called(X, X, X, np.ones((2, 3, 3), bool)), "valid_lens has dtype bool.*keep_mask"),
+    "a length of NaN": (lambda: called(X, X, X, [1.0, np.nan]), "valid_lens must be finite.*position 1"),
+    "texts as lengths": (lambda: called(X, X, X, ["a", "b"]), "valid_lens"),
+    "mask=": (lambda: called(X, X, X, mask=np.ones((3, 3))), "valid_lens.*keep_mask"),
+    "attn_mask=": (lambda: called(X, X, X, attn_mask=np.ones((3, 3))), "valid_lens.*keep_mask"),
+    "key_padding_mask=": (lambda: called(X, X, X, key_padding_mask=np.ones((2, 3))), r"valid_lens.*\(~key"),
+    "is_causal=": (lambda: called(X, X, X, is_causal=True), "valid_lens.*causal"),
+    "valid_len=": (lambda: called(X, X, X, valid_len=[1, 2]), "did you mean valid_lens"),
+    "query=": (lambda: called(query=X, keys=X, values=X), "queries"),
+    "training='yes'": (lambda: called(X, X, X, training="yes"), "training must be True or False"),
+    "layer.forward(...)": (lambda: layer().forward(X, X, X), "call the layer itself"),
+    "layer.cuda()": (lambda: layer().cuda(), r"mha_c.torch.MultiHeadAttention"),
+    "layer.to('cuda')": (lambda: layer().to("cuda"), r"mha_c.torch.MultiHeadAttention"),
+    # --- weights and parameters
+    "weights before a call": (lambda: layer().attention_weights, "call the layer first"),
+    "backward before a call": (lambda: layer().backward(X), "training=True"),
+    "a gradient of another shape": (
+        lambda: (lambda one: (one(X, X, X, training=True), one.backward(LONG)))(layer()),
+        r"grad_output has shape \(2, 6, 8\).*\(2, 3, 8\)",
+    ),
+    "weights written in place": (lambda: layer().W_q.weight.__setitem__(0, 1.0), "read-only"),
+    "a weight of another shape": (
+        lambda: layer().load_state_dict(first(layer().state_dict())), r"W_q.weight must.*\(8, 8\), got \(3, 3\)"
+    ),
+    "a state without a weight": (lambda: layer().load_state_dict({}), "W_q.weight is missing"),
+    "a list as a state": (lambda: layer().load_state_dict([1]), "state_dict must map names to arrays"),
+    "a cache in training": (
+        lambda: (lambda one: one.train()(X, X, X, cache=one.new_cache(2, 9)))(layer()), r"call eval\(\) first"
+    ),
+    "a full cache": (lambda: (lambda one: one(X, X, X, cache=one.new_cache(2, 2)))(layer()), "room for 2 steps"),
+    # --- functions
+    "mask= of a function": (lambda: attend(mask=np.ones((3, 3), bool)), "did you mean keep_mask"),
+    "is_causal= of a function": (lambda: attend(is_causal=True), "did you mean causal"),
+    "causl=": (lambda: attend(causl=True), "did you mean causal"),
+    "lens=": (lambda: attend(lens=[1, 2]), "did you mean valid_lens"),
+    "numbers as keep_mask": (lambda: attend(keep_mask=np.ones((3, 3))), "keep_mask.*expected bool.*as bias"),
+    "a bool bias": (lambda: attend(bias=np.ones((3, 3), bool)), "bias.*keep_mask"),
+    "a mask of another size": (lambda: attend(keep_mask=np.ones((3, 4), bool)), r"keep_mask.*\(3, 4\).*\(2, 3, 3\)"),
+    "causal of two sizes": (lambda: F.dot_product_attention(X, LONG, LONG, causal=True), "'top_left'.*'bottom_right'"),
+    "window as a number": (lambda: attend(window=2), r"window must be None or a pair \(left, right\), got 2"),
+    "scale of NaN": (lambda: attend(scale=np.nan), "scale must.*NaN"),
+    # --- pictures and modules
+    "show_heatmaps(layer)": (lambda: mha_c.show_heatmaps(layer(), "a", "b"), "give its attention_weights"),
+    "view of one row": (lambda: mha_c.viz.view(np.ones(3)), r"weights.*rank 2 \(queries, keys\)"),
+    "view before a call": (lambda: layer().view(), "call the layer first"),
+    "too many tokens": (lambda: mha_c.viz.view(np.ones((3, 3)) / 3, tokens="a b c d"), "4 tokens for 3 queries"),
+    "mha_c.patch": (lambda: mha_c.patch(), r"did you mean mha_c\.d2l\.patch\?"),
+    "mha_c.view": (lambda: mha_c.view, r"did you mean mha_c\.viz\.view\?"),
+    "mha_c.dot_product_attention": (lambda: mha_c.dot_product_attention, r"mha_c\.functional\.dot_product_attention\?"),
+    "mha_c.MultiheadAttention": (lambda: mha_c.MultiheadAttention, r"did you mean mha_c\.MultiHeadAttention\?"),
+    "x of other features": (lambda: variants.MultiHeadedSelfAttention(8, 2)(X[..., :4]), "x.*8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", NUMPY)
+def test_the_answer_names_the_argument_and_what_to_write(mistake):
+    call, words = NUMPY[mistake]
+    if "heatmaps" in mistake:
+        needs.module("matplotlib")
+    with pytest.raises((TypeError, ValueError, AttributeError, RuntimeError)) as caught:
+        call()
+    text = str(caught.value)
+    assert re.search(words, text, re.DOTALL), text
+    assert len(text) < 700 and "NoneType" not in text and "_core" not in text
+
+
+def test_there_are_enough():
+    assert len(NUMPY) + len(TORCH) >= 77
+
+
+TORCH = {
+    "two arguments": (lambda mt, T: mt.MultiHeadAttention(100, 5), "misses dropout"),
+    "heads before hiddens": (lambda mt, T: mt.MultiHeadAttention(5, 100, 0.5), "swapped"),
+    "embed_dim=": (lambda mt, T: mt.MultiHeadAttention(embed_dim=8, num_heads=2, dropout=0.1), "mean num_hiddens"),
+    "arrays": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(X, X, X), r"queries.*torch.as_tensor\(queries\)"),
+    "arrays of a function": (lambda mt, T: mt.functional.dot_product_attention(X, X, X), r"q.*torch.as_tensor\(q\)"),
+    "whole numbers": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.long(), T, T), "queries.*float32"),
+    "two types": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.double(), T, T), r"different types.*\.to\(dtype\)"),
+    "other features": (lambda mt, T: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.1)(T[..., :4], T, T), "queries has 4"),
+    "one item without its axis": (lambda mt, T: mt.DotProductAttention(0.1)(T[0], T[0], T[0]), r"queries\[None\]"),
+    "three lengths": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, [1, 2, 3]), r"valid_lens.*\(2,\)"),
+    "a mask as lengths": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, T > 0), "valid_lens has dtype bool"),
+    "attn_mask=": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, attn_mask=T), "valid_lens.*keep_mask"),
+    "valid_len=": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, valid_len=[1, 2]), "did you mean valid_lens"),
+    "mask= of a function": (lambda mt, T: mt.functional.dot_product_attention(T, T, T, mask=T), "mean keep_mask"),
+    "weights before a call": (lambda mt, T: mt.DotProductAttention(0.1).attention_weights, "call the layer first"),
+    "devices": (lambda mt, T: mt.DotProductAttention(0.1)(T, T.to("meta"), T), "queries.*on cpu.*on meta"),
+}
+
+
+@pytest.mark.parametrize("mistake", TORCH)
+def test_the_answer_in_torch(mistake):
+    torch = needs.module("torch")
+    import mha_c.torch
+
+    call, words = TORCH[mistake]
+    with pytest.raises((TypeError, ValueError, AttributeError, RuntimeError)) as caught:
+        call(mha_c.torch, torch.ones(2, 3, 8))
+    assert re.search(words, str(caught.value), re.DOTALL), str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [
+    (X[..., :4], X, X), (X.tolist(), X[:1].tolist(), X.tolist()), (X[0], X, X), (X, X, X, [1, 2, 3]),
+    (X, X, X, np.ones((2, 2), int)),
+])  # fmt: skip
+@pytest.mark.parametrize("state", ["sizes known", "sizes open", "training"])
+def test_one_frame_of_the_package_stands_before_an_error_of_shapes(arguments, state):
+    one = layer().train(state == "training")
+    if state == "sizes open" and arguments[0].__class__ is np.ndarray and arguments[0].shape == X.shape:
+        one = mha_c.MultiHeadAttention(8, 2, 0.1)
+    with pytest.raises(mha_c.ShapeError) as caught:
+        one(*arguments)
+    package = str(Path(mha_c.__file__).parent)
+    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename.startswith(package)]
+    assert len(frames) <= 1
+
+
+NEGATIVE = """
+import warnings
+import numpy as np, mha_c
+X = np.ones((2, 3, 8), np.float32)
+layer = mha_c.MultiHeadAttention(8, 2, 0.0)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    layer(X, X, X, {lens})
+    layer(X, X, X, {lens})
+print([str(one.message) for one in seen], {{one.filename for one in seen}})
+"""
+
+
+@pytest.mark.parametrize("lens", ["[-1, 3]", "np.array([-1, 3])", "[0, 9]"])
+def test_a_length_below_0_warns_once_in_the_callers_line(lens):
+    done = subprocess.run(
+        [sys.executable, "-c", NEGATIVE.format(lens=lens)], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(Path(mha_c.__file__).parents[1]), "PATH": ""},
+    )  # fmt: skip
+    said = "['valid_lens has a length of -1: lengths below 0 count as 0 (said once)'] {'<string>'}"
+    assert done.stdout.strip() == (said if "-1" in lens else "[] set()")
