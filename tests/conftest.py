@@ -21,6 +21,10 @@ from mha_c import _core
 COMPILED = tempfile.TemporaryDirectory(prefix="mha_c-compiled-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
+# Every process that a test starts finds the package under test, wherever that is.
+HERE = os.path.dirname(os.path.dirname(mha_c.__file__))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (HERE, os.environ.get("PYTHONPATH"))))
+
 # The same examples in every run: a failure seen once is seen again.  New ones every night, which print how to see them
 # again.  No deadline: the machines are shared.
 hypothesis.settings.register_profile(

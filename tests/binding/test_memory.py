@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import mha_c
+import children
 import needs
 
 ISOLATED = Path(__file__).parents[1] / "isolated"
@@ -35,16 +35,9 @@ def shim(tmp_path_factory):
 
 def run(shim, script, *arguments):
     """(exit status, what it printed)"""
-    here = str(Path(mha_c.__file__).parents[1])  # the package under test, wherever that is
-    environment = {
-        **os.environ, "LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH")))),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", ISOLATED / script, *arguments],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=needs.HANGS,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    variables = {"LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1"}
+    done = children.python("-X", "faulthandler", ISOLATED / script, *arguments, status=None, **variables)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_nothing_public_leaks(shim):

@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import mha_c.variants
 import needs
@@ -42,12 +41,10 @@ def layers():
 @pytest.fixture(scope="module")
 def client():
     """Two worker processes of one thread each, which find the modules of tests/."""
-    path = os.pathsep.join([os.path.dirname(dask_cases.__file__), os.path.dirname(os.path.dirname(mha_c.__file__))])
     settings = {"distributed.admin.large-graph-warning-threshold": "1GB", "distributed.worker.memory.pause": False}
     settings["distributed.scheduler.work-stealing"] = False  # else tasks move as the workers' speeds do
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = path
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.path.dirname(dask_cases.__file__), prepend=os.pathsep)
         with (
             dask.config.set(settings),
             distributed.LocalCluster(
@@ -56,10 +53,6 @@ def client():
             distributed.Client(cluster) as client,
         ):
             yield client
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
 
 
 # --- Without a cluster ----------------------------------------------------------------------------------------
@@ -176,8 +169,7 @@ def test_refusals(rng):
 
 def test_mha_c_does_not_import_dask():
     code = "import sys, mha_c; print('dask' in sys.modules, 'mha_c.dask' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert children.python("-c", code).stdout.split() == ["False", "False"]
 
 
 # --- Two processes --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import children
 import mha_c
 import needs
 
@@ -88,17 +89,15 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
         elif not language and len(code) - 1 not in expected and len(code) > 1:
             expected[len(code) - 1] = text
     separated = f"\nprint({NEXT!r})\n".join(code)
-    here = [str(Path(mha_c.__file__).parents[1]), str(ROOT / "tests" / "support")]
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(here)}
-    command = [sys.executable, "-W", "error", "-c", separated]
+    here = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests" / "support")])
+    command = ["-W", "error", "-c", separated]
     if label(page) == TORCHRUN:
         program = tmp_path / "page.py"
         program.write_text(separated, encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
     folder = tmp_path / "empty"
     folder.mkdir()
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=needs.HANGS)
-    assert done.returncode == 0, done.stderr
+    done = children.python(*command, cwd=folder, MPLBACKEND="agg", PYTHONPATH=here)
     printed = done.stdout.replace("real_d2l_1_0_3", "d2l.torch").split(NEXT + "\n")
     assert {i: printed[i] for i in expected} == expected
 
@@ -168,12 +167,9 @@ def test_the_lines_that_install_from_a_clone_end_with_the_package_that_was_insta
     clone = tmp_path / "clone"
     shutil.copytree(PACKAGE, clone / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
     behind = lines.partition("\n")[2].replace("python ", f"{shlex.quote(sys.executable)} ")
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    ways = {"cwd": clone, "env": environment, "capture_output": True, "text": True}
-    done = subprocess.run(["sh", "-e", "-c", behind], **ways)
+    done = subprocess.run(["sh", "-e", "-c", behind], cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("mha_c "), done.stderr
-    inside = subprocess.run([sys.executable, "-m", "mha_c"], **ways)
-    assert inside.returncode != 0  # or the lines need not leave the folder
+    children.python("-m", "mha_c", cwd=clone, status=1)  # or the lines need not leave the folder
 
 
 def test_the_first_minute_ends_with_a_line_that_works(tmp_path):

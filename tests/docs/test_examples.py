@@ -1,13 +1,12 @@
 """The examples run, on a few sentences; the corpus is what it says; BLEU is the book's."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import children
 import needs
 
 needs.module("torch")
@@ -16,11 +15,7 @@ CORPUS = EXAMPLES / "data" / "fra_eng_small.txt"
 
 
 def run(tmp_path, script, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    done = children.python(EXAMPLES / script, *arguments, cwd=tmp_path, OMP_NUM_THREADS="1", MPLBACKEND="agg")
     return done.stdout, done.stderr
 
 
@@ -49,7 +44,7 @@ def test_the_corpus_is_in_the_books_format(translation):
 def test_the_corpus_is_what_its_script_makes(tmp_path):
     script = tmp_path / "make_corpus.py"
     script.write_text((EXAMPLES / "data" / "make_corpus.py").read_text(encoding="utf-8"), encoding="utf-8")
-    subprocess.run([sys.executable, script], check=True, capture_output=True)
+    children.python(script)
     assert (tmp_path / CORPUS.name).read_bytes() == CORPUS.read_bytes()
 
 

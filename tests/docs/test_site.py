@@ -1,15 +1,12 @@
 """The site, built once and read as HTML; its notebooks are run by `make docs`, and by test_notebooks.py."""
 
-import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-import mha_c
+import children
 import needs
 
 pytest_plugins = ["browser_fixtures"]
@@ -22,11 +19,7 @@ def site(tmp_path_factory):
     for name in ("sphinx", "furo", "myst_nb", "torch", "matplotlib", "dask.array"):
         needs.module(name)
     folder = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1]), "MHA_C_SITE": str(folder)}
-    command = [sys.executable, str(ROOT / "tools" / "site.py"), "-D", "nb_execution_mode=off"]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, cwd=folder, env=environment, timeout=needs.HANGS, **output)
-    assert done.returncode == 0, done.stdout[-5000:]
+    children.python(ROOT / "tools" / "site.py", "-D", "nb_execution_mode=off", cwd=folder, MHA_C_SITE=str(folder))
     return folder / "html"
 
 

@@ -6,13 +6,12 @@ Not promised, and not tested: the same bits on another instruction set.
 """
 
 import hashlib
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 
+import children
 import mha_c
 from core_calls import core as _core
 
@@ -257,8 +256,7 @@ print(hashlib.sha256(b"".join(a.tobytes() for a in (out, weights, lse, *stats, *
 def test_processes(isa, dtype, capsys):
     """Addresses are drawn anew for each process; so is what stands in fresh memory."""
     program = PROGRAM.format(isa=isa, dtype=dtype.name)
-    command = [sys.executable, "-c", program]
-    printed = {subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)}
+    printed = {children.python("-c", program).stdout for _ in range(2)}
     exec(compile(program, "<here>", "exec"), {})
     assert printed == {capsys.readouterr().out}
     assert len(printed.pop().strip()) == hashlib.sha256().digest_size * 2

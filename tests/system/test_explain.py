@@ -3,13 +3,13 @@
 import copy
 import doctest
 import pickle
-import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import _core, _explain, functional, variants
@@ -199,9 +199,7 @@ print(share["n_threads"], len(os.listdir("/proc/self/task")) - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_so_many_threads_are_started(n):
-    command = [sys.executable, "-c", STARTED.format(n=n)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    used, started = map(int, done.stdout.split())
+    used, started = map(int, children.python("-c", STARTED.format(n=n)).stdout.split())
     assert used == n and started == n - 1
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import _core
@@ -26,11 +27,7 @@ IN_PLACE = PACKAGE == ROOT / "mha_c"
 
 def in_subprocess(code, **environment):
     """Runs code in a fresh interpreter and returns what it printed, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(children.python("-c", code, **environment).stdout)
 
 
 def distribution():

@@ -6,7 +6,6 @@ promises (fork, exit, signal masks, too few CPUs) are tested in C: tests/c/test_
 
 import itertools
 import os
-import subprocess
 import sys
 import sysconfig
 import textwrap
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import functional as F
@@ -67,14 +67,8 @@ def python(code, *arguments, status=0):
 
 
 def run(*command, status=0):
-    here = str(Path(mha_c.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", *command], env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=needs.HANGS,
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout
-    return done.stdout
+    done = children.python("-X", "faulthandler", *command, status=status)
+    return done.stdout + done.stderr
 
 
 # --- Fork and children --------------------------------------------------------------------------------
@@ -113,12 +107,7 @@ METHODS += ["loader-spawn", "module-fork", "module-forkserver"] if needs.NIGHTLY
 def test_worker_processes(method):
     if method.startswith(("loader", "module")):
         needs.module("torch")
-    here = str(Path(mha_c.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, ISOLATED / "workers.py", method]
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=needs.HANGS)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(ISOLATED / "workers.py", method)
 
 
 # --- Threads ----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import importlib.util
 import inspect
 import os
 import re
-import subprocess
 import sys
 import textwrap
 import types
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import _core, config, selftest
@@ -26,13 +26,8 @@ VARIABLES = ("MHA_C_ISA", "MHA_C_CACHES", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS"
 
 
 def python(*arguments, check=True, **variables):
-    """Runs Python with these environment variables, and none of ours besides; it finds the package under test."""
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    here = str(Path(mha_c.__file__).parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, *arguments], env={**environment, **variables}, capture_output=True, text=True, check=check
-    )
+    """Runs Python with these environment variables, and none of ours besides."""
+    return children.python(*arguments, status=0 if check else None, **{**dict.fromkeys(VARIABLES), **variables})
 
 
 def printed(code, **variables):

@@ -2,12 +2,11 @@
 
 import copy
 import functools
-import subprocess
-import sys
 import time
 
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import teach
@@ -161,4 +160,4 @@ def test_torch_is_not_imported():
         assert teach.check(mine, "dot_product").ok and teach.laws(mine, "dot_product").ok
         assert "torch" not in sys.modules and "matplotlib" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    children.python("-c", code)

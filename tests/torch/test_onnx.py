@@ -6,11 +6,10 @@ What they compute is compared with the module's own call, which the other files 
 import copy
 import io
 import pickle
-import subprocess
-import sys
 
 import pytest
 
+import children
 import needs
 
 torch = needs.module("torch")
@@ -274,8 +273,7 @@ def test_programs_run_without_us(tmp_path):
             torch.save((other, module(*other).detach()), names[-1] + ".pt")
         torch.export.save(program, names[-2] + ".pt2")
         torch.jit.save(traced, names[-1] + ".ts")
-    done = subprocess.run([sys.executable, "-c", ALONE, *names], capture_output=True, text=True)
-    assert done.stdout.split() == ["equal"] * len(names), done.stderr
+    assert children.python("-c", ALONE, *names).stdout.split() == ["equal"] * len(names)
 
 
 def test_training_programs_drop():

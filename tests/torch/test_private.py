@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import mha_c
+import children
 import needs
 
 torch = needs.module("torch")
@@ -152,9 +150,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("without")
     programs = {path: TAKE_AWAY for path in NEEDED} | {path: TAKE_AWAY + MISSED[path] + WITH for path in MISSED}
     programs[NOTHING] = TAKE_AWAY + WITH
-    environment = {**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])}  # the package under test
-    program = [sys.executable, "-c", FORKS, str(folder), json.dumps(programs)]
-    subprocess.run(program, check=True, env=environment, timeout=needs.HANGS)
+    children.python("-c", FORKS, folder, json.dumps(programs))
     return lambda path: [(folder / f"{path}.{kind}").read_text() for kind in ("status", 1, 2)]
 
 

@@ -1,11 +1,10 @@
 """How many threads torch calls use, and that NumPy layers keep theirs."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+import children
 import mha_c
 import needs
 
@@ -35,8 +34,7 @@ print(started() - before, mha_c.get_num_threads())
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts the threads that Linux lists")
 def test_threads_stay_within_torchs():
     """A torch call starts no more than torch may use, and NumPy layers keep their number."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "3", "2", "3"]
+    assert children.python("-c", THREADS).stdout.split() == ["0", "3", "2", "3"]
 
 
 def test_torchs_limit_is_that_of_one_call(monkeypatch):

@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
 import zlib
 from html.parser import HTMLParser
@@ -14,13 +12,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c.viz import labels, pack, show_heatmaps, view
 from mha_c.viz.sources import collect
 
-# Other processes find the package where this one found it.
-HERE = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(mha_c.__file__))}
 SENTENCE = "the cat sat on the mat".split()
 
 
@@ -349,7 +346,7 @@ def test_ids_are_unique_yet_the_same_in_every_run(weights):
         "import numpy as np; from mha_c.viz import view; v = view(np.eye(3)); "
         "v._repr_html_(); import re; print(re.search('data-mhac=.([^\"]+)', v._repr_html_()).group(1))"
     )
-    runs = {subprocess.check_output([sys.executable, "-c", code], env=HERE) for _ in range(2)}
+    runs = {children.python("-c", code).stdout for _ in range(2)}
     assert len(runs) == 1
 
 
@@ -383,7 +380,7 @@ def test_viz_imports_neither_torch_nor_matplotlib():
         "viz.view(np.eye(3))._repr_mimebundle_(); teach.steps(np.eye(3), np.eye(3), np.eye(3))._repr_html_()\n"
         "print([name for name in ('torch', 'matplotlib', 'IPython') if name in sys.modules])"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], env=HERE, text=True).strip() == "[]"
+    assert children.python("-c", code).stdout.strip() == "[]"
 
 
 # --- show_heatmaps -------------------------------------------------------------------------------
@@ -491,9 +488,7 @@ def test_a_notebook_shows_a_figure_once(tmp_path):
     """In the middle of a cell, at its end, and again by name in a later cell."""
     for name in ("nbclient", "ipykernel", "matplotlib"):
         needs.module(name)
-    answer = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK], env=HERE, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    answer = children.python("-c", NOTEBOOK, cwd=tmp_path)
     outputs = json.loads(answer.stdout.splitlines()[-1])
     pictures = [sum("image/png" in out for out in cell) for cell in outputs]
     assert pictures[:4] == [0, 1, 1, 1]

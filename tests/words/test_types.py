@@ -5,13 +5,12 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import mha_c
+import children
 import needs
 
 TESTS = Path(__file__).parent
@@ -19,9 +18,7 @@ TESTS = Path(__file__).parent
 
 def run(*arguments):
     """What Python printed, for the package under test."""
-    here = str(Path(mha_c.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=TESTS)
+    return children.python(*arguments, status=None, cwd=TESTS)
 
 
 FILES = ["typing_examples.py", "typing_mistakes.py"]
