@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import resource
 import time
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import needs
 
+resource = needs.module("resource")  # POSIX
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 SECONDS = 120  # for one notebook on two cores

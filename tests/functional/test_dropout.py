@@ -8,7 +8,7 @@ import pytest
 
 import mha_c
 import philox
-from checks import same
+from checks import close, same
 from core_calls import core as _core
 from mha_c import (
     AdditiveAttention,
@@ -65,6 +65,22 @@ def test_the_factors_as_an_array(dtype, isa, shape, p):
         _core.dropout_factors(np.empty((2, 3), dtype), p, SEED)
     with pytest.raises(ValueError, match="dropout"):
         _core.dropout_factors(np.empty(shape, dtype), 1.5, SEED)
+
+
+def test_places_beyond_32_bits(dtype, isa):
+    """Of 2**33 weights, which nobody makes, each query sees three, one by one in other places of the last rows."""
+    n_queries, n_keys, p = 2**13, 2**20, 0.4
+    q, k = np.zeros((1, n_queries, 1), dtype), np.zeros((1, n_keys, 1), dtype)
+    v = np.eye(4, dtype=dtype)[np.arange(n_keys) % 4][None]  # three keys in a row are told apart
+    out = F.dot_product_attention(q, k, v, causal="bottom_right", window=(2, 0), dropout=p, rng=SEED)
+    for query in (0, 1, 2**12 - 1, 2**12, *range(n_queries - 64, n_queries)):
+        last = n_keys - n_queries + query
+        expected = np.zeros(4, dtype)
+        for key in range(last - 2, last + 1):
+            word = philox.block((key // 8, query, 0, 0), (SEED & philox.WORD, SEED >> 32))[key % 8 // 2]
+            stays = (word >> 16 * (key % 2) & 0xFFFF) >= int(p * 65536 + 0.5)
+            expected[key % 4] = stays / (3 * (1 - p))
+        close(out[0, query], expected, dtype)
 
 
 def test_every_function_and_layer_drops_the_same(rng, dtype):

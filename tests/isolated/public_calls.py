@@ -35,6 +35,7 @@ additive = mha_c.AdditiveAttention(8, 8, 6, 0.1, rng=0)
 PROJECTED = additive.project_keys(K, LENS)
 STATE = mha.state_dict()
 self_attention = variants.MultiHeadedSelfAttention(8, 2, rng=0)
+gqa = mha_c.GQAAttention(8, 4, 2, rng=0)
 summer = variants.SelfAttentionAISummer(8, rng=0)
 multi_summer = variants.MultiHeadSelfAttentionAISummer(8, 2, rng=0)
 out_a, lse_a = F.dot_product_attention(Q, K, V, return_lse=True)
@@ -143,6 +144,8 @@ GOOD = {
     "dot_product_attention_backward, terms": lambda: F.dot_product_attention_backward(
         Q4[..., :6], Q4, K4, V4, softcap=3.0, relative_bias=BIAS[:4, :7], sinks=BIAS[0, :4]
     ),
+    "weights_summary": lambda: F.weights_summary(Q, K, LENS, top=2),
+    "GQAAttention": lambda: (mha_c.GQAAttention(8, 4, 2), read_weights(gqa, Q, Q, Q)),
     "scaled_dot_product_attention": lambda: variants.scaled_dot_product_attention(Q, K, V),
     "MultiHeadedSelfAttention": lambda: (variants.MultiHeadedSelfAttention(8, 2), read_weights(self_attention, Q)),
     "SelfAttentionAISummer": lambda: (variants.SelfAttentionAISummer(8), summer(Q, np.tri(24) == 0)),
@@ -182,6 +185,8 @@ BAD = {
     "alibi_slopes": (lambda: F.alibi_slopes(0), ValueError),
     "t5_buckets": (lambda: F.t5_buckets(0.5), TypeError),
     "dot_product_attention, terms": (lambda: F.dot_product_attention(Q4, K4, V4, relative_bias=BIAS), ValueError),
+    "weights_summary": (lambda: F.weights_summary(Q, K[:1], top=2), ValueError),
+    "GQAAttention": (lambda: mha_c.GQAAttention(8, 4, 3), ValueError),
     "scaled_dot_product_attention": (lambda: variants.scaled_dot_product_attention(Q, K[..., :1], V), ValueError),
     "MultiHeadedSelfAttention": (lambda: variants.MultiHeadedSelfAttention(8, 3), ValueError),
     "SelfAttentionAISummer": (lambda: summer(Q, KEEP), ValueError),
@@ -191,7 +196,7 @@ BAD = {
 
 def names():
     """The public callables of mha_c, mha_c.functional and mha_c.variants that compute."""
-    others = {"show_heatmaps", "ShapeError", "cost"}  # pictures, an exception, plain arithmetic
+    others = {"show_heatmaps", "ShapeError", "cost", "WeightsSummary"}  # pictures, an exception, plain arithmetic, a record
     found = set()
     for module in (mha_c, F, variants):
         listed = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
