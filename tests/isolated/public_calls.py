@@ -196,7 +196,7 @@ BAD = {
 
 def names():
     """The public callables of mha_c, mha_c.functional and mha_c.variants that compute."""
-    others = {"show_heatmaps", "ShapeError", "cost", "WeightsSummary"}  # pictures, an exception, plain arithmetic, a record
+    others = {"show_heatmaps", "ShapeError", "cost", "WeightsSummary"}  # no arrays of their own
     found = set()
     for module in (mha_c, F, variants):
         listed = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]

@@ -354,11 +354,11 @@ def test_names_that_come_later():
 
 
 def modules_shown(module):
-    """The module, and all that dir() leads to from there."""
+    """The module, and all of ours that dir() leads to from there."""
     yield module
     for name in dir(module):
         value = getattr(module, name, None)  # mha_c.torch is not there without torch
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, types.ModuleType) and value.__name__.startswith(f"{module.__name__}."):
             yield from modules_shown(value)
 
 
