@@ -122,6 +122,8 @@ def main():
         write("tiles", shown(browser, tiles, 860, lambda view: press_next(view, 4)))
         (figure,) = (data for kind, data in outputs("bahdanau") if kind == "image/png")
         write("bahdanau", figure)
+        _, heads, _ = (data for kind, data in outputs("inside_any_model") if kind == "image/png")
+        write("induction", heads)
     finally:
         browser.close()
 

@@ -31,6 +31,19 @@ SHOWN = {
             r"full: it has room for 8 steps",
         ],
     ),
+    "inside_any_model": (
+        "torch matplotlib",
+        3,
+        1,
+        [
+            r"9\d\.\d% of the predictable letters are right",
+            r"0 <blocks\.0: scaled_dot_product_attention, batch 64, 4 heads, 32 queries x 32 keys, causal>",
+            r"sum of a row: 1\.000000",
+            r"previous-token head: \('blocks\.0', \d\)  induction head: \('blocks\.1', \d\)",
+            r"without \d: \+0\.\d\d, without \d: \+0\.\d\d, without both: \+\d\.\d\d",
+            r"received by all keys: 16000, entropy of the last queries: 11\.\d\d bits",
+        ],
+    ),
     "long_sequences": (
         "matplotlib",
         1,
