@@ -223,8 +223,7 @@ def _size(layer: Any, name: str) -> int:
     """How many numbers a weight has; 0 while that is open."""
     held = getattr(layer, name)
     held = getattr(held, "weight", held)
-    is_open = type(held).__name__.startswith("Uninitialized") or not hasattr(held, "shape")
-    return 0 if is_open else int(np.prod(tuple(held.shape)))
+    return 0 if _is_open(held) or not hasattr(held, "shape") else int(np.prod(tuple(held.shape)))
 
 
 def _fill(owner: Any, attribute: str, new: Array) -> None:
@@ -242,7 +241,18 @@ def _evaluating(layer: Any) -> Any:
 
 
 def _copied(layer: Any) -> Any:
-    """A copy to put weights into, in evaluation mode; tensors kept with their graph, which nobody copies, lose it."""
-    parts = layer.modules() if callable(getattr(layer, "modules", None)) else [layer]
-    kept = [x for part in parts for x in vars(part).values() if is_tensor(x) and x.grad_fn is not None]
-    return _evaluating(copy.deepcopy(layer, {id(x): x.detach() for x in kept}))
+    """A copy to put weights into, in evaluation mode.
+
+    Tensors kept with their graph, which nobody copies, lose it; weights without sizes, which torch 1.12 fails to copy,
+    are made anew.
+    """
+    in_torch = callable(getattr(layer, "modules", None))
+    held = [x for part in (layer.modules() if in_torch else [layer]) for x in vars(part).values()]
+    held += layer.parameters() if in_torch else []
+    copies = {id(x): x.detach() for x in held if is_tensor(x) and not _is_open(x) and x.grad_fn is not None}
+    copies.update({id(x): type(x)() for x in held if _is_open(x)})
+    return _evaluating(copy.deepcopy(layer, copies))
+
+
+def _is_open(weight: Any) -> bool:
+    return type(weight).__name__.startswith("Uninitialized")
