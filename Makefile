@@ -166,8 +166,10 @@ tsan: $(STAMPS)/native-tools $(STAMPS)/build-tools
 	$(call c-tests,tsan-condition,$(TSAN) -DMHA_PARK_ON_CONDITION,env,$(THREADED))
 	MHA_C_TSAN=1 $(BIN)/python setup.py -q build --build-lib build/tsan
 	@mkdir -p $(RUN)
-	PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" $(PYTEST) \
-		../../tests/system/test_process.py ../../tests/system/test_threads.py $(ARGS)
+	cd $(RUN) && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" \
+		TSAN_OPTIONS=suppressions=$(CURDIR)/tests/isolated/tsan.txt $(BIN)/python -m pytest \
+		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q -k many_threads \
+		../../tests/system/test_process.py ../../tests/binding ../../tests/layers $(ARGS)
 
 # Inputs nobody thought of, 60 s a target: tests/fuzz/run.py.
 fuzz:

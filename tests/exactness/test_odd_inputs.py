@@ -140,6 +140,28 @@ def test_rows_more_than_32_bits_of_numbers_apart(rng):
     same(layer(rows, rows, rows), layer(*(rows.copy(),) * 3))
 
 
+@pytest.mark.skipif(not needs.NIGHTLY, reason="8 GiB of addresses: make nightly")
+@pytest.mark.parametrize("which", ["queries", "keys"])
+def test_arrays_of_more_than_32_bits_of_numbers(which, rng):
+    """Real arrays, not strides: 2**31 zeros and some numbers behind them.  Zeros that nobody wrote take no memory."""
+    many, features = 2**25 + 3, 64
+    assert many * features > 2**31
+    large, few = np.zeros((1, many, features), np.float32), rng.standard_normal((1, 5, features)).astype("f4")
+    large[0, -3:] = rng.standard_normal((3, features))
+    end = large[:, -3:].copy()
+    if which == "queries":
+        v = rng.standard_normal((1, 5, 1)).astype("f4")
+        out = F.dot_product_attention(large, few, v)
+        same(out[:, -3:], F.dot_product_attention(end, few, v))
+        same(out[:, :9], F.dot_product_attention(large[:, :9].copy(), few, v))
+    else:
+        v = np.zeros((1, many, 1), np.float32)
+        v[0, -3:, 0] = 1, 2, 4
+        out = F.dot_product_attention(few, large, v, causal="bottom_right", window=(0, 0))
+        last, of_last = large[:, -5:].copy(), v[:, -5:].copy()
+        same(out, F.dot_product_attention(few, last, of_last, causal=True, window=(0, 0)))
+
+
 def test_broadcast_keys_of_every_count(rng, isa):
     """Stride 0 along the batch, and along the keys, for every count of them up to 130."""
     q = rng.standard_normal((3, 2, 8)).astype("f4")
