@@ -11,7 +11,7 @@ function Chapter(page, chapter) {
   const { store, core, pen } = page;
   const controls = chapter.controls(page).map((each) => Control(store, each));
   const stage = el("div", { class: "mhac-picture", tabindex: 0, role: "group", "aria-label": T(chapter.title) + ": " +
-    T("picture; arrow keys change what is chosen") });
+    T("picture; arrow keys and space change it") });
   const trouble = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
   const lines = el("div", { class: "mhac-explained" });
   const note = el("p", { class: "mhac-note" });
@@ -41,7 +41,7 @@ function Chapter(page, chapter) {
     controls.forEach((each) => each.show(store.state));
     lines.replaceChildren(...(numbers ? chapter.formula(numbers) : []).map(([title, what]) =>
       el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ", el("span", { class: "mhac-arith" }, ...formula(what)))));
-    setText(note, numbers && chapter.note ? chapter.note(numbers, page.data) : "");
+    setText(note, [chapter.signed && T("Red is above zero, blue below."), numbers && chapter.note && chapter.note(numbers, page.data)].filter(Boolean).join(" "));
     note.hidden = !note.textContent;
     share.draw();
     fold();
@@ -95,17 +95,21 @@ function Chapter(page, chapter) {
   table.addEventListener("toggle", fold);
 
   function step(name, by) {
-    const { stops } = controls.find((each) => each.name === name);
-    const near = stops.reduce((best, x, i) => (Math.abs(x - store.state[name]) < Math.abs(stops[best] - store.state[name]) ? i : best), 0);
-    const at = stops.includes(store.state[name]) ? stops.indexOf(store.state[name]) : near;
-    store.set({ [name]: stops[clamp(at + by, 0, stops.length - 1)] });
+    const { stops, of } = controls.find((each) => each.name === name);
+    const now = of(store.state);
+    const near = stops.reduce((best, x, i) => (Math.abs(x - now) < Math.abs(stops[best] - now) ? i : best), 0);
+    const at = (stops.includes(now) ? stops.indexOf(now) : near) + by;
+    store.set({ [name]: stops[name === third.name ? (at + stops.length) % stops.length : clamp(at, 0, stops.length - 1)] });
   }
+  // The control that arrows do not move: the space bar does, so that the projector's picture needs no other.
+  const third = controls.find((each) => each.name !== chapter.across && each.name !== chapter.along);
   stage.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: [chapter.across, -1], ArrowRight: [chapter.across, 1], ArrowUp: [chapter.along, -1],
-      ArrowDown: [chapter.along, 1] }[event.key];
-    if (!move || !move[0] || event.ctrlKey || event.metaKey || event.altKey) return;
+      ArrowDown: [chapter.along, 1], " ": [third.name, event.shiftKey ? -1 : 1] }[event.key];
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    step(...move);
+    if (move[0]) step(...move);
+    else third.node.click();
   });
 
   const later = once(() => {
@@ -130,14 +134,14 @@ function Control(store, spec) {
   }
   if (kind === "slider") {
     const node = slider(T(label), store.state[name], stops, change, text);
-    return { name, stops, node, show: (state) => node.show(state[name]) };
+    return { name, stops, of, node, show: (state) => node.show(state[name]) };
   }
   if (kind === "select") {
     const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])), (i) => change(stops[i]));
-    return { name, stops, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
+    return { name, stops, of, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
   }
   const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(of(store.state))), (i) => change(stops[i]));
-  return { name, stops, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
+  return { name, stops, of, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
     show: (state) => group.set(stops.indexOf(of(state))) };
 }
 

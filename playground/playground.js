@@ -54,11 +54,6 @@ async function buildPlayground(host, data, core) {
     document.title = T(page.chapter.title) + " · " + T(data.title);
     if (built !== state.lang) frame();
     built = state.lang;
-    nav.querySelectorAll("a").forEach((link, i) => {
-      link.setAttribute("href", "#" + writeState({ ...startOf({ ...COMMON, ...chapters[i].fields }), lang: state.lang, p: state.p }, chapters[i]));
-      if (chapters[i] === page.chapter) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
-    });
     setText(note, T("Not understood in the address: {what}", { what: unknown.join(", ") }));
     note.hidden = !unknown.length;
     part = (page.chapter.build || Chapter)(page, page.chapter);
@@ -84,7 +79,7 @@ async function buildPlayground(host, data, core) {
     const large = el("button", { type: "button", class: "mhac-button", text: T("Projector"), title: T("Projector") + " (p)",
       onclick: () => page.store.set({ p: page.store.state.p ? "" : "1" }) });
     root.replaceChildren(el("header", {}, nav, language, large), note, main,
-      el("footer", {}, el("p", { text: T("Keys: 1 to 7 choose a chapter, 0 all controls, p the projector; arrows move in the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.") })));
+      el("footer", {}, el("p", { text: T("Keys: 1 to 7 choose a chapter, Page Down the next, 0 all controls, p the projector; arrows and space change the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.") })));
   }
 
   function rebuild() {
@@ -92,7 +87,14 @@ async function buildPlayground(host, data, core) {
     refill(root, () => show([]));
   }
 
+  // The links keep language and projector.
   function project() {
+    const { lang, p } = page.store.state;
+    nav.querySelectorAll("a").forEach((link, i) => {
+      link.setAttribute("href", "#" + writeState({ ...startOf({ ...COMMON, ...chapters[i].fields }), lang, p }, chapters[i]));
+      if (chapters[i] === page.chapter) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    });
     root.toggleAttribute("data-projector", page.store.state.p === "1");
     pen.type = page.store.state.p && root.clientWidth >= 620 ? 18 : 12;
     if (root.isConnected) part.draw();
@@ -102,7 +104,10 @@ async function buildPlayground(host, data, core) {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.composedPath()[0].tagName);
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key) + chapters.length - 1) % chapters.length];
-    if (event.key === "p") page.store.set({ p: page.store.state.p ? "" : "1" });
+    const turn = { PageDown: 1, PageUp: -1 }[event.key]; // what a presenter's clicker sends
+    if (turn) nav.querySelectorAll("a")[clamp(chapters.indexOf(page.chapter) + turn, 0, chapters.length - 1)].click();
+    if (turn) setTimeout(() => part.focus());
+    else if (event.key === "p") page.store.set({ p: page.store.state.p ? "" : "1" });
     else if (link) {
       link.click();
       setTimeout(() => part.focus());

@@ -83,6 +83,7 @@ function wordsOf(node) {
     const box = range.getBoundingClientRect();
     return { box, paint(context, x, y) {
       context.font = style.fontStyle + " " + style.fontWeight + " " + style.fontSize + " " + style.fontFamily;
+      context.letterSpacing = style.letterSpacing === "normal" ? "0px" : style.letterSpacing;
       context.fillStyle = style.color;
       context.textAlign = "left";
       context.textBaseline = "middle";

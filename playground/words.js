@@ -173,7 +173,6 @@ const TABLE = [
   ["Example", "Beispiel", "样本", "Örnek"],
   ["example {n}", "Beispiel {n}", "样本 {n}", "örnek {n}"],
   ["Layer", "Schicht", "层", "Katman"],
-  ["Keys: 1 to 7 choose a chapter, 0 all controls, p the projector; arrows move in the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.", "Tasten: 1 bis 7 wählen ein Kapitel, 0 alle Regler, p den Beamer; Pfeile bewegen im Bild. In diesem Browser vom C-Kern von mha_c berechnet; nichts verlässt diese Seite.", "按键：1 到 7 选择章节，0 全部控件，p 投影模式；箭头在图中移动。由 mha_c 的 C 内核在本浏览器中计算；任何数据都不会离开本页。", "Tuşlar: 1 - 7 bölüm seçer, 0 tüm ayarlar, p projektör; oklar resimde gezdirir. mha_c'nin C çekirdeğiyle bu tarayıcıda hesaplanır; bu sayfadan hiçbir şey çıkmaz."],
   ["Lines from queries to keys. Up and down choose a query, Escape shows all.", "Linien von Anfragen zu Schlüsseln. Auf und ab wählen eine Anfrage, Escape zeigt alle.", "从查询到键的连线。上下选择查询，Esc 显示全部。", "Sorgulardan anahtarlara çizgiler. Yukarı ve aşağı sorguyu seçer, Escape hepsini gösterir."],
   ["lines from queries to keys", "Linien von Anfragen zu Schlüsseln", "从查询到键的连线", "sorgulardan anahtarlara çizgiler"],
   ["{n} lines of “{token}”, {head}", "{n} Linien von „{token}“, {head}", "“{token}”的 {n} 条连线，{head}", "“{token}” için {n} çizgi, {head}"],
@@ -196,7 +195,6 @@ const TABLE = [
   ["no key is within the width: all weights are 1 / {n}", "kein Schlüssel liegt in der Breite: alle Gewichte sind 1 / {n}", "宽度内没有键：所有权重都是 1 / {n}", "genişlik içinde anahtar yok: tüm ağırlıklar 1 / {n}"],
   ["this key is not within the width: 0", "dieser Schlüssel liegt nicht in der Breite: 0", "这个键不在宽度内：0", "bu anahtar genişlik içinde değil: 0"],
   ["no key may be seen: there is nothing to divide", "kein Schlüssel ist sichtbar: Es gibt nichts zu teilen", "没有可见的键：没有可除的", "görülebilen anahtar yok: bölünecek bir şey yok"],
-  ["picture; arrow keys change what is chosen", "Bild; Pfeiltasten ändern die Auswahl", "图；箭头键改变所选", "resim; ok tuşları seçileni değiştirir"],
   ["{rows} rows, {columns} columns", "{rows} Zeilen, {columns} Spalten", "{rows} 行，{columns} 列", "{rows} satır, {columns} sütun"],
   ["All controls", "Alle Regler", "全部控件", "Tüm ayarlar"],
   ["The words have random vectors, the same word the same: what looks at what means nothing. Chapters 2 and 4 have learned ones.", "Die Wörter haben zufällige Vektoren, gleiche Wörter gleiche: Was worauf schaut, bedeutet nichts. Gelernte haben die Kapitel 2 und 4.", "这些词的向量是随机的，同一个词相同：谁看谁没有意义。第 2 章和第 4 章用的是学到的向量。", "Sözcüklerin vektörleri rastgele, aynı sözcüğünki aynı: neyin neye baktığı bir şey söylemez. Öğrenilmiş olanlar 2. ve 4. bölümde."],
@@ -305,6 +303,9 @@ const TABLE = [
   ["feature {f} of head {h} is column {j}", "Merkmal {f} von Kopf {h} ist Spalte {j}", "头 {h} 的特征 {f} 是第 {j} 列", "{h} kafasının {f} özniteliği {j}. sütundur"],
   ["before", "davor", "之前", "önce"],
   ["after", "danach", "之后", "sonra"],
+  ["Keys: 1 to 7 choose a chapter, Page Down the next, 0 all controls, p the projector; arrows and space change the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.", "Tasten: 1 bis 7 wählen ein Kapitel, Bild ab das nächste, 0 alle Regler, p den Beamer; Pfeile und Leertaste ändern das Bild. In diesem Browser vom C-Kern von mha_c berechnet; nichts verlässt diese Seite.", "按键：1 到 7 选择章节，Page Down 下一章，0 全部控件，p 投影模式；箭头和空格改变图。由 mha_c 的 C 内核在本浏览器中计算；任何数据都不会离开本页。", "Tuşlar: 1 - 7 bölüm seçer, Page Down sonrakini, 0 tüm ayarlar, p projektör; oklar ve boşluk resmi değiştirir. mha_c'nin C çekirdeğiyle bu tarayıcıda hesaplanır; bu sayfadan hiçbir şey çıkmaz."],
+  ["picture; arrow keys and space change it", "Bild; Pfeiltasten und Leertaste ändern es", "图；箭头键和空格改变它", "resim; ok tuşları ve boşluk onu değiştirir"],
+  ["Red is above zero, blue below.", "Rot ist über null, Blau darunter.", "红色大于零，蓝色小于零。", "Kırmızı sıfırın üstü, mavi altı."],
 ];
 
 const WORDS = Object.fromEntries(["de", "zh", "tr"].map((language, i) =>

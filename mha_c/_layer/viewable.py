@@ -53,8 +53,8 @@ class Viewable:
         choose a head or a word, copy the layer as Python.  The other chapters are the lecture's.
 
         The page itself, playground.html, holds the C core as WebAssembly and is no part of a package that was built
-        from the sources: `make playground` makes it in a clone, and the site has it as a download.  It is looked for
-        beside the package and in the clone's build folder; `page=` names it where it lies elsewhere.
+        from the sources: `make playground` makes it in a clone, and the site has it as a download.  It is looked for in
+        the current folder, in its build folder and in that of a clone; `page=` names it where it lies elsewhere.
 
         Parameters
         ----------

@@ -161,6 +161,7 @@ function Grid(app, spec) {
 
 // Two decimals where they fit, fewer for large numbers.
 function digits(x, w) {
+  if (!Number.isFinite(x)) return Number.isNaN(x) ? "NaN" : x < 0 ? "−∞" : "∞";
   const text = Math.abs(x) >= 100 ? x.toFixed(0) : x.toFixed(Math.abs(x) >= 10 || w < 32 ? 1 : 2);
   return /[1-9]/.test(text) ? text.replace("-", "−") : text.replace("-", "");
 }

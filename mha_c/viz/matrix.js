@@ -160,7 +160,8 @@ function Matrix(app) {
   // Position numbers where the tokens are too many to be written: every tenth word would say nothing.
   function axisLabel(side, i) {
     const [every, tokens] = side === "q" ? [g.qStep, app.panel.qStep] : [g.kStep, app.panel.kStep];
-    return every > 1 ? String(i * tokens) : app.label(side, i);
+    const text = app.label(side, i);
+    return every > 1 && !(text.trim() && Number.isFinite(Number(text))) ? String(i * tokens) : text; // tokens may be places
   }
 
   function drawAxes(context) {

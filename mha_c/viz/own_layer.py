@@ -16,8 +16,10 @@ from .page import Page, as_javascript
 from .sources import collect, on_cpu, to_numpy
 
 NAME = "playground.html"
-# Beside this file where a wheel brings it, and what `make playground` has made in a clone.
-PLACES = [Path(__file__).with_name(NAME), Path(__file__).resolve().parents[2] / "build" / NAME]
+# Beside the notebook, where a reader puts a download; what `make playground` has made, here or in the clone of a package
+# that is used in place; beside this file, where a package may bring it.
+BUILT = Path("build", NAME)
+PLACES = [Path(NAME), BUILT, Path(__file__).resolve().parents[2] / BUILT, Path(__file__).with_name(NAME)]
 LARGEST, MOST_FEATURES = 64, 256  # rows that can be looked at; numbers that a page should carry
 ELEMENT = re.compile(r'(?=<div class="mhac" data-mhac="playground">)')
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
@@ -116,7 +118,7 @@ def _template(page: Optional[Union[str, Path]]) -> str:
             return text
     raise FileNotFoundError(
         f"{places[0].name} is not there: `make playground` in a clone of mha_c makes it in build/, and the site of "
-        'mha_c has it as a download; then give its place, layer.playground(page="playground.html")'
+        "mha_c has it as a download: put it into the current folder, or give its place as page="
     )
 
 

@@ -5,7 +5,7 @@ const ADDITIVE_KEYS = 10;
 const TANH = range(-40, 40).map((i) => i / 10);
 
 const ADDITIVE = {
-  id: "additive", title: "Additive attention", nav: "Additive",
+  id: "additive", title: "Additive attention", nav: "Additive", signed: true,
   says: ["Query and key may have different sizes: W_q and W_k bring both to the same hidden units, where they are added, tanh bends the sum, and w_v weighs the units into one score.",
     "These vectors are random, as a layer has them before it has learned."],
   fields: { key: wholeOf(3, 0, ADDITIVE_KEYS - 1), unit: wholeOf(0, 0, HIDDEN - 1), gain: realOf(2, 0, 16), draw: wholeOf(1, 0, 4294967295) },

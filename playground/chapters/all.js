@@ -255,7 +255,7 @@ function Attend(page, drawn) {
       { ...(asProduct ? {} : { rows, columns }), masked });
     const queryGrid = grid("Q", q, { rows });
     const keyGrid = asProduct ? grid("K^T", transposed(k), { columns }) : grid("K", k, { rows: columns });
-    const first = asProduct ? product(queryGrid, keyGrid, scores) : line([queryGrid, keyGrid, scores], ["+", "→"], scores);
+    const first = asProduct ? product(queryGrid, keyGrid, scores) : line([queryGrid, keyGrid, ...(model.w ? [grid("w_v", [model.w])] : []), scores], model.w ? ["+", "tanh ·", "→"] : ["−", "→"], scores);
     const dropped = dropOf(model, h);
     const top = Math.max(...model.found.weights);
     const weights = grid("A", dropped || weightsOf(model, h), { kind: "weight", rows, top, masked });

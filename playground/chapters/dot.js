@@ -2,7 +2,7 @@
 // are those of a trained model, whose "it" looks at what it stands for.
 
 const DOT = {
-  id: "dot", title: "The dot product", nav: "Dot product",
+  id: "dot", title: "The dot product", nav: "Dot product", signed: true,
   says: ["Each word asks with its query q; each word before it, and itself, answers with a key k and offers a value v: it counts more, the larger q · k is.",
     "These vectors are learned: change the last word, and “it” looks at the other noun."],
   fields: { query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS), root: one("yes", "no"), key: wholeOf(-1, -1, 10) },

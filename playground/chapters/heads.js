@@ -16,7 +16,7 @@ function layerOf(data) {
 }
 
 const HEADS = {
-  id: "heads", title: "Many heads", nav: "Many heads",
+  id: "heads", title: "Many heads", nav: "Many heads", signed: true,
   says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads, each of which attends by itself; transpose_output joins the heads, and W_o mixes them.",
     "Queries are French words that are about to be written, keys and values English ones."],
   fields: { heads: wholeOf(0, 0, 32), head: wholeOf(1, 0, 31), query: wholeOf(0, 0, 63) },

@@ -1,7 +1,7 @@
 // Masks: the scores, the scores that a query may see, and the weights; one query before and after, as bars.
 
 const MASKS = {
-  id: "masks", title: "Masks", nav: "Masks",
+  id: "masks", title: "Masks", nav: "Masks", signed: true,
   says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the others share what is free.",
     "The vectors are those of chapter 2; the last words play the padding."],
   fields: { len: wholeOf(6, 0, 11), causal: one("no", "yes"), query: wholeOf(2, 0, 10), last: one(...LAST_WORDS) },
@@ -15,12 +15,12 @@ const MASKS = {
   numbers(s, core, { models }) {
     const model = models.reference;
     const { words, queries, keys } = referenceInputs(model, s.last);
-    const [q, k] = [[queries, "W_q"], [keys, "W_k"]].map(([x, name]) => projected(core, x, model.weights[name]));
-    const options = { q, k, v: words.map(() => [0]), emptyRows: "uniform" };
+    const [q, k, v] = [[queries, "W_q"], [keys, "W_k"], [keys, "W_v"]].map(([x, name]) => projected(core, x, model.weights[name]));
+    const options = { q, k, v, emptyRows: "uniform" };
     const call = checkedCall({ ...options, validLens: s.len, causal: s.causal === "yes" ? "top_left" : false });
     const rows = (of) => rowsOf(of, words.length, words.length);
     const sees = visibility(call);
-    return { s, words: words.map((word, j) => (j < s.len ? word : "<pad>")), i: s.query, sees: words.map((_, i) => words.map((__, j) => sees(i, j))),
+    return { s, q, k, v, words: words.map((word, j) => (j < s.len ? word : "<pad>")), i: s.query, sees: words.map((_, i) => words.map((__, j) => sees(i, j))),
       scores: rows(core.scores(call)), weights: rows(core.attention(call).weights), before: rows(core.attention(checkedCall(options)).weights) };
   },
 
@@ -63,4 +63,5 @@ const MASKS = {
   said: (n) => T("{query}: {seen} keys may be seen", { query: n.words[n.i], seen: n.sees[n.i].filter(Boolean).length }),
   table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words, n.words, 4),
     table(T("weights"), n.weights, n.words, n.words, 4)],
+  python: (n, core) => pythonOfState(core, { from: "drawn", causal: n.s.causal === "yes" ? "top_left" : "", len: String(n.s.len), q: writeRows(n.q), k: writeRows(n.k), v: writeRows(n.v) }),
 };

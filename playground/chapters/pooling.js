@@ -27,7 +27,7 @@ const POOLING = {
     const sum = found.row_sum[row] * Math.exp(found.row_max[row]); // of the kernel over all keys
     return { s, x: k.map((each) => each[0]), y: v.map((each) => each[0]), curve: Array.from(found.out.subarray(0, row)),
       estimate: found.out[row], weights, distances: distances[row], sum: found.row_sum[row] > 0 ? sum : 0,
-      best: weights.indexOf(Math.max(...weights)), seen: weights.filter((_, j) => call.bias[row * k.length + j] > -Infinity).length };
+      best: distances[row].indexOf(Math.min(...distances[row])), seen: weights.filter((_, j) => call.bias[row * k.length + j] > -Infinity).length };
   },
 
   picture(n, { width, height, small, pen }) {
