@@ -139,6 +139,7 @@ function Gradients(page, drawn) {
       draw();
     } catch (error) {
       model = null;
+      fill();
       setText(said, wordsOfError(error));
       grids.replaceChildren();
       sums.replaceChildren();
@@ -146,16 +147,21 @@ function Gradients(page, drawn) {
     drawn();
   }
 
+  // What is wrong can be mended here, so that lengths and corner are there without a model, too.
   function fill() {
-    if (fields.childNodes.length) return;
+    if (fields.childNodes.length === (model ? 4 : 2) || (!model && fields.childNodes.length)) return;
+    const masks = [textBox(T("lengths"), state.len, (len) => store.set({ len }), 8, T("all")),
+      select(T("causal"), cornersOf(), state.causal, (causal) => store.set({ causal }))];
+    if (!model) {
+      fields.replaceChildren(...masks);
+      return;
+    }
     const { queries, value_dim } = model.call;
-    fields.replaceChildren(
+    refill(fields, () => fields.replaceChildren(
       select(T("output of"), namesOf(model, "q", queries).map((name, i) => [String(i), i + " " + name]), String(Math.min(state.row, queries - 1)),
         (i) => store.set({ row: Number(i) })),
       select(T("feature"), range(0, value_dim - 1).map((c) => [String(c), String(c)]),
-        String(Math.min(state.feature, value_dim - 1)), (c) => store.set({ feature: Number(c) })),
-      textBox(T("lengths"), state.len, (len) => store.set({ len }), 8, T("all")),
-      select(T("causal"), cornersOf(), state.causal, (causal) => store.set({ causal })));
+        String(Math.min(state.feature, value_dim - 1)), (c) => store.set({ feature: Number(c) })), ...masks));
   }
 
   function draw() {

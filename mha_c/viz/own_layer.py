@@ -16,8 +16,8 @@ from .page import Page, as_javascript
 from .sources import collect, on_cpu, to_numpy
 
 NAME = "playground.html"
-# Beside the notebook, where a reader puts a download; what `make playground` has made, here or in the clone of a package
-# that is used in place; beside this file, where a package may bring it.
+# Beside the notebook, where a reader puts a download; what `make playground` has made, here or in the clone of a
+# package that is used in place; beside this file, where a package may bring it.
 BUILT = Path("build", NAME)
 PLACES = [Path(NAME), BUILT, Path(__file__).resolve().parents[2] / BUILT, Path(__file__).with_name(NAME)]
 LARGEST, MOST_FEATURES = 64, 256  # rows that can be looked at; numbers that a page should carry

@@ -114,6 +114,7 @@ function makePlayer(data, store) {
   show();
   ends.add(store.subscribe((changed) => (changed.includes("step") ? show() : draw())));
   ends.add(stop);
+  ends.add(() => (started = -Infinity)); // a result that is still appearing is no longer drawn
   return {
     root: ui.root, end: ends.end,
     follow(host) {
