@@ -13,6 +13,8 @@
  */
 #include "backward.h"
 
+#include "blocks.h"
+#include "empty_rows.h"
 #include "runtime/common.h"
 #include "runtime/threads.h"
 
@@ -201,7 +203,7 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
         clear_rows(walk->problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
     }
     mha_walk_start(walk, 1, span_keys);
-    while (mha_walk_next(walk)) {
+    while (mha_next_prepared(walk)) {
         backward_block(walk, &grad_q, grad_w, stores && is_first && walk->tile.query == 0,
                        stores && walk->block.first_key == span_keys.first);
     }

@@ -13,6 +13,9 @@ void mha_backward_rows(mha_walk *walk);
 /* Leaves P (times F) in room->scores and dS * scale in room->grads, for the tile and its block. */
 void mha_backward_tile(mha_walk *walk, double scale);
 
+/* Runs a job of the backward pass whose memory is placed. */
+void mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads);
+
 /* The gradients of bias, relative bias and sinks, as far as they are wanted (score_grads.c). */
 void mha_score_grads_run(const mha_attention_job *job);
 

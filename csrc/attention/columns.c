@@ -9,6 +9,8 @@
  */
 #include "forward.h"
 
+#include "empty_rows.h"
+
 /* average_row takes one sum over all keys of a row, other tiles one per part: the same bits, for there is one part. */
 _Static_assert(MHA_SHORT_KEYS <= MHA_VALUE_PART, "short rows have several parts");
 

@@ -12,6 +12,8 @@
  */
 #include "forward.h"
 
+#include "blocks.h"
+#include "empty_rows.h"
 #include "runtime/common.h"
 #include "runtime/threads.h"
 
@@ -164,8 +166,8 @@ join_block(const mha_walk *walk, const block_result *result)
 }
 
 /*
- * With few queries on many keys, the blocks of a task are tasks of their own (block_task), and are joined when all of
- * them are done.  Returns where this block leaves the results of the tile's rows.
+ * With few queries on many keys, the blocks of a task are tasks of their own (mha_block_task), and are joined when all
+ * of them are done.  Returns where this block leaves the results of the tile's rows.
  */
 static block_result
 partial_result(const mha_walk *walk, size_t task)
@@ -182,8 +184,8 @@ partial_result(const mha_walk *walk, size_t task)
     };
 }
 
-static void
-block_task(void *context, size_t number, unsigned worker)
+void
+mha_block_task(void *context, size_t number, unsigned worker)
 {
     const mha_attention_job *job = context;
     const size_t task = number / job->plan.blocks_abreast;
@@ -192,7 +194,7 @@ block_task(void *context, size_t number, unsigned worker)
 
     mha_walk_task(&walk, job, task, worker);
     mha_walk_start(&walk, job->problem.group, (mha_interval){first, first + job->plan.key_block});
-    while (mha_walk_next(&walk)) {
+    while (mha_next_prepared(&walk)) {
         const block_result result = partial_result(&walk, task);
         attend_block(&walk, &result);
     }
@@ -228,8 +230,8 @@ count_keys(mha_walk *walk)
     }
 }
 
-static void
-forward_task(void *context, size_t task, unsigned worker)
+void
+mha_forward_task(void *context, size_t task, unsigned worker)
 {
     const mha_attention_job *job = context;
     const mha_room *room = &job->rooms[worker];
@@ -250,8 +252,7 @@ forward_task(void *context, size_t task, unsigned worker)
         job->problem.kernels->fill(rows, 0, room->sum);
     }
     mha_walk_start(&walk, job->problem.group, walk.task.keys);
-    walk.prepares = !joins;
-    while (mha_walk_next(&walk)) {
+    while (joins ? mha_walk_next(&walk) : mha_next_prepared(&walk)) {
         const mha_interval here = walk.block.keys, all = walk.tile.keys;
         if (joins) {
             const block_result result = partial_result(&walk, task);
@@ -268,20 +269,3 @@ forward_task(void *context, size_t task, unsigned worker)
     mha_finish_task(&walk, has_empty);
 }
 
-void
-mha_attention_run(const mha_attention_job *job)
-{
-    const mha_plan *plan = &job->plan;
-    const mha_task_fn run = job->problem.pass == MHA_PASS_WEIGHTS ? mha_weights_task
-                            : plan->way == MHA_WAY_ITEMS          ? mha_items_task
-                                                                  : forward_task;
-    void *context = (void *)(uintptr_t)job;
-
-    if (plan->blocks_abreast > 1) {
-        mha_parallel_for(plan->n_tasks * plan->blocks_abreast, plan->n_workers, block_task, context);
-    }
-    mha_parallel_for(plan->n_tasks, plan->n_workers, run, context);
-    if (plan->weights_later) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, mha_weights_task, context);
-    }
-}

@@ -6,6 +6,10 @@
 
 #include "values.h"
 
+/* A task; and, if key blocks of a task are tasks of their own, one of those, which all come before. */
+void mha_forward_task(void *job, size_t task, unsigned worker);
+void mha_block_task(void *job, size_t number, unsigned worker);
+
 /* MHA_WAY_COLUMNS: a tile from queries to output; returns 1 if one of its rows is empty. */
 int mha_attend_columns(const mha_walk *walk);
 

@@ -30,13 +30,12 @@ typedef struct {
 
 /*
  * A job's life: init checks the sizes, makes the plan, and adds the memory that the job needs to `scratch` (operands
- * need not have addresses yet); the caller opens the scratch memory; place takes the job's share; a run cannot fail.
+ * need not have addresses yet); the caller opens the scratch memory; place takes the job's share; a run
+ * (attention.h, backward.h) cannot fail.
  * `kernels`: those of the caller's call, NULL for a type that has none.
  */
 MHA_MUST_CHECK mha_status mha_attention_init(mha_attention_job *job, const mha_kernels *kernels,
                                              const mha_attention_args *args, mha_pass pass, mha_scratch *scratch);
 void mha_attention_place(mha_attention_job *job, const mha_scratch *scratch);
-void mha_attention_run(const mha_attention_job *job);
-void mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads);
 
 #endif

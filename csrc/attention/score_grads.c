@@ -7,6 +7,7 @@
  */
 #include "backward.h"
 
+#include "blocks.h"
 #include "runtime/common.h"
 #include "runtime/threads.h"
 
@@ -21,7 +22,7 @@ static void
 visit_rows(mha_walk *walk, add_row_fn add)
 {
     mha_walk_start(walk, 1, walk->task.keys);
-    while (mha_walk_next(walk)) {
+    while (mha_next_prepared(walk)) {
         mha_backward_tile(walk, 1.0);
         for (size_t i = 0; i < walk->tile.rows; i++) {
             const mha_interval seen = mha_row_keys_here(walk, i);

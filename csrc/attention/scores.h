@@ -15,15 +15,6 @@ mha_score_at(const mha_walk *walk, char *scores, size_t row, size_t key)
     return scores + at * walk->problem->kernels->itemsize;
 }
 
-/* Address of the mask's element for (row of the tile, key). */
-MHA_INLINE const char *
-mha_mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t row, size_t key)
-{
-    const ptrdiff_t offset = (ptrdiff_t)tile->item * mask->batch_stride + (ptrdiff_t)tile->head * mask->head_stride +
-                             (ptrdiff_t)(tile->query + row) * mask->query_stride + (ptrdiff_t)key * mask->key_stride;
-    return (const char *)mask->data + offset * (ptrdiff_t)itemsize;
-}
-
 /*
  * Which relative bias each of a row's keys takes from the table: keys before `near` its first number, keys from `far`
  * on its last; the keys between take its numbers from `at` on, in order.

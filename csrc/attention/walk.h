@@ -35,7 +35,7 @@ typedef struct {
     mha_rows task;       /* what the walk goes over; `head` is the first of n_heads */
     size_t n_heads;      /* 1, or all heads of the group */
     mha_interval keys;   /* those of the task's keys that the walk goes over */
-    int prepares;        /* entering a block packs or copies its keys and values; the start of a walk sets 1 */
+    int is_new_block;    /* this is the first tile of its block: see mha_next_prepared in blocks.h */
     size_t next_key;     /* where the next block begins */
     size_t head, row;    /* of the next tile */
     mha_interval keys_here; /* the task's keys in this block */
@@ -107,7 +107,6 @@ MHA_INLINE void
 mha_walk_start(mha_walk *walk, size_t n_heads, mha_interval keys)
 {
     walk->keys = mha_interval_meet(walk->task.keys, keys);
-    walk->prepares = 1;
     walk->next_key = walk->task.rows > 0 ? mha_block_start(walk->plan, walk->keys.first) : walk->keys.last;
     walk->n_heads = n_heads;
     walk->head = n_heads;
@@ -125,6 +124,7 @@ int mha_walk_enter_block(mha_walk *walk);
 MHA_INLINE int
 mha_walk_next(mha_walk *walk)
 {
+    walk->is_new_block = 0;
     do {
         if ((walk->head >= walk->n_heads && !mha_walk_enter_block(walk)) ||
             (walk->problem->watched && mha_interrupted())) { /* at every tile: many walks have only one */

@@ -7,6 +7,8 @@
  */
 #include "forward.h"
 
+#include "blocks.h"
+#include "empty_rows.h"
 #include "runtime/common.h"
 
 #include <string.h>
@@ -27,21 +29,6 @@ weigh_block(mha_walk *walk)
                            max + i * k->itemsize, inverse + i * k->itemsize,
                            mha_weights_at(walk, i) + seen.first * k->itemsize);
         }
-    }
-}
-
-void
-mha_fill_empty_weights(const mha_walk *walk, size_t row)
-{
-    const mha_attention_args *args = walk->problem->args;
-    const mha_kernels *k = walk->problem->kernels;
-    const mha_interval keys = mha_mean_keys(walk, row);
-    const size_t n = keys.last - keys.first;
-    char *weights = mha_weights_at(walk, row);
-
-    k->fill(args->keys, 0, weights);
-    if (args->empty_rows == MHA_EMPTY_UNIFORM && args->sinks == NULL) {
-        k->fill(n, 1.0 / (double)n, weights + keys.first * k->itemsize);
     }
 }
 
@@ -75,7 +62,7 @@ mha_weights_task(void *job, size_t task, unsigned worker)
         mha_load_statistics(&walk);
     }
     mha_walk_start(&walk, walk.problem->group, walk.task.keys);
-    while (mha_walk_next(&walk)) {
+    while (mha_next_prepared(&walk)) {
         weigh_block(&walk);
     }
     for (size_t g = 0; g < walk.problem->group; g++) {

@@ -8,6 +8,8 @@
  */
 #include "layer.h"
 
+#include "attention/attention.h"
+#include "attention/operands.h"
 #include "runtime/common.h"
 #include "linear.h"
 #include "runtime/threads.h"

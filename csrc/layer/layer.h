@@ -5,7 +5,7 @@
 #ifndef MHA_LAYER_H
 #define MHA_LAYER_H
 
-#include "attention/rows.h"
+#include "attention/job.h"
 #include "linear.h"
 
 enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };

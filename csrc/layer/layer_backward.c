@@ -7,6 +7,7 @@
 #include "layer.h"
 
 #include "attention/backward.h"
+#include "attention/operands.h"
 #include "runtime/common.h"
 #include "linear.h"
 

@@ -4,7 +4,7 @@
  */
 #include "linear.h"
 
-#include "attention/rows.h"
+#include "attention/operands.h"
 #include "runtime/threads_interrupt.h"
 
 #include <string.h>

@@ -1,6 +1,7 @@
 """Who may know whom: reads the include and import lines of the sources and proves the arrows of CONTRIBUTING.md."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -77,6 +78,39 @@ def test_includes(path):
             target = include[1:-1]
             known = "/" in target or target in ("mha.h", "mha_explain.h") or (path.parent / target).is_file()
             assert known, f"{name} includes {include}"
+
+
+# Inside these folders, from the bottom up: a file calls functions of files before it, and includes their headers.
+INSIDE = {
+    "attention": "visible problem plan room job walk operands blocks rows scores values empty_rows weights columns "
+    "forward backward_tile score_grads backward attention dropout masked_softmax",
+    "layer": "linear linear_pack linear_append linear_backward layer slices layer_backward explain",
+}
+
+
+def calls_within(folder):
+    """{file of the folder: files of it whose functions it calls}."""
+    texts = {path.stem: COMMENT.sub("", path.read_text()) for path in (CSRC / folder).glob("*.c")}
+    home = {name: stem for stem, text in texts.items() for name in re.findall(r"^(\w+)\(", text, re.MULTILINE)}
+    called = {stem: {home.get(word) for word in re.findall(r"\b(?:mha|py)_\w+", text)} for stem, text in texts.items()}
+    return {stem: found - {stem, None} for stem, found in called.items()}
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent.relative_to(CSRC).as_posix() for path in CSRC.glob("*/**/*.c")}))
+def test_no_two_files_of_a_folder_call_each_other_in_a_circle(folder):
+    assert len(list(graphlib.TopologicalSorter(calls_within(folder)).static_order())) >= 3
+
+
+@pytest.mark.parametrize("folder", INSIDE)
+def test_files_of_a_folder_know_those_below_them(folder):
+    order = INSIDE[folder].split()
+    assert {path.stem for path in (CSRC / folder).glob("*.[ch]")} == set(order)
+    places = {stem: place for place, stem in enumerate(order)}
+    for stem, called in calls_within(folder).items():
+        assert [other for other in called if places[other] > places[stem]] == [], stem
+    for header in (CSRC / folder).glob("*.h"):
+        own = [name[1:-3] for name in INCLUDE.findall(header.read_text()) if "/" not in name and name[0] == '"']
+        assert [name for name in own if places.get(name, -1) > places[header.stem]] == [], header.name
 
 
 @pytest.mark.parametrize("path", [p for p in C_FILES if "python" not in p.parts], ids=label)
