@@ -4,6 +4,10 @@ tools/site.py lays out what is built; this file says how it looks.  Nothing of t
 """
 
 import re
+from functools import partial
+
+import latex2mathml.converter
+from docutils import nodes
 
 import mha_c
 
@@ -11,12 +15,14 @@ project, author, copyright = "mha_c", "mha_c developers", "mha_c developers"
 release = version = mha_c.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
 numpydoc_show_class_members = False
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+html_math_renderer = "mathml"
 myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 nb_ipywidgets_js = {}
+nb_merge_streams = True  # what a cell prints is one box
 exclude_patterns = ["_build", "files"]
 html_theme = "furo"
 html_static_path = ["site.css"]
@@ -40,6 +46,12 @@ def as_text(app, what, name, obj, options, lines):
     """Sections are numpydoc's; the words in them plain text, in which no character is markup but `code`."""
     opening, *sections = SECTION.split("\n".join(lines))
     lines[:] = paragraphs(opening)
+    if what == "class" and "Examples" in sections:  # a class begins with what one writes
+        at = sections.index("Examples")
+        first, blank = next(iter(opening.strip("\n").split("\n\n"))), ["", ""]
+        rest = opening.strip("\n")[len(first) :]
+        lines[:] = [*paragraphs(first), *blank[:1], *paragraphs(sections[at + 1]), *paragraphs(rest)]
+        del sections[at : at + 2]
     for title, text in zip(sections[::2], sections[1::2]):
         body = text.splitlines()
         if title in LISTS:  # an indented line is text; one that is not names something
@@ -89,5 +101,24 @@ def marked(line):
     return "".join(f"``{part}``" if i % 2 else PLAIN.sub(r"\\\g<0>", part) for i, part in enumerate(parts))
 
 
+def both_forms(app, what, name, obj, options, signature, returned):
+    """Constructors of the book's layers in both of their forms; types as one writes them."""
+    if not signature:
+        return None
+    if what == "class" and hasattr(obj, "FORMS"):
+        keywords = signature[signature.index("*, ") :]
+        signature = "\n".join(f"({form}, {keywords}" for form in obj.FORMS)
+    return re.sub(r"<class '(?:numpy\.)?([\w.]+)'>", r"\1", signature), returned
+
+
+def formula(self, node, display):
+    """Formulas as MathML, which browsers draw themselves, without a script."""
+    self.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+    raise nodes.SkipNode
+
+
 def setup(app):
+    inline, block = ((partial(formula, display=display), None) for display in ("inline", "block"))
+    app.add_html_math_renderer("mathml", inline, block)
+    app.connect("autodoc-process-signature", both_forms)
     app.connect("autodoc-process-docstring", as_text, priority=400)  # before numpydoc looks at them

@@ -177,14 +177,19 @@ class GQAAttention(Layer, Viewable):
 
     @property
     def attention_weights(self) -> Array:
-        """Weights of the last call, (B, num_heads, Q, K), computed at each reading.
+        """Weights of the last call, (B, num_heads, Q, K): one array until the next call.
 
         Raises
         ------
         AttributeError
             Before the first call.
         """
-        return like_input(*self._weights())
+        last, (read, found) = self._last, self._shown.get("weights", (None, None))
+        if last is None or read is not last:
+            found = like_input(*self._weights())
+            self._shown["weights"] = last, found
+        weights: Array = found
+        return weights
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...

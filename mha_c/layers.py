@@ -169,6 +169,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         states = [State(name, hiddens, given.get(size), bias) for name, size in inputs]
         super().__init__((*states, State("W_o", hiddens, hiddens, bias)), given["dropout"], dtype, rng, empty_rows)
         self._child = self._attention = DotProductAttention(0, dtype=dtype, rng=self._rng, empty_rows=empty_rows)
+        self._child._shown = self._shown  # both show the same memory
         self._attention._dropout = self._dropout
 
     @property

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import docstrings
 import jupytext
@@ -43,10 +43,10 @@ PAGES = {
     "Inside": INSIDE,
 }
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
-LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention KernelAttention PositionalEncoding ProjectedKeys"
+LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention KernelAttention"
 REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "layers": ("Layers", {
-        "mha_c": f"{LAYERS} ProjectedKeyValues KeyValueCache {CALLS}",
+        "mha_c": f"{LAYERS} PositionalEncoding ProjectedKeys ProjectedKeyValues KeyValueCache {CALLS}",
         "mha_c.variants": None,
     }),
     "functional": ("Functions of arrays", {"mha_c.functional": None}),
@@ -58,6 +58,12 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
         "mha_c.viz": None, "mha_c.teach": None, "mha_c.heads": None, "mha_c": "cost explain",
     }),
     "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
+}  # fmt: skip
+NOT_OURS = "Module, MultiheadAttention, object, tuple, str, Signature, Generic, Protocol, threading.local"
+# What readers search for, and the page that answers: the first hit.
+SEARCHED = {
+    "how fast": "benchmarks/README", "exact": "docs/accuracy", "how exact": "docs/accuracy",
+    "see weights": "docs/seeing", "replace d2l": "docs/porting-from-d2l", "install": "docs/start",
 }  # fmt: skip
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
 reads: for Jupyter, Colab or JupyterLite."""
@@ -80,7 +86,7 @@ def python_reference():
             for name in names_of(module, names):
                 kind = "autoclass" if name[0].isupper() else "autofunction"
                 kind = "autoexception" if name == "ShapeError" else kind
-                options = ["   :members:"] if kind == "autoclass" else []
+                options = ["   :members:", f"   :inherited-members: {NOT_OURS}"] if kind == "autoclass" else []
                 lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", *options, "```", ""]
         (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines))
 
@@ -137,7 +143,11 @@ def lay_out():
         if str(path.relative_to(SOURCE).with_suffix("")) not in pages:
             path.unlink()
         else:
-            path.write_text(site_links(path.read_text(encoding="utf-8"), path.parent), encoding="utf-8")
+            text = site_links(path.read_text(encoding="utf-8"), path.parent)
+            page = str(path.relative_to(SOURCE).with_suffix(""))
+            words = [word for word, answer in SEARCHED.items() if answer == page]
+            index = f"```{{index}} {'; '.join(f'! {word}' for word in words)}\n```\n\n" if words else ""
+            path.write_text(index + text, encoding="utf-8")
     for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
         notebook = jupytext.read(path)
         notebook.cells.remove(notebooks.install_cell(notebook))
@@ -201,17 +211,18 @@ def undocumented():
     yield from docstrings.all_complaints()
 
 
-def search_finds(word):
-    """Whether the site's own search, in a browser without network, lists pages for a word."""
+def search_finds(word, first=""):
+    """Whether the site's own search, in a browser without network, lists pages for a word; that page as the first."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         print("no browser: the search was not tried (apt-get install -y chromium)")
         return True
     alone = ["--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--virtual-time-budget=20000"]
-    page = f"{(SITE / 'search.html').as_uri()}?q={word}"
+    page = f"{(SITE / 'search.html').as_uri()}?q={quote(word)}"
     shown = subprocess.run([browser, *alone, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
-    print(f"search for {word}: {len(re.findall('<li class=.kind-', shown))} pages")
-    return "api/layers.html" in shown
+    hits = re.findall(r'<li class=.kind-.*?href="([^"#]*)', shown, re.DOTALL)
+    print(f"search for {word}: {len(hits)} pages, first {hits[:1]}")
+    return hits[0] == f"{first}.html" if first and hits else "api/layers.html" in hits
 
 
 def build(options):
@@ -226,6 +237,8 @@ def main(options):
     build(options)
     found = sorted({*problems(), *undocumented()})
     found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
+    found += [f"the search for {word} does not find {page} first" for word, page in SEARCHED.items()
+              if not search_finds(word, page)]  # fmt: skip
     print("\n".join(found) or f"{SITE}/index.html: {len(list(SITE.rglob('*.html')))} pages")
     return bool(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,15 @@ _MASKS = {
     **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
     **dict.fromkeys(("causal", "is_causal"), "[[1, 2, ..., Q]] * B"),
 }
+
+
+def shows_names(function: Any) -> Any:
+    """Decorates a function (..., **misnamed), which refuses other names in our words: help() and editors show the names
+    alone."""
+    signature = inspect.signature(function)
+    named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    function.__signature__ = signature.replace(parameters=named)
+    return function
 
 
 def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError:

@@ -90,6 +90,7 @@ class AttentionLayer(Layer, Viewable):
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
         self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
+        self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
     def empty_rows(self) -> str:
@@ -116,6 +117,7 @@ class AttentionLayer(Layer, Viewable):
         self, queries: Any, keys: ProjectedKeyValues, values: None = None, valid_lens: Any = None, *,
         training: Optional[bool] = None,
     ) -> Any: ...  # fmt: skip
+    @calls.shows_names
     def __call__(
         self, queries: Any, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
@@ -256,9 +258,9 @@ class AttentionLayer(Layer, Viewable):
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and keys that do not count have 0.
 
-        Layers with heads have (B, H, Q, K), the attention inside a MultiHeadAttention (B*H, Q, K).  Each reading
-        computes the weights of that call again into a new array (a tensor if inputs were tensors), whatever has changed
-        since.
+        Layers with heads have (B, H, Q, K), the attention inside a MultiHeadAttention (B*H, Q, K).  The first reading
+        computes the weights, whatever has changed since the call; each later one gives the same array (a tensor if
+        inputs were tensors) until the next call.
 
         Raises
         ------
@@ -267,9 +269,15 @@ class AttentionLayer(Layer, Viewable):
         RuntimeError
             Where the call used another instruction set (a pickle from another kind of CPU).
         """
-        weights, as_tensor = self._weights()
-        batch, heads, *matrix = weights.shape
-        return like_input(weights if self._by_head else weights.reshape(batch * heads, *matrix), as_tensor)
+        last, (read, found) = self._last, self._shown.get("weights", (None, {}))
+        if last is None or read is not last:
+            weights, as_tensor = self._weights()
+            batch, heads, *matrix = weights.shape
+            forms = {True: weights, False: weights.reshape(batch * heads, *matrix)}  # with an axis for heads, without
+            found = {by_head: like_input(array, as_tensor) for by_head, array in forms.items()}
+            self._shown["weights"] = last, found
+        weights_of_call: Array = found[self._by_head]
+        return weights_of_call
 
     # --- Gradients ------------------------------------------------------------------------------
 

@@ -126,7 +126,9 @@ class Trained:
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_plan", "_record")}
+        left_out = "_plan", "_record"
+        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return {**state, "_shown": {}} if "_shown" in state else state
 
 
 class Layer(Trained):
@@ -203,7 +205,7 @@ class Layer(Trained):
         Returns
         -------
         list of Parameter
-            NumPy arrays with a `grad`.
+            A handle of each: `data` is its array, `grad` its gradient, `name` its name, and `p -= step` changes it.
 
         Examples
         --------

@@ -42,7 +42,7 @@ from ._tensors import (
     result_type,
     seed_tensor,
 )  # fmt: skip
-from .positions import rotary
+from .positions import alibi_slopes, rotary, t5_buckets
 from .summary import weights_summary
 
 if TYPE_CHECKING:
@@ -55,7 +55,15 @@ if TYPE_CHECKING:
 Rng = Union[None, int, torch.Generator]
 WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
-__all__ = ["additive_attention", "dot_product_attention", "merge", "rotary", "weights_summary"]
+__all__ = [
+    "additive_attention",
+    "alibi_slopes",
+    "dot_product_attention",
+    "merge",
+    "rotary",
+    "t5_buckets",
+    "weights_summary",
+]
 __dir__ = __all__.copy  # what dir() and completion show
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from .. import positions as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
 from ._private import on_cpu, tracing_state
-from ._tensors import HALVES, check_inputs
+from ._tensors import HALVES, check_inputs, check_tensors
 
 
 class PositionalEncoding(nn.Module):
@@ -28,6 +28,8 @@ class PositionalEncoding(nn.Module):
         Probability in 0..1 with which a number of the sum is dropped, in training mode only.
     max_len : int
         How many positions there are.
+    device, dtype : optional
+        Device and type of P; by default the CPU or torch's default device, and float32.
 
     Attributes
     ----------
@@ -49,13 +51,16 @@ class PositionalEncoding(nn.Module):
 
     P: Tensor
 
-    def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000) -> None:
+    def __init__(
+        self, num_hiddens: int, dropout: float, max_len: int = 1000, *, device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         encoding = of_numpy.PositionalEncoding(num_hiddens, 0, max_len)
         self.dropout = nn.Dropout(scalars.probability(dropout))
         self.num_hiddens = encoding.num_hiddens
         self._table = torch.from_numpy(encoding.P)  # float64, for inputs of that type
-        self.register_buffer("P", self._table.float(), persistent=False)
+        self.register_buffer("P", self._table.to(device, dtype or torch.float32), persistent=False)
         self._own = self.P  # until P is replaced
 
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
@@ -122,3 +127,62 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     first, second = (x[..., 0::2], x[..., 1::2]) if neighbours else x.chunk(2, dim=-1)
     turned = first * cos - second * sin, second * cos + first * sin
     return torch.stack(turned, dim=-1).flatten(-2) if neighbours else torch.cat(turned, dim=-1)
+
+
+def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> Tensor:
+    """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
+
+    Parameters
+    ----------
+    num_heads : int
+        H, at least 1.
+    device, dtype : optional
+        Of the result; by default those of torch.zeros.
+
+    Returns
+    -------
+    Tensor (H,)
+        For `relative_bias` (H, 2R + 1) use -slopes[:, None] * abs(arange(-R, R + 1)).
+
+    Examples
+    --------
+    >>> from mha_c.torch import functional
+    >>> functional.alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+    """
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return torch.as_tensor(of_numpy.alibi_slopes(num_heads).tolist(), dtype=dtype, device=device)
+
+
+def t5_buckets(
+    distances: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
+) -> Tensor:  # fmt: skip
+    """T5's bucket of each distance j - i of a key j from a query i; see mha_c.functional.
+
+    Parameters
+    ----------
+    distances : Tensor of whole numbers
+        May have any shape.
+    num_buckets : int
+        How many buckets there are.
+    max_distance : int
+        All distances from this one on share the last bucket.
+    bidirectional : bool
+        True: one half of the buckets for earlier keys, one for later keys; False: later keys share bucket 0.
+
+    Returns
+    -------
+    Tensor of the same shape and device, int64
+        Numbers in 0..num_buckets - 1.  With T5's learned table E (num_buckets, H), `relative_bias` (H, 2R + 1) is
+        E[t5_buckets(arange(-R, R + 1))].T.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from mha_c.torch import functional
+    >>> functional.t5_buckets(torch.tensor([-200, -20, -3, 0, 3, 20, 200]))
+    tensor([15, 10,  3,  0, 19, 26, 31])
+    """
+    check_tensors(distances=distances)
+    found = of_numpy.t5_buckets(distances.detach().cpu().numpy(), num_buckets, max_distance, bidirectional)
+    return torch.from_numpy(found).to(distances.device)

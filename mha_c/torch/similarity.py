@@ -35,6 +35,8 @@ class KernelAttention(TakesArrays):
         Unit of the distance: the kernel is computed of distance / width.
     empty_rows : {"uniform", "zero"}
         What a query gets whose weights are all 0: the mean of all values, or 0.
+    device, dtype : optional
+        Device and type of `width`, as in torch's modules.
 
     Notes
     -----
@@ -50,13 +52,16 @@ class KernelAttention(TakesArrays):
     torch.Size([])
     """
 
-    def __init__(self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform") -> None:
+    def __init__(
+        self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform", device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.kernel = of_numpy.checked_kernel(kernel)
         self.empty_rows = scalars.empty_rows(empty_rows)
         width = scalars.positive(width, "width")
-        of_numpy.check_width(width, torch.finfo(torch.get_default_dtype()))
-        self.width = nn.Parameter(torch.tensor(width))
+        of_numpy.check_width(width, torch.finfo(dtype or torch.get_default_dtype()))
+        self.width = nn.Parameter(torch.tensor(width, device=device, dtype=dtype))
         self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:

@@ -81,6 +81,8 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         Features of x; num_heads divides it.
     num_heads : int
         How many heads.
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
 
     Examples
     --------
@@ -90,11 +92,13 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
     torch.Size([1, 3, 8])
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(
+        self, d_model: int, num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None
+    ) -> None:
         super().__init__()
         self.d_model, self.num_heads = divisible(d_model, "d_model", num_heads)
         for name in of_numpy.MultiHeadedSelfAttention._roles:
-            setattr(self, name, nn.Linear(d_model, d_model, bias=False))
+            setattr(self, name, nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype))
         self._last: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -133,10 +137,10 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 class _AISummer(TakesArrays):
     """What the layers of The AI Summer share: `to_qvk`, whose features have the order that mha_c.variants describes."""
 
-    def __init__(self, dim: int, heads: int, dim_head: int) -> None:
+    def __init__(self, dim: int, heads: int, dim_head: int, place: dict[str, Any]) -> None:
         super().__init__()
         self.dim, self.heads, self.dim_head = dim, heads, dim_head
-        self.to_qvk = nn.Linear(dim, 3 * heads * dim_head, bias=False)
+        self.to_qvk = nn.Linear(dim, 3 * heads * dim_head, bias=False, **place)
         self.W_0: Any = None
 
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
@@ -166,6 +170,8 @@ class SelfAttentionAISummer(_AISummer):
     ----------
     dim : int
         Features of x, float32 or float64.
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
 
     Examples
     --------
@@ -176,9 +182,9 @@ class SelfAttentionAISummer(_AISummer):
     torch.Size([2, 3, 4])
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
         dim = scalars.whole(dim, "dim")
-        super().__init__(dim, 1, dim)
+        super().__init__(dim, 1, dim, {"device": device, "dtype": dtype})
 
 
 class MultiHeadSelfAttentionAISummer(_AISummer):
@@ -190,6 +196,8 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     ----------
     dim, heads, dim_head : int
         Features of x, float32 or float64; how many heads; features of a head, by default dim // heads.
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
 
     Examples
     --------
@@ -199,6 +207,10 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     torch.Size([2, 3, 16])
     """
 
-    def __init__(self, dim: int, heads: int = 8, dim_head: Optional[int] = None) -> None:
-        super().__init__(*of_numpy.ai_summer_sizes(dim, heads, dim_head))
-        self.W_0 = nn.Linear(self.heads * self.dim_head, self.dim, bias=False)
+    def __init__(
+        self, dim: int, heads: int = 8, dim_head: Optional[int] = None, *, device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
+        place = {"device": device, "dtype": dtype}
+        super().__init__(*of_numpy.ai_summer_sizes(dim, heads, dim_head), place)
+        self.W_0 = nn.Linear(self.heads * self.dim_head, self.dim, bias=False, **place)

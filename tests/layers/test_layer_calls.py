@@ -114,10 +114,14 @@ def test_weights_are_those_of_the_call_whatever_changes_after_it(rng, dtype, que
         q[:], k[:], lens[:] = 9, 9, 9
         for linear in layer._linears.values():
             linear.weight = np.zeros(linear.weight.shape)
-        again = layer.attention_weights
+        again = copy.deepcopy(layer).attention_weights  # computed from what the call has kept
         np.testing.assert_array_equal(again, weights)
-        weights[:] = -1  # it is the reader's own
-        np.testing.assert_array_equal(layer.attention_weights, again)
+        assert layer.attention_weights is weights  # one array, as torch's modules give one tensor
+        weights[:] = -1
+        assert (layer.attention_weights == -1).all()
+        layer(q, k, v, [1, 1])
+        assert layer.attention_weights is not weights and (layer.attention_weights >= 0).all()
+        q[:], k[:] = 9, 9
         assert not again[..., -2:][0].any() and not again[1, ..., 1:].any()
         np.testing.assert_allclose(again.sum(-1, dtype=np.float64), 1, atol=TOLERANCE[dtype.name])
         if isinstance(layer, DotProductAttention):
@@ -130,6 +134,8 @@ def test_both_views_of_the_weights(inputs):
     weights = mha.attention_weights
     assert weights.shape == (2, 3, 4, 9) and mha.attention.attention_weights.shape == (6, 4, 9)
     np.testing.assert_array_equal(mha.attention.attention_weights, weights.reshape(6, 4, 9))
+    weights[0, 1] = 5  # both are one memory
+    assert (mha.attention.attention_weights[1] == 5).all()
     mha.attention(*(np.ones((5, 2, 2)),) * 3)  # d2l's inner attention can be called alone
     assert mha.attention.attention_weights.shape == (5, 2, 2) and mha.attention_weights.shape == (2, 3, 4, 9)
 
