@@ -167,15 +167,12 @@ def _future(run: Run, x: Inputs) -> Tried:
 
 
 def _items(run: Run, x: Inputs) -> Tried:
-    name = "X" if "X" in x else "queries"
-    inner = x["num_heads"] if "num_heads" in x else 1  # rows of an item: of transpose_output's input or its inverse's
-    batch = len(x[name])
-    if batch == 1 or (name == "X" and "num_heads" in x and batch == inner):
+    out, batched = run(x), x["X"] if "X" in x else x["queries"]
+    folds = len(batched) > len(out)  # transpose_output: an item is num_heads rows
+    rows = x["num_heads"] if folds else 1
+    if len(batched) == rows:
         return None
-    out = run(x)
-    folded = name == "X" and "num_heads" in x and len(out) < batch
-    one = {key: value[: inner if folded else 1] for key, value in x.items()
-           if isinstance(value, np.ndarray) and len(value) == batch and key[:2] not in ("W_", "w_")}  # fmt: skip
+    one = {name: x[name][:rows] for name in ("X", "queries", "keys", "values", "valid_lens") if x.get(name) is not None}
     alone = run({**x, **one})
     return "the first item of the batch alone", alone, out[: len(alone)]
 
@@ -197,39 +194,24 @@ def _one_query(run: Run, x: Inputs) -> Tried:
     return "the last query alone", run({**x, **last}), run(x)[:, -1:]
 
 
-def _shorter(run: Run, x: Inputs) -> Tried:
-    shorter = {name: value[:, :-1] for name, value in x.items()}
-    return "without the last step", run(shorter), run(x)[:, :-1]
-
-
-def _same_addend(run: Run, x: Inputs) -> Tried:
-    return "what is added to X, and what is added to 0", run(x) - x["X"], run({"X": 0 * x["X"]})
-
-
-def _circle(run: Run, x: Inputs) -> Tried:
-    added = run({"X": 0 * x["X"]})
-    squares = added[..., 0::2] ** 2 + added[..., 1::2] ** 2
-    return "the squares of columns 2j and 2j + 1 added up", squares, np.ones_like(squares)
-
-
-def _each_once(run: Run, x: Inputs) -> Tried:
-    return "all numbers in order", np.sort(run(x), axis=None), np.sort(x["X"], axis=None)
-
-
 _LAWS = [
     ("rows_sum_to_1", "the weights of a query sum to 1",
      ("masked_softmax", "dot_product", "additive", "causal"), _rows_sum),
     ("values_alike", "where values are all alike, weights do not matter", ("multi_head",), _alike_values),
     ("lengths_hide", "what lengths hide changes nothing", ("masked_softmax", *_ATTENTION), _lengths_hide),
     ("no_future", "the future changes nothing", ("causal",), _future),
-    ("items_apart", "an item of the batch does not depend on its neighbours",
-     tuple(kind for kind in KINDS), _items),
+    ("items_apart", "an item of the batch does not depend on its neighbours", tuple(KINDS), _items),
     ("keys_permuted", "keys and values permuted alike give the same", ("masked_softmax", *_ATTENTION), _permuted),
     ("query_alone", "a query's row alone gives its row", ("masked_softmax", *_ATTENTION), _one_query),
-    ("prefix", "a shorter sequence gives the same rows", ("causal", "positional_encoding"), _shorter),
-    ("same_addend", "what is added does not depend on X", ("positional_encoding",), _same_addend),
-    ("circle", "each pair of columns is a sine and a cosine of one angle", ("positional_encoding",), _circle),
-    ("each_once", "each number stays, once", ("transpose_qkv", "transpose_output"), _each_once),
+    ("prefix", "a shorter sequence gives the same rows", ("causal", "positional_encoding"), lambda run, x: (
+        "without the last step", run({name: value[:, :-1] for name, value in x.items()}), run(x)[:, :-1])),
+    ("same_addend", "what is added does not depend on X", ("positional_encoding",), lambda run, x: (
+        "what is added to X, and what is added to 0", run(x) - x["X"], run({"X": 0 * x["X"]}))),
+    ("circle", "each pair of columns is a sine and a cosine of one angle", ("positional_encoding",), lambda run, x: (
+        "the length of each pair of columns, added to 0",
+        np.hypot(*run({"X": 0 * x["X"]}).reshape(-1, 2).T), np.ones(x["X"].size // 2))),
+    ("each_once", "each number stays, once", ("transpose_qkv", "transpose_output"), lambda run, x: (
+        "all numbers in order", np.sort(run(x), axis=None), np.sort(x["X"], axis=None))),
 ]  # fmt: skip
 
 

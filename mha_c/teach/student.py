@@ -121,6 +121,8 @@ class Student:
             self._put_weights(layer, inputs, given, way.turned)
         with np.errstate(all="ignore"):
             result = self._called(layer, given)
+        if result is None:
+            raise TypeError("it gives None: is a return missing?")
         return result[0] if isinstance(result, tuple) and len(result) == 2 else result  # (output, weights)
 
     def _called(self, layer: Any, given: Inputs) -> Any:

@@ -24,8 +24,8 @@ const HOW = {
     { j: c.j, n: d.lengths[c.i % d.queries] })],
   softmax: (d, [s], out, c) => {
     if (hidden(d, c)) return [[{ cell: c }], "exp(−10⁶)"];
-    const seen = s[c.i].filter((_, j) => !hidden(d, { i: c.i, j }) || !d.lengths[c.i % d.queries]);
-    return [[{ row: c.i }], "exp(" + digits(s[c.i][c.j], 40) + ") / [" + sumOf(seen.map((x) => "exp(" + digits(x, 40) + ")"), 5) + "]"];
+    const seen = s[c.i].map((_, j) => j).filter((j) => !hidden(d, { i: c.i, j }));
+    return [[{ row: c.i }], softmaxText(seen.map((j) => s[c.i][j]), seen.indexOf(c.j), 5)];
   },
   mixture: (d, [a, v], out, c) => {
     const first = Math.floor(c.i / d.queries) * d.keys;

@@ -60,6 +60,7 @@ def test_an_error_with_its_line():
     answer = teach.check(lambda queries, keys, values, valid_lens: 1 / 0, "dot_product")
     assert answer.mistakes == ["raises"] and "ZeroDivisionError: division by zero" in str(answer)
     assert teach.laws(lambda queries, keys, values, valid_lens: 1 / 0, "dot_product").broken
+    assert "it gives None: is a return missing?" in str(teach.check(lambda queries, keys, values: None, "causal"))
 
 
 def test_a_known_mistake_and_an_error():
