@@ -63,11 +63,19 @@ def shown(browser, blob, width, hands):
 
 
 PLAYGROUND = {  # picture: width, height or None for all of the page, density, colours, what the address says
-    "playground": (1180, 1510, 1, "light", "heads=2&causal=top_left&row=8&column=5"),
-    "playground-why": (1000, 1000, 1, "light", "tab=why&topic=gradients&causal=top_left&row=5"),
-    "playground-phone": (390, 1180, 1, "light", "heads=2&row=8&column=5"),
-    "playground-phone-dark": (390, 1180, 1, "dark", "heads=2&row=8&column=5"),
+    "playground": (1024, 900, 1, "light", "ch=all"),
+    "playground-why": (1024, 900, 1, "light", "part=gradients&causal=top_left&row=4"),
+    "playground-phone": (390, 844, 1, "light", "ch=dot"),
+    "playground-phone-dark": (390, 844, 1, "dark", "ch=additive"),
+    "lecture-1-pooling": (1024, 768, 1, "light", "ch=pooling"),
+    "lecture-2-dot": (1024, 768, 1, "light", "ch=dot&last=cold"),
+    "lecture-3-additive": (1024, 768, 1, "light", "ch=additive"),
+    "lecture-4-heads": (1024, 768, 1, "light", "ch=heads"),
+    "lecture-5-masks": (1024, 768, 1, "light", "ch=masks"),
+    "lecture-6-root": (1024, 768, 1, "light", "ch=root"),
+    "lecture-7-cost": (1024, 768, 1, "light", "ch=cost&largest=2048"),
 }
+MEASURE = "const b = [...R.querySelectorAll('button')].find((each) => each.textContent === 'Measure'); if (b) b.click()"
 
 
 def playground(browser):
@@ -79,6 +87,8 @@ def playground(browser):
         browser.open(f"{address}#{state}")
         browser.wait(DRAWN)
         view = Shown(browser)
+        view.run(MEASURE)  # the last chapter shows what was measured
+        browser.until(lambda view=view: "Give up" not in view.texts(".mhac-button"))
         browser.run("return new Promise((done) => setTimeout(done, 500))")
         view.run("R.activeElement && R.activeElement.blur()")  # without the frame of what has the focus
         whole = browser.run("return document.documentElement.scrollHeight")

@@ -48,6 +48,20 @@ def test_weights_read_by_lightness_alone(theme, eyes):
 
 @pytest.mark.parametrize("eyes", EYES)
 @pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_two_curves_of_a_plot_are_told_apart(theme, eyes):
+    """From each other and from the paper; one of them is dashed besides."""
+    text = (VIZ / "base.js").read_text(encoding="utf-8").partition("const COLORS")[2]
+    colours = dict(
+        re.findall(r'(\w+): "#([0-9a-f]{6})"', re.search(rf"{theme}: \{{(.*?)\}}", text, re.DOTALL).group(1))
+    )
+    rgb = [[int(colours[name][i : i + 2], 16) for i in (0, 2, 4)] for name in ("line", "other", "wash")]
+    seen = lab(linear(rgb) @ np.array(EYES[eyes]).T)
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert np.linalg.norm(seen[first] - seen[second]) > 23
+
+
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_signs_are_told_apart(theme, eyes):
     """Plus, minus and nothing at all: ten times what is just seen lies between each two of them."""
     text = (VIZ / "grids.js").read_text(encoding="utf-8").partition("const SIDES")[2].partition("};")[0]

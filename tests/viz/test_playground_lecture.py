@@ -3,12 +3,15 @@
 import base64
 import json
 import re
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from playground_page import results, run_python
+import needs
+from playground_page import python_of, results, run_python
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -391,10 +394,32 @@ def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(play, addre
     assert shown.run(CONTRAST) == []
 
 
-def test_the_layer_that_is_copied_computes_what_is_shown(play):
+@pytest.mark.parametrize("generation", [None, "1.0.3", "0.17.6"])
+def test_the_layer_that_is_copied_computes_what_is_shown(play, monkeypatch, generation):
     shown = play("ch=heads&heads=4")
-    press(shown, "Copy as Python")
-    names = run_python(shown.run("return R.querySelector('textarea').value"))
+    if generation:
+        package = types.ModuleType("d2l")
+        package.torch = needs.d2l(generation)
+        monkeypatch.setitem(sys.modules, "d2l", package)
+        monkeypatch.setitem(sys.modules, "d2l.torch", package.torch)
+    names = run_python(python_of(shown), book=bool(generation))
     found = shown.browser.run("return mha_c.numbers('ch=heads&heads=4')")
     close(names["output"], found["output"], atol=1e-4)
     close(names["weights"], found["weights"])
+    if generation:
+        close(names["book"].numpy(), found["output"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "address", ["ch=dot&last=cold", "ch=additive", "ch=masks&causal=yes", "ch=pooling&kernel=boxcar"]
+)
+def test_a_chapter_that_is_copied_computes_what_is_shown(turn, address):
+    shown = turn(address)
+    names = run_python(python_of(shown))
+    found = shown.browser.run("return mha_c.numbers(arguments[0])", address)
+    if "pooling" in address:  # the lines have the book's queries: 2.5 is number 25
+        close(names["output"][25, 0], found["estimate"], atol=1e-4)
+    elif "additive" in address:
+        close(names["output"][0], found["output"], atol=1e-3)  # values up to 39
+    else:
+        close(names["weights"], found["weights"], atol=1e-4)
