@@ -1,6 +1,6 @@
 // One chapter of the lecture: title and two sentences, one picture, at most three controls, the chosen number's formula,
 // and a folded table.  A chapter is
-//   {id, title, says, fields, across, along, controls(page), numbers(state, core, data), picture(numbers, box),
+//   {id, title, says (saysOf(data) where it depends), fields, across, along, controls(page), numbers(state, core, data), picture(numbers, box),
 //    formula(numbers), table(numbers), said(numbers), python(numbers)}
 // `numbers` is pure: what the state asks for, computed by the core.  All else draws it or says it.  A node of the picture
 // with pick(event) answers the pointer with a change of the state; arrow keys move `across` and `along` through the stops.
@@ -21,7 +21,7 @@ function Chapter(page, chapter) {
   const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
     onclick: () => store.set(startOf(chapter.fields)) });
   const node = el("section", { class: "mhac-chapter" },
-    el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }), ...chapter.says.flatMap((text) => [el("p", { text: T(text) }), " "])),
+    el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }), ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).flatMap((text) => [el("p", { text: T(text) }), " "])),
     stage, trouble,
     el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines, note,
     el("div", { class: "mhac-folds" }, table, share.node), live);

@@ -79,7 +79,7 @@ async function buildPlayground(host, data, core) {
     const large = el("button", { type: "button", class: "mhac-button", text: T("Projector"), title: T("Projector") + " (p)",
       onclick: () => page.store.set({ p: page.store.state.p ? "" : "1" }) });
     root.replaceChildren(el("header", {}, nav, language, large), note, main,
-      el("footer", {}, el("p", { text: T("Keys: 1 to 7 choose a chapter, Page Down the next, 0 all controls, p the projector; arrows and space change the picture. Computed in this browser by the C core of mha_c; nothing leaves this page.") })));
+      el("footer", {}, el("p", { text: T("Keys: 1 to 7 a chapter, Page Down the next, 0 all controls, p the projector, arrows and space the picture. Computed here by mha_c's C core; nothing leaves this page.") })));
   }
 
   function rebuild() {

@@ -19,6 +19,7 @@ const HEADS = {
   id: "heads", title: "Many heads", nav: "Many heads", signed: true,
   says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads, each of which attends by itself; transpose_output joins the heads, and W_o mixes them.",
     "Queries are French words that are about to be written, keys and values English ones."],
+  saysOf: ({ own }) => (own ? [HEADS.says[0], "Your own layer."] : HEADS.says),
   fields: { heads: wholeOf(0, 0, 32), head: wholeOf(1, 0, 31), query: wholeOf(0, 0, 63) },
   across: "head", along: "query",
   controls({ data }) {
@@ -98,7 +99,7 @@ const HEADS = {
         : [T("Weight"), T("no key may be seen: all weights are 1 / {n}", { n: kt.length }) + " = " + exact(row[best])]];
   },
   note(n, { models }) {
-    if (n.own) return T("Your own layer.");
+    if (n.own) return "";
     const { right, seeds } = models.translation;
     return T("Two heads, trained on the repository's English-French pairs by tools/lecture_models.py: {right} of the words of held-out pairs are right; of {seeds} seeds the one whose “le” and “la” look most at their noun. Another number of heads cuts the same features anew.", { right: percent(right), seeds });
   },
