@@ -101,7 +101,10 @@ def test_masks_and_options(name, key_heads, compute):
         out = F.scaled_dot_product_attention(q, k, v, **options, **grouped)
         return out.detach(), *torch.autograd.grad(out.square().sum(), (q, k, v))
 
-    expected = run()
+    try:
+        expected = run()
+    except RuntimeError as error:  # of causal and a mask: 2.14
+        pytest.skip(f"this torch refuses it: {error}")
     with mt.watch(compute=compute) as seen:
         found = run()
     for a, b in zip(expected, found):

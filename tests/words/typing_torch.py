@@ -35,6 +35,11 @@ assert_type(new.W_q, torch.nn.Linear)
 assert_type(additive.project_keys(x), mha_c.torch.ProjectedKeys)
 assert_type(mha_c.torch.PositionalEncoding(12, 0.1)(x), Tensor)
 assert_type(mha_c.torch.KernelAttention("boxcar")(x, x, x), Tensor)
+assert_type(mha_c.torch.GQAAttention(12, 4, 2)(x, x, x), Tensor)
+with mha_c.torch.watch() as seen:
+    assert_type(mha_c.torch.CausalAttention(12, 4)(x), Tensor)
+    assert_type(seen.calls[0].weights, Tensor)
+    assert_type(seen.calls[0].top(3), tuple[Tensor, Tensor])
 
 # Functions: what they return depends on what is asked for.
 out = assert_type(functional.dot_product_attention(x, x, x, causal="top_left", window=(1, None), rng=1), Tensor)
