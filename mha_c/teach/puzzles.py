@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -99,19 +100,18 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
         raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
     if scalars.whole(level, "level") not in (1, 2, 3):
         raise ValueError(f"level: 1, 2 or 3 expected, got {level}")
-    if seed is None:
-        seed = int(np.random.default_rng().integers(10000))
+    seed = int(np.random.default_rng().integers(10000)) if seed is None else scalars.whole(seed, "seed", least=0)
     hiding = {each for each in known(kind) if _hides(kind, each)}
     choices: list[tuple[Mistake, ...]] = [(each,) for each in known(kind) if (each in hiding) == (level == 2)]
     if level == 3:
         pairs = itertools.combinations(known(kind), 2)
         choices = [pair for pair in pairs if pair[0].id != pair[1].id and sources(kind, pair)]
     choices = choices or [(each,) for each in known(kind)]  # heads: a single one hides all mistakes
-    rng = np.random.default_rng(scalars.whole(seed, "seed", least=0))
-    while True:
-        made = Puzzle(seed, kind, level, choices[int(rng.integers(len(choices)))])
-        if level < 3 or made.check(made.source).mistakes == made.mistakes:  # two may undo each other, or look like one
-            return made
+    # By hash, so that a mistake more in the table leaves most puzzles as they are.
+    choices.sort(key=lambda mistakes: zlib.crc32(f"{seed} {mistakes}".encode()))
+    made = (Puzzle(seed, kind, level, mistakes) for mistakes in choices)
+    # Two mistakes may undo each other, or look like one.
+    return next(each for each in made if level < 3 or each.check(each.source).mistakes == each.mistakes)
 
 
 def _hides(kind: str, mistake: Mistake) -> bool:
