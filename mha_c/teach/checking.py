@@ -126,9 +126,11 @@ def _explanation(run: _Run) -> Sequence[Mistake]:
     has_nan = any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
     single = [(each,) for each in known(run.student.kind)]
     two = itertools.combinations(range(len(single)), 2)
+    candidates = [*single, *(single[i] + single[j] for i, j in sorted(two, key=sum))]
+    fills = ["-1e6", "-np.inf"] if has_nan else ["-1e6"]
     without_errors: Sequence[Mistake] = ()
-    for mistakes in [*single, *(single[i] + single[j] for i, j in sorted(two, key=sum))]:
-        made = function(run.student.kind, mistakes, "-np.inf" if has_nan else "-1e6")
+    for mistakes, fill in itertools.product(candidates, fills):
+        made = function(run.student.kind, mistakes, fill)
         explained = "" if made is None else _explains(made, run)
         if explained == "all":
             return mistakes

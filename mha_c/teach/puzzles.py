@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, Optional
 
 import numpy as np
@@ -108,7 +108,7 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
         choices = [pair for pair in pairs if pair[0].id != pair[1].id and sources(kind, pair)]
     choices = choices or [(each,) for each in known(kind)]  # heads: a single one hides all mistakes
     # By hash, so that a mistake more in the table leaves most puzzles as they are.
-    choices.sort(key=lambda mistakes: zlib.crc32(f"{seed} {mistakes}".encode()))
+    choices.sort(key=lambda mistakes: sha256(f"{seed} {mistakes}".encode()).digest())
     made = (Puzzle(seed, kind, level, mistakes) for mistakes in choices)
     # Two mistakes may undo each other, or look like one.
     return next(each for each in made if level < 3 or each.check(each.source).mistakes == each.mistakes)

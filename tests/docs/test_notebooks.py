@@ -101,7 +101,7 @@ SHOWN = {
             r"Your additive_attention computes what",
             r"multi_head_attention equals the book's if a plain reshape \(view\) makes the heads",
             r"Your multi_head_attention computes what",
-            r"One line is not as the book has it(?s:.)*\['mask_off_by_one'\]",
+            r"One line is not as the book has it(?s:.)*\['swapped_keys_values'\]",
         ],
     ),
     "self_attention": ("matplotlib", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
