@@ -59,6 +59,12 @@ NUMPY ?=
 test-numpy: $(STAMPS)/wheel
 	$(PYTHON) tools/wheels/suite.py build/wheel $(NUMPY:%=--numpy %) --jobs $(JOBS) $(ARGS)
 
+# tests/torch, tests/d2l and the book's chapters with another torch, in the environment of the book's install page:
+# tools/torches.txt lists them.  make test-torch TORCH=1.12.0 PYTHON=python3.9
+.PHONY: test-torch
+test-torch: $(STAMPS)/wheel $(D2L)
+	$(PYTHON) tools/torches.py $(TORCH) --jobs $(JOBS) $(ARGS)
+
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
@@ -257,6 +263,7 @@ help:
 	@echo 'demo        install the wheel, run the book'"'"'s examples'
 	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
 	@echo 'test-numpy  those of the NumPy part, without torch and other large tools'
+	@echo 'test-torch  those of torch and d2l with another torch    TORCH=1.12.0 PYTHON=python3.9 (tools/torches.txt)'
 	@echo 'bench       our layers beside d2l and torch           ARGS="--quick --filter M1"'
 	@echo 'bench-core  products, their gradients, exp and tanh in plain C'
 	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'

@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from torches import torches
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "nightly"
 TODAY = datetime.date.today()
@@ -32,6 +34,10 @@ PARTS = {
     "mutants": ["mutants", f"ARGS=--count 150 --seed {TODAY.timetuple().tm_yday}"],
     "coverage": ["coverage"],
     "free-threaded": ["free-threaded", "PYTHON=3.14t"],
+    **{
+        f"torch-{version}": ["test-torch", f"TORCH={version}", f"PYTHON={row['python']}"]
+        for version, row in torches().items()
+    },
 }
 # The line in which a program says how it ended: pytest, then whatever others print last.
 ENDED = re.compile(r"^=*\s*(\d+ (?:passed|failed|error).* in [\d.]+s.*?)\s*=*$", re.MULTILINE)

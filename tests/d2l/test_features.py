@@ -24,7 +24,10 @@ def shown():
 @pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day
 @pytest.mark.parametrize("name", torch_features.OF_TORCH)
 def test_a_feature(name, shown):
-    assert torch_features.outcome(name) == shown[name]
+    found = torch_features.outcome(name)
+    if found == "neither works" != shown[name]:  # not even on d2l's
+        needs.skip_without(name)
+    assert found == shown[name]
 
 
 def test_the_table_has_these_lines(shown):

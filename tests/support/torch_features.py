@@ -72,7 +72,8 @@ def _(layer, x, lens):
 @feature("gradient penalty (`create_graph=True`)")
 def _(layer, x, lens):
     (grad,) = torch.autograd.grad(loss_of(layer, lens)(x), x, create_graph=True)
-    return torch.autograd.grad(grad.square().sum(), leaves(layer, x), allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(grad.square().sum(), leaves(layer, x), allow_unused=True)
+    return [torch.zeros_like(y) if one is None else one for y, one in zip(leaves(layer, x), grads)]
 
 
 @feature("`autograd.functional`: hessian, hvp, vhp, jvp, jacobian")
