@@ -27,6 +27,8 @@ def test_a_feature(name, shown):
     found = torch_features.outcome(name)
     if found == "neither works" != shown[name]:  # not even on d2l's
         needs.skip_without(name)
+    if found == "works; d2l's does not" and shown[name] == "equal" and not needs.usual_torch():
+        return  # more than d2l's can there
     assert found == shown[name]
 
 

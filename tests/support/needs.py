@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import traceback
 import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,35 @@ def torch_does(what, attempt):
         skip_without(what)
 
 
+def autocast(dtype):
+    """Skips on a torch whose autocast on the CPU does not know this type."""
+    torch = module("torch")
+
+    def works():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autocast("cpu", dtype=dtype):
+                return torch.ones(1, 2).mm(torch.ones(2, 1)).dtype is dtype
+
+    torch_does(f"autocast of {dtype} on the CPU", works)
+
+
 def operators():
     """Skips on a torch in which mha_c has no operators of its own."""
     of_torch("torch.library.register_vmap")
+
+
+def compilers():
+    """Skips on a torch whose compiler goes around our layers, or that has none."""
+    of_torch("torch.compile")
+    if importlib.import_module("mha_c.torch._private").compilers_go_around:
+        skip_without("a compiler that takes mha_c's layers")
+
+
+def usual_torch():
+    """Whether this torch is the one of constraints.txt, for which the docs' tables are made."""
+    text = (Path(__file__).resolve().parents[2] / "constraints.txt").read_text()
+    return f"torch=={module('torch').__version__.split('+')[0]}" in text
 
 
 def name_of_torch(path):

@@ -306,6 +306,7 @@ def test_vmap_over_lengths_and_parameters():
 
 
 def test_torch_func_and_dropout():
+    needs.operators()
     layer, x = mt.DotProductAttention(0.5), torch.randn(2, 6, 4)
     each = torch.stack([x, x])
 

@@ -361,6 +361,7 @@ def test_what_is_missing_is_said():
 
 
 def test_device_meta_and_fake_tensors():
+    needs.operators()
     from torch._subclasses import FakeTensorMode
 
     with torch.device("meta"):
@@ -388,6 +389,7 @@ def test_device_meta_and_fake_tensors():
 
 @pytest.mark.parametrize("fake", ["inputs", "module", "keys", "lengths", "q", "bias", "W_q", "softcap"])
 def test_fake_tensors_among_real_ones(fake):
+    needs.operators()
     from torch._subclasses import FakeTensorMode
 
     def made(what, *shape):

@@ -47,6 +47,7 @@ class Loss(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_in_a_compiled_loss():
+    needs.compilers()
     torch._dynamo.reset()
     model, x, lens = Loss(0.3).double(), leaf(2, 5, 8), torch.tensor([3, 5])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -121,6 +122,10 @@ def layers():
     return multi_head, mt.DotProductAttention(0.0), mt.AdditiveAttention(8, 8, 6, 0.0)
 
 
+def nearly(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)  # sums of 8 features in float32 in another order
+
+
 @pytest.mark.parametrize("layer", layers(), ids=lambda layer: type(layer).__name__)
 def test_tensors_of_a_subclass(layer):
     x, lens = torch.randn(2, 5, 8), torch.tensor([2, 5])
@@ -128,7 +133,7 @@ def test_tensors_of_a_subclass(layer):
     out, wanted = layer(ours, ours, ours, lens.as_subclass(Marked)), layer(theirs, theirs, theirs, lens)
     assert type(out) is Marked
     # An operator computes the same bits, torch's operations, where there are none, the same numbers.
-    close = torch.equal if needs.torch_has("torch.library.register_vmap") else torch.allclose
+    close = torch.equal if needs.torch_has("torch.library.register_vmap") else nearly
     assert close(out, wanted)
     pairs = (out, ours), (wanted, theirs)
     found, expected = [torch.autograd.grad(y.sum(), [z, *layer.parameters()]) for y, z in pairs]
@@ -187,6 +192,7 @@ def test_a_call_draws_one_seed(name, kind):
 
 
 def test_eager_and_compiled_halves_drop_the_same_weights():
+    needs.compilers()
     layer, x, outcomes = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5).bfloat16(), torch.randn(2, 5, 8).bfloat16(), []
     torch._dynamo.reset()
     for call in (layer, torch.compile(layer, backend="eager")):
@@ -223,7 +229,9 @@ def test_options_are_checked_on_every_way(way, option):
         options = {"keep_mask": options["keep_mask"].to("meta")}
     elif way == "meta" and "keep_mask" in options:
         pytest.skip("a list has no device")
-    torch._dynamo.reset()
+    if way == "compiled":
+        needs.compilers()
+        torch._dynamo.reset()
     with pytest.raises(kind, match=words):
         WAYS[way](functional.dot_product_attention, q, options)
 
@@ -234,6 +242,8 @@ def test_what_a_layer_was_set_to_is_checked_on_every_way(way):
     for name, value, words in (("empty_rows", "foo", "empty_rows must be"), ("p", 1.5, "dropout must lie in 0..1")):
         layer = mt.DotProductAttention(0.5)
         setattr(layer.dropout if name == "p" else layer, name, value)
-        torch._dynamo.reset()
+        if way == "compiled":
+            needs.of_torch("torch.compile")
+            torch._dynamo.reset()
         with pytest.raises(ValueError, match=words):
             WAYS[way](layer, torch.randn(1, 3, 4), {})

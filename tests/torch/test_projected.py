@@ -170,6 +170,7 @@ def test_dropout_without_gradients(kind, training):
 
 
 def test_compilers_and_transforms(kind):
+    needs.compilers()
     module, (queries, encoded) = KINDS[kind](), inputs()
 
     def decode(queries, encoded):

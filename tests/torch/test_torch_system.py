@@ -48,6 +48,7 @@ QUICK = {"cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}
     [*itertools.product(layers(), ["eager", "aot_eager"]), ("multi-head with bias", "inductor")],
 )
 def test_compile(name, backend):
+    needs.compilers()
     if backend == "inductor" and not shutil.which("g++"):
         pytest.skip("inductor needs a C++ compiler")
     layer = layers()[name]
@@ -64,6 +65,7 @@ def test_compile(name, backend):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_compiled_model_reads_weights_and_drops():
+    needs.compilers()
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -237,8 +239,8 @@ def test_torchs_multi_head_attention(sizes, batch_first):
         tensors = [x if batch_first else x.transpose(0, 1) for x in (q, k, v)]
         try:
             wanted = theirs(*tensors, **options)
-        except RuntimeError as error:  # a torch that takes no float key_padding_mask
-            assert "key_padding_mask" in options and "Mask tensor can take 0 and 1 values only" in str(error)
+        except (RuntimeError, AssertionError) as error:  # a torch that takes no float key_padding_mask, or no hint
+            assert "Mask tensor can take 0 and 1 values only" in str(error) or "Only allow causal mask" in str(error)
             continue
         for found, expected in zip(ours(*tensors, **options), wanted):
             torch.testing.assert_close(found, expected)

@@ -66,6 +66,7 @@ def test_a_counter_counts_the_attention_of_functions():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_functions_under_autocast_give_what_layers_give(dtype):
+    needs.autocast(dtype)
     q, w_v = torch.randn(2, 3, 8), torch.randn(8)
     with torch.autocast("cpu", dtype):
         wanted = mt.DotProductAttention(0.0)(q, q, q)

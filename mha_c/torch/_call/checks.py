@@ -4,6 +4,7 @@ tensors): torch's operations would broadcast shapes that do not fit together.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Optional
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
 from ...errors import ShapeError
 from .._private import on_cpu, tracing_state, without_tracing
-from .._tensors import float32_if_half, has_numbers
+from .._tensors import array, float32_if_half, has_numbers
 
 
 def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
@@ -95,7 +96,13 @@ def as_lengths(value: Any, name: str) -> Tensor:
 
 def _of_numbers(lens: Tensor) -> Tensor:
     if lens.is_floating_point() and on_cpu(lens) and has_numbers(lens):  # never wait for another device
-        to_lengths(np.array(lens.tolist()))  # refuses NaN and infinity; tensor operations might be transformed
+        for read in array, Tensor.tolist:  # NumPy has no bfloat16; not every torch makes lists inside transforms
+            with suppress(RuntimeError, TypeError):
+                numbers = np.array(read(lens))
+                break
+        else:
+            return float32_if_half(lens)
+        to_lengths(numbers)  # refuses NaN and infinity; tensor operations might be transformed
     return float32_if_half(lens)
 
 
