@@ -122,6 +122,7 @@ class GQAAttention(Layer, Viewable):
         sizes = zip(self._roles, (hiddens, n_shared, n_shared, hiddens))
         super().__init__(tuple(State(name, n_out, hiddens, bias) for name, n_out in sizes), dtype, rng)
         self._last: Optional[tuple[Scores, bool]] = None
+        self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
     def num_heads(self) -> int:

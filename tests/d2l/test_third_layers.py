@@ -258,3 +258,12 @@ def test_under_a_compiler(rng):
     compiled = torch.compile(layer, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(x, x, x), layer(x, x, x), atol=1e-6, rtol=1e-6)
+
+
+def test_one_array_of_weights_until_the_next_call(rng):
+    layer, x = mha_c.GQAAttention(16, 4, 2, rng=0), rng.standard_normal((2, 5, 16))
+    layer(x, x, x)
+    weights = layer.attention_weights
+    assert layer.attention_weights is weights
+    layer(x, x, x)
+    assert layer.attention_weights is not weights
