@@ -14,7 +14,7 @@ import pytest
 import mha_c.d2l
 import needs
 import promises
-from mha_c import _core
+from mha_c import _core, config
 
 # torch.compile keeps compiled graphs in a place that all programs share, and one of an operator that has since got
 # another argument fails.
@@ -98,17 +98,30 @@ def pytest_runtest_call(item):
             outcome.force_exception(skipped)
 
 
+@pytest.fixture(autouse=True)
+def settings_end_with_a_test():
+    """Threads, instruction set and caches that a test has set, here and in torch, are as they were."""
+    torch = sys.modules.get("torch")
+    isa, caches, threads, chosen = _core.isa(), _core.caches(), _core.get_num_threads(), config._threads_chosen
+    torchs = torch and torch.get_num_threads()
+    yield
+    _core.set_isa(isa)
+    _core.set_caches(*caches)
+    _core.set_num_threads(threads)
+    config._threads_chosen = chosen
+    if torchs and torch.get_num_threads() != torchs:
+        torch.set_num_threads(torchs)
+
+
 @pytest.fixture(params=[name for name, _ in _core.isas()])
 def isa(request):
     """Every compiled instruction set in turn, active during the test."""
     name = request.param
     if not dict(_core.isas())[name]:
         pytest.skip(f"this CPU does not offer {name}")
-    before = _core.isa()
     _core.set_isa(name)
     assert _core.isa() == name
-    yield name
-    _core.set_isa(before)
+    return name
 
 
 @pytest.fixture(params=needs.real_d2l.VERSIONS)

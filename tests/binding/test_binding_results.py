@@ -114,24 +114,21 @@ def test_packed_weights_are_aligned_and_read_only(dtype):
 @pytest.mark.parametrize("shape", [(64, 5), (128, 3), (3, 0), (48, 48), (1, 1)])
 def test_weights_packed_for_another_instruction_set(shape, dtype):
     """Of as many numbers, as a rule: refused where panels are of another width, the same where they are not."""
-    active, isas = _core.isa(), [name for name, available in _core.isas() if available]
+    isas = [name for name, available in _core.isas() if available]
     weight, x = numbers(*shape, dtype=dtype), numbers(4, shape[1], dtype=dtype)
     packed = {}
-    try:
-        for isa in isas:
-            _core.set_isa(isa)
-            packed[isa] = _core.pack_linear(weight)
-        for isa in isas:
-            _core.set_isa(isa)
-            own = _core.linear(x, (packed[isa], None, shape))
-            for other in packed.values():
-                if other.shape[1] == packed[isa].shape[1]:
-                    same(_core.linear(x, (other, None, shape)), own)
-                else:
-                    with pytest.raises(ValueError, match=f"packed for the active instruction set .{isa}"):
-                        _core.linear(x, (other, None, shape))
-    finally:
-        _core.set_isa(active)
+    for isa in isas:
+        _core.set_isa(isa)
+        packed[isa] = _core.pack_linear(weight)
+    for isa in isas:
+        _core.set_isa(isa)
+        own = _core.linear(x, (packed[isa], None, shape))
+        for other in packed.values():
+            if other.shape[1] == packed[isa].shape[1]:
+                same(_core.linear(x, (other, None, shape)), own)
+            else:
+                with pytest.raises(ValueError, match=f"packed for the active instruction set .{isa}"):
+                    _core.linear(x, (other, None, shape))
 
 
 # --- Sizes at the edges --------------------------------------------------------------------------------------------
@@ -401,12 +398,9 @@ def test_a_packed_weight_lives_as_long_as_it_is_used():
 
 
 def test_threads_and_isas_say_what_is():
-    before = _core.get_num_threads()
-    try:
-        for n in 1, 2, np.int64(3), 1000:
-            _core.set_num_threads(n)
-            assert _core.get_num_threads() == n
-    finally:
-        _core.set_num_threads(before)
+    _core.get_num_threads()
+    for n in 1, 2, np.int64(3), 1000:
+        _core.set_num_threads(n)
+        assert _core.get_num_threads() == n
     names = [name for name, _ in _core.isas()]
     assert names[0] == "scalar" and _core.isa() in names

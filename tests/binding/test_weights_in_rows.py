@@ -47,23 +47,20 @@ LAYERS = [(2, 4, 6, 10), (4, 1, 9, 64), (1, 1, 300, 20), (1, 300, 2, 20), (96, 8
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_layers_have_the_bits_of_packed_weights(isa, dtype, rng, threads):
-    before = get_num_threads()
+    get_num_threads()
     set_num_threads(threads)
-    try:
-        for batch, n_queries, n_keys, size in LAYERS:
-            x, y = (rng.standard_normal((batch, n, size)).astype(dtype) for n in (n_queries, n_keys))
-            Ws = weights(rng, [(24, size), (24, size), (16, size), (size, 16)], dtype, spare=batch % 2)
-            lens = rng.integers(0, n_keys + 1, batch)
-            rest = lens, None, 2, "uniform", 0.25, 7
-            for training in (False, True):
-                results = [_core.layer_forward(x, y, y, rest[0], tuple(p), *rest[1:], training)
-                           for p in ([packed(W, None) for W in Ws], [(W, None) for W in Ws],
-                                     [packed(Ws[0], None), (Ws[1], None), None, None])]  # fmt: skip
-                assert results[0][0].tobytes() == results[1][0].tobytes(), (batch, n_queries, n_keys)
-                kept = [saved_weights(result[1][:10]) for result in results]
-                assert kept[0].tobytes() == kept[1].tobytes() == kept[2].tobytes()
-    finally:
-        set_num_threads(before)
+    for batch, n_queries, n_keys, size in LAYERS:
+        x, y = (rng.standard_normal((batch, n, size)).astype(dtype) for n in (n_queries, n_keys))
+        Ws = weights(rng, [(24, size), (24, size), (16, size), (size, 16)], dtype, spare=batch % 2)
+        lens = rng.integers(0, n_keys + 1, batch)
+        rest = lens, None, 2, "uniform", 0.25, 7
+        for training in (False, True):
+            results = [_core.layer_forward(x, y, y, rest[0], tuple(p), *rest[1:], training)
+                       for p in ([packed(W, None) for W in Ws], [(W, None) for W in Ws],
+                                 [packed(Ws[0], None), (Ws[1], None), None, None])]  # fmt: skip
+            assert results[0][0].tobytes() == results[1][0].tobytes(), (batch, n_queries, n_keys)
+            kept = [saved_weights(result[1][:10]) for result in results]
+            assert kept[0].tobytes() == kept[1].tobytes() == kept[2].tobytes()
 
 
 def test_the_numbers_of_the_call_count(rng):

@@ -23,12 +23,13 @@ from mha_c import torch as ours  # noqa: E402
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 
-OWN = own_device.load()
+# And a real one, where there is one.
+DEVICES = [own_device.load(), *(torch.device("cuda", i) for i in range(min(1, torch.cuda.device_count())))]
 
 
-@pytest.fixture
-def own():
-    return OWN
+@pytest.fixture(params=DEVICES, ids=str)
+def own(request):
+    return request.param
 
 
 def pair(d2l, own, kind, dtype=torch.float32, dropout=0.0, **sizes):

@@ -46,24 +46,21 @@ def limit_of_r(family, n_keys, dtype):
 @pytest.mark.parametrize("family", accuracy.FAMILIES)
 def test_families(family, dtype):
     needs.module("torch")
-    before = _core.isa()
-    try:
-        for n_keys, n_queries in QUERIES.items():
-            p = accuracy.problem(family, accuracy.Sizes(12, n_queries, n_keys, 64, 16), dtype, seed=n_keys)
-            known = accuracy.exact(p)
-            theirs = accuracy.error(accuracy.torch_math(p), known)
-            for isa in OFFERED:
-                _core.set_isa(isa)
-                found = accuracy.ratios(accuracy.error(forward(p), known), theirs)
-                where = f"{isa}, {n_keys} keys: {found}"
-                assert found.kappa <= 16 * without_fma(isa), where
-                if family == "normal":
-                    assert found.kappa <= (2 if n_keys > 100 else 4) * without_fma(isa), where
-                if family not in CONTESTED:
-                    assert found.rms <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
-                    assert found.typical <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
-    finally:
-        _core.set_isa(before)
+    _core.isa()
+    for n_keys, n_queries in QUERIES.items():
+        p = accuracy.problem(family, accuracy.Sizes(12, n_queries, n_keys, 64, 16), dtype, seed=n_keys)
+        known = accuracy.exact(p)
+        theirs = accuracy.error(accuracy.torch_math(p), known)
+        for isa in OFFERED:
+            _core.set_isa(isa)
+            found = accuracy.ratios(accuracy.error(forward(p), known), theirs)
+            where = f"{isa}, {n_keys} keys: {found}"
+            assert found.kappa <= 16 * without_fma(isa), where
+            if family == "normal":
+                assert found.kappa <= (2 if n_keys > 100 else 4) * without_fma(isa), where
+            if family not in CONTESTED:
+                assert found.rms <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
+                assert found.typical <= limit_of_r(family, n_keys, dtype) * without_fma(isa), where
 
 
 @pytest.mark.parametrize("dim", [1, 8, 59, 80, 111, 128, 256])
@@ -71,13 +68,10 @@ def test_families(family, dtype):
 def test_sizes(n_keys, dim, dtype):
     p = accuracy.problem("normal", accuracy.Sizes(2, 4, n_keys, dim, 24), dtype, seed=n_keys)
     known = accuracy.exact(p)
-    before = _core.isa()
-    try:
-        for isa in OFFERED:
-            _core.set_isa(isa)
-            assert accuracy.error(forward(p), known).kappa.max() <= 4 * without_fma(isa), isa
-    finally:
-        _core.set_isa(before)
+    _core.isa()
+    for isa in OFFERED:
+        _core.set_isa(isa)
+        assert accuracy.error(forward(p), known).kappa.max() <= 4 * without_fma(isa), isa
 
 
 @functools.lru_cache

@@ -18,13 +18,6 @@ from core_calls import core as _core
 THREADS = range(1, 9)
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = _core.get_num_threads()
-    yield
-    _core.set_num_threads(before)
-
-
 class Call:
     """One attention call on arrays of its own: its output, statistics and gradients."""
 

@@ -48,9 +48,7 @@ def bits(array):
 
 @pytest.fixture
 def threads():
-    before = mha_c.get_num_threads()
-    yield mha_c.set_num_threads
-    mha_c.set_num_threads(before)
+    return mha_c.set_num_threads
 
 
 @pytest.mark.parametrize("lens", LENGTHS)
@@ -199,19 +197,16 @@ def test_extras_change_nothing(isa, asked, dtype, rng):
 
 def test_instruction_sets_agree(rng, dtype):
     """Within rounding: the same scores, sums of the same numbers in another order."""
-    before, results = _core.isa(), {}
+    results = {}
     q, k, v = (numbers(rng, B, rows, FEATURES, dtype=dtype) for rows in (Q, K, K))
     w_v = numbers(rng, FEATURES, dtype=dtype)
-    try:
-        for name in (name for name, offered in _core.isas() if offered):
-            _core.set_isa(name)
-            results[name] = (
-                *F.dot_product_attention(q, k, v, LENGTHS["per query"], return_weights=True),
-                F.additive_attention(q, k, v, w_v, valid_lens=LENGTHS["per item"]),
-                *F.dot_product_attention_backward(v[:, :Q], q, k, v, LENGTHS["per item"]),
-            )
-    finally:
-        _core.set_isa(before)
+    for name in (name for name, offered in _core.isas() if offered):
+        _core.set_isa(name)
+        results[name] = (
+            *F.dot_product_attention(q, k, v, LENGTHS["per query"], return_weights=True),
+            F.additive_attention(q, k, v, w_v, valid_lens=LENGTHS["per item"]),
+            *F.dot_product_attention_backward(v[:, :Q], q, k, v, LENGTHS["per item"]),
+        )
     # Outputs are around 1, gradients a few; sums of some hundred terms, scores of FEATURES products.
     tolerance = 200 * np.finfo(dtype).eps
     for name, found in results.items():

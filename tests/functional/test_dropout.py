@@ -102,18 +102,13 @@ def test_every_function_and_layer_drops_the_same(rng, dtype):
 def test_neither_threads_nor_instruction_set_nor_tiles_decide(rng, dtype):
     q, k, unit = unit_call(rng, dtype, queries=70, keys=400)
     stays = F.dot_product_attention(q, k, unit, dropout=0.4, rng=SEED) != 0
-    threads, isa = get_num_threads(), _core.isa()
-    try:
-        for name, offered in _core.isas():
-            for n in (1, 2, 5, 8):
-                set_num_threads(n)
-                if offered:
-                    _core.set_isa(name)
-                used = F.dot_product_attention(q, k, unit, dropout=0.4, rng=SEED)
-                np.testing.assert_array_equal(used != 0, stays)
-    finally:
-        set_num_threads(threads)
-        _core.set_isa(isa)
+    for name, offered in _core.isas():
+        for n in (1, 2, 5, 8):
+            set_num_threads(n)
+            if offered:
+                _core.set_isa(name)
+            used = F.dot_product_attention(q, k, unit, dropout=0.4, rng=SEED)
+            np.testing.assert_array_equal(used != 0, stays)
     for cut in (1, 33):  # the first queries alone: other tiles, the same rows
         same(F.dot_product_attention(q[:, :, :cut], k, unit, dropout=0.4, rng=SEED) != 0, stays[:, :, :cut])
 
@@ -224,16 +219,13 @@ def test_attention_weights_are_those_before_dropout(rng, dtype):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_items_keep_their_numbers_in_slices(rng, threads):
     """A large batch goes through the layer in slices; what is dropped depends on the item's place in the batch."""
-    before = get_num_threads()
+    get_num_threads()
     layer = mha_c.MultiHeadAttention(64, 2, 0.4, rng=3)
     x = rng.standard_normal((40, 70, 64)).astype(np.float32)
     layer(x[:1], x[:1], x[:1])  # fixes the open sizes
-    try:
-        set_num_threads(threads)
-        assert mha_c.explain(layer, x, x, x, training=True).as_dict()["n_slices"] > 1
-        out = layer(x, x, x, training=True)
-    finally:
-        set_num_threads(before)
+    set_num_threads(threads)
+    assert mha_c.explain(layer, x, x, x, training=True).as_dict()["n_slices"] > 1
+    out = layer(x, x, x, training=True)
 
     def heads(x, W):
         return _core.linear(x, W).reshape(40, 70, 2, 32).transpose(0, 2, 1, 3)

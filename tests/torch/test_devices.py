@@ -32,12 +32,13 @@ LENS = {"none": None, "1-D": [3, 6], "2-D": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty
         "floats": [2.5, 6.0]}  # fmt: skip
 
 
-OWN = own_device.load()
+# And a real one, where there is one.
+DEVICES = [own_device.load(), *(torch.device("cuda", i) for i in range(min(1, torch.cuda.device_count())))]
 
 
-@pytest.fixture
-def own():
-    return OWN
+@pytest.fixture(params=DEVICES, ids=str)
+def own(request):
+    return request.param
 
 
 def close(found, wanted, dtype=torch.float32):

@@ -66,15 +66,11 @@ def test_torchs_limit_is_that_of_one_call(monkeypatch):
 def test_what_is_said_is_within_torchs_limit_too():
     layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
     numpy_layer, y = mha_c.MultiHeadAttention(64, 64, 64, 64, 4, 0.0), x.numpy()
-    before = mha_c.get_num_threads(), torch.get_num_threads()
-    try:
-        mha_c.set_num_threads(3)
-        for torchs in (1, 2, 8):
-            torch.set_num_threads(torchs)
-            share = mha_c.explain(layer, x, x, x).as_dict()["attention"]["share"]
-            assert share["most_threads"] == min(torchs, 3) == mha_c.cost(layer, 200, batch=8, measure=False).threads
-            assert mha_c.explain(numpy_layer, y, y, y).as_dict()["attention"]["share"]["most_threads"] == 3
-        assert mha_c.cost(numpy_layer, 200, measure=False).threads == mha_c.get_num_threads() == 3
-    finally:
-        mha_c.set_num_threads(before[0])
-        torch.set_num_threads(before[1])
+    mha_c.get_num_threads(), torch.get_num_threads()
+    mha_c.set_num_threads(3)
+    for torchs in (1, 2, 8):
+        torch.set_num_threads(torchs)
+        share = mha_c.explain(layer, x, x, x).as_dict()["attention"]["share"]
+        assert share["most_threads"] == min(torchs, 3) == mha_c.cost(layer, 200, batch=8, measure=False).threads
+        assert mha_c.explain(numpy_layer, y, y, y).as_dict()["attention"]["share"]["most_threads"] == 3
+    assert mha_c.cost(numpy_layer, 200, measure=False).threads == mha_c.get_num_threads() == 3
