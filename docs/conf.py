@@ -29,6 +29,7 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_title = f"mha_c {release}"
 html_show_sourcelink = False
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 nitpicky = True
@@ -107,7 +108,7 @@ def both_forms(app, what, name, obj, options, signature, returned):
         return None
     if what == "class" and hasattr(obj, "FORMS"):
         keywords = signature[signature.index("*, ") :]
-        signature = "\n".join(f"({form}, {keywords}" for form in obj.FORMS)
+        signature = f"\n{name}".join(f"({form}, {keywords}" for form in obj.FORMS)
     return re.sub(r"<class '(?:numpy\.)?([\w.]+)'>", r"\1", signature), returned
 
 

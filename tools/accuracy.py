@@ -77,6 +77,9 @@ def measure_all(lengths, dims):
 
 HEAD = """# How exact the results are
 
+The results of `mha_c` are as exact as torch's own: in both, only rounding differs from the book's formulas. The tables
+say by how much, for ordinary numbers and for ones chosen to be difficult.
+
 Beside torch's plain attention (matmul, softmax, matmul in the same type, no fused kernel) on the same inputs, and
 beside what rounding allows. Written by `python tools/accuracy.py`; the limits that `make test` holds are in
 `tests/exactness/test_accuracy.py`.

@@ -93,13 +93,35 @@ return [...document.querySelectorAll("pre")].filter(box => box.scrollWidth > box
 """
 BEYOND = """
 const wide = document.documentElement.scrollWidth > innerWidth ? ["the page itself"] : [];
+const contents = document.querySelector(".toc-drawer");
+const box = contents && contents.getBoundingClientRect();
+if (box && box.left < innerWidth && box.right > innerWidth + 1) wide.push("On this page");
 return wide.concat([...document.querySelectorAll("article table, article img")]
     .filter(box => box.getBoundingClientRect().right > innerWidth + 1).map(box => box.textContent.slice(0, 80)));
 """
-LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/porting-from-d2l", "docs/seeing"]
+LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/porting-from-d2l", "docs/seeing",
+             "docs/start", "benchmarks/README", "examples/notebooks/long_sequences", "CONTRIBUTING"]  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+def test_formulas_need_no_script_and_no_network(site):
+    page = (site / "examples" / "notebooks" / "scoring.html").read_text(encoding="utf-8")
+    assert page.count("<math ") >= 3 and "MathJax" not in page
+    text = re.sub(r"<(script|style|pre|code).*?</\1>", "", page, flags=re.DOTALL)
+    assert not re.search(r"\$[^$<]{1,80}\$", text) and "\\top" not in text
+
+
+def test_both_forms_of_a_constructor_and_every_attribute_have_a_place(site):
+    page = (site / "api" / "layers.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]*>", "", page)
+    for form in mha_c.MultiHeadAttention.FORMS:
+        assert f"mha_c.MultiHeadAttention({form}, *, dtype=float32" in text, form
+    for name in ("attention_weights", "num_heads", "num_hiddens", "training", "W_q")[:3]:
+        assert f'id="mha_c.MultiHeadAttention.{name}"' in page
+    begins = page.index('id="mha_c.MultiHeadAttention"')
+    assert page.index("&gt;&gt;&gt;", begins) < page.index("Parameters", begins)
+
+
+@pytest.mark.parametrize("width", [1280, 1366, 1440, 1536, 1600, 1920, 390])
 def test_nothing_is_cut(site, browser, width):
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.devtools("Emulation.setDeviceMetricsOverride", **size)
