@@ -108,7 +108,7 @@ def both_forms(app, what, name, obj, options, signature, returned):
         return None
     if what == "class" and hasattr(obj, "FORMS"):
         keywords = signature[signature.index("*, ") :]
-        signature = f"\n{name}".join(f"({form}, {keywords}" for form in obj.FORMS)
+        signature = "\n".join(f"({form}, {keywords}" for form in obj.FORMS)
     return re.sub(r"<class '(?:numpy\.)?([\w.]+)'>", r"\1", signature), returned
 
 

@@ -367,4 +367,4 @@ def no_gradients() -> AbstractContextManager[Any]:
 
 
 def _open(name: str) -> str:
-    return f"{name or 'the layer'} has no numbers yet: its sizes are fixed by the first call"
+    return f"{name or 'the layer'} is not initialised yet: its sizes are set by the first call"

@@ -217,8 +217,8 @@ class GQAAttention(Layer, Viewable):
         record = self._record
         if record is None:
             raise RuntimeError(
-                "GQAAttention.backward needs a call in training mode before it (layer.train(), or training=True in "
-                "the call), and each such call allows one backward"
+                "GQAAttention.backward: call it once after each call in training mode (layer.train(), or training=True "
+                "in the call), and each such call allows one backward"
             )
         shape = *record.inputs[0].shape[:2], self._num_hiddens
         grad = gradient_like(shape, record.attended.dtype, grad_output)

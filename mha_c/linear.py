@@ -238,8 +238,7 @@ class Parameter:
         array = self._array()
         if array is None:
             raise AttributeError(
-                f"{self._linear._name} has no numbers yet: its size is fixed by the first call or by "
-                f"load_state_dict"
+                f"{self._linear._name} is not initialised yet: its size is set by the first call or by load_state_dict"
             )
         reading = array.view(Reading)
         reading._parameter = self

@@ -129,7 +129,7 @@ class PositionalEncoding(Trained):
             The gradient with respect to X.
         """
         if self._record is None:
-            raise RuntimeError("PositionalEncoding.backward needs a call in training mode before it, one for each")
+            raise RuntimeError("PositionalEncoding.backward: call it once after each call in training mode")
         shape, factors = self._record
         grad = gradient_like(shape, factors.dtype, grad_output)
         self._record = None

@@ -217,7 +217,7 @@ class KernelAttention(Trained):
         """
         record = self._record
         if record is None:
-            raise RuntimeError("KernelAttention.backward needs a call in training mode before it, one for each")
+            raise RuntimeError("KernelAttention.backward: call it once after each call in training mode")
         grad = gradient_like(record.shape, record.inputs[0].dtype, grad_output)
         q, k, v, grad = with_items((*record.inputs, grad))
         _, _, grad_v, of_bias = dot_product_attention_backward(

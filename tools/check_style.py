@@ -16,6 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FILE_LINES = {"tools/wheels/requirements.txt": 1000, "setup.py": 150, "README.md": 100}
 C_HEAD = re.compile(r"^(\w+)\(", re.MULTILINE)
+# Words of our own for which the field, or plain English, has better ones: in messages, docstrings and pages.
+PHRASES = {
+    r"lead(s|ing)? (no )?gradients? back": "is not differentiable",
+    r"not made by hand": "not meant to be constructed directly",
+    r"written down by an exporter": "traced for export",
+    r"(has|have) no numbers yet|no numbers yet in": "is not initialised yet",
+    r"taken before; to reach": "was imported before patch()",
+    r"put these layers under": "replace",
+    r"changes? no bit of": "results are bit-identical",
+    r"needs a call in training mode before it": "call backward once after each call in training mode",
+}
 BANNED = [
     (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),
     (re.compile(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))"), "a TODO without an issue number"),
@@ -60,6 +71,10 @@ def breaches(path):
     if path != Path(__file__).resolve():
         for number, line in enumerate(lines, 1):
             yield from (f"{name}:{number}: {why}" for pattern, why in BANNED if pattern.search(line))
+    if name.startswith(("mha_c/", "docs/", "examples/", "README", "benchmarks/README")):
+        flowing = " ".join(re.sub(r'"\s*\n\s*f?"|\n\s*', " ", text).split())  # sentences go on in the next line
+        yield from (f"{name}: {found[0]!r}: write {better!r}" for phrase, better in PHRASES.items()
+                    for found in re.finditer(phrase, flowing, re.IGNORECASE))  # fmt: skip
     is_c, is_python = path.suffix in (".c", ".h", ".inc"), path.suffix == ".py"
     if is_c or is_python:
         for function, start, end, long in (c_functions if is_c else python_functions)(text):

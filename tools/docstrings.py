@@ -21,7 +21,7 @@ MODULES = [
 LEFT_OUT = {"GL01", "GL02", "SS05", "SS06", "ES01", "SA01", "SA04"}
 CHECKS = set(ERROR_MSGS) - LEFT_OUT
 OF_METHODS = CHECKS - {"EX01"}
-NOT_MADE_BY_HAND = "Not made by hand."  # a class with this line documents no constructor and shows no example
+NOT_MADE_BY_HAND = "Not meant to be constructed directly."  # a class with this line shows no constructor and no example
 
 
 def public():

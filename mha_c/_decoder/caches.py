@@ -162,7 +162,8 @@ class KeyValueCache:
 class ProjectedKeyValues:
     """Keys and values that W_k and W_v of one layer have projected, or keys only; made by `layer.project`.
 
-    ProjectedKeys is another name of this class; `AdditiveAttention.project_keys` makes one.  Not made by hand.
+    ProjectedKeys is another name of this class; `AdditiveAttention.project_keys` makes one.
+    Not meant to be constructed directly.
     """
 
     __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")

@@ -322,13 +322,13 @@ class AttentionLayer(Layer, Viewable):
         record = self._record
         if record is None:
             raise RuntimeError(
-                f"{type(self).__name__}.backward needs a call in training mode before it (layer.train(), or "
+                f"{type(self).__name__}.backward: call it once after each call in training mode (layer.train(), or "
                 f"training=True in the call), and each such call allows one backward"
             )
         roles = [record.plan.states.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
             raise RuntimeError(
-                "the last call in training mode was given projected keys, which lead no gradient back to W_k: give "
+                "the last call in training mode was given projected keys, through which no gradient reaches W_k: give "
                 "it the keys themselves"
             )
         grads = self._gradients(record, gradient_like(record.out.shape, record.out.dtype, grad_output), roles)

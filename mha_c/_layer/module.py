@@ -260,7 +260,7 @@ class Layer(Trained):
         states = self._parameters.states
         open_ones = [name for name, state in states.items() if state.weight is None]
         if open_ones:
-            raise ValueError(f"no numbers yet in {', '.join(open_ones)}: call the layer once, or load_state_dict")
+            raise ValueError(f"not initialised yet: {', '.join(open_ones)}; call the layer once, or load_state_dict")
         entries = {f"{name}.{suffix}": x for name, state in states.items() for suffix, x in _arrays_of(state)}
         return {name: array.copy() for name, array in entries.items() if array is not None}
 

@@ -88,7 +88,7 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
     if module is None and D2L not in sys.modules:
         _wait_no_longer()
         sys.meta_path.insert(0, _OnImport(modules))
-        print(f"mha_c waits for {D2L}, and replaces its attention classes when it is imported")
+        print(f"mha_c will replace the attention classes of {D2L} once it is imported")
     else:
         modules += _replace(sys.modules[D2L] if module is None else module)
     return Patched(modules)
@@ -195,7 +195,7 @@ def _not_reached(book: Book) -> Iterator[str]:
                 line = f"from {d2l} import {name}" + ("" if here == name else f" as {here}")
                 if module.__name__ != "__main__":
                     line = f"import {d2l}, {module.__name__}; {module.__name__}.{here} = {d2l}.{name}"
-                yield f"not reached: {here} in {module.__name__}, taken before; to reach it: {line}"
+                yield f"not patched: {here} in {module.__name__} was imported before patch(); import it again: {line}"
 
 
 def _restore(modules: list[ModuleType]) -> None:

@@ -115,7 +115,7 @@ def _table(name: str, matrix: Any, marks: Any) -> str:
 class Answer:
     """The result of `check`: a text; in a notebook, the matrices beside each other.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------

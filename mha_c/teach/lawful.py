@@ -22,7 +22,7 @@ _ATTENTION = ("dot_product", "additive", "multi_head")
 class Law(NamedTuple):
     """One law, and how an implementation stands to it.
 
-    Not made by hand.
+    Not meant to be constructed directly.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Law(NamedTuple):
 class Laws:
     """The result of `laws`.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------

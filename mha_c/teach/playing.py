@@ -18,7 +18,7 @@ from .stepping import LARGEST, STEPS, Array, in_words, last_call, mask, matrix_t
 class LayerSteps(Page):
     """The result of `multi_head` and `additive`: all matrices; a notebook shows it as a player.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------

@@ -19,7 +19,7 @@ from .probes import Sizes, probes
 class Puzzle:
     """The result of `puzzle`: a text to mend.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------

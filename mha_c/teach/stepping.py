@@ -40,7 +40,7 @@ class _Inputs(NamedTuple):
 class Steps(Page):
     """The result of `steps`: all matrices; a notebook shows it as a player.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def softmax(scores: Array) -> Array:
 class Tile(NamedTuple):
     """One block of keys, first to last (last not included), and the state after it.
 
-    Not made by hand.
+    Not meant to be constructed directly.
     """
 
     first: int
@@ -196,7 +196,7 @@ class Tile(NamedTuple):
 class Tiles(Page):
     """The result of `tiles`: all blocks; a notebook shows it as a player.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Attributes
     ----------

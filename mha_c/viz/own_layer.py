@@ -28,7 +28,7 @@ PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 class Playground(Page):
     """What `playground` returns: the last expression of a notebook cell shows it, `save` writes one file.
 
-    Not made by hand.
+    Not meant to be constructed directly.
     """
 
     def __init__(self, template: str, own: dict[str, Any], text: str) -> None:

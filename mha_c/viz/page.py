@@ -36,7 +36,7 @@ SCRIPTS = {
 class Page:
     """A self-contained page: the last expression of a notebook cell shows it, `save` writes it, `print` its text.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Examples
     --------

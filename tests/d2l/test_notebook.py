@@ -385,13 +385,13 @@ def test_names_taken_before_are_listed(d2l, monkeypatch, capsys):
     library.MultiHeadAttention = d2l.MultiHeadAttention
     monkeypatch.setitem(sys.modules, d2l.__name__, d2l)
     with mha_c.d2l.patch(d2l):
-        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not reached")]
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not patched")]
         assert [line.partition(";")[0] for line in lines] == [
-            "not reached: MHA in __main__, taken before", "not reached: DotProductAttention in __main__, taken before",
-            "not reached: MultiHeadAttention in my_models, taken before",
-        ]  # fmt: skip
+            f"not patched: {name} was imported before patch()"
+            for name in ("MHA in __main__", "DotProductAttention in __main__", "MultiHeadAttention in my_models")
+        ]
         for line in lines:
-            exec(line.partition("to reach it: ")[2], vars(notebook))
+            exec(line.partition("import it again: ")[2], vars(notebook))
         assert notebook.MHA is d2l.MultiHeadAttention is library.MultiHeadAttention
         assert notebook.DotProductAttention is d2l.DotProductAttention
         mha_c.d2l.unpatch()
@@ -406,7 +406,7 @@ def test_patch_before_d2l_is_imported(version, way, monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(needs.real_d2l.source(version).parents[1])
     patched = mha_c.d2l.patch()
-    assert capsys.readouterr().out.startswith("mha_c waits for d2l.torch, and replaces its attention classes when")
+    assert capsys.readouterr().out.startswith("mha_c will replace the attention classes of d2l.torch once")
     mha_c.d2l.patch()  # a second time changes nothing
     if way == "unpatch":
         mha_c.d2l.unpatch()

@@ -211,7 +211,7 @@ def test_refusals(kind):
 
 def test_backward_needs_a_call_and_allows_one(rng):
     layer, x = mha_c.GQAAttention(16, 4, 2, rng=0), rng.standard_normal((2, 5, 16))
-    with pytest.raises(RuntimeError, match="needs a call in training mode"):
+    with pytest.raises(RuntimeError, match="once after each call in training mode"):
         layer.backward(x)
     layer.train()(x, x, x)
     layer.backward(x)

@@ -293,7 +293,7 @@ def test_a_pruned_layer_can_be_trained(layer, batch):
     squared(layer, batch)
     heads.prune(layer, [1])
     assert all(p.grad is None for p in layer.parameters())
-    with pytest.raises(RuntimeError, match="needs a call in training mode"):
+    with pytest.raises(RuntimeError, match="once after each call in training mode"):
         layer.backward(batch[1])
     layer.attention.dropout.p = 0
     losses = []

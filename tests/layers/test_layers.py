@@ -56,7 +56,7 @@ def test_the_sized_form(args, named):
 def test_the_lazy_form(args, named, bias, inputs):
     mha = MultiHeadAttention(*args, **named)
     assert repr(mha.W_o) == f"LazyLinear(in_features=0, out_features=12, bias={bias})"
-    with pytest.raises(AttributeError, match=r"W_q has no numbers yet"):
+    with pytest.raises(AttributeError, match=r"W_q is not initialised yet"):
         mha.W_q.weight  # noqa: B018
     with pytest.raises(ValueError, match=r"W_q, W_k, W_v, W_o: call the layer once"):
         mha.state_dict()

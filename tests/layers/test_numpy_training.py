@@ -237,7 +237,7 @@ def test_gradients_add_up_until_they_are_cleared(rng):
         same(p.grad, grad)
 
 
-NEEDS_CALL = r"{}.backward needs a call in training mode before it \(layer.train\(\), or training=True in the call\)"
+NEEDS_CALL = r"{}.backward: call it once after each call in training mode \(layer.train\(\), or training=True in"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -289,7 +289,7 @@ def test_a_refused_gradient_changes_nothing(rng, grad, error, words):
 def test_projected_keys_lead_nowhere(rng):
     layer, (queries, keys, values) = make("additive"), inputs(rng)
     layer(queries, layer.project_keys(keys), values, training=True)
-    with pytest.raises(RuntimeError, match="was given projected keys, which lead no gradient back to W_k"):
+    with pytest.raises(RuntimeError, match="was given projected keys, through which no gradient reaches W_k"):
         layer.backward(np.ones((B, Q, 8)))
     layer(queries, keys, values, training=True)
     layer.backward(np.ones((B, Q, 8)))
@@ -384,7 +384,7 @@ def test_an_optimizer_may_come_before_the_first_call(rng):
     layer = MultiHeadAttention(12, 3, 0.0, rng=0, dtype=np.float64)
     parameters = layer.parameters()
     assert repr(parameters[0]) == "Parameter('W_q.weight', still open)" and parameters[0].grad is None
-    with pytest.raises(AttributeError, match="W_q has no numbers yet"):
+    with pytest.raises(AttributeError, match="W_q is not initialised yet"):
         parameters[0].data  # noqa: B018
     x = rng.standard_normal((2, 4, 5))
     target = rng.standard_normal((2, 4, 12))

@@ -234,7 +234,7 @@ def test_backward_is_of_the_training_call(rng):
     x, y, queries = books_data(rng)
     attention, ones = mha_c.KernelAttention("gaussian", 0.5), np.ones(50)
     attention(queries, x, y)
-    with pytest.raises(RuntimeError, match="needs a call in training mode"):
+    with pytest.raises(RuntimeError, match="once after each call in training mode"):
         attention.backward(ones)
     attention(queries, x, y, training=True)
     attention.width = 3.0  # and a call for evaluation: neither counts
@@ -244,7 +244,7 @@ def test_backward_is_of_the_training_call(rng):
     wanted(queries, x, y)
     for a, b in zip(found, wanted.backward(ones)):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(RuntimeError, match="one for each"):
+    with pytest.raises(RuntimeError, match="once after each call"):
         attention.backward(ones)
     total = attention.width_grad
     attention.train()(queries, x, y)
