@@ -134,7 +134,7 @@ def test_what_was_projected_without_gradients_says_so():
     with torch.no_grad():
         kv = module.project(encoded, encoded)
         expected = module(queries, kv)
-    with pytest.raises(RuntimeError, match=r"is not differentiable.*project them with gradients enabled"):
+    with pytest.raises(RuntimeError, match=r"leads no gradient back.*projected where they are recorded"):
         module(queries, kv)
     kv = module.requires_grad_(False).project(encoded, encoded)  # recorded, but of nothing
     out = module(queries.requires_grad_(), kv)

@@ -182,7 +182,7 @@ def test_reading_too_early_or_behind_an_exporter():
         _ = layer.attention_weight
     torch.export.export(layer, (x, x, x))
     for module in (layer, layer.attention):
-        with pytest.raises(AttributeError, match="traced for export, so it has no attention weights"):
+        with pytest.raises(AttributeError, match="written down by an exporter: its attention_weights have no numbers"):
             _ = module.attention_weights
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NO_GRADIENT = (
-    "{} is not differentiable: call it under torch.no_grad() (or torch.inference_mode()), or give the "
-    "layer the keys and values themselves, or project them with gradients enabled"
+    "{} leads no gradient back: call it under torch.no_grad() (or torch.inference_mode()), or give the "
+    "layer the keys and values themselves; what is to lead gradients is projected where they are recorded"
 )
 
 

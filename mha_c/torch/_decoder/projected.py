@@ -58,7 +58,7 @@ WHAT = "decoding with projected keys and values"
 class ProjectedKeyValues(caches.ProjectedKeyValues):
     """Keys and values that W_k and W_v of one layer have projected: see mha_c.ProjectedKeyValues.
 
-    Not meant to be constructed directly.
+    Not made by hand.
     """
 
     __slots__ = ()

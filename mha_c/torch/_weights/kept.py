@@ -191,7 +191,7 @@ def _as_arrays(saved: Any) -> Any:
 
 def _check_numbers(tensor: Any) -> None:
     if written_down(tensor) and not exporting():
-        raise AttributeError("the last call was traced for export, so it has no attention weights")
+        raise AttributeError("the last call was written down by an exporter: its attention_weights have no numbers")
 
 
 def last_call(module: Any) -> Any:

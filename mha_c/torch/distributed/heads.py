@@ -127,7 +127,7 @@ class ShardedMultiHeadAttention(nn.Module):
     `state_dict()` is that of the whole layer, and all ranks call it together; `load_state_dict` takes such a dict.
     `attention_weights` are gathered: they are the weights of all heads.  Rank 0 holds the bias of W_o.
 
-    Not meant to be constructed directly.
+    Not made by hand.
     """
 
     def __init__(self, layer: MultiHeadAttention, ranks: Ranks) -> None:

@@ -85,7 +85,7 @@ class SequenceGroup:
 
     Copies of a layer share it.  It cannot be pickled, because a process group belongs to its process.
 
-    Not meant to be constructed directly.
+    Not made by hand.
     """
 
     def __init__(self, group: Any, layout: Any) -> None:
