@@ -82,7 +82,8 @@ run_small(mha_attention_args *a)
         }
         args->visible.valid_lens = call.lens;
     }
-    const int is_sane = H > 0 && G > 0 && H % G == 0 && a->dropout >= 0 && a->dropout <= 1;
+    const int is_sane = H > 0 && G > 0 && H % G == 0 && a->dropout >= 0 && a->dropout <= 1 &&
+                        a->visible.window_left >= 0 && a->visible.window_right >= 0;
     REQUIRE(mha_attention_forward(args) == (is_sane ? MHA_OK : MHA_ERR_ARG));
     if (is_sane) { /* a second look at what is documented to come out */
         backward_call b = with_backward(call);
