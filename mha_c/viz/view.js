@@ -137,6 +137,7 @@ async function makeApp(data, store) {
       cache.delete(panel);
       cache.set(panel, code);
       if (cache.size > 4) cache.delete(cache.keys().next().value);
+      if (app.panel && app.panel !== panel && data.panels.length > 1) state.focus = null; // other tokens
       const resized = app.panel && (app.panel.q !== panel.q || app.panel.k !== panel.k);
       Object.assign(app, { code, panel });
       if (resized) Object.assign(state, { zoom: null, pointed: null });
