@@ -21,7 +21,6 @@ from pathlib import Path
 HEADS, DIM, ITEMSIZE = 8, 64, 4
 NETWORKS = {"1 Gbit/s": 125e6, "10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9}
 LATENCY = 50e-6
-MESSAGES = 8  # of a round: groups of heads
 
 
 class Model:
@@ -44,7 +43,7 @@ class Model:
         for pair, copies in zip(self.pair, (1, 2)):
             size = copies * piece_bytes(tokens, n)
             computing = pair * HEADS * (tokens / n) ** 2
-            sending = size / bandwidth + MESSAGES * LATENCY
+            sending = size / bandwidth + LATENCY
             total += computing + (n - 1) * max(computing + self.byte * size, sending)
         return total
 

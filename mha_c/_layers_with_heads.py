@@ -33,14 +33,7 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
     """The layers with heads in a model, by name; the name is "" if the model is a layer itself."""
     found: dict[str, LayerWithHeads] = {}
     if callable(getattr(model, "named_modules", None)):
-        answered: set[int] = set()
         for name, module in model.named_modules():
-            if id(module) in answered:
-                continue
-            if hasattr(module, "_as_layer_with_heads"):  # a sharded layer; do not search inside it
-                found[name] = module._as_layer_with_heads(name)
-                answered.update(map(id, module.modules()))
-                continue
             roles = _torch_roles(module)
             if roles is not None:
                 found[name] = TorchLayer(module, roles, name)
@@ -189,7 +182,7 @@ class TorchLayer:
 
     def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
         self._module, self._roles, self._name = module, roles, name
-        self.num_heads = self._heads_here = int(module.num_heads)
+        self.num_heads = int(module.num_heads)
         self._linears: list[Any] = [getattr(module, role) if role else None for role in roles]
         if any("Uninitialized" in type(getattr(linear, "weight", None)).__name__ for linear in self._linears):
             raise ValueError(_open(name))
@@ -212,7 +205,7 @@ class TorchLayer:
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
-        size = self._weight.shape[1] // self._heads_here
+        size = self._weight.shape[1] // self.num_heads
         with self._other_weight(lambda weight: weight.data[:, head * size : (head + 1) * size].zero_()):
             yield
 
@@ -231,7 +224,7 @@ class TorchLayer:
 
     def gates(self, gradient: Any) -> Array:
         """d loss / d gate of each head, from the gradient of the output projection's weight."""
-        return _by_head(self._weight, gradient, self._heads_here)
+        return _by_head(self._weight, gradient, self.num_heads)
 
     def attention_weights(self) -> Array:
         try:
@@ -278,7 +271,7 @@ class TorchLayer:
             setattr(linear, name, cut[id(old)][1])
         for linear in self._linears:
             linear.out_features, linear.in_features = linear.weight.shape
-        self._module.num_heads = self.num_heads = self._heads_here = len(heads)
+        self._module.num_heads = self.num_heads = len(heads)
         for part in self._module.modules():  # attention_weights of the last call have the old heads
             vars(part).pop("attention_weights", None)
             if "_last" in vars(part):

@@ -50,21 +50,6 @@ def dot_product_attention(
 ) -> NDArray[Real]: ...  # fmt: skip
 @overload
 def dot_product_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
-@overload
-def dot_product_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
-    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
-@overload
-def dot_product_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...  # fmt: skip
-@overload
-def dot_product_attention(
     q: Any, k: Any, v: Any, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
@@ -158,24 +143,6 @@ def additive_attention(
     W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
     return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
 ) -> NDArray[Real]: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
-    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
-    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
-    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real]]: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: NDArray[Real], k: NDArray[Real], v: NDArray[Real], w_v: NDArray[Real],
-    W_q: Optional[NDArray[Real]] = None, W_k: Optional[NDArray[Real]] = None, valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[AttentionOptions],
-) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...  # fmt: skip
 @overload
 def additive_attention(
     q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,

@@ -4,13 +4,12 @@ A layer's weights are in one `Parameters` object, as a dict of immutable `State`
 replaces the dict in one statement, so that a call in another thread sees the old weights or the new ones,
 never a mixture.  Each State packs its weight for the kernels when a call first needs it, once per element
 type and instruction set.  `Linear` gives the user access to one State, `Parameter` to one of its arrays and
-the gradient of that array.  Reading such an array gives a `Reading`.
+the gradient of that array.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Optional, TypeVar, Union, cast, overload
 
 import numpy as np
@@ -153,8 +152,8 @@ class Linear:
     """One projection y = x W^T + b of a layer, such as `layer.W_q`; it prints like torch's Linear (or LazyLinear).
 
     `weight` (out_features, in_features) and `bias` (out_features,) or None are read-only arrays of the layer's
-    dtype.  To change one, assign a NumPy array, list or tensor of its shape, which is copied, or write
-    `layer.W_q.weight -= step`; the next call uses the new numbers.
+    dtype.  To change one, assign a NumPy array, list or tensor of its shape, which is copied; the next call uses the
+    new numbers.
     While a size is open, reading raises an AttributeError.  `weight_grad` and `bias_grad` are the gradients of
     the layer's `backward`, None before it.
 
@@ -240,14 +239,11 @@ class Parameter:
             raise AttributeError(
                 f"{self._linear._name} is not initialised yet: its size is set by the first call or by load_state_dict"
             )
-        reading = array.view(Reading)
-        reading._parameter = self
-        return reading
+        return array.view()  # of a view nobody can undo the read-only
 
     @data.setter
     def data(self, value: Any) -> None:
-        if type(value) is not Reading or value.base is not self._array():  # else `-=` has assigned it already
-            self._linear._parameters.assign(self._linear._name, self._suffix, value)
+        self._linear._parameters.assign(self._linear._name, self._suffix, value)
 
     @property
     def grad(self) -> Optional[Array]:
@@ -275,11 +271,11 @@ class Parameter:
         return self.data.shape
 
     def __iadd__(self, step: Any) -> Parameter:
-        self.data += step
+        self.data = self.data + step
         return self
 
     def __isub__(self, step: Any) -> Parameter:
-        self.data -= step
+        self.data = self.data - step
         return self
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
@@ -289,66 +285,6 @@ class Parameter:
 
     def __repr__(self) -> str:
         return f"Parameter({self.name!r}, {'still open' if self._array() is None else f'shape={self.shape}'})"
-
-
-def _in_place(operation: np.ufunc) -> Callable[[Any, Any], Any]:
-    """The operator (such as `-=`) that assigns operation(numbers of the parameter, operand) to the parameter."""
-
-    def change(self: Any, operand: Any) -> Any:
-        parameter = self._parameter
-        if parameter is None:
-            operation(self, operand, out=self)
-            return self
-        if parameter.data.base is not self.base:
-            raise ValueError(f"{parameter.name} has been replaced since it was read: read it again, then change it")
-        changed = np.array(self)
-        parameter.data = operation(changed, operand, out=changed)
-        return parameter.data
-
-    return change
-
-
-class Reading(np.ndarray):
-    """What reading a weight or bias gives: a read-only array of the numbers at that moment.
-
-    `reading -= step`, `+=`, `*=` and `/=` assign the result to the layer.  Other operations give plain arrays.
-    """
-
-    _parameter: Optional[Parameter]  # None: a part or a copy
-
-    __iadd__, __isub__ = _in_place(np.add), _in_place(np.subtract)
-    __imul__, __itruediv__ = _in_place(np.multiply), _in_place(np.true_divide)
-
-    def __array_finalize__(self, source: Any) -> None:
-        self._parameter = None
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
-        for x in (*out, *inputs[: method == "at"]):  # arrays written to; `at` does not always check
-            if isinstance(x, Reading):
-                x._need_writeable()
-        if out:
-            options["out"] = _as_arrays(out)
-        return getattr(ufunc, method)(*_as_arrays(inputs), **options)
-
-    def __array_wrap__(self, array: Array, context: Any = None, return_scalar: bool = False) -> Any:
-        return np.asarray(array)
-
-    __array_prepare__ = __array_wrap__  # what numpy.linalg asks for before NumPy 2
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._need_writeable()
-        super().__setitem__(key, value)
-
-    def _need_writeable(self) -> None:
-        if not self.flags.writeable:
-            name = self._parameter.name if self._parameter is not None else "W_q.weight"
-            raise ValueError(
-                f"parameters are read-only, as the layer keeps them packed: change a copy and assign the whole, as in "
-                f"`new = layer.{name}.copy(); new[0] = 0; layer.{name} = new`"
-            )
-
-    def __repr__(self) -> str:
-        return repr(np.asarray(self))
 
 
 class Projection:
@@ -382,7 +318,3 @@ def _frozen(array: Optional[Array]) -> Optional[Array]:
     if array is not None:
         array.flags.writeable = False
     return array
-
-
-def _as_arrays(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(np.asarray(x) if isinstance(x, Reading) else x for x in arrays)

@@ -57,7 +57,7 @@ static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
 static void
 take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
-    const Py_ssize_t n = PyTuple_CheckExact(tuple) ? PyTuple_Size(tuple) : 0;
+    const Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
 
     if (!call->failed && n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
         mha_py_type_error(call, tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
-from .._core import linear, same_array
+from .._core import linear
 from ..errors import ShapeError
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     Counts = Union[int, Array]  # numbers of steps: one for all items, or (B,)
 
 
-def same_numbers(kept: Any, now: Any) -> bool:
-    """Whether two tuples hold the same arrays, bit by bit."""
-    return len(kept) == len(now) and all(map(same_array, kept, now))
+def same_weights(kept: Any, now: Any) -> bool:
+    """Whether two tuples hold the same arrays: a layer's are replaced, never changed; those of a copy are equal."""
+    return len(kept) == len(now) and all(
+        a is b or (a is not None and b is not None and np.array_equal(a, b)) for a, b in zip(kept, now)
+    )
 
 
 class KeyValueCache:
@@ -56,7 +58,7 @@ class KeyValueCache:
     """
 
     __slots__ = ("_batch", "_keys", "_max_len", "_steps", "_values", "_weights")
-    _same_numbers = staticmethod(same_numbers)
+    _same = staticmethod(same_weights)
 
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = scalars.whole(max_len, "max_len")
@@ -127,7 +129,7 @@ class KeyValueCache:
                 f"the cache is full: it has room for {self._max_len} steps (max_len), item {item} has {lengths[item]} "
                 f"and {full[item] - lengths[item]} more came"
             )
-        if not (self._weights is None or self._weights is weights or self._same_numbers(self._weights, weights)):
+        if not (self._weights is None or self._weights is weights or self._same(self._weights, weights)):
             raise ValueError("the cache was filled by another W_k or W_v than the layer has now: call cache.clear()")
         return after
 
@@ -166,14 +168,13 @@ class ProjectedKeyValues:
     Not meant to be constructed directly.
     """
 
-    __slots__ = ("_as_tensor", "_keys", "_n_projected", "_valid_lens", "_values", "_weights")
-    _same_numbers = staticmethod(same_numbers)
+    __slots__ = ("_as_tensor", "_keys", "_valid_lens", "_values", "_weights")
+    _same = staticmethod(same_weights)
 
     def __init__(
-        self, keys: Array, values: Optional[Array], n_projected: tuple[int, int], valid_lens: Any, weights: Weights,
-        as_tensor: bool,
-    ) -> None:  # fmt: skip
-        self._keys, self._values, self._n_projected = keys, values, n_projected
+        self, keys: Array, values: Optional[Array], valid_lens: Any, weights: Any, as_tensor: bool
+    ) -> None:
+        self._keys, self._values = keys, values
         self._valid_lens, self._weights, self._as_tensor = valid_lens, weights, as_tensor
 
     @property
@@ -194,13 +195,11 @@ class ProjectedKeyValues:
         ProjectedKeyValues
             The new object.
         """
-        order = self._order(index)
-        lens = None if self._valid_lens is None else self._valid_lens[order]
-        keys, values = self._keys[order], None if self._values is None else self._values[order]
-        return type(self)(keys, values, self._n_projected, lens, self._weights, self._as_tensor)
+        return self._of(checked_index(index, self._keys.shape[0]))
 
-    def _order(self, index: Any) -> Any:
-        return checked_index(index, self._keys.shape[0])
+    def _of(self: Kept, order: Any) -> Kept:
+        parts = (x if x is None else x[order] for x in (self._keys, self._values, self._valid_lens))
+        return type(self)(*parts, self._weights, self._as_tensor)
 
     @property
     def _projections(self) -> tuple[str, ...]:
@@ -213,35 +212,20 @@ class ProjectedKeyValues:
     def __array__(self, *options: Any, **named: Any) -> Array:
         raise TypeError("projected keys are no array: give them to the layer that projected them, in the place of keys")
 
-    def _check(self, weights: Weights, valid_lens: Any, empty_rows: str) -> Any:
-        """The lengths of a call with this `valid_lens`.  ValueError where the layer's weights are not those that
-        projected the keys, or where a length includes keys or values that were not projected."""
+    def _check(self, weights: Any) -> None:
+        """ValueError where these, the layer's W_k and W_v, are not those that projected the keys and values."""
         what, made_by = ("keys", "project_keys") if self._values is None else ("keys and values", "project")
-        if not (self._weights is weights or self._same_numbers(self._weights, weights)):
+        if not (self._weights is weights or self._same(self._weights, weights)):
             by = " or ".join(self._projections)
             raise ValueError(f"{what} were projected by another {by} than the layer has now: call {made_by} again")
-        lens = self._valid_lens if valid_lens is None else to_lengths(valid_lens)
-        if min(self._n_projected) < self.shape[1]:
-            (n_keys, n_values), (keys, values) = self._n_projected, rows_read(lens, self.shape[1], empty_rows)
-            if keys > n_keys:
-                raise ValueError(f"valid_lens reaches beyond the {n_keys} keys that {made_by} was told of")
-            if values > n_values:
-                raise ValueError(
-                    f"a length of 0 asks for the mean of all {values} values, and project was told of {n_values}: give "
-                    f"it the lengths of 0, or none"
-                )
-        return lens
 
 
 ProjectedKeys = ProjectedKeyValues
 
 
-def project_rows(array: Array, state: Optional[State], n_rows: int, dtype: Any) -> Array:
-    """Project the first n_rows rows of array (B, K, .), the other rows become 0; without a projection a copy."""
-    rows = array[:, :n_rows]
-    out: Array = np.array(rows, order="C") if state is None else linear(rows, state.packed(dtype))
-    unread = array.shape[1] - n_rows
-    return np.pad(out, ((0, 0), (0, unread), (0, 0))) if unread else out
+def project_rows(array: Array, state: Optional[State], dtype: Any) -> Array:
+    """Project array (B, K, .); without a projection a copy."""
+    return np.array(array, order="C") if state is None else linear(array, state.packed(dtype))
 
 
 def weights_of(*states: Optional[State]) -> Weights:
@@ -254,14 +238,6 @@ def lengths_of(valid_lens: Any, batch: int) -> Optional[Array]:
     if lens is not None and (lens.ndim not in (1, 2) or lens.shape[0] != batch):
         raise ShapeError(f"valid_lens must have shape (B,) or (B, Q) with B = {batch}, got {lens.shape}")
     return lens
-
-
-def rows_read(valid_lens: Any, n_keys: int, empty_rows: str) -> tuple[int, int]:
-    """How many keys and how many values a call with these lengths reads: a length of 0 may read all values."""
-    if valid_lens is None or not valid_lens.size:
-        return n_keys, n_keys
-    n_read = int(np.clip(valid_lens.max(), 0, n_keys))
-    return n_read, n_keys if empty_rows == "uniform" and valid_lens.min() <= 0 else n_read
 
 
 def step_counts(valid_lens: Any, batch: int, n_steps: int) -> Counts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Optional
 
 from .._arguments import scalars
-from .._arguments.arrays import of_one_type, to_arrays
+from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._core import explain_layer, layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
@@ -20,7 +20,6 @@ from .caches import (
     lengths_of,
     most,
     project_rows,
-    rows_read,
     step_counts,
     weights_of,
 )
@@ -87,8 +86,7 @@ class DecodingLayer(AttentionLayer):
         keys, values : array_like (B, K, .)
             The keys and values that a call would take.  They set the sizes of W_k and W_v that are open.
         valid_lens : numbers (B,) or (B, Q), optional
-            Used by calls that give no valid_lens.  Keys beyond the longest length are not read, and no call may see
-            them.  Values beyond it are read only if a length of 0 asks for the mean of all values.
+            Used by calls that give no valid_lens.
 
         Returns
         -------
@@ -116,12 +114,10 @@ class DecodingLayer(AttentionLayer):
                 raise ShapeError(f"{name} must have shape (B, K, features), got {array.shape}; keys {keys.shape}")
         of_one_type(arrays, "keys", "values")
         lens = lengths_of(valid_lens, keys.shape[0])
-        n_keys, n_values = rows_read(lens, keys.shape[1], self._empty_rows)
-        n_read = n_keys, n_values if len(arrays) == 2 else keys.shape[1]  # without values here, a call gives them
         states, dtype = self._sized(dict(zip(("W_k", "W_v"), arrays))), packing_type(keys, self.dtype)
-        rows = [project_rows(*work, dtype) for work in zip(arrays, states, n_read)]
+        rows = [project_rows(array, state, dtype) for array, state in zip(arrays, states)]
         values = rows[1] if len(rows) == 2 else None
-        return ProjectedKeyValues(rows[0], values, n_read, lens, weights_of(*states), as_tensor)
+        return ProjectedKeyValues(rows[0], values, lens, weights_of(*states), as_tensor)
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
         """W_k, and W_v if it is in `inputs` (None where the layer has none); draws them if their size was open."""
@@ -155,8 +151,8 @@ class DecodingLayer(AttentionLayer):
         if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
         states = self._parameters.states
-        weights = weights_of(*(states.get(name) for name in kv._projections))
-        lens = kv._check(weights, valid_lens, self._empty_rows)
+        kv._check(weights_of(*(states.get(name) for name in kv._projections)))
+        lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
     def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:

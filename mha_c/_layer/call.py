@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
 import numpy as np
 from numpy import ndarray
@@ -19,14 +19,14 @@ from .._arguments.scalars import LateSeed
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
-from .kept_weights import LENGTHS, N_FOR_WEIGHTS, saved_weights
+from .kept_weights import Kept, saved_weights
 from .module import Dropout, Layer
 from .viewable import Viewable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
+    from .._decoder.caches import KeyValueCache
     from .._types import Array, Real, RngLike
     from ..linear import States
 
@@ -68,7 +68,7 @@ class Record(NamedTuple):
     plan: Plan
     inputs: tuple[Array, Array, Array]
     out: Array  # read only where there is no W_o, and then a copy: callers may change their result (`out += x`)
-    kept: tuple[Any, ...]  # what the core kept
+    kept: Kept
     dropout: float
     seed: int
     as_tensor: bool
@@ -99,23 +99,13 @@ class AttentionLayer(Layer, Viewable):
 
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: Union[NDArray[Real], ProjectedKeys], values: NDArray[Real],
-        valid_lens: Any = None, *, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: ProjectedKeyValues, values: None = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None,
-    ) -> NDArray[Real]: ...  # fmt: skip
-    @overload
-    def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
-    ) -> Any: ...  # fmt: skip
-    @overload
-    def __call__(
-        self, queries: Any, keys: ProjectedKeyValues, values: None = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any: ...  # fmt: skip
     @calls.shows_names
     def __call__(
@@ -225,8 +215,9 @@ class AttentionLayer(Layer, Viewable):
         p = self._dropout._p
         seed = LateSeed(partial(scalars.draw_seed, self._rng)) if p else None
         out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed or 0, True)
+        kept = Kept._make(kept)
         self._record = Record(plan, inputs, out, kept, p, seed.number if seed else 0, as_tensor)
-        return self._finish(out, kept[:N_FOR_WEIGHTS], as_tensor)
+        return self._finish(out, kept.for_weights(), as_tensor)
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
         last = saved, as_tensor
@@ -350,7 +341,7 @@ class AttentionLayer(Layer, Viewable):
         with_bias = tuple(role is not None and role.has_bias for role in roles)
         w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
         *grads, grad_w_v = layer_backward(
-            grad_output, record.kept, *record.inputs, record.kept[LENGTHS], (*weights, None, None, None, None, w_v),
+            grad_output, record.kept, *record.inputs, record.kept.lengths, (*weights, None, None, None, None, w_v),
             w_v, self._num_heads, self._empty_rows, record.dropout, record.seed, needs,
         )  # fmt: skip
         return (*grads, None if grad_w_v is None else grad_w_v[None])

@@ -1,17 +1,8 @@
-"""What `_core.layer_forward` keeps of a call, and how to compute the attention weights of that call from it.
-
-csrc/python/layer_call.h defines the order of the tuple.  Its first N_FOR_WEIGHTS elements determine the weights:
-
-    the instruction set, weights (B, H, Q, K) or None, and if None: q (B, Q, features), k (B, K, features), w_v or None,
-    row_max (B, H, Q), row_sum (B, H, Q), lengths or None, num_heads, empty_rows
-
-After a training call two more follow: the projected values or None, and the attended values.  A pickle of a layer holds
-the first N_FOR_WEIGHTS, and may hold anything: the core checks sizes, and all that does not fit is a ValueError here.
-"""
+"""What `_core.layer_forward` keeps of a call, and how to compute the attention weights of that call from it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -20,34 +11,59 @@ from .._core import attention_weights, isa
 if TYPE_CHECKING:
     from .._types import Array
 
-N_FOR_WEIGHTS = 10
-LENGTHS = 7  # index of the lengths in the tuple
+
+class Kept(NamedTuple):
+    """The tuple of `_core.layer_forward`, with names: csrc/python/layer_call.h defines its order.
+
+    A pickle of a layer holds one, and may hold anything: the core checks sizes, and all that does not fit is a
+    ValueError of `saved_weights`.
+    """
+
+    isa: Any = None  # the name of the instruction set
+    weights: Any = None  # (B, H, Q, K), or None; then the next five determine them
+    q: Any = None  # (B, Q, features)
+    k: Any = None  # (B, K, features)
+    w_v: Any = None  # or None
+    row_max: Any = None  # (B, H, Q)
+    row_sum: Any = None
+    lengths: Any = None  # or None
+    num_heads: Any = None
+    empty_rows: Any = None
+    values: Any = None  # after a call in training: the projected values, or None
+    context: Any = None  # and the attended ones
+
+    def for_weights(self) -> Kept:
+        """Without what only the backward pass reads."""
+        return Kept._make((*self[:10], None, None))
 
 
-def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> tuple[Any, ...]:
-    """The tuple with only those elements that `_core.layer_backward` reads."""
-    return None, None, q, k, None, row_max, row_sum, lens, None, None, values, attended
+def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> Kept:
+    """Only those elements that `_core.layer_backward` reads."""
+    return Kept(q=q, k=k, row_max=row_max, row_sum=row_sum, lengths=lens, values=values, context=attended)
 
 
 def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
     """Attention weights (B, H, Q, K) in new memory: a copy if kept, else computed again, to the bit, from q and k.
 
-    saved   the first N_FOR_WEIGHTS elements of what was kept
+    saved   a Kept, or the tuple of layer_forward
     view    applied to q before the core gets it: torch.from_numpy makes the core use torch's threads
     RuntimeError where the call used another instruction set.
     """
     try:
-        name, weights, q, k, w_v, row_max, row_sum, lens, num_heads, empty_rows = saved
-        if weights is not None:
-            if weights.ndim == 4 and weights.dtype in (np.float32, np.float64):
-                return np.array(weights, order="C")
-        elif name == isa():
+        kept = Kept(*saved)
+        if len(saved) not in (10, 12):
+            raise ValueError(f"{len(saved)} elements")
+        if kept.weights is not None:
+            if kept.weights.ndim == 4 and kept.weights.dtype in (np.float32, np.float64):
+                return np.array(kept.weights, order="C")
+        elif kept.isa == isa():
+            q, k = _by_heads(kept.q, kept.num_heads), _by_heads(kept.k, kept.num_heads)
             return attention_weights(
-                view(_by_heads(q, num_heads)), _by_heads(k, num_heads), w_v, lens, row_max, row_sum, empty_rows
+                view(q), k, kept.w_v, kept.lengths, kept.row_max, kept.row_sum, kept.empty_rows
             )
-        elif isinstance(name, str):
+        elif isinstance(kept.isa, str):
             raise RuntimeError(
-                f"attention_weights of a call computed with {name!r:.100} cannot be rebuilt to the bit with "
+                f"attention_weights of a call computed with {kept.isa!r:.100} cannot be rebuilt to the bit with "
                 f"{isa()}: call the layer again"
             )
     except (TypeError, ValueError, AttributeError, OverflowError) as error:

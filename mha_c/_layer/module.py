@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import update_wrapper
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional, TypeVar
 
 import numpy as np
@@ -65,32 +63,11 @@ OF_TORCH_MODULES = frozenset(
 )
 
 
-def own_method(owner: type, method: FunctionType, names: Optional[dict[str, Any]] = None) -> FunctionType:
-    """A copy of a method that names this class in its errors; `names`, if given, become its globals."""
-    name = method.__name__
-    names = method.__globals__ if names is None else names
-    own = FunctionType(method.__code__, names, name, method.__defaults__, method.__closure__)
-    update_wrapper(own, method)
-    own.__kwdefaults__ = method.__kwdefaults__
-    own.__qualname__ = f"{owner.__name__}.{name}"
-    return own
-
-
 class Trained:
     """A layer's `training`, which `train()` and `eval()` switch; in training mode a call leaves a `_record`."""
 
     training = False
     _record: Any = None  # what `backward` needs of the last call; copies and pickles have none
-
-    def __init_subclass__(cls) -> None:
-        """Each of our classes gets its own methods, so that Python says "MultiHeadAttention.__call__() missing 1
-        required positional argument", not "AttentionLayer.__call__()"."""
-        super().__init_subclass__()
-        for base in cls.__mro__[1:] if cls.__module__.startswith("mha_c.") else ():
-            for name, method in vars(base).items():
-                public = name == "__call__" or not name.startswith("_")
-                if public and name not in vars(cls) and isinstance(method, FunctionType):
-                    setattr(cls, name, own_method(cls, method))
 
     def train(self: Self, mode: bool = True) -> Self:
         """Switch to training mode: calls drop weights and keep what `backward` needs (NumPy layers start in eval mode).

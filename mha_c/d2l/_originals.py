@@ -6,9 +6,9 @@ import builtins
 import copyreg
 import pkgutil
 import sys
+from functools import update_wrapper
+from types import FunctionType
 from typing import Any
-
-from .._layer.module import own_method
 
 
 class _Namespace(dict[str, Any]):
@@ -50,7 +50,9 @@ def construct_by_own_name(kind: type) -> None:
     init = kind.__dict__["__init__"]
     if not isinstance(init.__globals__, _Namespace):
         names = _Namespace(init.__globals__, kind.__name__, kind)
-        kind.__init__ = own_method(kind, init, names)  # type: ignore[misc]
+        own = FunctionType(init.__code__, names, init.__name__, init.__defaults__, init.__closure__)
+        own.__kwdefaults__ = init.__kwdefaults__
+        kind.__init__ = update_wrapper(own, init)  # type: ignore[misc]
 
 
 def pickle_by_name(kind: type) -> None:

@@ -1,7 +1,7 @@
 """What the three layers share: the forward call, and `attention_weights` after it.
 
-A call of a small layer takes about ten microseconds.  So the usual call (plain CPU tensors, children that do what
-torch's own classes do) goes straight to the core, which reads the parameters in place; other calls use `_slowly`.
+A call takes one of three ways, which `_call/choice.py` chooses: the core, an operator for compilers, or torch's
+operations in the book's order.  A call of a small layer takes about ten microseconds.
 """
 
 from __future__ import annotations
@@ -16,34 +16,28 @@ from torch.fx import Proxy
 from .._arguments import calls, scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.scalars import LateSeed
-from .._core import layer_parts
-from .._layer.module import own_method
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from ._call.children import Layout, check_call, checked_inputs, has_open_sizes, standard_parts
-from ._call.mathematics import without_padding
-from ._call.ways import attend, run_layer
-from ._decoder import decoding, projected, repeated_keys
-from ._decoder.decoding import KeyValueCache
-from ._decoder.projected import ProjectedKeyValues
+from ._call import attention, core, formulas, ops
+from ._call.checks import checked_lengths
+from ._call.children import Layout, is_changed, plain_attention
+from ._call.choice import CORE, GENERAL, OPERATOR, choose, looked_at
+from ._call.inputs import check_call, checked_inputs, in_one_type, materialize
+from ._call.records import AttentionCall, AttentionTensors, LayerCall
+from ._decoder.decoding import KeyValueCache, Steps
+from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
-from ._lazy_sizes import materialize
-from ._private import in_mode, in_transform, n_dispatch_modes, n_function_modes, tracing_state
-from ._tensors import autocasting, draw_seed, elsewhere, exporting, is_compiling, result_type
-from ._weights.kept import Assigned, detached, last_call, restored
+from ._tensors import FLOATS, autocasting, draw_seed, exporting, result_type
+from ._weights.last import Assigned, Last, last_of, restored
 from .masking import masked_softmax
-
-if TYPE_CHECKING:
-    from .frozen import Packed
 
 OWN_TYPES = frozenset((Tensor, nn.Parameter))
 _INT64 = torch.int64
-_NOT_SAVED = "_frozen", "_memory"
 
 
-def leaf_of_a_graph(tracer: Any, module: nn.Module, inputs: Any, options: Any) -> Any:
+def leaf_of_a_graph(module: nn.Module, inputs: Any, training: Optional[bool]) -> Any:
     """One graph node that calls the module: torch.fx does not trace into its `forward`."""
-    given = {name: value for name, value in options.items() if value is not None}
+    tracer, given = inputs[0].tracer, {} if training is None else {"training": training}
     return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, given)
 
 
@@ -74,17 +68,8 @@ class AttentionModule(TakesArrays, Viewable):
     _with_masks = "mha_c.torch.functional.dot_product_attention"  # the function that takes any mask
     num_heads = 1
     empty_rows = "uniform"
-    _frozen: Optional[Packed] = None
-    _remembers = False  # whether calls with one query may reuse projections of the last call: see repeated_keys.py
-    # Of the last call: (what the core or an operator kept, type of the inputs, parts of a WeightsSource).  Reading
-    # attention_weights makes it a Kept, assigning them an Assigned.
-    _last: Any = None
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "forward" not in vars(cls) and cls.__module__.startswith("mha_c."):
-            # Python's errors about wrong calls then name this class.
-            cls.forward = own_method(cls, cls.forward)  # type: ignore[method-assign,arg-type]
+    _frozen: Any = None  # a Packed
+    _last: Optional[Last] = None  # in the module that has the dropout: its last call; else what a program has assigned
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
@@ -130,7 +115,7 @@ class AttentionModule(TakesArrays, Viewable):
         >>> cache.lengths
         tensor([3])
         """
-        return decoding.KeyValueCache(batch, max_len)
+        return KeyValueCache(batch, max_len)
 
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
@@ -159,7 +144,7 @@ class AttentionModule(TakesArrays, Viewable):
         >>> mha.W_k.weight.grad.shape
         torch.Size([8, 8])
         """
-        return projected.project(self, keys, values, valid_lens)
+        return project(self, keys, values, valid_lens)
 
     def _explained(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
@@ -191,99 +176,105 @@ class AttentionModule(TakesArrays, Viewable):
             raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
         if training is not None:
             training = scalars.flag(training, "training")
+        projected, steps = False, None
+        if not (type(queries) in OWN_TYPES and type(keys) in OWN_TYPES and type(values) in OWN_TYPES):
+            if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
+                return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
+            if isinstance(keys, ProjectedKeyValues):
+                projected, (keys, values, valid_lens) = True, keys.given_to(self, queries, values, valid_lens)
+            queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values)
         if cache is not None:
-            return decoding.step(self, cache, queries, keys, values, valid_lens, training)
-        if is_compiling() or not (type(queries) in OWN_TYPES and type(keys) in OWN_TYPES and type(values) in OWN_TYPES):
-            return self._unusual(queries, keys, values, valid_lens, training)
-        not_by_core = (
-            tracing_state() is not None or in_transform() or ((n_function_modes() or n_dispatch_modes()) and in_mode())
-        )
-        parts = None if not_by_core else layer_parts(self, self._layout)
-        if parts is None:
-            return self._slowly(queries, keys, values, valid_lens, training)
+            materialize(self, queries, keys, values)
+            steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
+        way, parts = choose(self, queries, keys, values, valid_lens)
+        if way is not CORE and materialize(self, queries, keys, values, valid_lens, projected):
+            way, parts = choose(self, queries, keys, values, valid_lens)
+        if way is GENERAL or parts is None:
+            return self._generally(queries, keys, values, valid_lens, training, projected, steps)
         parameters, holder, dropout, packed = parts
-        if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
-            if elsewhere(valid_lens):
-                return self._slowly(queries, keys, values, valid_lens, training)
-            valid_lens = to_lengths(valid_lens)
-        p = dropout.p if (dropout.training if training is None else training) else 0.0
-        if p and dropout.inplace:
-            return self._slowly(queries, keys, values, valid_lens, training)
-        options = valid_lens, self.num_heads, self.empty_rows, p
-        inputs, found, seed = (queries, keys, values), None, LateSeed(draw_seed) if p else 0
-        try:
-            large = self._remembers and not p and keys.numel() >= repeated_keys.LEAST
-            if large and queries.dim() == 3 and queries.size(1) == 1:
-                found = repeated_keys.remembered(self.__dict__, inputs, parameters, options, packed)
-            out, saved, source = run_layer(inputs, parameters, options, seed, packed) if found is None else found
-        except (BufferError, TypeError):  # types differ, or another device: `_slowly` computes or raises
-            return self._slowly(queries, keys, values, valid_lens, training)
-        dtype = out.dtype
-        if autocasting() and result_type(dtype) is not dtype:
-            dtype = result_type(dtype)
-            out = out.to(dtype)
-        self._forget_assigned()
-        holder["_last"] = saved, dtype, source
-        return out
-
-    def _unusual(self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool]) -> Any:
-        """A call with inputs that are not plain tensors, or inside a compiler."""
-        if isinstance(keys, ProjectedKeyValues):
-            return projected.call_projected(self, queries, keys, values, valid_lens, training)
-        if queries is None or keys is None or values is None:
-            raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
-        if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-            return leaf_of_a_graph(queries.tracer, self, (queries, keys, values, valid_lens), {"training": training})
-        return self._slowly(queries, keys, values, valid_lens, training)
-
-    def _slowly(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any,
-        projected: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Every other call.
-
-        projected  keys and values are those of `project`: W_k and W_v are not applied
-        """
-        calls.check_order(type(self).__name__, values, valid_lens)
-        queries, keys, values = checked_inputs(queries, keys, values)
-        unchecked = exporting() or not is_compiling()  # a compiler's program raises errors when it runs
-        if unchecked and has_open_sizes(self):
-            check_call(self, queries, keys, values, valid_lens, projected)
-            unchecked = False
-        materialize(self, queries, *((None, None) if projected else (keys, values)))
-        self._forget_assigned()
-        parts = standard_parts(self, queries, keys, values)
-        if parts is None:
-            if unchecked:
-                check_call(self, queries, keys, values, valid_lens, projected)
-            if valid_lens is not None:
-                keys, values = without_padding(queries, keys, values, valid_lens, self.empty_rows)
-            queries = self._through(0, queries)
-            if not projected:
-                keys, values = self._through(1, keys), self._through(2, values)
-            return self._by_children(queries, keys, values, valid_lens, training)
-        parameters, holder, _, _ = parts
         if projected:
-            parameters = decoding.outer_weights(parameters, None)
-        out, holder["_last"] = attend(queries, keys, values, valid_lens, parameters, self.num_heads, self.empty_rows,
-                                     self._dropout_now(training))  # fmt: skip
-        return out
+            parameters, packed = parameters.for_projected(), packed and packed.for_projected()
+        dtype, W_q = queries.dtype, parameters.W_q
+        if not (dtype in FLOATS and keys.dtype is values.dtype is dtype and (W_q is None or W_q.dtype is dtype)):
+            queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
+            packed = None
+        p = dropout.p if (dropout.training if training is None else training) else 0.0
+        if steps is not None:
+            out, kept, source = steps.by_core((queries, keys, values), parameters, packed)
+        elif way is OPERATOR:
+            lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+            call = LayerCall(lens, self.num_heads, self.empty_rows, p)
+            out, kept, source = ops.layer((queries, keys, values), parameters, call)
+        else:
+            if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
+                valid_lens = to_lengths(valid_lens)
+            call = LayerCall(valid_lens, self.num_heads, self.empty_rows, p, LateSeed(draw_seed) if p else 0)
+            try:
+                out, kept, source = core.layer((queries, keys, values), parameters, call, packed)
+            except BufferError:  # no plain memory after all: a negated view, zeros never written, left by a transform
+                return self._generally(queries, keys, values, valid_lens, training, projected, None)
+        if autocasting():
+            dtype = result_type(dtype)
+        if self._last is not None:
+            self.__dict__["_last"] = None  # perhaps assigned
+        holder["_last"] = Last(kept, dtype, source)
+        return out if out.dtype is dtype else out.to(dtype)
+
+    def _generally(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool], projected: bool,
+        steps: Optional[Steps],
+    ) -> Tensor:  # fmt: skip
+        """The call in the book's lines, W_o(attention(W_q(queries), W_k(keys), W_v(values))), child by child.
+
+        projected  keys and values have been through W_k and W_v already
+        steps      of a call with a cache
+        """
+        lens = valid_lens if isinstance(self._inner(), AttentionModule) else None
+        check_call(self, queries, keys, values, lens, projected)
+        children = {slot: getattr(self, name) for slot, name in self._layout.slots}
+        W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
+        empty_rows, clean, inner = self.empty_rows, False, None
+        scores = scorer is None or (_is_plain(scorer) and scorer.bias is None)
+        if scores and not looked_at(self, queries, keys, values):
+            inner = plain_attention(self)
+        # Another attention may see what it likes, and have lengths of its own.
+        if valid_lens is not None and steps is None and isinstance(self._inner(), AttentionModule):
+            valid_lens = checked_lengths(valid_lens, queries)
+            keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
+            clean = all(W is None or _is_plain(W) for W in (W_k, W_v))
+        if projected:
+            W_k = W_v = None
+        if steps is not None:
+            rows = [x if W is None else W(x) for x, W in ((keys, W_k), (values, W_v))]
+            keys, values, valid_lens = steps.appended(*rows)
+            W_k, W_v, clean, empty_rows = None, None, True, "zero"
+        if self._last is not None:
+            self.__dict__["_last"] = None
+        if inner is None:
+            q, k, v = (x if W is None else W(x) for x, W in ((queries, W_q), (keys, W_k), (values, W_v)))
+            return self._by_children(q, k, v, valid_lens, training)
+        dropout = inner.dropout
+        p = float(dropout.p) if (dropout.training if training is None else training) else 0.0
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))
+            call = AttentionCall(valid_lens, dropout=p, empty_rows=empty_rows)
+            given = call, tensors
+            if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
+                visible = formulas.visible_keys(queries, keys, valid_lens)
+                given = call._replace(valid_lens=None), tensors._replace(keep_mask=visible)
+            found = attention.attend(*given, clean=clean)
+            inner.__dict__["_last"] = last_of(call, tensors, found, (W_q is None, W_k is None))
+            return found.out
+
+        return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), self.num_heads, attend)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         """The call after the projections, as d2l writes it: one child after the other."""
         raise NotImplementedError
 
-    def _through(self, slot: int, x: Tensor) -> Tensor:
-        """Apply the child W_q, W_k or W_v to queries (0), keys (1) or values (2); x itself where there is none."""
-        name = dict(self._layout.slots).get(slot)
-        return x if name is None else getattr(self, name)(x)
-
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
         return masked_softmax(scores, valid_lens, empty_rows=self.empty_rows)  # type: ignore[arg-type]
-
-    def _dropout_now(self, training: Optional[bool]) -> float:
-        dropout = self._inner().dropout
-        return float(dropout.p) if (dropout.training if training is None else training) else 0.0
 
     @property
     def attention_weights(self) -> Tensor:
@@ -308,49 +299,19 @@ class AttentionModule(TakesArrays, Viewable):
         return self._shown(None)
 
     def _shown(self, heads: Optional[int]) -> Any:
-        last = last_call(self)
-        if last is None:
+        if self._last is None:
             raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
-        return last.weights(heads)
+        return self._last.weights(heads)
 
     def _reads_names(self) -> bool:
         """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
         return True
-
-    def _forget_assigned(self) -> None:
-        """For layers whose inner module keeps the weights: drop those assigned to the layer itself.  Here: nothing."""
 
     def __getattr__(self, name: str) -> Any:
         child = self.__dict__.get("_modules", {}).get(name)
         if child is not None:  # a short way: the book's encoder reads `mha.attention.attention_weights` in each call
             return child
         return super().__getattr__(name)
-
-    # What a module remembers of earlier calls is valid for one mode, one set of weights and one type only.
-
-    def train(self, mode: bool = True) -> Any:
-        """The same as `train` of torch's modules.
-
-        Parameters
-        ----------
-        mode : bool
-            False for evaluation.
-
-        Returns
-        -------
-        Module
-            The module itself.
-        """
-        self.__dict__.pop("_memory", None)
-        return super().train(mode)
-
-    def _apply(self, *args: Any, **options: Any) -> Any:
-        self.__dict__.pop("_memory", None)
-        return super()._apply(*args, **options)
-
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        self.__dict__.pop("_memory", None)
-        super()._load_from_state_dict(*args, **options)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
         """Like `load_state_dict` of torch's modules; takes arrays too, and the error for a wrong shape is a ShapeError.
@@ -375,10 +336,14 @@ class AttentionModule(TakesArrays, Viewable):
             raise StateShapeError(str(error)) from None
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name not in _NOT_SAVED}
-        return {**own, "_last": detached(self)}
+        own = {name: value for name, value in self.__dict__.items() if name != "_frozen"}
+        return {**own, "_last": None if self._last is None else self._last.detached()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's
-        super().__setstate__({name: value for name, value in state.items() if name not in (*_NOT_SAVED, *weights)})
+        super().__setstate__({name: value for name, value in state.items() if name not in ("_frozen", *weights)})
         self._last = weights.get("attention_weights") or restored(state.get("_last"))
+
+
+def _is_plain(linear: Any) -> bool:
+    return type(linear) is nn.Linear and not is_changed(linear)

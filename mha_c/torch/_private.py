@@ -174,7 +174,12 @@ def _unflatten(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
 
 # An axis as several.  Before torch.unflatten there was, tracers recorded the method with names of dimensions, which
 # no program can hold.
-unflatten: Any = Tensor.unflatten if _found("torch.unflatten") else _unflatten
+unflatten: Any = _unflatten
+if _found("torch.unflatten"):
+
+    def unflatten(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:  # the method: compilers know it, tracers too
+        return x.unflatten(axis, sizes)
+
 
 
 # --- Missed -------------------------------------------------------------------------------------------
@@ -273,13 +278,6 @@ def constant_to_compilers(function: Any) -> Any:
     """Mark the function: compilers call it once.  A torch without this mark traces into it, and adds more guards."""
     function._dynamo_marked_constant = True
     return function
-
-
-def known_to_compilers(condition: Any) -> bool:
-    """Whether a condition on sizes certainly holds; without the name torch assumes so and adds a guard."""
-    from torch.fx.experimental import symbolic_shapes  # slow to import; compilers have imported it already
-
-    return bool(getattr(symbolic_shapes, "guard_or_false", bool)(condition))
 
 
 def without_tracing(x: Tensor) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ShapeError
 from ._call.children import is_changed
-from ._lazy_sizes import copied
+from ._call.inputs import copied
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 

@@ -5,43 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
 
-import numpy as np
 from torch import nn
 
-from .. import _core
 from ._call.children import standard_parts
+from ._call.packed import Packed
 from ._module import AttentionModule
 from ._private import on_cpu
-from ._tensors import FLOATS, array
-
-_NAMES = "W_q", "W_k", "W_v", "W_o"
-
-
-class Packed(NamedTuple):
-    """Weights packed for the kernels; `layer_parts` uses them while parameters and instruction set are the same."""
-
-    isa: str
-    parameters: Any
-    ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
-    copies: list[Any]  # of W_k and W_v, made once something is kept and shared from then on: `decoding.known_weights`
-
-    @classmethod
-    def of(cls, parameters: Any) -> Packed:
-        ready = tuple(
-            None if W is None else (pack(W), b, tuple(W.shape)) for W, b in zip(parameters[:4], parameters[4:])
-        )
-        return cls(_core.isa(), parameters, ready, [])
-
-    def changed(self) -> list[str]:
-        """Names of the weights whose numbers have changed; compares every number."""
-        trios = zip(_NAMES, self.parameters, self.ready)
-        return [name for name, W, then in trios if then is not None and pack(W).tobytes() != then[0].tobytes()]
-
-
-def pack(weight: Any) -> Any:
-    return _core.pack_linear(np.ascontiguousarray(array(weight)))
+from ._tensors import FLOATS
 
 
 @contextmanager
@@ -80,8 +51,9 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     found: list[tuple[str, AttentionModule, Packed]] = []
     for name, module in model.named_modules():
         parts = standard_parts(module) if isinstance(module, AttentionModule) else None
-        if parts is not None and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in parts[0][:4]):
-            found.append((name, module, Packed.of(parts[0])))
+        weights = () if parts is None else parts.parameters.weights()
+        if weights and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in weights):
+            found.append((name, module, Packed.of(parts.parameters)))
     for _, module, packed in found:
         module.__dict__["_frozen"] = packed
     try:

@@ -7,41 +7,20 @@ result is rounded.  Unless said otherwise, arguments mean what they mean in `mha
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Optional, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, Optional, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from .._arguments import scalars
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
-from .._arguments.scalars import LateSeed
 from ..errors import ShapeError
-from ._call import by_torch, mathematics, ways
-from ._call.autograd import apply_attention, run_attention
-from ._call.checks import check_attention, check_options, check_terms, checked_lengths
-from ._call.mathematics import AttentionCall
-from ._private import has_operators, on_cpu, tracing_state
-from ._tensors import (
-    FLOATS,
-    HALVES,
-    autocast_on,
-    check_devices,
-    check_inputs,
-    common_type,
-    draw_seed,
-    draw_seed_tensor,
-    exporting,
-    is_compiling,
-    lengths,
-    refuse_half_fake,
-    refuse_types,
-    result_type,
-    seed_tensor,
-)  # fmt: skip
+from ._call.attention import attend
+from ._call.dropout import Rng
+from ._call.records import AttentionCall, AttentionTensors
+from ._private import on_cpu
+from ._tensors import HALVES, check_inputs, is_compiling, refuse_half_fake, refuse_types, result_type
 from .positions import alibi_slopes, rotary, t5_buckets
 from .summary import weights_summary
 
@@ -51,9 +30,6 @@ if TYPE_CHECKING:
     from .._types import Options
 
     TensorOptions = Options[Optional[Tensor], "Rng"]
-
-Rng = Union[None, int, torch.Generator]
-WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 __all__ = [
     "additive_attention",
@@ -72,21 +48,6 @@ def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
 ) -> Tensor: ...  # fmt: skip
-@overload
-def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
-    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 @overload
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
@@ -142,24 +103,6 @@ def additive_attention(
     valid_lens: Any = None, *,
     return_weights: Literal[False] = False, return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
 ) -> Tensor: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
-    valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[False] = False, **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
-    valid_lens: Any = None, *,
-    return_weights: Literal[False] = False, return_lse: Literal[True], **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
-@overload
-def additive_attention(
-    q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
-    valid_lens: Any = None, *,
-    return_weights: Literal[True], return_lse: Literal[True], **options: Unpack[TensorOptions],
-) -> tuple[Tensor, Tensor, Tensor]: ...  # fmt: skip
 @overload
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
@@ -272,92 +215,17 @@ def _attention(
     check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
-    cap = 0.0 if softcap is None else scalars.positive(softcap, "softcap")
-    numbers: Any = q, k, v, w_v, bias, relative_bias, sinks
-    dtype: Any = q.dtype
-    if on_cpu(q) or q.is_meta:
-        dtype = result_type(dtype)
-    elif autocast_on(q):
-        dtype = None  # that of torch's kernels
-    common = q.dtype if q.dtype in FLOATS else torch.float32
-    kinds = {x.dtype for x in numbers if x is not None}
-    if kinds != {common} and not (len(kinds) == 1 and not on_cpu(q)):  # other devices keep 16-bit floats
-        common = common_type(q=q, k=k, v=v, w_v=w_v, **terms)
-        numbers = tuple(None if x is None else x.to(common) for x in numbers)
-    q, k, v, w_v, bias, relative_bias, sinks = numbers
-    tensors = q, k, v, w_v, keep_mask, bias, relative_bias, sinks
     left, right = (-1, -1) if window is None else core_window(window)
-    scale = scalars.scale(scale, common is torch.float32)
-    corner = None if causal is False else core_corner(causal, q, k)
-
-    def call_with(lens: Any, seed: Any) -> AttentionCall:
-        return AttentionCall(
-            lens, corner, left, right, scale, dropout, seed, empty_rows, return_weights, return_lse, cap
-        )
-
-    found, chosen = None, ways.way(q, numbers, None)
-    if chosen == "core":
-        wants_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in numbers)
-        with suppress(BufferError):
-            call = call_with(lengths(valid_lens), _late_seed(rng, dropout))
-            found = (apply_attention if wants_grad else run_attention)(call, *tensors)
-    if found is None:  # the core would have checked all this itself
-        check_devices(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
-        check_options(empty_rows, dropout, keep_mask)
-        refuse_half_fake(q=q, k=k, v=v, w_v=w_v, valid_lens=valid_lens, keep_mask=keep_mask, **terms)
-        if exporting() or not is_compiling():  # as in `ways.py`
-            check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
-        if tracing_state() is None:
-            check_terms(q, relative_bias, sinks)
-        lens = None if valid_lens is None else checked_lengths(valid_lens, q)
-        if chosen == "operator" and not (cap or relative_bias is not None or sinks is not None):
-            call = call_with(lens, _seed_tensor(rng) if dropout else None)
-            found = torch.ops.mha_c.attention(q, k, v, w_v, lens, keep_mask, bias, *call[1:10])
-        else:
-            drop, plain = _drop(dropout, rng, q), rng is None and not (return_weights or return_lse)
-            found = by_torch.attention(call_with(lens, 0), drop, plain, *tensors)
+    call = AttentionCall(
+        valid_lens, None if causal is False else core_corner(causal, q, k), left, right,
+        scalars.scale(scale, q.dtype is not torch.float64), dropout, 0, empty_rows, return_weights, return_lse,
+        0.0 if softcap is None else scalars.positive(softcap, "softcap"),
+    )  # fmt: skip
+    found = attend(call, AttentionTensors(q, k, v, w_v, keep_mask, bias, relative_bias, sinks), rng)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
-    wanted = [x if dtype in (None, x.dtype) else x.to(dtype) for x in wanted]
+    if on_cpu(q) or q.is_meta:
+        wanted = [x.to(result_type(q.dtype)) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
-
-
-def _drop(dropout: float, rng: Rng, q: Tensor) -> Any:
-    """The dropout of a call by torch's operations; None without dropout."""
-    if exporting() and dropout and rng is not None:
-        raise RuntimeError("mha_c: an exported program drops by torch's own generator: leave rng out")
-    if not (by_torch.drops_as_core(q) or (rng is not None and not exporting() and on_cpu(q))):
-        return by_torch.dropout_of(dropout, rng)
-    return mathematics.core_dropout(dropout, _seed_tensor(rng) if dropout and has_operators else _seed(rng, dropout))
-
-
-def _seed(rng: Rng, dropout: float) -> int:
-    if rng is None or isinstance(rng, torch.Generator):
-        return draw_seed(rng) if dropout else 0
-    return _given_seed(rng)
-
-
-def _late_seed(rng: Rng, dropout: float) -> Any:
-    """The seed for the core, which draws it."""
-    given = rng is not None and not isinstance(rng, torch.Generator)
-    return LateSeed(partial(draw_seed, rng)) if dropout and not given else _seed(rng, 0.0)
-
-
-def _given_seed(rng: Any) -> int:
-    if isinstance(rng, (bool, np.bool_)) or not isinstance(rng, (int, np.integer)):
-        raise TypeError(f"rng must be None, a whole number or a torch.Generator, got {rng!r}")
-    return scalars.seed(rng)
-
-
-def _seed_tensor(rng: Rng) -> Tensor:
-    """The seed as a tensor of int64."""
-    if rng is None or isinstance(rng, torch.Generator):
-        return draw_seed_tensor(rng)
-    if not isinstance(rng, (int, Tensor)) and hasattr(rng, "dtype"):  # a compiler made NumPy's number an array
-        given = torch.as_tensor(rng)
-        if given.dim() or given.dtype not in WHOLE:
-            raise TypeError(f"rng must be None, a whole number or a torch.Generator, got an array of {given.dtype}")
-        return given.view(torch.int64) if given.element_size() == 8 else given.to(torch.int64)
-    return seed_tensor(_given_seed(rng))
 
 
 def _projected(x: Tensor, name: str, weight: Optional[Tensor], weight_name: str, n_out: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .._arguments import constructors, scalars
 from ..masking import TransposesHeads
 from . import masking
-from ._call import mathematics
+from ._call import formulas
 from ._call.children import Layout
 from ._decoder.projected import ProjectedKeyValues, project
 from ._module import AttentionModule
@@ -133,7 +133,6 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     torch.Size([2, 5, 4, 6])
     """
 
-    _remembers = True
     _masking = masking
     FORMS = constructors.MULTI_HEAD
 
@@ -179,10 +178,6 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
             return inner._shown(self.num_heads)
         weights = inner.attention_weights
         return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
-
-    def _forget_assigned(self) -> None:
-        if self._last is not None:
-            self._last = None
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         heads = [self.transpose_qkv(x) for x in (queries, keys, values)]
@@ -315,7 +310,7 @@ def textbook(
     if scorer is not None:
         scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     elif queries.shape[-1] == 0:
-        scores = mathematics.dot_product_scores(queries, keys)
+        scores = formulas.dot_product_scores(queries, keys)
     else:
         scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
     valid_lens = None if valid_lens is None else torch.as_tensor(valid_lens)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import similarity as of_numpy
 from .._arguments import scalars
-from ._call import mathematics
+from ._call import formulas
 from ._call.checks import checked_lengths
 from ._module import TakesArrays
 from ._tensors import check_inputs, has_numbers
@@ -121,8 +121,8 @@ class KernelAttention(TakesArrays):
 
 def seen_keys(q: Tensor, k: Tensor, valid_lens: Any) -> Tensor:
     """k with zeros for keys that no query sees: else a key of NaN would make gradients NaN, even times 0."""
-    visible: Any = mathematics.visible_keys(q, k, checked_lengths(valid_lens, q))
-    return mathematics.without_unseen(k[:, None], visible, None)[:, 0]
+    visible: Any = formulas.visible_keys(q, k, checked_lengths(valid_lens, q))
+    return formulas.without_unseen(k[:, None], visible, None)[:, 0]
 
 
 def distances(q: Tensor, k: Tensor) -> Tensor:

@@ -17,12 +17,13 @@ from .._arguments import scalars
 from .._arguments.arrays import check_features
 from .._arguments.constructors import divisible
 from .._layer.viewable import Viewable
-from ._call.children import is_changed
-from ._call.ways import attend
+from ._call.attention import attend
+from ._call.formulas import composed
+from ._call.records import AttentionCall, AttentionTensors
 from ._module import TakesArrays
-from ._private import GLOBAL_HOOKS, unflatten
+from ._private import unflatten
 from ._tensors import check_inputs
-from ._weights.kept import detached, last_call, restored
+from ._weights.last import Last, last_of, restored
 from .functional import dot_product_attention
 
 __all__ = [
@@ -99,20 +100,22 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         self.d_model, self.num_heads = divisible(d_model, "d_model", num_heads)
         for name in of_numpy.MultiHeadedSelfAttention._roles:
             setattr(self, name, nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype))
-        self._last: Any = None
+        self._last: Optional[Last] = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
         check_features(x, "x", self.d_model)
+        call = AttentionCall(empty_rows="uniform")
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            tensors = AttentionTensors(q, k, v)
+            found = attend(call, tensors)
+            self._last = last_of(call, tensors, found, (False, False))
+            return found.out
+
         linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
-        if any(GLOBAL_HOOKS) or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
-            q, k, v = (linear(x) for linear in linears[:3])
-            out, self._last = attend(q, k, v, None, num_heads=self.num_heads)
-            return linears[3](out)
-        weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
-        out, self._last = attend(x, x, x, None, (*weights, *biases, None), self.num_heads)
-        return out
+        return composed((x, x, x), linears, self.num_heads, attention)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
@@ -121,14 +124,12 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, H, T, T)."""
-        last = last_call(self)
-        if last is None:
+        if self._last is None:
             raise AttributeError("no attention_weights yet: call the layer first, then read them")
-        found: Tensor = last.weights(self.num_heads)
-        return found
+        return self._last.weights(self.num_heads)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": detached(self)}
+        return {**self.__dict__, "_last": None if self._last is None else self._last.detached()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_last": restored(state.get("_last"))})

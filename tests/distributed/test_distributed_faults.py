@@ -73,9 +73,3 @@ def test_a_rank_that_is_late_within_the_timeout():
     with World(2) as world:
         results = world.run(cases.ring_slowly, 1, 1.0)
     assert all(isinstance(value, float) for found in results for value, _ in found)
-
-
-def test_a_rank_dies_beside_sharded_heads():
-    with World(2) as world:  # a death is noticed at once: the connection is closed
-        (found, _) = world.ask(cases.sharded_with_a_death, 1)
-    assert "shard_heads: rank 0 of 2 waited for the other ranks" in is_an_error(*found)

@@ -1,4 +1,4 @@
-"""Layers shared by several processes, beside the same layer in one: by heads, and by sequence."""
+"""Layers shared by several processes, beside the same layer in one: by heads (torch's own way), and by sequence."""
 
 import numpy as np
 import pytest
@@ -24,87 +24,44 @@ def close(found, known, message=""):
     np.testing.assert_allclose(found, known, rtol=1e-12, atol=1e-12, err_msg=message)
 
 
+# --- torch's tensor parallel -----------------------------------------------------------
+
+
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_forward_and_backward(world, dropout, bias):
-    known, gradients, known_weights = cases.whole_call(0, 1, dropout, bias)
-    results = world.run(cases.sharded_call, dropout, bias)
-    share = cases.HIDDEN // world.n
-    for rank, (found, own, weights) in enumerate(results):
+def test_forward_and_backward(world, bias):
+    known, gradients, known_weights = cases.whole_call(0, 1, bias)
+    share = cases.HEADS // world.n
+    for rank, (found, found_gradients, weights) in enumerate(world.run(cases.parallel_call, bias)):
         for x, y in zip(found, known):
             close(x, y)
-        close(weights, known_weights)
-        mine = slice(rank * share, (rank + 1) * share)
         for name, whole in gradients.items():
-            part = whole[:, mine] if name == "W_o.weight" else whole if name == "W_o.bias" else whole[mine]
-            if name == "W_o.bias" and rank:
-                assert name not in own
-            else:
-                close(own[name], part, name)
+            close(found_gradients[name], whole, name)
+        close(weights, known_weights[:, rank * share : (rank + 1) * share])
 
 
-def test_one_tensor_as_all_inputs(world):
-    for out, grad, other, other_grad in world.run(cases.self_attention):
-        close(other, out)
-        close(other_grad, grad)
-
-
-def test_state_dict_is_that_of_the_whole_layer(world):
-    share = cases.HIDDEN // world.n
-    for rank, (equal, loaded, gathered, sizes) in enumerate(world.run(cases.states)):
-        assert equal and loaded and gathered
-        assert (share, 9) in sizes and (cases.HIDDEN, share) in sizes
-        assert ((cases.HIDDEN,) in sizes) == (rank == 0)
-
-
-def test_in_a_model(world):
-    for losses, distance in world.run(cases.in_a_model):
+def test_training(world):
+    for losses, distance in world.run(cases.parallel_steps):
         close(losses[4:], losses[:4])
         assert len(set(losses[:4])) == 4 and distance < 1e-12
 
 
-def test_importance_of_heads(world):
-    for known, found, text in world.run(cases.importance):
-        assert known.keys() == found.keys() == {"ablation", "gradient", "entropy", "confidence"}
-        for method, scores in known.items():
-            np.testing.assert_allclose(found[method], scores, rtol=1e-9, atol=1e-12)
-            assert len(set(scores)) == cases.HEADS
-        assert "gather_heads" in text
+def test_the_attention_is_the_cores(world):
+    assert world.run(cases.core_calls) == [1] * world.n
 
 
-def test_different_inputs_are_found_at_the_first_call(world):
-    for text in world.run(cases.different_inputs):
-        assert "the ranks differ in the inputs" in text and "on rank 1" in text
-
-
-def test_different_parameters_are_found(world):
-    for text in world.run(cases.different_parameters):
-        assert "the ranks differ in the layer's parameters" in text and "on rank 1" in text
+# --- spread_sequence -----------------------------------------------------------------
 
 
 def test_copies_and_pickles(world):
-    for found in world.run(cases.copies_and_pickles):
-        assert len(found) == 2 and all(equal and "its process group belongs to this" in text for equal, text in found)
-
-
-def test_refusals(world):
-    for three, lazy, nothing in world.run(cases.refusals):
-        assert f"num_heads (3) must be divisible by the number of ranks ({world.n})" in three
-        assert "call it once before shard_heads" in lazy
-        assert "Linear has no MultiHeadAttention in it" in nothing
+    found = world.run(cases.copies_and_pickles)
+    assert all(equal and "its process group belongs to this" in text for equal, text in found)
 
 
 def test_what_would_not_be_called_as_in_the_whole_layer_is_refused(world):
     for of_rank in world.run(cases.hooked_layers):
-        for place, shared_out, spread in of_rank:
-            if place in ("", "W_o"):
-                assert "which would see part of a sum" in shared_out
-            else:
-                assert ("neither is called in training" in shared_out) if "attention" in place else shared_out is None
-            assert ("attention is a Dot" in spread) if place == "attention" else spread is None
+        for place, said in of_rank:
+            assert ("attention is a Dot" in said) if place == "attention" else said is None
 
-
-# --- spread_sequence -----------------------------------------------------------------
 
 CAUSAL = torch.arange(1, 20).repeat(2, 1)
 

@@ -95,15 +95,6 @@ def test_projected_keys_and_values(kind, lens, dtype, isa, rng):
     assert kv.shape[:2] == (3, 6) and "ProjectedKeyValues(shape=(3, 6," in repr(kv)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_values_that_were_not_projected_are_in_no_mean(kind, rng):
-    """A length of 0 asks for the mean of all values: those behind the longest length, too."""
-    x = rng.standard_normal((2, 5, 24))
-    kv = layer_of(kind, np.float64).project(x, x, [3, 4])
-    with pytest.raises(ValueError, match="a length of 0 asks for the mean of all 5 values, and project was told of 4"):
-        layer_of(kind, np.float64)(x, kv, valid_lens=[0, 4])
-
-
 def test_copies_of_a_cache_go_on_by_themselves(rng):
     layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 4, 24))
     cache = layer.new_cache(2, 8)
@@ -212,8 +203,6 @@ def test_errors(rng):
     ):
         with pytest.raises(kind, match="index"):
             cache.reorder(index)
-    with pytest.raises(ValueError, match="reaches beyond the 2 keys"):
-        layer(x, kv, valid_lens=[3, 3])
     with pytest.raises(TypeError, match="together with the keys"):
         layer(x, kv, x)
     with pytest.raises(TypeError, match="missing or None: values"):

@@ -320,7 +320,7 @@ def at_every_line(write, read):
 
 
 def replace_weight(layer):
-    layer.W_k.weight -= 1
+    layer.W_k.weight = layer.W_k.weight - 1
 
 
 WRITERS = {

@@ -346,14 +346,10 @@ def test_parameters_are_handles(rng):
     same(layer.W_v.weight, before - 0.5 + 0.25)
     weight.data = before
     same(weight.data, before)
-    weight.data -= 1
+    weight -= 1
     same(layer.W_v.weight, before - 1)
     with pytest.raises(ValueError, match="read-only"):
         weight.data[0] = 1  # what is read is not the layer's to write
-    bias = layer.W_v.bias.copy()
-    with pytest.raises(ValueError, match="read-only"):
-        np.add.at(layer.W_v.bias, 0, 1)  # NumPy itself does not look
-    same(layer.W_v.bias, bias)
     with pytest.raises(ShapeError, match=r"W_v.weight must have shape \(12, 8\), got \(3,\)"):
         weight.data = np.ones(3)
 

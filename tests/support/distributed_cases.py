@@ -6,7 +6,6 @@ import time
 import torch
 import torch.distributed as dist
 
-import mha_c.torch
 import mha_c.torch.distributed as D
 from mha_c.torch.distributed import _ring
 
@@ -16,12 +15,10 @@ def pieces(arrays, rank, n, layout, requires_grad):
     return [x.requires_grad_(requires_grad) for x in cut]
 
 
-def ring(rank, n, arrays, grad=None, layout="contiguous", options=None, message_bytes=None, jitter=None):
+def ring(rank, n, arrays, grad=None, layout="contiguous", options=None, jitter=None):
     """ring_attention of this rank's pieces of (q, k, v): out, and with grad the gradients of the pieces."""
-    before = _ring.MESSAGE_BYTES, _ring.attention_forward, _ring.attention_backward
+    before = _ring.attention_forward, _ring.attention_backward
     try:
-        if message_bytes is not None:
-            _ring.MESSAGE_BYTES = message_bytes
         if jitter is not None:
             _delay(random.Random(1000 * jitter + rank))
         mine = pieces(arrays, rank, n, layout, grad is not None)
@@ -31,7 +28,7 @@ def ring(rank, n, arrays, grad=None, layout="contiguous", options=None, message_
         out.backward(pieces([grad], rank, n, layout, False)[0])
         return [out.detach().numpy(), *(x.grad.numpy() for x in mine)]
     finally:
-        _ring.MESSAGE_BYTES, _ring.attention_forward, _ring.attention_backward = before
+        _ring.attention_forward, _ring.attention_backward = before
 
 
 def _delay(rng):
@@ -95,14 +92,6 @@ def ring_mismatch(rank, n, change, culprit):
     except (TypeError, ValueError, RuntimeError) as error:
         return type(error).__name__, str(error)
     return None
-
-
-def different_functions(rank, n):
-    x = torch.zeros(1, 1, 2, 2)
-    try:
-        return D.ring_attention(x, x, x) if rank else D.shard_heads(mha_c.torch.MultiHeadAttention(4, 4, 4, 4, n, 0.0))
-    except RuntimeError as error:
-        return str(error)
 
 
 def unseeded_dropout(rank, n, seeds):

@@ -5,7 +5,6 @@ import time
 
 import torch
 
-import mha_c.torch
 import mha_c.torch.distributed as D
 from mha_c.torch.distributed import _ring
 
@@ -66,13 +65,3 @@ def ring_slowly(rank, n, victim, seconds):
     finally:
         _ring.attention_forward = compute
     return results
-
-
-def sharded_with_a_death(rank, n, victim):
-    torch.manual_seed(0)
-    module = D.shard_heads(mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 4, 0.0))
-    x = torch.ones(1, 3, 8)
-    module(x, x, x)
-    if rank == victim:
-        os._exit(1)
-    return outcome(lambda: module(x, x, x) is None)

@@ -5,11 +5,9 @@ import pickle
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import mha_c.torch
 import mha_c.torch.distributed as D
-from mha_c import heads
 
 HIDDEN, HEADS = 24, 8
 
@@ -37,144 +35,77 @@ def numbers(tensors):
     return [None if x is None else number(x) for x in tensors]
 
 
-def whole_call(rank, n, dropout=0.0, bias=True):
+def whole_call(rank, n, bias=True):
     """One process's output, gradients of inputs and of all parameters."""
-    module, x = layer(dropout, bias), inputs()
-    torch.manual_seed(5)
+    module, x = layer(bias=bias), inputs()
     out = module(*x, LENS)
     out.square().sum().backward()
     gradients = {name: number(p.grad) for name, p in module.named_parameters()}
     return numbers([out, *(t.grad for t in x)]), gradients, number(module.attention_weights)
 
 
-def sharded_call(rank, n, dropout=0.0, bias=True):
-    """The same of sharded heads, the parameters' gradients as parts of the whole's, and the weights."""
-    module, x = D.shard_heads(layer(dropout, bias)), inputs()
-    torch.manual_seed(5)
+def parallel(module):
+    """The recipe of docs/scale-out.md: torch's tensor parallel over the heads of a module."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {**{name: ColwiseParallel() for name in ("W_q", "W_k", "W_v")}, "W_o": RowwiseParallel()}
+    module = parallelize_module(module, mesh, plan)
+    module.num_heads //= mesh.size()
+    return module
+
+
+def parallel_call(rank, n, bias=True):
+    """Output and gradients of the inputs, the parameters' gradients as a whole, the weights of this rank's heads."""
+    module, x = parallel(layer(bias=bias)), inputs()
     out = module(*x, LENS)
     out.square().sum().backward()
-    own = {name.removeprefix("part."): number(p.grad) for name, p in module.named_parameters()}
-    return numbers([out, *(t.grad for t in x)]), own, number(module.attention_weights)
+    gradients = {name: number(p.grad.full_tensor()) for name, p in module.named_parameters()}
+    return numbers([out, *(t.grad for t in x)]), gradients, number(module.attention_weights)
 
 
-def self_attention(rank, n):
-    module, x = layer(), torch.randn(2, 4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    square = mha_c.torch.MultiHeadAttention(9, 9, 9, HIDDEN, HEADS, 0.0).double()
-    for p in square.parameters():
-        with torch.no_grad():
-            p.copy_(torch.linspace(-1, 1, p.numel(), dtype=torch.float64).sin().view_as(p))
-    results = []
-    for module in (square, D.shard_heads(square)):
-        mine = x.clone().requires_grad_()
-        out = module(mine, mine, mine)
-        out.sum().backward()
-        results += [number(out), number(mine.grad)]
-    return results
-
-
-def states(rank, n):
-    """state_dict of the sharded layer, and a layer that loads another's."""
-    module = layer()
-    sharded = D.shard_heads(copy.deepcopy(module))
-    saved = sharded.state_dict()
-    equal = saved.keys() == module.state_dict().keys() and all(
-        torch.equal(saved[name], x) for name, x in module.state_dict().items()
-    )
-    other = layer(seed=7)
-    sharded.load_state_dict(other.state_dict())
-    x = inputs()
-    loaded = torch.allclose(sharded(*x, LENS), other(*x, LENS), rtol=1e-12)
-    back = D.gather_heads(sharded)
-    gathered = all(torch.equal(a, b) for a, b in zip(back.parameters(), other.parameters()))
-    sizes = [tuple(p.shape) for p in sharded.parameters()]
-    again = torch.equal(back(*x, LENS), other(*x, LENS))
-    return equal, loaded, gathered and again and back.num_heads == HEADS, sizes
-
-
-def in_a_model(rank, n):
-    """Inside a model, trained for some steps beside the whole one."""
-    torch.manual_seed(0)
-    attention = mha_c.torch.MultiHeadAttention(9, 9, 9, HIDDEN, HEADS, 0.0, bias=True)
-    model = nn.ModuleDict({"norm": nn.LayerNorm(9), "attention": attention, "again": attention}).double()
-    other = D.shard_heads(copy.deepcopy(model))
-    assert other["attention"] is other["again"]
-    x = torch.randn(2, 5, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    losses = []
-    for m in (model, other):
-        optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+def parallel_steps(rank, n):
+    """Losses of some steps of training of a whole layer and of a parallel one, and what the state_dict then holds."""
+    losses, states = [], []
+    for change in (lambda module: module, parallel):
+        module, x = change(layer()), [t.detach() for t in inputs()]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         for _ in range(4):
-            y = m["norm"](x)
-            loss = (m["attention"](y, y, y) - 1).square().mean()
+            loss = (module(*x, LENS) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    state = D.gather_heads(other).state_dict()
-    return losses, max(float((state[name] - x).abs().max()) for name, x in model.state_dict().items())
+        states.append({name: getattr(x, "full_tensor", lambda x=x: x)() for name, x in module.state_dict().items()})
+    return losses, max(float((states[1][name] - x).abs().max()) for name, x in states[0].items())
 
 
-def importance(rank, n):
-    module, x = layer(), inputs()
+def core_calls(rank, n):
+    """How many calls of the core's attention a call of a parallel layer makes."""
+    from mha_c.torch._call import attention
 
-    def loss(model, batch):
-        return (model(*batch) - 1).square().mean()
-
-    batch = (*[t.detach() for t in x], torch.tensor([7, 3, 2]))
-    found = [heads.importance(m, batch, "all", loss=loss).scores for m in (module, D.shard_heads(module))]
-    try:
-        heads.prune(D.shard_heads(module), [0])
-    except TypeError as error:
-        return *found, str(error)
-    return None
-
-
-def different_inputs(rank, n):
-    module, x = D.shard_heads(layer()), inputs()
-    try:
-        module(x[0] + (rank == 1), x[1], x[2], LENS)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def different_parameters(rank, n):
-    try:
-        D.shard_heads(layer(seed=rank == 1))
-    except ValueError as error:
-        return str(error)
-    return None
+    module, x, found = parallel(layer()), inputs(), []
+    original = attention.run_attention
+    attention.run_attention = lambda *args: found.append(1) or original(*args)
+    module(*x, LENS)
+    attention.run_attention = original
+    return len(found)
 
 
 def copies_and_pickles(rank, n):
-    """Whether a copy computes what its module does, and what pickle says, of sharded heads and of a spread sequence."""
-    found = []
-    for share in (D.shard_heads, D.spread_sequence):
-        module, x = share(layer()), [torch.ones(1, 2, size, dtype=torch.float64) for size in (9, 10, 11)]
-        equal = torch.equal(copy.deepcopy(module)(*x), module(*x))
-        try:
-            pickle.dumps(module)
-        except TypeError as error:
-            found.append((equal, str(error)))
-    return found
-
-
-def refusals(rank, n):
-    texts = []
-    for module in (
-        mha_c.torch.MultiHeadAttention(num_hiddens=6, num_heads=3, dropout=0.0),
-        mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=8, dropout=0.0),
-        nn.Linear(2, 2),
-    ):
-        try:
-            D.shard_heads(module)
-        except ValueError as error:
-            texts.append(str(error))
-    return texts
+    """Whether a copy computes what its module does, and what pickle says, of a spread sequence."""
+    module, x = D.spread_sequence(layer()), [torch.ones(1, 2, size, dtype=torch.float64) for size in (9, 10, 11)]
+    equal = torch.equal(copy.deepcopy(module)(*x), module(*x))
+    try:
+        pickle.dumps(module)
+    except TypeError as error:
+        return equal, str(error)
+    return None
 
 
 def hooked_layers(rank, n):
-    """What shard_heads, a call in training and spread_sequence say of layers that are hooked here and there; None where
-    they say nothing."""
+    """What spread_sequence says of layers that are hooked here and there; None where it says nothing."""
 
     def refusal(call):
         try:
@@ -182,19 +113,12 @@ def hooked_layers(rank, n):
         except TypeError as error:
             return str(error)
 
-    found, x = [], torch.ones(1, 2, HIDDEN)
+    found = []
     for place in ("", "W_o", "W_q", "attention", "attention.dropout"):
         for kind in ("register_forward_hook", "register_forward_pre_hook"):
             module = mha_c.torch.MultiHeadAttention(HIDDEN, HIDDEN, HIDDEN, HIDDEN, HEADS, 0.5)
-            torch.manual_seed(0)
-            module.reset_parameters()
             getattr(module.get_submodule(place), kind)(lambda *_: None)
-            part = [module]
-            said = refusal(lambda: part.append(D.shard_heads(module)))  # noqa: B023  called here
-            said = said or refusal(lambda: part[1](x, x, x))  # noqa: B023
-            found.append((place, said, refusal(lambda: D.spread_sequence(module))))  # noqa: B023
-            if said is None or place.startswith("attention"):
-                part[1].eval()(x, x, x)  # in evaluation they are called
+            found.append((place, refusal(lambda: D.spread_sequence(module))))  # noqa: B023  called here
     return found
 
 

@@ -65,18 +65,3 @@ def test_autocast_rounds_once(name, dtype):
             assert steps[0].dtype == dtype == layer.attention_weights.dtype
 
 
-def test_what_a_module_remembers_is_used_under_autocast(monkeypatch):
-    from mha_c.torch._decoder import repeated_keys
-
-    calls, attend = [], repeated_keys.RepeatedKeys.attend
-    monkeypatch.setattr(repeated_keys, "LEAST", 0)
-    monkeypatch.setattr(repeated_keys.RepeatedKeys, "attend", lambda *args: calls.append(1) or attend(*args))
-    layer, x = mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0).eval(), torch.randn(2, 5, 16)
-    for grad in (False, True):
-        for n in range(1, 6):
-            expected = layer(x[:, n - 1 : n].repeat(1, 2, 1), x[:, :n], x[:, :n])[:, :1].bfloat16()
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16):
-                found = layer(x[:, n - 1 : n], x[:, :n], x[:, :n])
-            assert torch.equal(found, expected) and found.requires_grad == grad
-            assert layer.attention_weights.dtype == found.dtype == torch.bfloat16
-    assert len(calls) == 9  # the first shows where a sequence begins

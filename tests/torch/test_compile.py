@@ -41,12 +41,11 @@ class Graphs:
     """A backend that runs what it is given as it is, and remembers which of our operators are in it."""
 
     def __init__(self):
-        self.names, self.keep = [], set()
+        self.names = []
 
     def __call__(self, graph, _):
         ours = [node for node in graph.graph.nodes if "mha_c" in str(node.target)]
         self.names += [str(node.target).split(".")[1] for node in ours]
-        self.keep.update(node.args[-1] for node in ours if "inference" in str(node.target))  # attention weights
         return graph
 
 
@@ -61,10 +60,11 @@ def test_bits_of_eager_calls(name, length):
             found = call(x, y, y, lens), layer.attention_weights + 0
             shown = copy.deepcopy(layer).attention_weights
             expected = layer(x, y, y, lens), layer.attention_weights + 0
-            assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
-            assert torch.equal(shown + 0, expected[1])
-    assert set(graphs.names) == {"layer_inference"} and len(graphs.names) >= 2
-    assert name[:10] != "multi-head" or graphs.keep == {length == 3}
+            assert torch.equal(found[0], expected[0])
+            # Weights by torch's operations: some roundings of float32 in numbers up to 1.
+            torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=1e-6)
+            assert torch.equal(shown + 0, found[1])
+    assert set(graphs.names) == {"layer"} and len(graphs.names) >= 2
 
 
 def test_dropout_and_training_in_a_call():
@@ -79,11 +79,10 @@ def test_dropout_and_training_in_a_call():
 
 
 def test_weights_are_read_where_they_lie(monkeypatch):
-    """No copy, no packing, and nothing of what only a backward call needs."""
+    """No copy, no packing."""
     layer, x, met = make("multi-head with biases"), torch.randn(1, 2, 8), []
 
     def forward(*call, original=ops.layer_forward):
-        assert call[10:] in ((), (False,))
         met.append([tensor.data_ptr() for tensor in (*call[:3], *call[4][:8])])
         return original(*call)
 
@@ -194,26 +193,6 @@ def test_sizes_that_are_not_known(grad):
         call = compiled(chosen)
         for which in (torch.arange(60) % 3 > 0, torch.arange(60) % 20 == 3):
             assert torch.equal(call(x, which), chosen(x, which))
-
-
-def test_the_operator_of_inference_is_well_formed():
-    def check(*arguments):
-        tests = "test_schema", "test_faketensor"
-        torch.library.opcheck(torch.ops.mha_c.layer_inference, arguments, test_utils=tests)
-
-    x, y, w_v = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(1, 4)
-    W, b, lens, none = [torch.randn(4, 4) for _ in range(4)], torch.randn(4), torch.tensor([2, 5]), [None] * 3
-    for arguments in (
-        (x, y, y.clone(), *W, [], 2, "uniform", 0.0),
-        (x, y, y.clone(), *W, [lens, b, None, None, b, None, None], 2, "zero", 0.0),
-        (x, y, y.clone(), *none, None, [torch.tensor([7, 9]), *none, None, None, torch.tensor(5)], 1, "uniform", 0.5),
-        (x, y, y.clone(), *W[:2], None, None, [None, *none, None, w_v, None], 1, "uniform", 0.0),
-    ):
-        check(*arguments, ops.keeps_weights(arguments[:3], arguments[3:7], arguments[8]))
-    many = torch.randn(1, 40, 4)
-    assert not ops.keeps_weights((many, many, many), W, 2)
-    for others in ([], [torch.tensor([3]), *none, None, None, None]):
-        check(many, many.clone(), many.clone(), *W, others, 2, "uniform", 0.0, False)
 
 
 @pytest.mark.parametrize("compiles", [False, True])

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 from mha_c import torch as ours  # noqa: E402
 from mha_c.torch import functional, variants  # noqa: E402
-from mha_c.torch._call import mathematics  # noqa: E402
+from mha_c.torch._call import formulas  # noqa: E402
 
 SUPPORT = Path(own_device.__file__).parent
 F64 = torch.float64
@@ -232,33 +232,6 @@ def test_padding_may_hold_nan(own):
         close(found[1], found[0])
 
 
-@pytest.mark.parametrize("which", ["keys", "values"])
-@pytest.mark.parametrize("name", layers())
-def test_a_query_is_spoilt_by_what_it_sees_alone(own, name, which):
-    """By a key of NaN that some queries of an item see: the others' results are those of the core, and no gradient of a
-    loss of these knows of it."""
-    layer, lens, found = layers()[name], torch.tensor([[3, 4, 6, 0], [6, 6, 6, 6]]), []
-    sees = (lens > 3) | ((lens <= 0) & torch.tensor(which == "values"))  # the mean over all values
-    for device, fill in (("cpu", float("nan")), (own, float("nan")), (own, 0.0)):
-        torch.manual_seed(4)
-        q, k, v = (torch.randn(2, n, 12) for n in (4, 6, 6))
-        (k if which == "keys" else v)[0, 3] = fill
-        sees[1] = False
-        leaves = [x.to(device).requires_grad_() for x in (q, k, v)]
-        layer = layer.to(device)
-        out = layer(*leaves, lens.to(device))
-        weights = layer.attention_weights
-        shown = weights if weights.dim() == 3 else weights.transpose(1, 2)  # (B, Q, .)
-        clean = ~sees.to(device)
-        loss = out[clean].square().sum() + shown[clean].square().sum()
-        found.append([out, weights, *torch.autograd.grad(loss, [*leaves, *layer.parameters()])])
-        found[-1][:2] = out.nan_to_num(9.0), weights.nan_to_num(9.0)
-        assert fill == 0 or torch.equal(out.isnan().any(-1).cpu(), sees)
-        assert fill == 0 or which == "values" or torch.equal(shown.isnan().flatten(2).any(-1).cpu(), sees)
-    close(found[1][:2], found[0][:2])  # NaN in the same places
-    close(found[1][2:], found[2][2:])
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", layers())
 def test_16_bit_floats(own, name, dtype):
@@ -439,7 +412,7 @@ def test_additive_features_come_in_pieces(own, monkeypatch):
         found.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
 
     for pieces in (1 << 24, 2000):
-        monkeypatch.setattr(mathematics, "FEATURES", pieces)
+        monkeypatch.setattr(formulas, "FEATURES", pieces)
         peaks.append(own_device.peak_bytes(call))
     close(found[1], found[0])
     assert peaks[1] < peaks[0] / 2

@@ -1,5 +1,6 @@
 """mha_c.explain, mha_c.cost and mha_c.show_config of torch's modules and devices: the way said is the way taken."""
 
+import contextlib
 import copy
 
 import pytest
@@ -10,7 +11,7 @@ torch = needs.module("torch")
 import mha_c  # noqa: E402
 import own_device  # noqa: E402  torch must be there
 from mha_c import torch as ours  # noqa: E402
-from mha_c.torch._call import by_torch, mathematics, ways  # noqa: E402
+from mha_c.torch._call import attention, choice, core, formulas  # noqa: E402
 
 OWN = own_device.load()
 
@@ -32,16 +33,16 @@ def way_of(layer, *args, **options):
     return mha_c.explain(layer, *args, **options).as_dict()["way"]
 
 
-@pytest.mark.parametrize("name", ["core", "torch", "children", "operator", "cache"])
+@pytest.mark.parametrize("name", ["plain", "cache", "device", "hook", "fake", "mode"])
 def test_the_way_said_is_the_way_taken(name, monkeypatch):
-    reached = []
+    wanted = "core" if name in ("plain", "cache") else "general"
     for layer in layers():
-        x, options = torch.randn(2, 4, 12), {}
-        if name == "torch":
+        x, options, reached, around = torch.randn(2, 4, 12), {}, [], contextlib.nullcontext()
+        if name == "device":
             layer, x = layer.to(OWN), x.to(OWN)
-        elif name == "children":
+        elif name == "hook":
             getattr(layer, "attention", layer).dropout.register_forward_hook(lambda *_: None)
-        elif name == "operator":
+        elif name == "fake":
             from torch._subclasses import FakeTensorMode
 
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -49,28 +50,36 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         elif name == "cache":
             layer.eval()
             options["cache"] = layer.new_cache(2, 8)
-        with torch.no_grad():
-            assert way_of(layer, x, x, x, **options) == name
-            for owner, function, way in (
-                (ways, "call_core", "core"), (ways, "call_operator", "operator"), (by_torch, "layer", "torch"),
-                (type(layer), "_by_children", "children"), (ours._decoder.decoding, "layer_step", "cache"),
-            ):  # fmt: skip
-                before = getattr(owner, function)
+        elif name == "mode":
+            around = torch.utils.flop_counter.FlopCounterMode(display=False)
+        for owner, function, way in ((core, "run", "core"), (type(layer), "_generally", "general")):
+            before = getattr(owner, function)
 
-                def call(*args, way=way, before=before):
-                    reached.append(way)
-                    return before(*args)
+            def call(*args, way=way, before=before, reached=reached):
+                reached.append(way)
+                return before(*args)
 
-                monkeypatch.setattr(owner, function, call)
+            monkeypatch.setattr(owner, function, call)
+        with torch.no_grad(), around:
+            assert way_of(layer, x, x, x, **options) == wanted
             layer(x, x, x, **options)
-            monkeypatch.undo()
-        assert reached[-1] == name
+        monkeypatch.undo()
+        assert reached[0] == wanted and way_of(layer, x, x, x, **options) == ("core" if name == "mode" else wanted)
+
+
+def test_the_operator_is_said_inside_a_compiler(monkeypatch):
+    for layer in layers():
+        x = torch.randn(2, 4, 12)
+        for module in (choice, core, attention):
+            monkeypatch.setattr(module, "is_compiling", lambda: True, raising=False)
+        assert choice.choose(layer, x, x, x, None).way == "operator"
+        monkeypatch.undo()
 
 
 def test_cost_says_why_it_has_no_counts():
     layer = ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0)
     layer.W_q.register_forward_hook(lambda *call: None)
-    with pytest.raises(TypeError, match=r"this one is children one by one: .*hooks"):
+    with pytest.raises(TypeError, match=r"this one is torch.s operations, .*hooks"):
         mha_c.cost(layer, 4, measure=False)
 
 
@@ -78,18 +87,14 @@ def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
     """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
     layer, x = next(layers()), torch.randn(2, 4, 12)
     found, seen = [], []
-    before = ways.run_layer
-
-    def noted(inputs, *rest):
-        seen.append(inputs[0].shape)
-        return before(inputs, *rest)
-
-    monkeypatch.setattr(ours._module, "run_layer", noted)
+    for owner, name in ((core, "run"), (attention, "run_attention")):
+        before = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, before=before, name=name: seen.append(name) or before(*args))
     switch = layer.W_q.register_forward_hook(lambda *_: None)
     found.append(layer(x, x, x, torch.tensor([3, 2])))
     switch.remove()
     found.append(layer(x, x, x, torch.tensor([3, 2])))
-    assert seen == [(6, 4, 4), (2, 4, 12)]
+    assert seen == ["run_attention", "run"]
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 
@@ -144,11 +149,12 @@ def test_on_a_device(monkeypatch):
     multi, additive, _ = (layer.to(OWN) for layer in layers())
     x = torch.randn(2, 4, 12, device=OWN)
     text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
-    assert "on own:0: 2 items, 3 heads" in text and ways.WHY["torch"] in text and "scaled_dot_product_attention" in text
-    monkeypatch.setattr(mathematics, "FEATURES", 2 * 4 * 8)
+    assert "on own:0: 2 items, 3 heads" in text and choice.WHY["general"] in text
+    assert "scaled_dot_product_attention" in text
+    monkeypatch.setattr(formulas, "FEATURES", 2 * 4 * 8)
     assert "1 of 4 queries at a time" in mha_c.explain(additive, x, x, x).as_dict()["by"]
     with torch.no_grad():
-        assert way_of(multi, x, multi.project(x, x)) == "torch"
+        assert way_of(multi, x, multi.project(x, x)) == "general"
         multi.eval()
         cache = multi.new_cache(2, 8)
         multi(x, x, x, cache=cache)
@@ -170,7 +176,7 @@ def test_projected_keys():
     assert facts["way"] == "core" and list(facts["projections"]) == ["W_q", "W_o"]
     with torch.no_grad():
         facts = mha_c.explain(multi, x, multi.project(y, y)).as_dict()
-    assert facts["way"] == "cache" and facts["attention"]["keys"] == 5
+    assert facts["way"] == "core" and facts["attention"]["keys"] == 5
 
 
 def test_cost():
@@ -180,7 +186,7 @@ def test_cost():
             found = mha_c.cost(copy.deepcopy(layer).to(device), 8, 5, batch=2, features=12, measure=device == "cpu")
             assert found[:3] == wanted[:3] and (found.seconds is None) == (device != "cpu")
             where = "cpu" if device == "cpu" or not [*layer.parameters()] else "own:0"
-            assert found.way == f"{ways.WHY['core' if where == 'cpu' else 'torch']}, on {where}"
+            assert found.way == f"{choice.WHY['core' if where == 'cpu' else 'general']}, on {where}"
             assert repr(found).endswith(found.way) and found.tiled_memory > 0
     lazy = ours.AdditiveAttention(8, 0.0)
     assert mha_c.cost(lazy, 4, features=6).steps[0].flops == 2 * 4 * 6 * 8 and lazy.W_q.in_features == 0

@@ -347,9 +347,9 @@ def test_what_is_missing_is_said():
     for arguments, missing in (((q, k), "values"), ((None, k, v), "queries"), ((q, None, v), "keys")):
         with pytest.raises(TypeError, match=rf"^MultiHeadAttention is called .*: {missing}$"):
             layer(*arguments)
-    with pytest.raises(TypeError, match=r"^(MultiHeadAttention\.)?forward\(\) missing 2 .*'queries' and 'keys'"):
+    with pytest.raises(TypeError, match=r"forward\(\) missing 2 .*'queries' and 'keys'"):
         layer()
-    with pytest.raises(TypeError, match=r"^(DotProductAttention\.)?forward\(\) missing 1 .*'keys'"):
+    with pytest.raises(TypeError, match=r"forward\(\) missing 1 .*'keys'"):
         layer.attention(q)
     with pytest.raises(TypeError, match=r"^k must be a torch tensor, got NoneType"):
         mt.functional.dot_product_attention(q, None, q)

@@ -300,7 +300,7 @@ def test_what_an_exporter_leaves(kind):
         module.attention.dropout.register_forward_hook(print)
     args = (*inputs(), None)
     torch.export.export(module, args)
-    with pytest.raises(AttributeError, match="written down by an exporter"):
+    with pytest.raises(AttributeError, match="traced for export"):
         _ = module.attention_weights
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         with pytest.raises(AttributeError, match="call the layer first"):

@@ -134,7 +134,7 @@ def test_what_was_projected_without_gradients_says_so():
     with torch.no_grad():
         kv = module.project(encoded, encoded)
         expected = module(queries, kv)
-    with pytest.raises(RuntimeError, match=r"leads no gradient back.*projected where they are recorded"):
+    with pytest.raises(RuntimeError, match=r"is not differentiable: .*project with gradients enabled"):
         module(queries, kv)
     kv = module.requires_grad_(False).project(encoded, encoded)  # recorded, but of nothing
     out = module(queries.requires_grad_(), kv)
@@ -336,5 +336,3 @@ def test_ill_formed_calls():
                 module.project(encoded, encoded[:, :2])
             with pytest.raises(TypeError, match=r"torch\.float64"):
                 module.project(encoded, encoded.double())
-    with torch.no_grad(), pytest.raises(ValueError, match="beyond the 3 keys"):
-        module(queries, keys, encoded, [4, 1])

@@ -124,12 +124,6 @@ def test_operators_are_well_formed():
         ),
     ):
         torch.library.opcheck(torch.ops.mha_c.layer, arguments, test_utils=tests)
-    bias, keep = torch.randn(3, 5, requires_grad=True), torch.ones(3, 5, dtype=torch.bool)
-    for arguments in (
-        (x, y, y.detach().clone(), None, lens, keep, bias, None, -1, -1, None, 0.0, None, "zero", True, True),
-        (x, y, y.detach().clone(), b, None, None, None, "top_left", 2, -1, 0.5, 0.0, None, "zero", False, False),
-    ):
-        torch.library.opcheck(torch.ops.mha_c.attention, arguments, test_utils=tests)
 
 
 def test_export_and_trace():

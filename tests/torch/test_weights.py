@@ -14,7 +14,9 @@ import needs
 torch = needs.module("torch")
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
+from mha_c._layer.kept_weights import Kept  # noqa: E402
 from mha_c.torch._weights import lazy  # noqa: E402
+from mha_c.torch._weights.last import OfCore  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
 
 
@@ -146,7 +148,8 @@ def test_threads_read_the_same_call():
     """Another thread gets the numbers, and drops what they come from, between the question and the answer."""
     layer, x = mt.DotProductAttention(0.0), torch.randn(2, 100, 8)
     layer(x, x, x)
-    expected, other, slot = lazy.Recipe(layer._last[0], x.dtype).tensor(), [], lazy.Recipe._tensor
+    kept = OfCore(Kept(*layer._last.kept))
+    expected, other, slot = layer._last.recipe().tensor(), [], lazy.Recipe._tensor
 
     class Overtaken(lazy.Recipe):
         __slots__ = ()
@@ -163,11 +166,11 @@ def test_threads_read_the_same_call():
         def _tensor(self, value):
             slot.__set__(self, value)
 
-    overtaken = Overtaken(layer._last[0], x.dtype)
+    overtaken = Overtaken(kept, x.dtype)
     del other[:]
     assert torch.equal(overtaken.tensor(), expected) and torch.equal(other[1], expected)
-    for read in (lambda recipe: recipe.shown(None) + 0, lambda recipe: recipe.kept()[1] is None):
-        overtaken = Overtaken(layer._last[0], x.dtype)
+    for read in (lambda recipe: recipe.shown(None) + 0, lambda recipe: recipe.kept() is not None):
+        overtaken = Overtaken(kept, x.dtype)
         del other[:]
         assert read(overtaken) is not False
 
@@ -182,7 +185,7 @@ def test_reading_too_early_or_behind_an_exporter():
         _ = layer.attention_weight
     torch.export.export(layer, (x, x, x))
     for module in (layer, layer.attention):
-        with pytest.raises(AttributeError, match="written down by an exporter: its attention_weights have no numbers"):
+        with pytest.raises(AttributeError, match="traced for export, so it has no attention weights"):
             _ = module.attention_weights
 
 

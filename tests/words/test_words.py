@@ -36,14 +36,13 @@ def mha():
 
 
 @kinds
-def test_a_missing_argument_names_the_class_in_use(kind):
-    """Python 3.9 says no class at all."""
+def test_a_missing_argument_is_named(kind):
     layer = LAYERS[kind]()
     methods = [("__call__", layer)]
     if hasattr(layer, "backward"):
         methods.append(("backward", layer.backward))
     for name, method in [*methods, ("load_state_dict", layer.load_state_dict)]:
-        with pytest.raises(TypeError, match=rf"^({kind}\.)?{name}\(\) missing \d required positional argument"):
+        with pytest.raises(TypeError, match=rf"{name}\(\) missing \d required positional argument"):
             method()
 
 
@@ -124,37 +123,6 @@ def test_values_that_do_not(masked, dtype, value, error):
 # --- Parameters read, changed in place, taken for arrays ----------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["W_q.weight", "W_o.bias"])
-def test_operations_in_place_reach_the_layer(mha, name):
-    linear, suffix = getattr(mha, name[:3]), name[4:]
-    before, out = np.array(getattr(linear, suffix)), mha(X, X, X)
-    step = np.linspace(1, 2, before.shape[-1])
-    if suffix == "weight":
-        linear.weight -= step
-    else:
-        linear.bias -= step
-    assert getattr(linear, suffix).dtype == np.float32
-    np.testing.assert_array_equal(getattr(linear, suffix), (before - step).astype(np.float32))
-    assert (mha(X, X, X) != out).any()
-    # A name for what was read is as good.
-    read = getattr(linear, suffix)
-    read += 1
-    read *= 2
-    read /= np.float32(3)
-    np.testing.assert_array_equal(read, (np.float32(before - step) + 1) * 2 / np.float32(3))
-    np.testing.assert_array_equal(getattr(linear, suffix), read)
-    with pytest.raises(ValueError, match="broadcast"):
-        read -= np.ones((3, 6, 4))
-
-
-def test_a_reading_that_is_out_of_date_is_refused(mha):
-    old = mha.W_q.weight
-    mha.W_q.weight = np.zeros((6, 4))
-    with pytest.raises(ValueError, match=r"W_q\.weight has been replaced since it was read"):
-        old -= 1
-    assert not mha.W_q.weight.any()
-
-
 def change(w):
     w[0] = 1
 
@@ -167,14 +135,22 @@ def change_turned(w):
     w.T[0] -= 1
 
 
+def change_whole(w):
+    w -= 1
+
+
+def allow(w):
+    w.flags.writeable = True
+
+
 def change_by_a_function(w):
     np.subtract(w, 1, out=w)  # a name for `w` would keep showing the numbers from before
 
 
-@pytest.mark.parametrize("change", [change, change_part, change_turned, change_by_a_function])
-def test_parts_are_read_only_and_say_what_to_assign(mha, change):
+@pytest.mark.parametrize("change", [change, change_part, change_turned, change_whole, change_by_a_function, allow])
+def test_parts_are_read_only(mha, change):
     before = mha.state_dict()
-    with pytest.raises(ValueError, match=r"read-only.*layer\.W_q\.weight = new"):
+    with pytest.raises(ValueError, match=r"read-only|WRITEABLE"):
         change(mha.W_q.weight)
     assert all((mha.state_dict()[name] == array).all() for name, array in before.items())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,15 +41,10 @@ with mha_c.torch.watch() as seen:
     assert_type(seen.calls[0].weights, Tensor)
     assert_type(seen.calls[0].top(3), tuple[Tensor, Tensor])
 
-# Functions: what they return depends on what is asked for.
+# Functions: one tensor; Any if more is asked for.
 out = assert_type(functional.dot_product_attention(x, x, x, causal="top_left", window=(1, None), rng=1), Tensor)
-assert_type(functional.dot_product_attention(x, x, x, return_weights=True), "tuple[Tensor, Tensor]")
-out, lse = assert_type(functional.dot_product_attention(x, x, x, return_lse=True), "tuple[Tensor, Tensor]")
-assert_type(
-    functional.dot_product_attention(x, x, x, return_weights=True, return_lse=True), "tuple[Tensor, Tensor, Tensor]"
-)
+out, lse = assert_type(functional.dot_product_attention(x, x, x, return_lse=True), Any)
 assert_type(functional.additive_attention(x, x, x, torch.ones(12), bias=torch.zeros(4, 4)), Tensor)
-assert_type(functional.additive_attention(x, x, x, torch.ones(12), return_lse=True), "tuple[Tensor, Tensor]")
 assert_type(functional.merge(out, lse, out, lse), "tuple[Tensor, Tensor]")
 assert_type(mha_c.torch.masked_softmax(x, None, empty_rows="zero"), Tensor)
 assert_type(mha_c.torch.sequence_mask(x, [1, 2]), Tensor)

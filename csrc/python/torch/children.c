@@ -9,9 +9,9 @@
 #include "python/args.h"
 
 /* What a `Layout` of mha_c.torch holds, in its order. */
-enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, TENSORS, N_PARTS };
+enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, TENSORS, RECORD, N_PARTS };
 enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, FROZEN, N_WORDS };
-enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 4 }; /* of a `Packed` */
+enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 3 }; /* of a `Packed` */
 enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
 typedef struct {
@@ -79,7 +79,7 @@ has_method(PyObject *layer, PyObject *state, PyObject *owner, PyObject *name, Py
 
 /* 1 if the methods are still those that the layout remembers, and there are still no hooks for all modules. */
 static int
-has_own_methods(const reading *r, PyObject *layer, PyObject *state)
+has_first_methods(const reading *r, PyObject *layer, PyObject *state)
 {
     for (Py_ssize_t i = 0; i < PyTuple_Size(r->part[METHODS]); i++) {
         PyObject *method = PyTuple_GetItem(r->part[METHODS], i);
@@ -153,13 +153,13 @@ frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
 }
 
 /*
- * (parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL if one call of the core
+ * (Parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL if one call of the core
  * cannot stand for the calls of all children.
  */
 static PyObject *
 read_layer(reading *r, PyObject *layer)
 {
-    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *tuple, *result;
+    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *tuple, *record, *result;
     int plain = 1;
 
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -171,7 +171,7 @@ read_layer(reading *r, PyObject *layer)
         return NULL;
     }
     inner = mha_py_own(r->call, state);
-    if (inner == NULL || !PyDict_Check(state) || !has_own_methods(r, layer, state)) {
+    if (inner == NULL || !PyDict_Check(state) || !has_first_methods(r, layer, state)) {
         return NULL;
     }
     modules = get(r, state, r->word[MODULES]);
@@ -189,8 +189,10 @@ read_layer(reading *r, PyObject *layer)
     frozen = frozen_of(r, state, parameters);
     tuple = PyTuple_Pack(N_PARAMETERS, parameters[0], parameters[1], parameters[2], parameters[3], parameters[4],
                          parameters[5], parameters[6], parameters[7], parameters[8]);
-    result = tuple == NULL ? NULL : PyTuple_Pack(4, tuple, inner, dropout, frozen);
+    record = tuple == NULL ? NULL : PyObject_CallFunctionObjArgs(r->part[RECORD], tuple, NULL);
+    result = record == NULL ? NULL : PyTuple_Pack(4, record, inner, dropout, frozen);
     Py_XDECREF(tuple);
+    Py_XDECREF(record);
     return result;
 }
 
@@ -204,7 +206,7 @@ py_layer_parts(mha_py_call *call, PyObject *const *values)
 
     for (int i = 0; i < N_PARTS && complete; i++) { /* what is read as a tuple must be one */
         r.part[i] = PyTuple_GetItem(values[1], i);
-        complete = i == INNER || i == LINEAR || i == DROPOUT || PyTuple_Check(r.part[i]);
+        complete = i == INNER || i == LINEAR || i == DROPOUT || i == RECORD || PyTuple_Check(r.part[i]);
     }
     for (int i = 0; i < N_WORDS && complete; i++) {
         r.word[i] = PyTuple_GetItem(r.part[WORDS], i);

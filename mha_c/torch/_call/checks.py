@@ -5,7 +5,7 @@ tensors): torch's operations would broadcast shapes that do not fit together.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -40,12 +40,20 @@ def rank_of(name: str, x: Tensor) -> Exception:
     return error
 
 
+class Type(NamedTuple):
+    dtype: torch.dtype
+
+
 def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = None) -> None:
     """Check the options of a call as the core would, which does not see this call."""
     scalars.empty_rows(empty_rows)
     scalars.probability(dropout)
+    check_mask(keep_mask)
+
+
+def check_mask(keep_mask: Optional[Tensor]) -> None:
     if keep_mask is not None and keep_mask.dtype is not torch.bool:
-        raise core_refusals.mask_kind(keep_mask, "keep_mask")
+        raise core_refusals.mask_kind(Type(keep_mask.dtype), "keep_mask")  # not the tensor, for compilers
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:

@@ -1,28 +1,25 @@
-"""The children of a layer: whether one call of the core can replace calls of each child, and checks before it."""
+"""The children of a layer: whether a call of the core, or of the attention alone, can replace the calls of each."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 from ..._core import layer_parts
-from .._private import GLOBAL_HOOKS, HOOKS, any_overridden, constant_to_compilers, in_mode, on_cpu
-from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling
-from .._weights.lazy import LazyWeights, computed
-from .autograd import LayerParameters
-from .checks import check_sizes, checked_lengths, rank_of
-
-if TYPE_CHECKING:
-    from ..frozen import Packed
+from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
+from .._tensors import exporting, is_compiling
+from .packed import Packed
+from .records import Parameters
 
 
 class Layout(NamedTuple):
     """What the children of a layer must be so that one call can replace their calls: csrc/python/torch/children.c."""
 
-    slots: tuple[tuple[int, str], ...]  # places among W_q, W_k, W_v, W_o, their biases, w_v; names of the children
+    slots: tuple[tuple[int, str], ...]  # places among the Parameters; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
     dropout: type
@@ -31,6 +28,7 @@ class Layout(NamedTuple):
     hooks: tuple[str, ...]
     words: tuple[str, ...]
     tensors: tuple[type, ...]  # types of parameters
+    record: Any  # makes Parameters of a tuple
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
@@ -43,44 +41,39 @@ class Layout(NamedTuple):
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
         methods = tuple((vars(x) if isinstance(x, ModuleType) else x, *method) for x, *method in methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, (Tensor, nn.Parameter))
+        record = partial(tuple.__new__, Parameters)
+        types = Tensor, nn.Parameter
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, record)
 
 
-Parts = tuple[LayerParameters, dict[str, Any], Any, Optional["Packed"]]
+class Parts(NamedTuple):
+    """What one call reads of a layer whose children do what their classes say and no more."""
+
+    parameters: Parameters
+    holder: dict[str, Any]  # state of the module that shows the weights
+    dropout: Any
+    packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
 
-def standard_parts(module: Any, *inputs: Any) -> Optional[Parts]:
-    """(parameters, state of the module that shows the weights, dropout, what `frozen` has packed of these parameters).
-
-    None where one call cannot replace the calls of all children: one is not as d2l's constructor makes it, or a mode or
-    a class of tensors wants to see torch's operations."""
+def standard_parts(module: Any) -> Optional[Parts]:
+    """The parts of a layer; None where one call cannot replace the calls of all children."""
     if is_compiling():
         return parts_in_python(module)
-    parts = layer_parts(module, module._layout) or parts_in_python(module)  # the second takes parameters of any class
-    if parts is None or parts[2].inplace:  # an inplace dropout changes attention_weights
-        return None
-    seen = not exporting() and (in_mode() or any_overridden(*inputs, *parts[0]))
-    return None if seen else parts
+    found = layer_parts(module, module._layout)
+    parts = parts_in_python(module) if found is None else Parts._make(found)  # it takes parameters of any class
+    return None if parts is None or parts.dropout.inplace else parts  # in place: it changes attention_weights
 
 
 def parts_in_python(module: Any) -> Optional[Parts]:
     """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
-    kind, children = type(module), module._modules
-    whole, slots, inner_name, inner_type, own_methods = _layout_in_python(kind, exporting())
-    for name in own_methods:
-        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
-    inner: Any = module if inner_name is None else children.get(inner_name)
-    linears: list[Any] = [children.get(name) for _, name in slots]
-    whole = whole and _methods_of_torch() and module._reads_names()
-    if not whole or any(type(linear) is not nn.Linear or is_changed(linear) for linear in linears):
-        return None
-    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):
-        return None
-    dropout = inner._modules.get("dropout")
-    if type(dropout) is not nn.Dropout or is_changed(dropout) or dropout.inplace or any(GLOBAL_HOOKS):
+    inner = plain_attention(module)
+    if inner is None:
         return None
     found: list[Any] = [None] * 9
-    for (slot, _), linear in zip(slots, linears):
+    for slot, name in _layout_in_python(type(module), exporting())[1]:
+        linear = module._modules.get(name)
+        if type(linear) is not nn.Linear or is_changed(linear):
+            return None
         own = linear._parameters
         if own.get("weight") is None or "bias" not in own:
             return None
@@ -89,7 +82,22 @@ def parts_in_python(module: Any) -> Optional[Parts]:
             found[slot + 4] = own["bias"]
         elif own["bias"] is not None:  # attention does not depend on it, but its gradient is 0 and not None
             return None
-    return tuple(found), inner.__dict__, dropout, None
+    return Parts(Parameters(*found), inner.__dict__, inner._modules["dropout"], None)
+
+
+def plain_attention(module: Any) -> Any:
+    """The module that has the dropout, if attention is what the constructor made and no name of it is replaced."""
+    kind, children = type(module), module._modules
+    whole, _, inner_name, inner_type, own_names = _layout_in_python(kind, exporting())
+    for name in own_names:
+        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
+    if not whole or not _methods_of_torch() or not module._reads_names() or any(GLOBAL_HOOKS):
+        return None
+    inner: Any = module if inner_name is None else children.get(inner_name)
+    if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):
+        return None
+    dropout = inner._modules.get("dropout")
+    return None if type(dropout) is not nn.Dropout or is_changed(dropout) or dropout.inplace else inner
 
 
 @constant_to_compilers
@@ -130,46 +138,3 @@ def has_own_attention(module: Any) -> bool:
     """Whether the layer's inner module, which has the dropout, is the constructor's own and has no hooks."""
     inner: Any = module._inner()
     return type(inner) is module._layout.inner[1] and not is_changed(inner)
-
-
-def has_open_sizes(module: Any) -> bool:
-    return any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots)
-
-
-def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, projected: bool) -> None:
-    """What the core would refuse, refused before sizes are set and children are called.
-
-    projected   keys and values have been through W_k and W_v
-    """
-    inputs = {0: queries, 1: keys, 2: values}
-    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
-    used: dict[int, Any] = {slot: child for slot, child in children.items() if not (projected and slot in (1, 2))}
-    if all(isinstance(child, nn.Linear) for child in used.values()):
-        of_inputs = {slot: x.shape[-1] for slot, x in inputs.items()}
-        sizes = [_sizes(used.get(slot), of_inputs.get(slot)) for slot in range(4)]
-        check_sizes(queries, keys, values, sizes, module.num_heads)
-        weights = tuple(child._parameters.get("weight") for child in used.values())
-        check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
-        if on_cpu(queries):
-            common_type(queries=queries, keys=keys, values=values, parameters=weights)
-    else:
-        check_sizes(queries, keys, values, None, module.num_heads)
-    if valid_lens is not None:
-        checked_lengths(valid_lens, queries)
-
-
-def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, int]]:
-    """(out_features, in_features) of a projection; None where there is none, or where it fits all that comes."""
-    if linear is None or (n_features is None and isinstance(linear, nn.LazyLinear)):
-        return None
-    return linear.out_features, n_features if isinstance(linear, nn.LazyLinear) else linear.in_features
-
-
-def checked_inputs(*tensors: Any) -> Any:
-    """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
-    names = ("queries", "keys", "values") if len(tensors) == 3 else ("keys",)
-    check_inputs(**dict(zip(names, tensors)))
-    for name, tensor in zip(names, tensors):
-        if tensor.dim() != 3:
-            raise rank_of(name, tensor)
-    return tuple(computed(tensor) if type(tensor) is LazyWeights else tensor for tensor in tensors)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from .._module import AttentionModule
-from .._weights.kept import Kept, last_call
 from ..grouped import SharesHeads
 from ..layers import MultiHeadAttention
 from ..variants import MultiHeadedSelfAttention
@@ -56,14 +55,14 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
         inner = module
     if not isinstance(inner, OURS):  # a program has put another module there
         return made_of(inner)
-    last = last_call(inner)
+    last = inner._last
     heads = heads if heads is not None else _heads(module)
     if last is None:
         return None
-    operands = last.operands() if isinstance(last, Kept) else None
-    if operands is None:
+    scored = last.scored()
+    if scored is None:
         return _with_heads(last.weights(heads), heads)
-    q, k, w_v, lens, empty_rows = operands  # not to be copied: the layer has done so where the caller may change them
+    q, k, w_v, lens, empty_rows = scored  # not to be copied: the layer has done so where the caller may change them
     if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
         q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
         lens = None if lens is None else lens[::heads]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._layer.kept_weights import saved_weights
-from .._call.autograd import WeightsFunction
+from .._call.autograd import Shown, WeightsFunction
+from .._call.scored import Computed
 from .._private import as_plain_tensor, has_wrappers, make_wrapper
 
 _ATTRIBUTES = "shape", "ndim", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cpu", "is_cuda"
@@ -29,63 +29,54 @@ _HAVE_NO_GRADIENT = {Tensor.retain_grad, Tensor.register_hook}
 class Recipe:
     """The weights of one call: (B, H, Q, K), computed once, at the first use.
 
-    saved   ("tensor", weights); ("scored", a `by_torch.Scored`); or the argument of `saved_weights`
+    kept    what has `shape` and `computed()`: Scored, Computed, or `last.OfCore`
     """
 
-    __slots__ = ("_dtype", "_saved", "_tensor")
+    __slots__ = ("_dtype", "_kept", "_tensor")
 
-    def __init__(self, saved: Any, dtype: torch.dtype) -> None:
-        self._saved, self._dtype = saved, dtype
+    def __init__(self, kept: Any, dtype: torch.dtype) -> None:
+        self._kept, self._dtype = kept, dtype
         self._tensor: Optional[Tensor] = None
-        if saved[0] == "tensor":
-            self._keep(saved[1])
-        elif saved[0] != "scored" and saved[1] is not None:
-            self._keep(torch.from_numpy(saved[1]))
+        if kept.is_ready():
+            self._keep(kept.computed())
 
     def _keep(self, weights: Tensor) -> None:
         self._tensor = weights.to(self._dtype)
-        self._saved = None
+        self._kept = None
 
     def tensor(self) -> Tensor:
-        saved = self._saved  # read first: another thread may be here, and drops it once there is a tensor
+        kept = self._kept  # read first: another thread may be here, and drops it once there is a tensor
         if self._tensor is None:
             with torch.inference_mode(False), torch.no_grad():  # plain tensors, whatever the reader's mode
-                if saved[0] == "scored":
-                    self._keep(saved[1].weights(*saved[1].arguments()))
-                else:
-                    self._keep(saved_weights(saved, torch.from_numpy))
+                self._keep(kept.computed())
         assert self._tensor is not None
         return self._tensor
 
     def kept(self) -> Any:
-        """("tensor", weights) if they are computed, else what they can be computed from."""
-        saved = self._saved
-        return saved if self._tensor is None else ("tensor", self._tensor)
+        """The weights if they are computed, else what they can be computed from."""
+        kept = self._kept
+        return kept if self._tensor is None else Computed(self._tensor)
 
     def shown(self, heads: Optional[int], source: Any = None) -> Tensor:
         """(B, heads, Q, K), or (B*H, Q, K) for None: the weights if they are computed, else a lazy tensor.
 
-        source  what determines the weights, for autograd (`autograd.WeightsSource`)
+        source  what the gradient of the weights flows back to (`autograd.Source`)
         """
         if source is None:
             return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
-        return WeightsFunction.apply(source, [self._lazy(heads), self], *source.arguments())
+        arguments = source.arguments()
+        shown = Shown(self._lazy(heads), self, source, arguments is None)
+        return WeightsFunction.apply(shown, *(arguments or [torch.empty((), requires_grad=True)]))
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
         if not has_wrappers:
             return split_heads(self.tensor(), heads)
-        saved, device = self._saved, {}
-        if self._tensor is not None:
-            sizes = self._tensor.shape
-        elif saved[0] == "scored":  # after torch's own kernels, on any device
-            sizes, device = saved[1].shape, {"device": saved[1].q.device}
-        else:
-            k, row_max = saved[3], saved[5]
-            sizes = *row_max.shape, k.shape[1]
+        tensor, kept = self._tensor, self._kept
+        sizes, device = (kept.shape, kept.device) if tensor is None else (tensor.shape, tensor.device)
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
         shape = (rows, queries, keys) if heads is None else (rows // heads, heads, queries, keys)
-        weights: Any = make_wrapper(LazyWeights, shape, dtype=self._dtype, **device)
+        weights: Any = make_wrapper(LazyWeights, shape, dtype=self._dtype, device=device)
         weights._recipe = self
         return weights
 
@@ -125,15 +116,15 @@ class LazyWeights(Tensor):
 
 
 class NumbersOf(Function):
-    """apply(weights, [numbers]) -> the numbers; their gradient flows back to the lazy weights."""
+    """apply(weights) -> their numbers; the gradient of these flows back to the lazy weights."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, box: list[Tensor]) -> Tensor:
-        return box[0].detach()
+    def forward(ctx: Any, weights: Tensor) -> Tensor:
+        return numbers(weights).detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, None
+        return grad
 
 
 def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
@@ -152,7 +143,7 @@ def computed(weights: Tensor) -> Tensor:
         return numbers(weights)
     result: Optional[Tensor] = weights.__dict__.get("_function")
     if result is None:
-        result = weights.__dict__["_function"] = NumbersOf.apply(weights, [numbers(weights)])
+        result = weights.__dict__["_function"] = NumbersOf.apply(weights)
     return result
 
 

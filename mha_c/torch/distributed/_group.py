@@ -19,8 +19,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Bytes of a rank's message, the same for every call: a rank in another function must be understood too.
-_ROOM = 4096
+_ROOM = 4096  # bytes of a rank's message, the same for every call
 _LONGEST = 300  # characters of a rank's own error, each at most twelve bytes
 _broken: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -41,7 +40,7 @@ class Ranks(NamedTuple):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a layer that processes share cannot be pickled, for its process group belongs to this process: save its "
-            "state_dict(), build the layer again and share that; or save gather_heads(layer)"
+            "state_dict(), build the layer again and share that"
         )
 
 
@@ -92,20 +91,17 @@ def agree(
     differ, all ranks raise an error that names the ranks.
     """
     complaint = (str(refusal) or type(refusal).__name__)[:_LONGEST] if refusal else ""
-    said = json.dumps([caller, complaint, [str(field.value) for field in fields], own]).encode()
+    said = json.dumps([complaint, [str(field.value) for field in fields], own]).encode()
     mine = torch.frombuffer(bytearray(said.ljust(_ROOM)), dtype=torch.uint8)
     found = [torch.empty_like(mine) for _ in range(ranks.size)]
     with talking(ranks, caller):
         dist.all_gather(found, mine, group=ranks.group)
     if refusal:
         raise refusal
-    callers, complaints, values, numbers = zip(*(json.loads(bytes(heard.numpy())) for heard in found))
+    complaints, values, numbers = zip(*(json.loads(bytes(heard.numpy())) for heard in found))
     for rank, complaint in enumerate(complaints):
         if complaint:
             raise ValueError(f"{caller}: rank {rank} refused its arguments: {complaint}")
-    if len({(name, len(of_rank)) for name, of_rank in zip(callers, values)}) > 1:
-        listed = ", ".join(f"rank {rank} in {name}" for rank, name in enumerate(callers))
-        raise RuntimeError(f"{caller}: the ranks are in different functions: {listed}")
     for field, of_ranks in zip(fields, zip(*values)):
         if len(set(of_ranks)) > 1:
             where = {value: [str(rank) for rank, other in enumerate(of_ranks) if other == value] for value in of_ranks}

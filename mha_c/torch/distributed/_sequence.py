@@ -18,7 +18,6 @@ from ..._arguments import scalars
 from ...errors import ShapeError
 
 LAYOUTS = ("contiguous", "zigzag")
-FORWARD, BACKWARD = 1, -1  # to the next rank of the ring, to the one before
 
 
 class Part(NamedTuple):
@@ -174,48 +173,36 @@ def _axis(x: Tensor, name: str, dim: int) -> int:
 
 
 class Travel(NamedTuple):
-    """A part of the keys, and how many steps it travels in each direction."""
+    """A part of the keys, and how many steps it travels around the ring."""
 
     part: Part
-    forward: int
-    backward: int
-
-    def hops(self, direction: int) -> int:
-        return self.forward if direction == FORWARD else self.backward
+    hops: int
 
 
 class Plan:
-    """All facts of a call that follow from sizes and masks: the parts of each rank and how they travel."""
+    """All facts of a call that follow from sizes and masks: the parts of each rank and how far they travel."""
 
     def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: Mask) -> None:
         self.world_size, self.mask = world_size, mask
         ranks = range(world_size)
         self.queries = [parts_of(n_queries, rank, world_size, layout) for rank in ranks]
-        # With a causal mask all ranks have equal work in each round if both parts of a zigzag piece travel one way.
-        one_way = layout == "zigzag" and mask.right >= 0 and mask.left < 0
         self.keys = [
-            [self._travel(owner, part, one_way) for part in parts_of(n_keys, owner, world_size, layout)]
+            [Travel(part, self._hops(owner, part)) for part in parts_of(n_keys, owner, world_size, layout)]
             for owner in ranks
         ]
-        self.rounds = max((t.hops(way) for owner in ranks for t in self.keys[owner] for way in (1, -1)), default=0)
+        self.rounds = max((travel.hops for piece in self.keys for travel in piece), default=0)
 
-    def _travel(self, owner: int, part: Part, one_way: bool) -> Travel:
-        """How far the part travels both ways, to all ranks that need it: the longest run of other ranks is left out."""
-        n = self.world_size
+    def _hops(self, owner: int, part: Part) -> int:
+        """The steps to the last rank that needs the part."""
+        others = range(1, self.world_size)
         sees = [any(self.mask.sees(queries, part) for queries in piece) for piece in self.queries]
-        distances = [0, *(d for d in range(1, n) if sees[(owner + d) % n])]
-        if one_way or len(distances) == 1:
-            return Travel(part, distances[-1], 0)
-        hops = [(last + (n - following) % n, -last) for last, following in zip(distances, [*distances[1:], n])]
-        total, last = min(hops)
-        return Travel(part, -last, total + last)
+        return max((d for d in others if sees[(owner + d) % self.world_size]), default=0)
 
-    def travelling(self, owner: int, direction: int, hops: int) -> list[Travel]:
-        """The parts of `owner` that travel at least `hops` steps in this direction."""
-        return [travel for travel in self.keys[owner] if travel.part.size and travel.hops(direction) >= hops]
+    def travelling(self, owner: int, hops: int) -> list[Travel]:
+        """The parts of `owner` that travel at least `hops` steps."""
+        return [travel for travel in self.keys[owner] if travel.part.size and travel.hops >= hops]
 
     def sent(self, rank: int) -> int:
         """How many keys this rank sends in a forward call: its own and those that it passes on."""
-        n, steps = self.world_size, [(way, hop) for way in (FORWARD, BACKWARD) for hop in range(1, self.rounds + 1)]
-        met = [self.travelling((rank - way * (hop - 1)) % n, way, hop) for way, hop in steps]
+        met = [self.travelling((rank - hop + 1) % self.world_size, hop) for hop in range(1, self.rounds + 1)]
         return sum(travel.part.size for parts in met for travel in parts)

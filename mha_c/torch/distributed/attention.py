@@ -17,9 +17,9 @@ from ..._arguments.arrays import to_lengths
 from ..._arguments.options import core_window
 from ...errors import ShapeError
 from .._call.checks import check_attention
+from .._call.dropout import seed_now
 from .._private import on_cpu
 from .._tensors import HALVES, check_inputs, refuse_transforms
-from ..functional import _seed
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of
 from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
@@ -170,7 +170,7 @@ class _Arguments:
         if self.empty_rows == "uniform" and (self.causal or window is not None):
             raise ValueError("empty_rows='uniform' goes with lengths only: use 'zero' together with causal or window")
         self.lens = _whole_lengths(valid_lens, q.shape[0])
-        self.seed = _seed(rng, self.dropout)
+        self.seed = seed_now(self.dropout, rng)
 
     def fields(self) -> list[Field]:
         q, k, v, lens = self.q, self.k, self.v, self.lens

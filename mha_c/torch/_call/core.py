@@ -1,0 +1,44 @@
+"""A call of a layer, computed by the compiled core: plain CPU tensors, children that do what torch's own classes do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._core import layer_forward
+from ..._layer.kept_weights import Kept
+from .._private import profiler
+from .attention import any_needs_grad
+from .autograd import LayerSource, connect_layer
+from .records import CallResult, LayerCall, Parameters
+
+
+def layer(inputs: Any, parameters: Parameters, call: LayerCall, packed: Any = None) -> CallResult:
+    """The call of a layer whose inputs and parameters the core can read; 16-bit floats are computed in float32.
+
+    packed  weights packed by `frozen`, for calls that record no gradient; they replace the parameters
+    """
+    queries, keys, values = inputs
+    records = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
+    weights = parameters if packed is None or records else packed.ready
+    given = queries, keys, values, call.valid_lens, weights, parameters.w_v, *call[1:], records
+    out, kept = run(layer_forward, given)
+    if not records:
+        return CallResult(out, kept)
+    tape = Kept._make(kept)
+    call = call._replace(valid_lens=tape.lengths).drawn()
+    out = connect_layer(call, (out, tape), queries, keys, values, *parameters)
+    return CallResult(out, tape.for_weights(), LayerSource(queries, keys, parameters, call))
+
+
+def run(function: Any, call: Any) -> tuple[Tensor, Any]:
+    """(out, what is kept) of layer_forward or layer_step."""
+    found: tuple[Tensor, Any]
+    if profiler._is_profiler_enabled:
+        with torch.autograd.profiler.record_function("mha_c::layer_forward"):
+            found = function(*call)
+    else:
+        found = function(*call)
+    return found

@@ -1,0 +1,113 @@
+"""What a layer is given, checked before anything is computed: tensors, sizes that are still open, types."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
+
+from ..._arguments import calls
+from .._private import on_cpu
+from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling, refuse_half_fake
+from .._weights.lazy import LazyWeights, computed
+from .checks import check_options, check_sizes, checked_lengths, rank_of
+from .records import Parameters
+
+
+def checked_inputs(owner: str, queries: Any, keys: Any, values: Any) -> Any:
+    """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
+    named = {"queries": queries, "keys": keys, "values": values}
+    if any(x is None for x in named.values()):
+        raise calls.missing(owner, **named)
+    check_inputs(**named)
+    for name, x in named.items():
+        if x.dim() != 3:
+            raise rank_of(name, x)
+    return tuple(computed(x) if type(x) is LazyWeights else x for x in named.values())
+
+
+def in_one_type(queries: Tensor, keys: Tensor, values: Tensor, parameters: Parameters) -> Any:
+    """The same in the type that the core computes in: float32 for 16-bit floats, also mixed with float32."""
+    common = common_type(queries=queries, keys=keys, values=values, parameters=tuple(parameters))
+    queries, keys, values = (x.to(common) for x in (queries, keys, values))
+    return queries, keys, values, Parameters(*[None if x is None else x.to(common) for x in parameters])
+
+
+def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, projected: bool) -> None:
+    """What the core would refuse, refused before sizes are set and children are called.
+
+    projected   keys and values have been through W_k and W_v
+    """
+    calls.check_order(type(module).__name__, values, valid_lens)
+    queries, keys, values = checked_inputs(type(module).__name__, queries, keys, values)
+    if is_compiling() and not exporting():  # a compiler's program raises errors when it runs
+        return
+    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
+    used: dict[int, Any] = {slot: child for slot, child in children.items() if not (projected and slot in (1, 2))}
+    # A parametrized child computes its weight when asked for it, and may change with it.
+    owned = [child._parameters for child in used.values() if isinstance(child, nn.Linear)]
+    weights = tuple(own["weight"] for own in owned if "weight" in own)
+    check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
+    one = weights[0] if weights else None
+    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
+    check_options(module.empty_rows, getattr(getattr(module._inner(), "dropout", None), "p", 0.0))
+    sizes = None
+    if all(isinstance(child, nn.Linear) for child in used.values()):
+        features = {slot: x.shape[-1] for slot, x in enumerate((queries, keys, values))}
+        sizes = [_sizes(used.get(slot), features.get(slot)) for slot in range(4)]
+        if on_cpu(queries):
+            common_type(queries=queries, keys=keys, values=values, parameters=weights)
+    check_sizes(queries, keys, values, sizes, module.num_heads)
+    if valid_lens is not None:
+        checked_lengths(valid_lens, queries)
+
+
+def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, int]]:
+    """(out_features, in_features) of a projection; None where there is none, or where it fits all that comes."""
+    if linear is None or (n_features is None and isinstance(linear, nn.LazyLinear)):
+        return None
+    return linear.out_features, n_features if isinstance(linear, nn.LazyLinear) else linear.in_features
+
+
+# --- nn.LazyLinear: the first call sets the sizes before the core reads the weights -----------------------------
+
+
+def copied(module: Any) -> Any:
+    """A deep copy, also of a module with open sizes, whose parameters not every torch can copy."""
+    lazy = [x for x in module.parameters() if is_lazy(x)]
+    twins: Any = {id(x): UninitializedParameter(x.requires_grad, x.device, x.dtype) for x in lazy}
+    return copy.deepcopy(module, twins)
+
+
+def has_open_sizes(module: Any) -> bool:
+    return any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots)
+
+
+def materialize(
+    module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None, projected: bool = False
+) -> bool:
+    """Draw the weights of lazy projections of a layer, in the order in which d2l would call them; False: none is lazy.
+
+    An input is None if it is projected already.
+    """
+    if not has_open_sizes(module):
+        return False
+    if queries is not None:
+        check_call(module, queries, keys, values, valid_lens, projected)
+    inputs = (queries, None, None) if projected else (queries, keys, values)
+    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
+    for slot, x in enumerate(inputs):
+        if x is not None and isinstance(children.get(slot), nn.LazyLinear):
+            _materialize(children[slot], x.shape[-1])
+    for slot, before in ((3, 2), (8, 0)):  # d2l calls W_o after W_v, w_v after W_q
+        if inputs[before] is not None and isinstance(children.get(slot), nn.LazyLinear):
+            _materialize(children[slot], children[before].out_features)
+    return True
+
+
+def _materialize(linear: Any, features: int) -> None:
+    with torch.no_grad():
+        linear(torch.empty(0, features, dtype=linear.weight.dtype, device=linear.weight.device))

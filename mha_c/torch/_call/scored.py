@@ -1,0 +1,78 @@
+"""What determines the attention weights of a call that the core did not compute: queries and keys as scored."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+from torch import Tensor
+
+from .._tensors import float32_if_half
+from . import formulas
+
+
+class Scored(NamedTuple):
+    """What a call keeps for its attention weights; tensors of its own, on any device."""
+
+    q: Tensor  # (B, H, Q, D)
+    k: Tensor  # (B, H, K, D)
+    w_v: Optional[Tensor]
+    valid_lens: Optional[Tensor]
+    empty_rows: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Q, K)."""
+        return (*self.q.shape[:3], self.k.shape[2])
+
+    @property
+    def device(self) -> Any:
+        return self.q.device
+
+    def is_ready(self) -> bool:
+        return False
+
+    def tensors(self) -> tuple[Optional[Tensor], ...]:
+        return self.q, self.k, self.w_v
+
+    def detached(self) -> Scored:
+        w_v = None if self.w_v is None else self.w_v.detach()
+        return self._replace(q=self.q.detach(), k=self.k.detach(), w_v=w_v)
+
+    def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor]) -> Tensor:
+        """The weights (B, H, Q, K) of these, or of q, k, w_v of the same shapes in a graph."""
+        visible = formulas.visible_keys(q, k, self.valid_lens)
+        with formulas.without_autocast(q):
+            scores = formulas.scores_of(float32_if_half(q), float32_if_half(k), float32_if_half(w_v))
+            return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
+
+    def computed(self) -> Tensor:
+        return self.weights(self.q, self.k, self.w_v)
+
+
+class Computed(NamedTuple):
+    """Weights (B, H, Q, K) that a call has computed on its way to the output, or that were read before a copy."""
+
+    numbers: Tensor
+
+    @property
+    def shape(self) -> Any:
+        return self.numbers.shape
+
+    @property
+    def device(self) -> Any:
+        return self.numbers.device
+
+    def is_ready(self) -> bool:
+        return True
+
+    def tensors(self) -> tuple[Tensor]:
+        return (self.numbers,)
+
+    def detached(self) -> Computed:
+        return Computed(self.numbers.detach())
+
+    def weights(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def computed(self) -> Tensor:
+        return self.numbers

@@ -1,0 +1,197 @@
+"""The last call of a layer, as its attention weights see it: `Last`, the value of a module's `_last`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._layer.kept_weights import Kept, saved_weights
+from .._call import formulas
+from .._call.autograd import HeadsSource
+from .._call.records import Attended, AttentionCall, AttentionTensors
+from .._call.scored import Computed, Scored
+from .._private import in_transform, of_all_examples, unflatten, written_down
+from .._tensors import OWN_TYPES, elsewhere, exporting, is_compiling, optional_tensor
+from .lazy import Recipe, split_heads
+
+
+class OfCore(NamedTuple):
+    """What the core has kept, as arrays on the CPU."""
+
+    kept: Kept
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        kept = self.kept
+        return kept.weights.shape if kept.weights is not None else (*kept.row_max.shape, kept.k.shape[1])
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def is_ready(self) -> bool:
+        return self.kept.weights is not None
+
+    def computed(self) -> Tensor:
+        if self.kept.weights is not None:
+            return torch.from_numpy(self.kept.weights)
+        return saved_weights(self.kept, torch.from_numpy)
+
+
+class Last:
+    """The attention weights of one call: each reading gives the same tensor, including changes in place.
+
+    kept    a Kept of the core, a Scored, or a Computed; with tensors of its own, outside of any graph
+    dtype   type of the weights that are shown
+    source  what their gradient flows back to (`autograd.Source`); None where no gradient was recorded
+    """
+
+    __slots__ = ("_copied", "_recipe", "_tensors", "dtype", "kept", "source")
+
+    def __init__(self, kept: Any, dtype: Any, source: Any = None) -> None:
+        self.kept, self.dtype, self.source = kept, dtype, source
+        self._recipe: Optional[Recipe] = None  # set at the first reading
+        self._tensors: Any = None
+
+    def weights(self, heads: Optional[int]) -> Tensor:
+        """The weights as (B, heads, Q, K), or (B*H, Q, K) if heads is None, both on the same memory."""
+        found = self._tensors and self._tensors.get(heads)
+        found = found() if type(found) is ref else found
+        if found is None:
+            _check_numbers(self.kept)
+            if self._passes():
+                return split_heads(self._now().to(self.dtype), heads)
+            with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
+                found = self.recipe().shown(heads, self.source)
+            # What leads to a graph is not kept: it lives as long as somebody reads it.
+            shown = ref(found) if found.requires_grad else found
+            self._tensors = {**(self._tensors or {}), heads: shown}
+        return found
+
+    def recipe(self) -> Recipe:
+        if self._recipe is None:
+            kept = self.kept
+            if isinstance(kept, Computed):
+                kept = Computed(of_all_examples(kept.numbers).contiguous())
+            self._recipe = Recipe(OfCore(Kept(*kept)) if type(kept) in (tuple, Kept) else kept, self.dtype)
+        return self._recipe
+
+    def _passes(self) -> bool:
+        """Whether no tensor can be kept: in compilers, exporters and transforms, and with fake tensors."""
+        one = self.kept[0]
+        if in_transform() or is_compiling() or exporting():
+            return True
+        return isinstance(one, Tensor) and type(one) not in OWN_TYPES
+
+    def _now(self) -> Tensor:
+        """The weights (B, H, Q, K), not kept; computed by operations that compilers and transforms can follow."""
+        if self.source is not None and torch.is_grad_enabled():
+            arguments = self.source.arguments()
+            if arguments is not None:
+                return self.source.weights(*arguments)
+        return self.recipe().tensor() if type(self.kept) in (tuple, Kept) else self.kept.computed()
+
+    def scored(self) -> Optional[Scored]:
+        """Queries and keys, which nobody changes; None if weights were kept."""
+        kept = self.kept
+        if isinstance(kept, (Scored, Computed)):
+            return kept if isinstance(kept, Scored) else None
+        return None if kept[1] is not None else _scored(Kept(*kept))
+
+    def detached(self) -> Any:
+        """In a form to copy and pickle: tensors, which torch.load accepts from any file.
+
+        None if an exporter recorded the call.  The tensors live as long as this object: a process that is started gets
+        their memory after pickling is over.
+        """
+        kept = self.kept if self._recipe is None else self._recipe.kept()
+        if written_down(kept[0]):
+            return None
+        kept = kept.kept if isinstance(kept, OfCore) else kept
+        if isinstance(kept, Scored):
+            kept = Computed(Recipe(kept, self.dtype).tensor())
+        if isinstance(kept, Computed):
+            kept = (of_all_examples(kept.numbers).detach(),)
+        self._copied = tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), self.dtype
+        return self._copied
+
+
+class Assigned(Last):
+    """The value that a program has assigned to a layer's attention_weights; it lasts until the layer's next call."""
+
+    __slots__ = ("_by_head",)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__((value,), None)
+        self._by_head: Any = None
+
+    def weights(self, heads: Optional[int]) -> Any:
+        """The value itself; with `heads`, a (B*H, Q, K) gets an axis for them, the same tensor at each reading."""
+        _check_numbers(self.kept)
+        (value,) = self.kept
+        if heads is None or not isinstance(value, Tensor) or value.dim() != 3:
+            return value
+        if self._by_head is None:
+            with torch.enable_grad():
+                self._by_head = unflatten(value, 0, (-1, heads))
+        return self._by_head
+
+    def scored(self) -> None:
+        return None
+
+    def detached(self) -> Any:
+        if written_down(self.kept[0]):
+            return None
+        return tuple(x.detach() if isinstance(x, Tensor) else x for x in self.kept)
+
+
+def restored(state: Any) -> Optional[Last]:
+    """The reverse of `detached`: what the core keeps becomes arrays again."""
+    if state is None or len(state) == 1:
+        return None if state is None else Assigned(*state)
+    kept, dtype = state
+    if len(kept) == 1:
+        return Last(Computed(*kept), dtype)
+    kept = Kept(*kept)
+    if not any(elsewhere(x) for x in kept):
+        return Last(Kept(*[x.numpy() if isinstance(x, Tensor) else x for x in kept]), dtype)
+    if kept.weights is not None:
+        return Last(Computed(kept.weights), dtype)
+    return Last(_scored(kept), dtype)  # loaded on another device
+
+
+def _scored(kept: Kept) -> Scored:
+    """What the core has kept, as tensors on any device."""
+    q, k, w_v, lens = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (*kept[2:5], kept.lengths))
+    q, k = (formulas.split_heads(x, kept.num_heads) for x in (q, k))
+    return Scored(q, k, w_v, lens, kept.empty_rows)
+
+
+def _check_numbers(kept: Any) -> None:
+    if written_down(kept[0]) and not exporting():
+        raise AttributeError("the last call was traced for export, so it has no attention weights")
+
+
+def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, given: tuple[bool, bool]) -> Last:
+    """The Last of a call of attention on heads.
+
+    given   whether q, or k, is the caller's own tensor, which may change: then a copy is kept
+    """
+    lens = call.valid_lens
+    if found.weights is not None:
+        kept: Any = Computed(found.weights)
+    else:
+        q, k = (x.clone() if own else x for x, own in zip(tensors[:2], given))
+        lens = lens.clone() if isinstance(lens, Tensor) and any(given) else lens
+        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows)
+    if in_transform():
+        return Last(kept, found.out.dtype)  # with all that the transform knows of it
+    source = None
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in kept.tensors()):
+        alone = is_compiling() or exporting()
+        source = HeadsSource(kept, None if alone else found.out.grad_fn)
+    return Last(kept.detached(), found.out.dtype, source)
