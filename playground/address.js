@@ -13,7 +13,8 @@ function inRange(given, low, high, kind) {
 
 const MOST_TEXT = 400;
 const MOST_ROWS = 128; // of an edited matrix
-const rowsField = { start: "", read: (given) => (given.length <= 20000 && given.split(";").length <= MOST_ROWS ? given : undefined) };
+const rowsField = { start: "", read: (given) => (given.length <= 20000 && given.split(";").length <= MOST_ROWS ? given
+  : undefined) };
 const COMMON = { lang: one("en", "de", "zh", "tr"), p: one("", "1") };
 
 // What an address says, and what of it is not understood: that keeps its start.  The links that were given before there

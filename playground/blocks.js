@@ -56,7 +56,8 @@ function Tiles(page, drawn) {
   const check = el("p", { class: "mhac-fact", role: "status" });
   const trouble = el("p", { class: "mhac-trouble", role: "alert", hidden: true });
   const size = slider(T("keys in a block"), state.block, range(1, 16), (block) => store.set({ block }));
-  const node = el("div", {}, el("p", { class: "mhac-caption", text: T("The core never holds a row of weights: it meets the keys in blocks and keeps a maximum, a sum and an output. Each block below is a call of the core.") }),
+  const node = el("div", {}, el("p",
+    { class: "mhac-caption", text: T("The core never holds a row of weights: it meets the keys in blocks and keeps a maximum, a sum and an output. Each block below is a call of the core.") }),
     el("div", { class: "mhac-fields" }, size), check, trouble, box);
   const ends = endings();
   let [player, model] = [null, null];
@@ -88,7 +89,8 @@ function Tiles(page, drawn) {
     const words = (side, n) => (tokens[side] && tokens[side].length === n ? tokens[side] : null);
     const whole = outputOf(model, h);
     const seen = whole.map((_, i) => range(0, keys - 1).some((j) => model.sees(i, j)));
-    const apart = Math.max(0, ...joined.output.flatMap((row, i) => (seen[i] ? row.map((x, c) => Math.abs(x - whole[i][c])) : [])));
+    const apart = Math.max(0, ...joined.output.flatMap((row, i) => (seen[i] ? row.map((x, c) => Math.abs(x - whole[i][c]))
+      : [])));
     setText(check, T("Joined from {n} blocks, the output differs from the core's one call by at most {apart}.",
       { n: joined.tiles.length, apart: apart.toExponential(1) }));
     player = makePlayer({ player: "tiles", title: T("The online softmax, block by block"), steps: page.data.tileSteps,
@@ -99,7 +101,8 @@ function Tiles(page, drawn) {
   }
   ends.add(store.subscribe((changed) => changed.includes("block") && show()));
   ends.add(() => player && player.end());
-  return { node, model: () => model, start: show, draw() {}, end: ends.end, focus: () => player && player.root.focus({ preventScroll: true }) };
+  return { node, model: () => model, start: show, draw() {}, end: ends.end,
+    focus: () => player && player.root.focus({ preventScroll: true }) };
 }
 
 // A table whose cells are bars as well as numbers.
@@ -122,7 +125,8 @@ function Gradients(page, drawn) {
   const grids = el("div", { class: "mhac-board" });
   const sums = el("div", {});
   const said = el("p", { class: "mhac-caption", role: "status" });
-  const node = el("div", {}, el("p", { class: "mhac-caption", text: T("One number of the output is chosen. The core's backward pass says how much each input moves it: 0 for every key that the mask hides, and for the value of a key without weight.") }),
+  const node = el("div", {}, el("p",
+    { class: "mhac-caption", text: T("One number of the output is chosen. The core's backward pass says how much each input moves it: 0 for every key that the mask hides, and for the value of a key without weight.") }),
     fields, said, grids, sums);
   const ends = endings();
   let model = null;
@@ -158,7 +162,8 @@ function Gradients(page, drawn) {
     }
     const { queries, value_dim } = model.call;
     refill(fields, () => fields.replaceChildren(
-      select(T("output of"), namesOf(model, "q", queries).map((name, i) => [String(i), i + " " + name]), String(Math.min(state.row, queries - 1)),
+      select(T("output of"), namesOf(model, "q", queries).map((name, i) => [String(i), i + " " + name]),
+        String(Math.min(state.row, queries - 1)),
         (i) => store.set({ row: Number(i) })),
       select(T("feature"), range(0, value_dim - 1).map((c) => [String(c), String(c)]),
         String(Math.min(state.feature, value_dim - 1)), (c) => store.set({ feature: Number(c) })), ...masks));
@@ -193,9 +198,11 @@ function Gradients(page, drawn) {
       size(part(found.grad_v, call.keys, call.value_dim)[j])]);
     setText(said, T("{query}, feature {n}: {seen} of {keys} keys can move it.", { query: rows[i], n: c,
       seen: lengths.filter((pair) => pair[0] || pair[1]).length, keys: call.keys }));
-    sums.replaceChildren(barTable(T("How much each key moves it (length of its gradient)"), columns, [T("its key"), T("its value")],
+    sums.replaceChildren(barTable(T("How much each key moves it (length of its gradient)"), columns,
+      [T("its key"), T("its value")],
       lengths, Math.max(...lengths.flat()), (x) => (x ? x.toFixed(3) : "0")));
   }
-  ends.add(store.subscribe((changed) => changed.some((name) => ["row", "feature", "len", "causal"].includes(name)) && update()));
+  ends.add(store.subscribe((changed) => changed.some((name) => ["row", "feature", "len", "causal"].includes(name))
+    && update()));
   return { node, model: () => model, start: update, draw: () => model && draw(), end: ends.end, focus: () => grids.focus() };
 }

@@ -21,7 +21,8 @@ function Chapter(page, chapter) {
   const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
     onclick: () => store.set(startOf(chapter.fields)) });
   const node = el("section", { class: "mhac-chapter" },
-    el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }), ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).flatMap((text) => [el("p", { text: T(text) }), " "])),
+    el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }),
+      ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).flatMap((text) => [el("p", { text: T(text) }), " "])),
     stage, trouble,
     el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines, note,
     el("div", { class: "mhac-folds" }, table, share.node), live);
@@ -40,8 +41,10 @@ function Chapter(page, chapter) {
     }
     controls.forEach((each) => each.show(store.state));
     lines.replaceChildren(...(numbers ? chapter.formula(numbers) : []).map(([title, what]) =>
-      el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ", el("span", { class: "mhac-arith" }, ...formula(what)))));
-    setText(note, [chapter.signed && T("Red is above zero, blue below."), numbers && chapter.note && chapter.note(numbers, page.data)].filter(Boolean).join(" "));
+      el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ",
+        el("span", { class: "mhac-arith" }, ...formula(what)))));
+    setText(note, [chapter.signed && T("Red is above zero, blue below."),
+      numbers && chapter.note && chapter.note(numbers, page.data)].filter(Boolean).join(" "));
     note.hidden = !note.textContent;
     share.draw();
     fold();
@@ -73,7 +76,8 @@ function Chapter(page, chapter) {
       stage.replaceChildren(chapter.picture(numbers, box));
       const [wide, high] = [stage.scrollWidth / stage.clientWidth, box.small ? 1 : stage.scrollHeight / stage.clientHeight];
       if (stage.scrollWidth <= stage.clientWidth + 1 && high <= 1) break;
-      box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.04 : 1)), height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
+      box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.04 : 1)),
+        height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
     }
   }
 
@@ -129,7 +133,8 @@ function Control(store, spec) {
   const text = (x) => (say ? say(x) : String(x));
   const change = (x) => store.set({ [name]: x });
   if (kind === "button") {
-    const node = el("button", { type: "button", class: "mhac-button", text: T(label), onclick: () => store.set(spec.press(store.state)) });
+    const node = el("button", { type: "button", class: "mhac-button", text: T(label),
+      onclick: () => store.set(spec.press(store.state)) });
     return { node, show: (state) => setText(node, T(spec.pressed && spec.isPressed(state) ? spec.pressed : label)) };
   }
   if (kind === "slider") {
@@ -137,7 +142,8 @@ function Control(store, spec) {
     return { name, stops, of, node, show: (state) => node.show(state[name]) };
   }
   if (kind === "select") {
-    const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])), (i) => change(stops[i]));
+    const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])),
+      (i) => change(stops[i]));
     return { name, stops, of, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
   }
   const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(of(store.state))), (i) => change(stops[i]));

@@ -14,7 +14,8 @@ function explanation(model, h, i, j, feature, query, key) {
   const { call, state } = model;
   if (h >= call.heads) {
     const each = range(0, call.heads - 1).map((head) => weightsOf(model, head)[i][j]);
-    return [[T("Weight") + ", " + query + " → " + key + ", " + T("Mean"), "(" + each.map(exact).join(" + ") + ") / " + call.heads + " = " + exact(mean(each))]];
+    return [[T("Weight") + ", " + query + " → " + key + ", " + T("Mean"),
+      "(" + each.map(exact).join(" + ") + ") / " + call.heads + " = " + exact(mean(each))]];
   }
   const inHead = call.heads > 1 ? ", " + T("Head {h}", { h }) : "";
   const [row, scores] = [weightsOf(model, h)[i], scoresOf(model, h)[i]];
@@ -33,17 +34,20 @@ function explanation(model, h, i, j, feature, query, key) {
       : exact(row[j]) + " / (1 − " + state.drop + ") = " + exact(dropped[i][j])]);
   }
   const used = (dropped || weightsOf(model, h))[i];
-  const terms = valuesOf(model, h).map((value, n) => digits(used[n], 40) + " · " + signedText(value[feature])).filter((_, n) => used[n] !== 0);
+  const terms = valuesOf(model, h).map((value, n) => digits(used[n], 40) + " · "
+    + signedText(value[feature])).filter((_, n) => used[n] !== 0);
   lines.push([T("Output of {query}, feature {n}", { query, n: feature }) + inHead,
     (terms.length ? sumOf(terms, 6) : "0") + " = " + exact(outputOf(model, h)[i][feature])]);
   return lines;
 }
 
-const exact = (x) => (Math.abs(x) >= 1e6 ? x.toExponential(3) : Math.abs(x) >= 1000 ? x.toFixed(1) : x.toFixed(4)).replace(/^-/, "−");
+const exact = (x) => (Math.abs(x) >= 1e6 ? x.toExponential(3) : Math.abs(x) >= 1000 ? x.toFixed(1)
+  : x.toFixed(4)).replace(/^-/, "−");
 
 // "exp(−u² / 2)" with its u and its result.
 function kernelText(kernel, u) {
-  const said = { gaussian: "exp(−" + exact(u) + "² / 2)", boxcar: T("1 where u < 1, else 0"), epanechnikov: "max(0, 1 − " + exact(u) + ")",
+  const said = { gaussian: "exp(−" + exact(u) + "² / 2)", boxcar: T("1 where u < 1, else 0"),
+    epanechnikov: "max(0, 1 − " + exact(u) + ")",
     constant: "1" }[kernel];
   return said + " = " + exact(kernelOf(kernel, u));
 }
@@ -53,7 +57,8 @@ function scoreText(model, h, i, j) {
   const score = scoresOf(model, h)[i][j];
   if (state.kind === "distance") {
     const u = model.distances[i][j] / state.width;
-    return "u = " + exact(model.distances[i][j]) + " / " + state.width + " = " + exact(u) + ";  log K(u), K(u) = " + kernelText(state.kernel, u) +
+    return "u = " + exact(model.distances[i][j]) + " / " + state.width + " = " + exact(u) + ";  log K(u), K(u) = "
+      + kernelText(state.kernel, u) +
       ";  " + (score > -Infinity ? exact(score) : "−∞");
   }
   const [a, b] = [headOf(model.q[i], h, model.head_dim), headOf(model.k[j], h, model.head_dim)];
@@ -66,13 +71,15 @@ function scoreText(model, h, i, j) {
   }
   const scaled = model.uncapped[(h * call.queries + i) * call.keys + j];
   said += " = " + exact(scaled);
-  return call.softcap ? said + ";  " + call.softcap + " · tanh(" + exact(scaled) + " / " + call.softcap + ") = " + exact(score) : said;
+  return call.softcap ? said + ";  " + call.softcap + " · tanh(" + exact(scaled) + " / " + call.softcap + ") = "
+    + exact(score) : said;
 }
 
 // ---- errors in the words of the page ---------------------------------------------------------------------------------
 
 // What scripts call by the names of arguments stands on the page under labels.
-const labelOf = (name) => ({ validLens: T("lengths"), "window[0]": T("window left"), "window[1]": T("right"), scale: T("scale"), softcap: T("softcap"),
+const labelOf = (name) => ({ validLens: T("lengths"), "window[0]": T("window left"), "window[1]": T("right"),
+  scale: T("scale"), softcap: T("softcap"),
   q: T("queries"), k: T("keys"), v: T("values"), heads: T("heads") })[name.replace(/^validLens.*/, "validLens")] || name;
 
 function wordsOfError(error) {
@@ -81,10 +88,12 @@ function wordsOfError(error) {
   const named = { ...values, name: "“" + labelOf(values.name) + "”" };
   const expected = { "a whole number from 0 to {keys}, the rows of k": T("a whole number from 0 to {keys}, the number of keys"),
     "a finite number": T("a finite number"), "a number above 0": T("a number above 0"),
-    "null or a whole number of keys, 0 or more": T("nothing, or a whole number of keys, 0 or more") }[values.expected] || values.expected || "";
+    "null or a whole number of keys, 0 or more": T("nothing, or a whole number of keys, 0 or more") }[values.expected]
+      || values.expected || "";
   named.expected = expected.replace("{keys}", values.keys);
   if (text.includes("{queries}") || text.startsWith("{name} has {count}, q")) {
-    return T("“{name}” are {n}, queries are {queries}: one number for all queries, or one for each", { ...named, name: labelOf(values.name) });
+    return T("“{name}” are {n}, queries are {queries}: one number for all queries, or one for each",
+      { ...named, name: labelOf(values.name) });
   }
   if (text.includes("{heads}")) return T("{n} features cannot be split into {heads} heads", named);
   return T("{name} must be {expected}, got {value}", named);

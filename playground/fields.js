@@ -105,7 +105,8 @@ function editor(name, title, rows, labels, change) {
 
   function edit(box, i, j) {
     const fits = box.value !== "" && Number.isFinite(Math.fround(Number(box.value)));
-    wrong.say(fits ? "" : T("{name}: a finite number is missing; the last one is still computed with", { name: box.getAttribute("aria-label") }));
+    wrong.say(fits ? "" : T("{name}: a finite number is missing; the last one is still computed with",
+      { name: box.getAttribute("aria-label") }));
     box.setAttribute("aria-invalid", String(!fits));
     if (!fits) return;
     now[i][j] = Number(box.value);

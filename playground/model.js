@@ -7,7 +7,8 @@ function modelOf(s, core) {
   const window = s.left.trim() || s.right.trim() ? [optional(s.left), optional(s.right)] : null;
   const w = s.kind === "additive" ? (s.w ? readRows(s.w)[0] : drawnVector(s, q, s.heads)) : null;
   const call = checkedCall({ q, k, v, kind: s.kind === "additive" ? "additive" : "dot", w, validLens: readLengths(s.len),
-    causal: s.causal || false, window, scale: s.kind === "distance" ? 1 : optional(s.scale), softcap: s.kind === "distance" ? null : optional(s.softcap),
+    causal: s.causal || false, window, scale: s.kind === "distance" ? 1 : optional(s.scale),
+      softcap: s.kind === "distance" ? null : optional(s.softcap),
     heads: s.kind === "distance" ? 1 : s.heads, dropout: s.drop, seed: s.seed, emptyRows: "uniform" });
   const model = { state: s, source, edited, q, k, v, w, call, tokens: source.tokens, head_dim: call.head_dim };
   if (s.kind === "distance") model.distances = byDistance(call, q, k, s.kernel, s.width);

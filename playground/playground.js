@@ -103,7 +103,8 @@ async function buildPlayground(host, data, core) {
   root.addEventListener("keydown", (event) => {
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.composedPath()[0].tagName);
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key) + chapters.length - 1) % chapters.length];
+    const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key)
+      + chapters.length - 1) % chapters.length];
     const turn = { PageDown: 1, PageUp: -1 }[event.key]; // what a presenter's clicker sends
     if (turn) nav.querySelectorAll("a")[clamp(chapters.indexOf(page.chapter) + turn, 0, chapters.length - 1)].click();
     if (turn) setTimeout(() => part.focus());

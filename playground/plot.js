@@ -15,7 +15,8 @@ function ticksOf({ low, high, log, ticks }, most) {
   return range(first, Math.floor(high / step + 1e-9)).map((n) => Number((n * step).toPrecision(12)));
 }
 
-const tickText = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(0) : String(x)).replace("-", "−");
+const tickText = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(0) : String(x)).replace("-",
+  "−");
 
 // spec: name (said to who cannot see it), title, width, height, x and y {low, high, log, ticks, label}, and
 // marks [{kind, at: [[x, y], …], color, size, dash, text, alpha}, …]: line, points, stems, bars (each [x0, x1, y]), span
@@ -89,7 +90,8 @@ function Plot(pen, spec) {
     }),
     text(at, mark) {
       context.font = font(mark.weight || 400);
-      at.forEach(([a, b]) => says(mark.text, toX(a) + (mark.shift || 0), toY(b) - (mark.up || 0), mark.align || "left", mark.color));
+      at.forEach(([a, b]) => says(mark.text, toX(a) + (mark.shift || 0), toY(b) - (mark.up || 0), mark.align || "left",
+        mark.color));
     },
   };
 

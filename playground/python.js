@@ -4,7 +4,8 @@ function pythonOf(model) {
   const drawn = model.source.python && !model.edited;
   const numbers = drawn ? model.source.python : ["q", "k", "v"].map((name) => literal(name, model[name]));
   const w = model.w ? ["w = np.array([" + model.w.join(", ") + "], np.float32)"] : [];
-  return ["import numpy as np", "import mha_c", "", ...numbers, ...w, ...headsOf(model), "", ...oursOf(model), "", ...bookOf(model),
+  return ["import numpy as np", "import mha_c", "", ...numbers, ...w, ...headsOf(model), "", ...oursOf(model), "",
+    ...bookOf(model),
     ""].join("\n");
 }
 
@@ -119,17 +120,24 @@ function layerPython({ layer, heads }) {
   const bias = layer.bias ? "True" : "False";
   const hiddens = layer.W[0].length;
   return ["import base64", "import numpy as np", "import mha_c", "",
-    "def numbers(text, rows, columns):", "    return np.frombuffer(base64.b64decode(text), np.float32).reshape(rows, columns)", "",
-    packedLiteral("queries", layer.queries), packedLiteral("keys", layer.keys), self ? "values = keys" : packedLiteral("values", layer.values),
+    "def numbers(text, rows, columns):",
+      "    return np.frombuffer(base64.b64decode(text), np.float32).reshape(rows, columns)", "",
+    packedLiteral("queries", layer.queries), packedLiteral("keys", layer.keys),
+      self ? "values = keys" : packedLiteral("values", layer.values),
     "queries, keys, values = queries[None], keys[None], values[None]  # a batch of one", "valid_lens = " + lens, "state = {",
     ...names.map((name, i) => '    "' + name + '.weight": ' + packedLiteral("", layer.W[i]).replace(" = ", "") + ","),
-    ...(layer.bias ? names.map((name, i) => '    "' + name + '.bias": ' + packedLiteral("", [layer.bias[i]]).replace(" = ", "") + "[0],") : []), "}", "",
-    "mha = mha_c.MultiHeadAttention(" + sizes + ", " + hiddens + ", " + heads + ", 0, bias=" + bias + ")", "mha.load_state_dict(state)",
+    ...(layer.bias ? names.map((name, i) => '    "' + name + '.bias": '
+      + packedLiteral("", [layer.bias[i]]).replace(" = ", "") + "[0],") : []), "}", "",
+    "mha = mha_c.MultiHeadAttention(" + sizes + ", " + hiddens + ", " + heads + ", 0, bias=" + bias + ")",
+      "mha.load_state_dict(state)",
     "output = mha(queries, keys, values, valid_lens)[0]", "weights = mha.attention_weights[0]", "print(output)", "",
     "# The same with the book's package.", "import torch", "from d2l import torch as d2l", "",
     "try:  # the English book's", "    book_mha = d2l.MultiHeadAttention(" + hiddens + ", " + heads + ", 0, bias=" + bias + ")",
-    "except TypeError:  # the Chinese and the Turkish book's", "    book_mha = d2l.MultiHeadAttention(" + sizes + ", " + hiddens + ", " + heads + ", 0, bias=" + bias + ")",
-    "inputs = [torch.from_numpy(np.array(x)) for x in (queries, keys, values)]", "lens = None if valid_lens is None else torch.from_numpy(valid_lens)",
-    "book_mha(*inputs, lens)  # an open size is known after a call", "book_mha.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in state.items()})", "book_mha.eval()",
+    "except TypeError:  # the Chinese and the Turkish book's", "    book_mha = d2l.MultiHeadAttention(" + sizes + ", "
+      + hiddens + ", " + heads + ", 0, bias=" + bias + ")",
+    "inputs = [torch.from_numpy(np.array(x)) for x in (queries, keys, values)]",
+      "lens = None if valid_lens is None else torch.from_numpy(valid_lens)",
+    "book_mha(*inputs, lens)  # an open size is known after a call",
+      "book_mha.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in state.items()})", "book_mha.eval()",
     "book = book_mha(*inputs, lens)[0].detach()", "print(book)", ""].join("\n");
 }

@@ -3,7 +3,8 @@
 // python() gives the text or null, part() the node of the picture.
 function Share(page, python, part) {
   const said = el("p", { class: "mhac-note", role: "status" });
-  const box = el("textarea", { class: "mhac-code", readonly: true, rows: 14, spellcheck: "false", "aria-label": T("Text to copy") });
+  const box = el("textarea", { class: "mhac-code", readonly: true, rows: 14, spellcheck: "false",
+    "aria-label": T("Text to copy") });
   const shelf = el("div", { hidden: true }, box);
   const button = (text, action) => el("button", { type: "button", class: "mhac-button", text, onclick: action });
   const lines = button(T("Copy as Python"), () => copy(python()));

@@ -27,11 +27,13 @@ function waysOf(core, n, depth) {
   const numbers = (phase) => Float32Array.from({ length: n * depth }, (_, i) => Math.sin(i * 12.9898 + phase) * 2);
   const [q, k, v] = [0, 1, 2].map(numbers);
   const scale = 1 / Math.sqrt(depth);
-  const call = { queries: n, keys: n, heads: 1, head_dim: depth, value_dim: depth, q, k, v, scale, window_left: -1, window_right: -1, without_weights: true };
+  const call = { queries: n, keys: n, heads: 1, head_dim: depth, value_dim: depth, q, k, v, scale, window_left: -1,
+    window_right: -1, without_weights: true };
   const scaled = q.map((x) => x * scale);
   return {
     tiled: () => core.attention(call).out,
-    naive: () => core.attention({ ...call, q: null, k: null, head_dim: 0, bias: core.linear(scaled, k, n, n, depth), without_weights: false }).out,
+    naive: () => core.attention({ ...call, q: null, k: null, head_dim: 0, bias: core.linear(scaled, k, n, n, depth),
+      without_weights: false }).out,
   };
 }
 

@@ -8,7 +8,8 @@ const ADDITIVE = {
   id: "additive", title: "Additive attention", nav: "Additive", signed: true,
   says: ["Query and key may have different sizes: W_q and W_k bring both to the same hidden units, where they are added, tanh bends the sum, and w_v weighs the units into one score.",
     "These vectors are random, as a layer has them before it has learned."],
-  fields: { key: wholeOf(3, 0, ADDITIVE_KEYS - 1), unit: wholeOf(0, 0, HIDDEN - 1), gain: realOf(2, 0, 16), draw: wholeOf(1, 0, 4294967295) },
+  fields: { key: wholeOf(3, 0, ADDITIVE_KEYS - 1), unit: wholeOf(0, 0, HIDDEN - 1), gain: realOf(2, 0, 16),
+    draw: wholeOf(1, 0, 4294967295) },
   across: "key", along: "unit",
   controls: () => [
     { kind: "slider", name: "key", label: "key", stops: range(0, ADDITIVE_KEYS - 1) },
@@ -26,7 +27,8 @@ const ADDITIVE = {
     const call = checkedCall({ q: a, k: b, v, kind: "additive", w: w_v });
     const found = core.attention(call);
     // One hidden unit alone is the score whose w_v is 1 there and 0 elsewhere.
-    const units = range(0, HIDDEN - 1).map((n) => core.scores({ ...call, additive_weights: Float32Array.from(w, (_, m) => (m === n ? 1 : 0)) }));
+    const units = range(0, HIDDEN - 1).map((n) => core.scores({ ...call,
+      additive_weights: Float32Array.from(w, (_, m) => (m === n ? 1 : 0)) }));
     return { s, a: a[0], b, w_v, plane: b.map((_, j) => units.map((unit) => unit[j])), scores: Array.from(core.scores(call)),
       weights: Array.from(found.weights), v, output: Array.from(found.out) };
   },
@@ -40,20 +42,28 @@ const ADDITIVE = {
     const number = small ? 36 : 4 * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
     const choose = (at) => ({ key: at.i, unit: at.j });
-    const at = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row + ";align-self:end" });
+    const at = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
+      + ";align-self:end" });
     const many = !small;
     const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 3 : 4) + ",auto)" },
       ...(small ? [] : [at(grid("W_k k", n.b, w * 0.4, { rows, look: { row: s.key } }), 1, 2)]),
       at(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
-      at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1, look: { row: s.key, cell: { i: s.key, j: s.unit } }, pick: choose }), small ? 1 : 2, 2),
+      at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1,
+        look: { row: s.key, cell: { i: s.key, j: s.unit } }, pick: choose }), small ? 1 : 2, 2),
       at(grid("w_v", [n.w_v], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 3),
-      at(grid(small ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number, { kind: "plain", numbers: true, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 2 : 3, 2),
-      at(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2));
+      at(grid(small ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
+        { kind: "plain", numbers: true, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 2 : 3, 2),
+      at(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key },
+        pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2));
     const sum = n.a[s.unit] + n.b[s.key][s.unit];
-    const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"), title: T("unit {n} of key {key}", { n: s.unit, key: s.key }), width: small ? width : Math.max(220, Math.floor(width * 0.28)),
-      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, label: "W_q q + W_k k" }, y: { low: -1.2, high: 1.2 }, marks: [
+    const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
+      title: T("unit {n} of key {key}", { n: s.unit, key: s.key }), width: small ? width
+      : Math.max(220, Math.floor(width * 0.28)),
+      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, label: "W_q q + W_k k" },
+        y: { low: -1.2, high: 1.2 }, marks: [
         { kind: "line", at: TANH.map((x) => [x, Math.tanh(x)]), color: "soft", size: 2 },
-        { kind: "points", at: n.b.map((b, j) => [clamp(n.a[s.unit] + b[s.unit], -4, 4), n.plane[j][s.unit]]), color: "other", size: 3.5 },
+        { kind: "points", at: n.b.map((b, j) => [clamp(n.a[s.unit] + b[s.unit], -4, 4), n.plane[j][s.unit]]), color: "other",
+          size: 3.5 },
         { kind: "points", at: [[clamp(sum, -4, 4), n.plane[s.key][s.unit]]], color: "line", size: 7 }] });
     return small ? stack(lanes, curve.node) : rowOf(lanes, curve.node);
   },
@@ -66,10 +76,13 @@ const ADDITIVE = {
       [T("Score of key {n}", { n: j }), sumOf(terms, 8) + " = " + exact(n.scores[j])],
       [T("Weight"), softmaxText(n.scores, j, 10) + " = " + exact(n.weights[j])]];
   },
-  said: (n) => T("key {n}: score {score}, weight {weight}", { n: n.s.key, score: exact(n.scores[n.s.key]), weight: exact(n.weights[n.s.key]) }),
+  said: (n) => T("key {n}: score {score}, weight {weight}", { n: n.s.key, score: exact(n.scores[n.s.key]),
+    weight: exact(n.weights[n.s.key]) }),
   table: (n) => [table("tanh(W_q q + W_k k)", n.plane, n.b.map((_, j) => String(j)), n.w_v.map((_, u) => String(u)), 4),
-    table(T("scores and weights"), n.scores.map((x, j) => [x, n.weights[j]]), n.b.map((_, j) => String(j)), [T("score"), T("weight")], 4)],
-  python: (n, core) => pythonOfState(core, { from: "drawn", kind: "additive", q: writeRows([n.a]), k: writeRows(n.b), v: writeRows(n.v), w: writeRows([n.w_v]) }),
+    table(T("scores and weights"), n.scores.map((x, j) => [x, n.weights[j]]), n.b.map((_, j) => String(j)),
+      [T("score"), T("weight")], 4)],
+  python: (n, core) => pythonOfState(core, { from: "drawn", kind: "additive", q: writeRows([n.a]), k: writeRows(n.b),
+    v: writeRows(n.v), w: writeRows([n.w_v]) }),
 };
 
 const plainSigned = (x) => (x < 0 ? "(" + exact(x) + ")" : exact(x));

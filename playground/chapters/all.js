@@ -5,19 +5,23 @@ const ALL = {
   id: "all", title: "All controls",
   fields: {
     part: one("attend", "tiles", "gradients"), from: one(...Object.keys(SOURCES)),
-    text: textOf("the cat sat on the mat because it was tired", MOST_TEXT), n: wholeOf(6, 1, 64), m: wholeOf(6, 1, 64), d: wholeOf(4, 1, 16),
+    text: textOf("the cat sat on the mat because it was tired", MOST_TEXT), n: wholeOf(6, 1, 64), m: wholeOf(6, 1, 64),
+      d: wholeOf(4, 1, 16),
     draw: wholeOf(1, 0, 4294967295), kind: one("dot", "additive", "distance"), kernel: one(...Object.keys(KERNELS)),
-    width: realOf(1, 0.01, 1000), heads: wholeOf(1, 1, 16), len: textOf("", MOST_TEXT), causal: one("", "top_left", "bottom_right"),
+    width: realOf(1, 0.01, 1000), heads: wholeOf(1, 1, 16), len: textOf("", MOST_TEXT),
+      causal: one("", "top_left", "bottom_right"),
     left: textOf("", 9), right: textOf("", 9), scale: textOf("", 20), softcap: textOf("", 20), drop: realOf(0, 0, 1),
     seed: wholeOf(0, 0, 4294967295), item: wholeOf(0, 0, 1), q: rowsField, k: rowsField, v: rowsField, w: rowsField,
-    head: wholeOf(0, 0, 16), row: wholeOf(0, 0, 4096), column: wholeOf(0, 0, 4096), feature: wholeOf(0, 0, 4096), step: wholeOf(0, 0, 512),
+    head: wholeOf(0, 0, 16), row: wholeOf(0, 0, 4096), column: wholeOf(0, 0, 4096), feature: wholeOf(0, 0, 4096),
+      step: wholeOf(0, 0, 512),
     block: wholeOf(2, 1, 64),
   },
   build: AllControls,
   numbers(s, core) {
     const model = modelOf(s, core);
     const heads = range(0, model.call.heads - 1);
-    return { scores: heads.map((h) => scoresOf(model, h)), weights: heads.map((h) => weightsOf(model, h)), output: heads.map((h) => outputOf(model, h)) };
+    return { scores: heads.map((h) => scoresOf(model, h)), weights: heads.map((h) => weightsOf(model, h)),
+      output: heads.map((h) => outputOf(model, h)) };
   },
 };
 
@@ -27,9 +31,11 @@ function AllControls(page) {
   const names = Object.keys(parts);
   const titles = { attend: T("Attend"), tiles: T("Softmax in blocks"), gradients: T("Gradients through a mask") };
   const body = el("div", {});
-  const chooser = choice(T("Part"), names.map((name) => titles[name]), names.indexOf(store.state.part), (i) => store.set({ part: names[i] }));
+  const chooser = choice(T("Part"), names.map((name) => titles[name]), names.indexOf(store.state.part),
+    (i) => store.set({ part: names[i] }));
   const share = Share(page, () => (shown && shown.model() ? pythonOf(shown.model()) : null), () => shown.node);
-  const node = el("section", {}, el("div", { class: "mhac-says mhac-controls" }, el("h1", { text: T("All controls") }), chooser), body, share.node);
+  const node = el("section", {}, el("div", { class: "mhac-says mhac-controls" }, el("h1", { text: T("All controls") }),
+    chooser), body, share.node);
   const ends = endings();
   let shown = null;
 
@@ -51,7 +57,8 @@ const UNEDITED = { q: "", k: "", v: "", w: "" };
 const cornersOf = () => [["", T("none")], ["top_left", T("top left")], ["bottom_right", T("bottom right")]];
 const BOARD_MOST = 24; // rows and columns of a product that is drawn as it is computed by hand
 const TABLE_MOST = 16;
-const CHOICES = ["head", "row", "column", "feature", "pointed", "focus", "zoom", "mode", "topk", "root", "step", "part", "lang", "p", "block"];
+const CHOICES = ["head", "row", "column", "feature", "pointed", "focus", "zoom", "mode", "topk", "root", "step", "part",
+  "lang", "p", "block"];
 const NEW_FORM = ["from", "kind", "item"]; // with these there are other fields
 const NEW_NUMBERS = ["from", "kind", "item", "text", "n", "m", "d", "draw", "heads"]; // and other tables to edit
 
@@ -80,7 +87,8 @@ function Attend(page, drawn) {
   function fillForm() {
     form.replaceChildren(el("div", { class: "mhac-fields" }, ...sourceFields()),
       el("div", { class: "mhac-fields" }, ...optionFields()));
-    setText(random, state.from === "sentence" ? T("The words have random vectors, the same word the same: what looks at what means nothing. Chapters 2 and 4 have learned ones.") : "");
+    setText(random, state.from === "sentence"
+      ? T("The words have random vectors, the same word the same: what looks at what means nothing. Chapters 2 and 4 have learned ones.") : "");
   }
 
   // Where the numbers come from.  What was edited is gone when they are drawn anew, and Back brings it back.
@@ -89,16 +97,19 @@ function Attend(page, drawn) {
     const sources = Object.entries(SOURCES).map(([id, source]) => [id, T(source.name)]);
     const { lengths } = SOURCES[s.from];
     const items = lengths.map((length, i) => [String(i), i + " (" + T("length {n}", { n: length }) + ")"]);
-    const count = (label, name) => numberBox(label, s[name], { ...ALL.fields[name], step: 1 }, (x) => change({ ...UNEDITED, [name]: x }));
+    const count = (label, name) => numberBox(label, s[name], { ...ALL.fields[name], step: 1 },
+      (x) => change({ ...UNEDITED, [name]: x }));
     const random = s.from === "drawn";
     return [
-      select(T("Start from"), sources, s.from, (from) => change({ ...SOURCES[from].set, from, head: 0, row: 0, column: 0, feature: 0 })),
+      select(T("Start from"), sources, s.from, (from) => change({ ...SOURCES[from].set, from, head: 0, row: 0, column: 0,
+        feature: 0 })),
       s.from === "sentence" && textBox(T("Sentence"), s.text, (text) => change({ ...UNEDITED, text }), 34),
       random && count(T("queries"), "n"),
       random && count(T("keys"), "m"),
       (random || s.from === "sentence") && count(T("features"), "d"),
       count(T("numbers drawn with seed"), "draw"),
-      items.length > 0 && select(T("item of the batch"), items, String(s.item), (i) => change({ item: Number(i), len: String(lengths[i]) })),
+      items.length > 0 && select(T("item of the batch"), items, String(s.item),
+        (i) => change({ item: Number(i), len: String(lengths[i]) })),
     ].filter(Boolean);
   }
 
@@ -255,7 +266,8 @@ function Attend(page, drawn) {
       { ...(asProduct ? {} : { rows, columns }), masked });
     const queryGrid = grid("Q", q, { rows });
     const keyGrid = asProduct ? grid("K^T", transposed(k), { columns }) : grid("K", k, { rows: columns });
-    const first = asProduct ? product(queryGrid, keyGrid, scores) : line([queryGrid, keyGrid, ...(model.w ? [grid("w_v", [model.w])] : []), scores], model.w ? ["+", "tanh ·", "→"] : ["−", "→"], scores);
+    const first = asProduct ? product(queryGrid, keyGrid, scores) : line([queryGrid, keyGrid,
+      ...(model.w ? [grid("w_v", [model.w])] : []), scores], model.w ? ["+", "tanh ·", "→"] : ["−", "→"], scores);
     const dropped = dropOf(model, h);
     const top = Math.max(...model.found.weights);
     const weights = grid("A", dropped || weightsOf(model, h), { kind: "weight", rows, top, masked });

@@ -44,6 +44,7 @@ const COST = {
     return () => {
       forget();
       stop();
+      store.state.running = false; // in another language the chapter is built anew, without this worker
     };
   },
 
@@ -58,15 +59,18 @@ const COST = {
     const w = small ? width : Math.floor((width - 16) / 2);
     const h = small ? 230 : height;
     const x = { low: 64, high: 4096, log: true, ticks: [64, 256, 1024, 4096], label: "n" };
-    const plot = (name, low, high, of, guide) => Plot(pen, { name, title: name, width: w, height: h, x, y: { low, high, log: true }, marks: [
-      { kind: "line", at: COST_SIZES.map((size) => [size, guide * (size / 4096) ** 2]).filter(([, y]) => y >= low && y <= high), color: "soft", size: 1.5, dash: [2, 4] },
+    const plot = (name, low, high, of, guide) => Plot(pen, { name, title: name, width: w, height: h, x,
+      y: { low, high, log: true }, marks: [
+      { kind: "line", at: COST_SIZES.map((size) => [size, guide * (size / 4096) ** 2]).filter(([, y]) => y >= low
+        && y <= high), color: "soft", size: 1.5, dash: [2, 4] },
       { kind: "text", at: [[2000, guide * 0.12]], text: "n²", color: "soft" },
       ...["naive", "tiled"].flatMap((way) => {
         const at = results.map((each) => [each.n, clamp(of(each[way]), low, high)]);
         const [color, dash] = way === "naive" ? ["other", [6, 3]] : ["line", []];
         const end = at.slice(-1);
         return [{ kind: "line", at, color, dash, size: 3 }, { kind: "points", at, color, size: 5 },
-          { kind: "text", at: end, text: T(way), color, weight: 600, up: way === "naive" ? 14 : -16, align: "center", shift: -10 }];
+          { kind: "text", at: end, text: T(way), color, weight: 600, up: way === "naive" ? 14 : -16, align: "center",
+            shift: -10 }];
       })] });
     return rowOf(plot(T("milliseconds"), 0.01, 10000, (each) => each.milliseconds, 2000).node,
       plot(T("memory taken, MiB"), 0.05, 512, (each) => each.mebibytes, 128).node);
@@ -78,12 +82,17 @@ const COST = {
     if (n.s.failed) lines.push([T("Given up"), n.s.failed]);
     if (!last) return lines.concat([["", n.s.running ? T("Measuring …") : T("Nothing is measured yet.")]]);
     const { tiled, naive } = last;
-    lines.push([T("Time"), "n = " + last.n + ", " + T("{d} features", { d: last.depth }) + ": " + exact(naive.milliseconds) + " ms / " + exact(tiled.milliseconds) + " ms = " + exact(naive.milliseconds / tiled.milliseconds) +
-      ";  4 · " + last.n + "² · " + last.depth + " / " + exact(tiled.milliseconds) + " ms = " + exact((4 * last.n ** 2 * last.depth) / tiled.milliseconds / 1e6) + " GFLOP/s"]);
-    lines.push([T("Memory"), T("naive") + " " + exact(naive.mebibytes) + " MiB, " + T("tiled") + " " + exact(tiled.mebibytes) + " MiB;  " + T("the outputs differ by at most {apart}", { apart: last.apart.toExponential(1) })]);
+    lines.push([T("Time"), "n = " + last.n + ", " + T("{d} features", { d: last.depth }) + ": " + exact(naive.milliseconds)
+      + " ms / " + exact(tiled.milliseconds) + " ms = " + exact(naive.milliseconds / tiled.milliseconds) +
+      ";  4 · " + last.n + "² · " + last.depth + " / " + exact(tiled.milliseconds) + " ms = "
+        + exact((4 * last.n ** 2 * last.depth) / tiled.milliseconds / 1e6) + " GFLOP/s"]);
+    lines.push([T("Memory"), T("naive") + " " + exact(naive.mebibytes) + " MiB, " + T("tiled") + " " + exact(tiled.mebibytes)
+      + " MiB;  " + T("the outputs differ by at most {apart}", { apart: last.apart.toExponential(1) })]);
     return lines;
   },
-  said: (n) => (n.last ? T("n = {n}: naive {naive} ms, tiled {tiled} ms", { n: n.n, naive: short(n.last.naive.milliseconds), tiled: short(n.last.tiled.milliseconds) }) : ""),
-  table: (n) => [table(T("measured"), n.results.map((each) => [each.naive.milliseconds, each.tiled.milliseconds, each.naive.mebibytes, each.tiled.mebibytes]), n.results.map((each) => "n = " + each.n),
+  said: (n) => (n.last ? T("n = {n}: naive {naive} ms, tiled {tiled} ms",
+    { n: n.n, naive: short(n.last.naive.milliseconds), tiled: short(n.last.tiled.milliseconds) }) : ""),
+  table: (n) => [table(T("measured"), n.results.map((each) => [each.naive.milliseconds, each.tiled.milliseconds,
+    each.naive.mebibytes, each.tiled.mebibytes]), n.results.map((each) => "n = " + each.n),
     ["ms, " + T("naive"), "ms, " + T("tiled"), "MiB, " + T("naive"), "MiB, " + T("tiled")], 3)],
 };

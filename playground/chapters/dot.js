@@ -47,17 +47,20 @@ const DOT = {
     const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);
     const grid = (name, data, w, more) => placed(pen, name, data, { w, h, margins: { top: 0 }, look: { row: j }, pick: (at) =>
       (at.i <= i ? { key: at.i } : null), ...more });
-    const cell = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row + ";align-self:end" });
+    const cell = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
+      + ";align-self:end" });
     const strip = (name, row) => placed(pen, name, [row], { w: narrow, h, margins: { top: 0 } });
     const lanes = el("div", { class: "mhac-lanes-of" }, cell(strip("q", n.q[i]), 1, 1),
       cell(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
-      cell(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number, { kind: "plain", numbers: true }), 2, 2),
+      cell(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
+        { kind: "plain", numbers: true }), 2, 2),
       cell(grid(brief ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
       cell(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
       cell(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), cell(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
-      lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il {il}, elle {elle}", { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
+      lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il {il}, elle {elle}",
+        { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);
     const matrix = placed(pen, "A", n.weights, { w: h, h, rows, columns: rows, kind: "weight", top: 1, masked: (a, b) => b > a,
@@ -69,15 +72,19 @@ const DOT = {
     const { words, i, j, d } = n;
     const seen = range(0, i);
     const pair = { pair: words[i] + " → " + words[j] };
-    const mixed = seen.map((m) => [n.weights[i][m], words[m]]).sort((a, b) => b[0] - a[0]).map(([w, word]) => exact(w) + " · v(" + word + ")");
-    return [[T("Score, {pair}", pair), "q · k" + (n.s.root === "yes" ? " / √" + d + " = " + exact(n.raw[i][j]) + " / √" + d : "") + " = " + exact(n.scores[i][j])],
+    const mixed = seen.map((m) => [n.weights[i][m], words[m]]).sort((a, b) => b[0] - a[0]).map(([w, word]) => exact(w)
+      + " · v(" + word + ")");
+    return [[T("Score, {pair}", pair), "q · k" + (n.s.root === "yes" ? " / √" + d + " = " + exact(n.raw[i][j]) + " / √" + d
+      : "") + " = " + exact(n.scores[i][j])],
       [T("Weight"), softmaxText(seen.map((m) => n.scores[i][m]), j, 11) + " = " + exact(n.weights[i][j])],
       [T("Output of {query}", { query: words[i] }), "o = " + sumOf(mixed, 4)]];
   },
   note: (n, { models }) => T("One head, trained on such sentences by tools/lecture_models.py: right for {right} of the pairs of noun and last word it had not seen; of {seeds} seeds the one that looks most at the noun meant.",
     { right: percent(models.reference.right), seeds: models.reference.seeds }),
-  said: (n) => T("{query} looks at {key}: {weight}", { query: n.words[n.i], key: n.words[n.j], weight: exact(n.weights[n.i][n.j]) }),
-  table: (n) => [table(T("weights"), n.weights, n.words, n.words, 4), table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (j > i ? -Infinity : x))), n.words, n.words, 4)],
+  said: (n) => T("{query} looks at {key}: {weight}", { query: n.words[n.i], key: n.words[n.j],
+    weight: exact(n.weights[n.i][n.j]) }),
+  table: (n) => [table(T("weights"), n.weights, n.words, n.words, 4), table(T("scores"),
+    n.scores.map((row, i) => row.map((x, j) => (j > i ? -Infinity : x))), n.words, n.words, 4)],
   python: (n, core) => pythonOfState(core, { from: "drawn", causal: "top_left", scale: n.s.root === "yes" ? "" : "1",
     q: writeRows(n.q), k: writeRows(n.k), v: writeRows(n.v) }),
 };

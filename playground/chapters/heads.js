@@ -11,7 +11,8 @@ function layerOf(data) {
   const [source, target] = TRANSLATED.map((text) => text.split(" "));
   const keys = source.map((word, i) => added(weights.source[english.indexOf(word)], weights.source_place[i]));
   const queries = ["<bos>", ...target].map((word, i) => added(weights.target[french.indexOf(word)], weights.target_place[i]));
-  return { heads: 2, queries, keys, values: keys, W: ["W_q", "W_k", "W_v", "W_o"].map((name) => weights[name]), bias: null, lens: null,
+  return { heads: 2, queries, keys, values: keys, W: ["W_q", "W_k", "W_v", "W_o"].map((name) => weights[name]), bias: null,
+    lens: null,
     qt: [...target, "<eos>"], kt: source };
 }
 
@@ -48,7 +49,8 @@ const HEADS = {
     const found = core.attention(call);
     const joined = rowsOf(found.out, qt.length, v[0].length);
     const split = (data_) => range(0, heads - 1).map((head) => headRows(data_, call, head));
-    return { ...shown, q, k, v, d: call.head_dim, sees: visibility(call), weights: split(found.weights), scores: split(core.scores(call)), joined, output: through(joined, W_o, 3) };
+    return { ...shown, q, k, v, d: call.head_dim, sees: visibility(call), weights: split(found.weights),
+      scores: split(core.scores(call)), joined, output: through(joined, W_o, 3) };
   },
 
   picture(n, { width, height, small, pen }) {
@@ -61,29 +63,42 @@ const HEADS = {
     const w = Math.max(1, room / f);
     const tall = Math.max(3, Math.min(small ? 7 : 16, (height * 0.72) / (qt.length + 2 * kt.length)));
     const band = n.q ? [h * n.d, (h + 1) * n.d] : null;
-    const strip = (name, data, shape) => stack(el("p", { class: "mhac-step-name" }, ...formula(name), el("span", { class: "mhac-note", text: " " + shape })),
-      placed(pen, "", data, { w, h: tall, look: { band: n.layer.queries && data !== n.layer.queries && data !== n.layer.keys ? band : null, row: data.length === qt.length ? i : null } }));
-    const arrow = (...texts) => el("div", { class: "mhac-through" }, ...texts.map((text) => el("span", {}, ...(text.startsWith("transpose") ? [text] : formula(text)))), el("b", { text: "→" }));
+    const strip = (name, data, shape) => stack(el("p", { class: "mhac-step-name" }, ...formula(name),
+      el("span", { class: "mhac-note", text: " " + shape })),
+      placed(pen, "", data, { w, h: tall, look: { band: n.layer.queries && data !== n.layer.queries && data !== n.layer.keys
+        ? band : null, row: data.length === qt.length ? i : null } }));
+    const arrow = (...texts) => el("div", { class: "mhac-through" }, ...texts.map((text) =>
+      el("span", {}, ...(text.startsWith("transpose") ? [text] : formula(text)))), el("b", { text: "→" }));
     const top = Math.max(...n.weights.flat(2));
     const columnsOfHeads = heads <= 2 ? 1 : heads <= 8 ? 2 : 4;
-    const cell = Math.max(2, Math.floor(Math.min(small ? 48 : 90, height / Math.ceil(heads / columnsOfHeads) - 2 * type) / Math.max(qt.length, kt.length)));
-    const thumbs = el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(" + columnsOfHeads + ",auto)" }, ...n.weights.map((rows_, at) => {
-      const box = el("div", { class: at === h ? "mhac-thumb-now" : "" }, heads <= 8 ? el("span", { class: "mhac-note", text: T("Head {h}", { h: at }) }) : null,
+    const cell = Math.max(2, Math.floor(Math.min(small ? 48 : 90,
+      height / Math.ceil(heads / columnsOfHeads) - 2 * type) / Math.max(qt.length, kt.length)));
+    const thumbs = el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(" + columnsOfHeads + ",auto)" },
+      ...n.weights.map((rows_, at) => {
+      const box = el("div", { class: at === h ? "mhac-thumb-now" : "" },
+        heads <= 8 ? el("span", { class: "mhac-note", text: T("Head {h}", { h: at }) }) : null,
         placed(pen, "", rows_, { w: cell, h: cell, kind: "weight", top }));
       box.pick = () => ({ head: at });
       return box;
     }));
-    const large = Math.max(8, Math.floor(Math.min((small ? 190 : height - 9 * type) / qt.length, (small ? width * 0.72 : width * (n.q ? 0.27 : 0.6)) / kt.length - 2, 3.6 * type)));
-    const chosen = stack(el("p", { class: "mhac-step-name" }, T("Head {h}", { h }), el("span", { class: "mhac-note", text: " (" + qt.length + ", " + kt.length + ")" })),
-      placed(pen, "", n.weights[h], { w: large, h: large, rows, columns, kind: "weight", top, numbers: true, masked: n.sees ? (a, b) => !n.sees(a, b) : null, look: { row: i }, pick: (at) => ({ query: at.i }) }));
+    const large = Math.max(8, Math.floor(Math.min((small ? 190 : height - 9 * type) / qt.length,
+      (small ? width * 0.72 : width * (n.q ? 0.27 : 0.6)) / kt.length - 2, 3.6 * type)));
+    const chosen = stack(el("p", { class: "mhac-step-name" }, T("Head {h}", { h }),
+      el("span", { class: "mhac-note", text: " (" + qt.length + ", " + kt.length + ")" })),
+      placed(pen, "", n.weights[h], { w: large, h: large, rows, columns, kind: "weight", top, numbers: true,
+        masked: n.sees ? (a, b) => !n.sees(a, b) : null, look: { row: i }, pick: (at) => ({ query: at.i }) }));
     if (!n.q) return rowOf(thumbs, chosen);
     const [m, k] = [qt.length, kt.length];
     const dh = f / heads;
-    const inputs = stack(strip("queries", n.layer.queries, "(1, " + m + ", " + f + ")"), strip("keys", n.layer.keys, "(1, " + k + ", " + f + ")"));
-    const projections = stack(strip("q", n.q, "(" + heads + ", " + m + ", " + dh + ")"), strip("k", n.k, "(" + heads + ", " + k + ", " + dh + ")"), strip("v", n.v, "(" + heads + ", " + k + ", " + dh + ")"));
-    const ends = [stack(strip("α v", n.joined, "(" + heads + ", " + m + ", " + dh + ")")), stack(strip("output", n.output, "(1, " + m + ", " + f + ")"))];
+    const inputs = stack(strip("queries", n.layer.queries, "(1, " + m + ", " + f + ")"),
+      strip("keys", n.layer.keys, "(1, " + k + ", " + f + ")"));
+    const projections = stack(strip("q", n.q, "(" + heads + ", " + m + ", " + dh + ")"),
+      strip("k", n.k, "(" + heads + ", " + k + ", " + dh + ")"), strip("v", n.v, "(" + heads + ", " + k + ", " + dh + ")"));
+    const ends = [stack(strip("α v", n.joined, "(" + heads + ", " + m + ", " + dh + ")")),
+      stack(strip("output", n.output, "(1, " + m + ", " + f + ")"))];
     if (small) return stack(rowOf(inputs, projections, thumbs), chosen, rowOf(...ends));
-    return rowOf(inputs, arrow("W_q W_k W_v", "transpose_qkv"), projections, arrow("softmax", "q k^T / √" + dh), thumbs, chosen, arrow("transpose_output", "W_o"), stack(...ends));
+    return rowOf(inputs, arrow("W_q W_k W_v", "transpose_qkv"), projections, arrow("softmax", "q k^T / √" + dh), thumbs,
+      chosen, arrow("transpose_output", "W_o"), stack(...ends));
   },
 
   formula(n) {
@@ -91,11 +106,14 @@ const HEADS = {
     const row = n.weights[h][i];
     const best = row.indexOf(Math.max(...row));
     const pair = qt[i] + " → " + kt[best] + ", " + T("Head {h}", { h });
-    if (!n.q) return [[T("Weight") + ", " + pair, exact(row[best])], ["", T("The weights of your layer's last call. Give inputs= to layer.playground() and the whole way is computed here.")]];
+    if (!n.q) return [[T("Weight") + ", " + pair, exact(row[best])], ["",
+      T("The weights of your layer's last call. Give inputs= to layer.playground() and the whole way is computed here.")]];
     const f = n.q[0].length;
     const seen = range(0, kt.length - 1).filter((j) => n.sees(i, j));
-    return [[T("Features of head {h}", { h }), h + " · " + n.d + " … " + (h + 1) + " · " + n.d + " − 1;  " + heads + " · " + n.d + " = " + f],
-      seen.length ? [T("Weight") + ", " + pair, softmaxText(seen.map((j) => n.scores[h][i][j]), seen.indexOf(best), 10) + " = " + exact(row[best])]
+    return [[T("Features of head {h}", { h }), h + " · " + n.d + " … " + (h + 1) + " · " + n.d + " − 1;  " + heads + " · "
+      + n.d + " = " + f],
+      seen.length ? [T("Weight") + ", " + pair, softmaxText(seen.map((j) => n.scores[h][i][j]), seen.indexOf(best), 10)
+        + " = " + exact(row[best])]
         : [T("Weight"), T("no key may be seen: all weights are 1 / {n}", { n: kt.length }) + " = " + exact(row[best])]];
   },
   note(n, { models }) {
@@ -106,7 +124,8 @@ const HEADS = {
   said(n) {
     const row = n.weights[n.h][n.i];
     const best = row.indexOf(Math.max(...row));
-    return T("{head}, {query} to {key}: {weight}", { head: T("Head {h}", { h: n.h }), query: n.qt[n.i], key: n.kt[best], weight: exact(row[best]) });
+    return T("{head}, {query} to {key}: {weight}", { head: T("Head {h}", { h: n.h }), query: n.qt[n.i], key: n.kt[best],
+      weight: exact(row[best]) });
   },
   table: (n) => n.weights.slice(0, 8).map((rows, h) => table(T("Head {h}", { h }), rows, n.qt, n.kt, 4)),
   python: (n) => (n.q ? layerPython(n) : null),

@@ -15,34 +15,44 @@ const MASKS = {
   numbers(s, core, { models }) {
     const model = models.reference;
     const { words, queries, keys } = referenceInputs(model, s.last);
-    const [q, k, v] = [[queries, "W_q"], [keys, "W_k"], [keys, "W_v"]].map(([x, name]) => projected(core, x, model.weights[name]));
+    const [q, k, v] = [[queries, "W_q"], [keys, "W_k"], [keys, "W_v"]].map(([x, name]) =>
+      projected(core, x, model.weights[name]));
     const options = { q, k, v, emptyRows: "uniform" };
     const call = checkedCall({ ...options, validLens: s.len, causal: s.causal === "yes" ? "top_left" : false });
     const rows = (of) => rowsOf(of, words.length, words.length);
     const sees = visibility(call);
-    return { s, q, k, v, words: words.map((word, j) => (j < s.len ? word : "<pad>")), i: s.query, sees: words.map((_, i) => words.map((__, j) => sees(i, j))),
-      scores: rows(core.scores(call)), weights: rows(core.attention(call).weights), before: rows(core.attention(checkedCall(options)).weights) };
+    return { s, q, k, v, words: words.map((word, j) => (j < s.len ? word : "<pad>")), i: s.query,
+      sees: words.map((_, i) => words.map((__, j) => sees(i, j))),
+      scores: rows(core.scores(call)), weights: rows(core.attention(call).weights),
+        before: rows(core.attention(checkedCall(options)).weights) };
   },
 
   picture(n, { width, height, small, pen }) {
     const { words, i, sees } = n;
     const count = words.length;
     const type = pen.type;
-    const room = small ? (width - 78) / (3 * count) : Math.min((height - 11 * type) / count, (width * 0.76 - 10 * type) / (3 * count));
+    const room = small ? (width - 78) / (3 * count) : Math.min((height - 11 * type) / count,
+      (width * 0.76 - 10 * type) / (3 * count));
     const [w, h] = [Math.max(8, Math.floor(room)), Math.max(8, Math.floor(room))];
     const hidden = (a, b) => !sees[a][b];
     const choose = (at) => ({ query: at.i });
-    const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words, pick: choose, ...more });
+    const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words,
+      pick: choose, ...more });
     const nothing = !sees[i].some(Boolean);
     const top = Math.max(...n.scores.flat().map(Math.abs));
     const grids = [grid("S", n.scores, { rows: words, top }), grid(T("S, hidden"), n.scores, { masked: hidden, top }),
       grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, })];
-    const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]), color });
+    const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]),
+      color });
     const wide = small ? width : Math.floor(width - grids.length * (w * count + 2.5 * type) - 8 * type - 48);
-    const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }), title: T("“{query}”: before, after", { query: words[i] }),
-      width: Math.max(small ? 200 : 180, wide), height: small ? 160 : Math.min(height, 330), x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") }, y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
+    const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }),
+      title: T("“{query}”: before, after", { query: words[i] }),
+      width: Math.max(small ? 200 : 180, wide), height: small ? 160 : Math.min(height, 330),
+        x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") },
+        y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
-        { kind: "text", at: [[0.1, 1.3]], text: "■ " + T("before"), color: "soft" }, { kind: "text", at: [[0.1, 1.13]], text: "■ " + T("after"), color: "line" }] });
+        { kind: "text", at: [[0.1, 1.3]], text: "■ " + T("before"), color: "soft" },
+          { kind: "text", at: [[0.1, 1.13]], text: "■ " + T("after"), color: "line" }] });
     if (!small) return rowOf(...grids, bars.node);
     return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" }, ...grids), bars.node);
   },
@@ -52,16 +62,21 @@ const MASKS = {
     const seen = range(0, words.length - 1).filter((j) => sees[i][j]);
     const hidden = words.length - seen.length;
     if (!seen.length) {
-      return [[T("Query {query}", { query: words[i] }), T("no key may be seen: all weights are 1 / {n}", { n: words.length }) + " = " + exact(n.weights[i][0])],
+      return [[T("Query {query}", { query: words[i] }), T("no key may be seen: all weights are 1 / {n}", { n: words.length })
+        + " = " + exact(n.weights[i][0])],
         ["", T("That is d2l's answer: its hidden scores are −10⁶, all alike. torch's own function gives NaN or 0.")]];
     }
     const best = n.weights[i].indexOf(Math.max(...n.weights[i]));
-    return [[T("Query {query}", { query: words[i] }), T("{seen} keys may be seen, {hidden} are hidden", { seen: seen.length, hidden })],
-      [T("Weight") + ", " + words[i] + " → " + words[best], softmaxText(seen.map((j) => n.scores[i][j]), seen.indexOf(best), 11) + " = " + exact(n.weights[i][best])],
+    return [[T("Query {query}", { query: words[i] }), T("{seen} keys may be seen, {hidden} are hidden",
+      { seen: seen.length, hidden })],
+      [T("Weight") + ", " + words[i] + " → " + words[best], softmaxText(seen.map((j) => n.scores[i][j]), seen.indexOf(best),
+        11) + " = " + exact(n.weights[i][best])],
       [T("before the mask"), softmaxText(n.scores[i], best, 11) + " = " + exact(n.before[i][best])]];
   },
   said: (n) => T("{query}: {seen} keys may be seen", { query: n.words[n.i], seen: n.sees[n.i].filter(Boolean).length }),
-  table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words, n.words, 4),
+  table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words,
+    n.words, 4),
     table(T("weights"), n.weights, n.words, n.words, 4)],
-  python: (n, core) => pythonOfState(core, { from: "drawn", causal: n.s.causal === "yes" ? "top_left" : "", len: String(n.s.len), q: writeRows(n.q), k: writeRows(n.k), v: writeRows(n.v) }),
+  python: (n, core) => pythonOfState(core, { from: "drawn", causal: n.s.causal === "yes" ? "top_left" : "",
+    len: String(n.s.len), q: writeRows(n.q), k: writeRows(n.k), v: writeRows(n.v) }),
 };

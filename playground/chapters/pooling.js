@@ -8,7 +8,8 @@ const POOLING = {
   id: "pooling", title: "Pooling by distance", nav: "Pooling",
   says: ["A query asks, keys say what there is, and values are what is given: attention answers with a mean of the values, in which a value counts more, the better its key fits the query.",
     "Here keys are places x, values are noisy heights y, and a key fits if it is near the query."],
-  fields: { width: realOf(0.5, 0.01, 1000), kernel: one(...Object.keys(KERNELS)), at: realOf(2.5, 0, 5), draw: wholeOf(1, 0, 4294967295) },
+  fields: { width: realOf(0.5, 0.01, 1000), kernel: one(...Object.keys(KERNELS)), at: realOf(2.5, 0, 5),
+    draw: wholeOf(1, 0, 4294967295) },
   across: "at", along: "width",
   controls: () => [
     { kind: "slider", name: "width", label: "width", stops: WIDTHS },
@@ -27,7 +28,8 @@ const POOLING = {
     const sum = found.row_sum[row] * Math.exp(found.row_max[row]); // of the kernel over all keys
     return { s, x: k.map((each) => each[0]), y: v.map((each) => each[0]), curve: Array.from(found.out.subarray(0, row)),
       estimate: found.out[row], weights, distances: distances[row], sum: found.row_sum[row] > 0 ? sum : 0,
-      best: distances[row].indexOf(Math.min(...distances[row])), seen: weights.filter((_, j) => call.bias[row * k.length + j] > -Infinity).length };
+      best: distances[row].indexOf(Math.min(...distances[row])), seen: weights.filter((_, j) =>
+        call.bias[row * k.length + j] > -Infinity).length };
   },
 
   picture(n, { width, height, small, pen }) {
@@ -37,7 +39,8 @@ const POOLING = {
     const query = { kind: "upright", at: [[s.at]], color: "line", dash: [5, 4] };
     const reach = { kind: "span", at: [[s.at - s.width, s.at + s.width]], color: "line", size: 2 };
     const named = (text, at, color, up) => ({ kind: "text", at: [at], text, color, up, weight: 600, align: "right" });
-    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y, their truth, the estimate"), width: wide, height: high, x,
+    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y, their truth, the estimate"),
+      width: wide, height: high, x,
       y: { low: -3, high: 9 }, marks: [
         { kind: "points", at: n.x.map((at, j) => [at, n.y[j]]), color: "soft", alpha: 0.75 },
         { kind: "line", at: PLACES.map((at) => [at, truth(at)]), color: "ink", size: 1.2, dash: [2, 3] },
@@ -45,7 +48,8 @@ const POOLING = {
         { kind: "points", at: [[s.at, n.estimate]], color: "line", size: 7 },
         named(T("truth"), [0.9, truth(1)], "ink", 14), named(T("estimate"), [5, n.curve[100]], "line", 16)] });
     const most = Math.max(...n.weights);
-    const right = Plot(pen, { name: T("weights of the query at {x}", { x: s.at }), title: T("weights of the query at {x}", { x: s.at }),
+    const right = Plot(pen, { name: T("weights of the query at {x}", { x: s.at }),
+      title: T("weights of the query at {x}", { x: s.at }),
       width: small ? width : width - wide - 16, height: high, x, y: { low: 0, high: most * 1.08 || 1 }, marks: [
         { kind: "stems", at: n.x.map((at, j) => [at, n.weights[j]]), color: "line", size: 2 },
         { kind: "points", at: n.x.map((at, j) => [at, n.weights[j]]), color: "line" }, query, reach] });
@@ -55,16 +59,21 @@ const POOLING = {
 
   formula(n) {
     const { s, best } = n;
-    if (!n.seen) return [[T("Weight"), T("no key is within the width: all weights are 1 / {n}", { n: n.x.length }) + " = " + exact(1 / n.x.length)],
+    if (!n.seen) return [[T("Weight"), T("no key is within the width: all weights are 1 / {n}", { n: n.x.length }) + " = "
+      + exact(1 / n.x.length)],
       [T("Estimate"), T("the mean of all values") + " = " + exact(n.estimate)]];
     const u = n.distances[best] / s.width;
-    const terms = n.weights.map((w, j) => [w, j]).sort((a, b) => b[0] - a[0]).map(([w, j]) => exact(w) + " · " + signedText(n.y[j]));
-    return [[T("Distance of the nearest key"), "u = |" + s.at + " − " + n.x[best] + "| / " + s.width + " = " + exact(u) + ";  K(u) = " + kernelText(s.kernel, u)],
+    const terms = n.weights.map((w, j) => [w, j]).sort((a, b) => b[0] - a[0]).map(([w, j]) => exact(w) + " · "
+      + signedText(n.y[j]));
+    return [[T("Distance of the nearest key"), "u = |" + s.at + " − " + n.x[best] + "| / " + s.width + " = " + exact(u)
+      + ";  K(u) = " + kernelText(s.kernel, u)],
       [T("Weight"), "K(u) / Σ K = " + exact(kernelOf(s.kernel, u)) + " / " + exact(n.sum) + " = " + exact(n.weights[best])],
       [T("Estimate"), sumOf(terms, 4) + " = " + exact(n.estimate)]];
   },
   said: (n) => T("query {x}: estimate {y}", { x: n.s.at, y: exact(n.estimate) }),
-  table: (n) => [table(T("keys, values and weights"), n.x.map((x, j) => [x, n.y[j], n.weights[j]]), n.x.map((_, j) => String(j)),
+  table: (n) => [table(T("keys, values and weights"), n.x.map((x, j) => [x, n.y[j], n.weights[j]]),
+    n.x.map((_, j) => String(j)),
     [T("key"), T("value"), T("weight")], 4)],
-  python: (n, core) => pythonOfState(core, { from: "nadaraya", kind: "distance", kernel: n.s.kernel, width: n.s.width, draw: n.s.draw }),
+  python: (n, core) => pythonOfState(core, { from: "nadaraya", kind: "distance", kernel: n.s.kernel, width: n.s.width,
+    draw: n.s.draw }),
 };

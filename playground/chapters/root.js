@@ -16,7 +16,8 @@ function normalScores(core, draw, d) {
 // Row c of the Jacobian is the gradient of weight c by the scores: the backward pass with K = V = I, scale 1.
 function softmaxOf(core, scores, scale) {
   const eye = Float32Array.from({ length: ROOT_KEYS * ROOT_KEYS }, (_, at) => (at % (ROOT_KEYS + 1) ? 0 : 1));
-  const call = { queries: ROOT_QUERIES, keys: ROOT_KEYS, heads: 1, head_dim: ROOT_KEYS, value_dim: ROOT_KEYS, q: scores.map((x) => x * scale), k: eye,
+  const call = { queries: ROOT_QUERIES, keys: ROOT_KEYS, heads: 1, head_dim: ROOT_KEYS, value_dim: ROOT_KEYS,
+    q: scores.map((x) => x * scale), k: eye,
     v: eye, scale: 1, window_left: -1, window_right: -1 };
   const squares = new Float64Array(ROOT_QUERIES);
   let weights = null;
@@ -26,7 +27,8 @@ function softmaxOf(core, scores, scale) {
     weights = rowsOf(found.weights, ROOT_QUERIES, ROOT_KEYS);
     found.grad_q.forEach((x, at) => (squares[Math.floor(at / ROOT_KEYS)] += x * x));
   }
-  return { weights, entropy: mean(weights.map(entropyOf)), largest: mean(weights.map((row) => Math.max(...row))), jacobian: mean(Array.from(squares, Math.sqrt)) };
+  return { weights, entropy: mean(weights.map(entropyOf)), largest: mean(weights.map((row) => Math.max(...row))),
+    jacobian: mean(Array.from(squares, Math.sqrt)) };
 }
 
 // A function of what its key says, which remembers its last answers: a slider that moves asks for most of them again.
@@ -68,10 +70,12 @@ const ROOT = {
   ],
 
   numbers(s, core) {
-    const at = (d) => ({ d, raw: rootSoftmax(core, s.draw, d, 1), scaled: rootSoftmax(core, s.draw, d, s.factor / Math.sqrt(d)) });
+    const at = (d) => ({ d, raw: rootSoftmax(core, s.draw, d, 1), scaled: rootSoftmax(core, s.draw, d,
+      s.factor / Math.sqrt(d)) });
     const list = Array.from(rootScores(core, s.draw, s.d));
     const scaled = list.map((x) => (x * s.factor) / Math.sqrt(s.d));
-    return { s, raw: list, scaled, variance: varianceOf(list), scaledVariance: varianceOf(scaled), here: at(s.d), curves: ROOT_DEPTHS.map(at) };
+    return { s, raw: list, scaled, variance: varianceOf(list), scaledVariance: varianceOf(scaled), here: at(s.d),
+      curves: ROOT_DEPTHS.map(at) };
   },
 
   picture(n, { width, height, small, pen }) {
@@ -79,14 +83,18 @@ const ROOT = {
     const w = small ? width : Math.floor((width - 16) / 2);
     const h = small ? 125 : Math.floor((height - 16) / 2);
     const reach = Math.max(4, Math.ceil(3.2 * Math.sqrt(n.variance)));
-    const bars = (list, variance, name, color) => Plot(pen, { name, title: name + ":  " + T("variance {x}", { x: short(variance) }), width: w, height: h, x: { low: -reach, high: reach }, y: { low: 0, high: 0.5 },
+    const bars = (list, variance, name, color) => Plot(pen, { name, title: name + ":  "
+      + T("variance {x}", { x: short(variance) }), width: w, height: h, x: { low: -reach, high: reach },
+      y: { low: 0, high: 0.5 },
       marks: [{ kind: "bars", at: histogram(list, reach, 41).map(([a, b, y]) => [a, b, Math.min(y, 0.5)]), color }] });
     const x = { low: 1, high: 512, log: true, ticks: [1, 4, 16, 64, 256], label: small ? null : "d" };
     const curves = (name, high, of) => Plot(pen, { name, title: name, width: w, height: h, x, y: { low: 0, high }, marks: [
       { kind: "line", at: n.curves.map((each) => [each.d, of(each.raw)]), color: "other", size: 2.5, dash: [6, 3] },
       { kind: "line", at: n.curves.map((each) => [each.d, of(each.scaled)]), color: "line", size: 3 },
-      { kind: "points", at: [[s.d, of(n.here.raw)]], color: "other", size: 6 }, { kind: "points", at: [[s.d, of(n.here.scaled)]], color: "line", size: 6 }] });
-    const plots = [bars(n.raw, n.variance, T("scores q · k"), "other"), bars(n.scaled, n.scaledVariance, T("scores q · k · {factor} / √{d}", { factor: s.factor, d: s.d }), "line"),
+      { kind: "points", at: [[s.d, of(n.here.raw)]], color: "other", size: 6 },
+        { kind: "points", at: [[s.d, of(n.here.scaled)]], color: "line", size: 6 }] });
+    const plots = [bars(n.raw, n.variance, T("scores q · k"), "other"),
+      bars(n.scaled, n.scaledVariance, T("scores q · k · {factor} / √{d}", { factor: s.factor, d: s.d }), "line"),
       curves(T("entropy of the weights in bits (dashed: undivided)"), 4, (each) => each.entropy),
       curves(T("norm of the softmax's Jacobian (dashed: undivided)"), 0.5, (each) => each.jacobian)].map((plot) => plot.node);
     return small ? stack(...plots) : stack(rowOf(plots[0], plots[1]), rowOf(plots[2], plots[3]));
@@ -94,12 +102,18 @@ const ROOT = {
 
   formula(n) {
     const { s, here } = n;
-    return [[T("Variance"), T("undivided") + " " + exact(n.variance) + ";  " + s.factor + "² · " + exact(n.variance) + " / " + s.d + " = " + exact(n.scaledVariance)],
-      [T("Entropy"), T("undivided") + " " + exact(here.raw.entropy) + ";  " + T("divided") + " " + exact(here.scaled.entropy) + ";  log₂ 16 = 4 " + T("for weights all alike")],
-      [T("Jacobian"), T("undivided") + " " + exact(here.raw.jacobian) + ";  " + T("divided") + " " + exact(here.scaled.jacobian) + ";  " + T("largest weight on average") + " " + exact(here.raw.largest) + ", " + exact(here.scaled.largest)]];
+    return [[T("Variance"), T("undivided") + " " + exact(n.variance) + ";  " + s.factor + "² · " + exact(n.variance) + " / "
+      + s.d + " = " + exact(n.scaledVariance)],
+      [T("Entropy"), T("undivided") + " " + exact(here.raw.entropy) + ";  " + T("divided") + " " + exact(here.scaled.entropy)
+        + ";  log₂ 16 = 4 " + T("for weights all alike")],
+      [T("Jacobian"), T("undivided") + " " + exact(here.raw.jacobian) + ";  " + T("divided") + " "
+        + exact(here.scaled.jacobian) + ";  " + T("largest weight on average") + " " + exact(here.raw.largest) + ", "
+        + exact(here.scaled.largest)]];
   },
-  said: (n) => T("d = {d}: entropy {raw} undivided, {scaled} divided", { d: n.s.d, raw: short(n.here.raw.entropy), scaled: short(n.here.scaled.entropy) }),
-  table: (n) => [table(T("by the number of features"), n.curves.map((each) => [each.raw.entropy, each.scaled.entropy, each.raw.jacobian, each.scaled.jacobian]), n.curves.map((each) => "d = " + each.d),
+  said: (n) => T("d = {d}: entropy {raw} undivided, {scaled} divided", { d: n.s.d, raw: short(n.here.raw.entropy),
+    scaled: short(n.here.scaled.entropy) }),
+  table: (n) => [table(T("by the number of features"), n.curves.map((each) =>
+    [each.raw.entropy, each.scaled.entropy, each.raw.jacobian, each.scaled.jacobian]), n.curves.map((each) => "d = " + each.d),
     [T("entropy") + ", " + T("undivided"), T("divided"), T("Jacobian") + ", " + T("undivided"), T("divided")], 4)],
 };
 
