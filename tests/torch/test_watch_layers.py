@@ -1,5 +1,6 @@
 """mha_c.torch.watch: calls of our layers, of our functions and of the book's own classes."""
 
+import numpy as np
 import pytest
 
 import needs
@@ -10,6 +11,7 @@ from torch import nn  # noqa: E402  torch must be there
 
 from mha_c import torch as mt  # noqa: E402
 
+KEEP = np.tri(5, 7, 2, dtype=bool)  # an array
 CLOSE = {"atol": 1e-5, "rtol": 0}  # as in test_watch.py
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules")  # of older versions
 
@@ -68,10 +70,12 @@ def test_functions_of_ours():
     with mt.watch() as seen:
         mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right")
         mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0)
+        mt.functional.dot_product_attention(q, k, k, keep_mask=KEEP)
     found = [
         mt.functional.dot_product_attention(q, k, k, [3, 7], bias=bias, window=(2, None), causal="bottom_right",
                                             return_weights=True)[1],
         mt.functional.additive_attention(q, k, k, torch.ones(8), softcap=2.0, return_weights=True)[1],
+        mt.functional.dot_product_attention(q, k, k, keep_mask=KEEP, return_weights=True)[1],
     ]  # fmt: skip
     for call, weights in zip(seen.calls, found):
         torch.testing.assert_close(call.weights[:, 0], weights, **CLOSE)

@@ -15,12 +15,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import functional as ours
-from .._private import checkpointing, in_mode, in_transform
+from .._private import FakeTensor, checkpointing, in_mode, in_transform
 from .._tensors import FLOATS, OWN_TYPES, autocasting, exporting, is_compiling
 from .operands import Operands
 
 Note = Callable[..., None]  # (kind, operands, causal, mask)
 SDPA = getattr(F, "scaled_dot_product_attention", None)
+
+
+def has_numbers(x: Any) -> bool:
+    """Whether it is a dense tensor with numbers."""
+    return isinstance(x, Tensor) and not (x.is_nested or x.is_meta or isinstance(x, FakeTensor))
 
 
 def scaled_dot_product_attention(note: Note, by_core: bool, function: Any, *args: Any, **options: Any) -> Any:
@@ -55,7 +60,7 @@ class _ScaledCall:
     def is_known(self) -> bool:
         """Whether it is a call that torch does not refuse, of dense tensors."""
         tensors = [x for x in (self.q, self.k, self.v, self.mask) if x is not None]
-        if self.unknown or not all(isinstance(x, Tensor) and not x.is_nested and not x.is_meta for x in tensors):
+        if self.unknown or not all(map(has_numbers, tensors)):
             return False
         q, k, v = self.q.shape, self.k.shape, self.v.shape
         if not (len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]):
@@ -177,7 +182,7 @@ class _MultiheadCall:
     def knows(given: dict[str, Any]) -> bool:
         """Whether it is a call that torch does not refuse, of dense tensors, and without static_k and static_v."""
         tensors = [given[name] for name in ("query", "key", "value")]
-        if not all(isinstance(x, Tensor) and not x.is_nested and not x.is_meta for x in tensors):
+        if not all(map(has_numbers, tensors)):
             return False
         q, k, v = tensors
         masked = given.get("attn_mask"), given.get("key_padding_mask")

@@ -161,8 +161,9 @@ def _noting_attention(attention: Any) -> Any:
         q: Any, k: Any, v: Any, w_v: Any, valid_lens: Any, return_weights: bool, return_lse: bool, **options: Any
     ) -> Any:
         out = attention(q, k, v, w_v, valid_lens, return_weights, return_lse, **options)
-        if _is_to_note():
+        if _is_to_note() and functions.has_numbers(q):
             keep, bias = options.get("keep_mask"), options.get("bias")
+            keep = None if keep is None else torch.as_tensor(keep)
             others = {name: x for name, x in options.items() if name not in ("keep_mask", "bias", "dropout", "rng")}
             if q.dim() == 3:
                 q, k = q[:, None], k[:, None]
