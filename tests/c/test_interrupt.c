@@ -75,7 +75,7 @@ call_of(size_t rows)
     const mha_operand x = {c.x, all, all, D};
     c.args = (mha_attention_args){
         .dtype = MHA_F32, .batch = 1, .heads = 1, .kv_heads = 1, .queries = rows, .keys = rows, .head_dim = D,
-        .value_dim = D, .q = x, .k = x, .v = x, .out = {c.out, all, all, D}, .scale = &(const double){0.125},
+        .value_dim = D, .q = x, .k = x, .v = x, .out = {c.out, all, all, D},
         .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0}, .row_max = c.max, .row_sum = c.sum};
     c.backward.out = (mha_operand){c.out, all, all, D};
     c.backward.grad_out = x;
