@@ -18,7 +18,7 @@ class AttentionDecoder(nn.Module, Viewable):
 
     Call: decoder(X (B, T) of whole numbers, state) gives the scores and the state for the next call.
 
-    Not made by hand.
+    Not meant to be constructed directly.
 
     Notes
     -----

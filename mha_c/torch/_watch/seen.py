@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """One call of attention that `watch` has seen.  Not made by hand.
+    """One call of attention that `watch` has seen.  Not meant to be constructed directly.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Call:
 
 
 class Seen:
-    """The calls of attention inside a `watch`.  Not made by hand.
+    """The calls of attention inside a `watch`.  Not meant to be constructed directly.
 
     Attributes
     ----------

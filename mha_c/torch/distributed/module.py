@@ -85,7 +85,7 @@ class SequenceGroup:
 
     Copies of a layer share it.  It cannot be pickled, because a process group belongs to its process.
 
-    Not made by hand.
+    Not meant to be constructed directly.
     """
 
     def __init__(self, group: Any, layout: Any) -> None:
