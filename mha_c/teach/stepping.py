@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
-from .._layer.kept_weights import LENGTHS
+from .._layer.kept_weights import Kept
 from ..errors import ShapeError
 from ..viz import labels
 from ..viz.page import Page
@@ -155,7 +155,7 @@ def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
         raise ValueError(
             f"{player}: this {name} has kept no call: call it with training=True, or give {player} what you gave it"
         )
-    return (*record.inputs, record.kept[LENGTHS])
+    return (*record.inputs, Kept(*record.kept).lengths)
 
 
 def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:
