@@ -181,7 +181,7 @@ class AttentionModule(TakesArrays, Viewable):
             if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
                 return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
             if isinstance(keys, ProjectedKeyValues):
-                projected, (keys, values, valid_lens) = True, keys.given_to(self, queries, values, valid_lens)
+                projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
             queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values)
         if cache is not None:
             materialize(self, queries, keys, values)

@@ -36,7 +36,7 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     __slots__ = ("_recorded",)
     _same = staticmethod(Held.same)
 
-    def given_to(self, module: Any, queries: Any, values: Any, valid_lens: Any) -> Any:
+    def _given_to(self, module: Any, queries: Any, values: Any, valid_lens: Any) -> Any:
         """(keys, values, lengths) of module(queries, self), or module(queries, self, values) if it has keys only."""
         name = type(module).__name__
         if self._values is not None and values is not None:
