@@ -20,7 +20,6 @@ from mha_c import functional
 BATCH, QUERIES, KEYS, FEATURES, HEADS = 2, 64, 96, 32, 4
 PAGE = mmap.PAGESIZE
 libc = ctypes.CDLL(None, use_errno=True)
-regions = []  # they stay as they are until the end
 
 
 def close(address, n_bytes):
@@ -36,7 +35,6 @@ def rows(dtype, seen, apart, width=FEATURES, heads=()):
     step = -(-width * itemsize // PAGE) * PAGE if apart else width * itemsize
     assert apart or PAGE % step == 0
     region = mmap.mmap(-1, n * step + PAGE)
-    regions.append(region)
     flat = np.frombuffer(region, dtype, n * step // itemsize).reshape(n, step // itemsize)
     every = flat[:, flat.shape[1] - width :]
     every[...] = np.random.default_rng(n).standard_normal(every.shape)
@@ -92,12 +90,6 @@ def cases(hidden):
 
 def say(*words):
     print(*words, sep=": ", flush=True)
-    for region in regions:  # arrays that are still in use keep theirs
-        try:
-            region.close()
-        except BufferError:
-            continue
-        regions.remove(region)
 
 
 LAYERS = {

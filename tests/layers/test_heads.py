@@ -207,7 +207,7 @@ def test_bad_calls_of_importance(layer, batch):
     for data, loss, says in ((None, None, r"data must be a batch .*, got None"), (batch, 1.0, "loss must be a func")):
         with pytest.raises(TypeError, match=says):
             heads.importance(layer, data, loss=loss)
-    with pytest.raises(ValueError, match="fixed by the first call"):
+    with pytest.raises(ValueError, match="set by the first call"):
         heads.importance(mha_c.MultiHeadAttention(8, 2, 0), (x, x, x))
     for model in (mha_c.AdditiveAttention(8, 0.1), mha_c.DotProductAttention(0), {}, 3):
         with pytest.raises(TypeError, match="no multi-head attention"):
@@ -334,7 +334,7 @@ def test_bad_calls_of_prune_change_nothing(layer, batch):
     assert layer.num_heads == 4 and layer.state_dict().keys() == before.keys()
     for name, array in layer.state_dict().items():
         same(array, before[name])
-    with pytest.raises(ValueError, match="fixed by the first call"):
+    with pytest.raises(ValueError, match="set by the first call"):
         heads.prune(mha_c.MultiHeadAttention(8, 2, 0), [0])
 
 

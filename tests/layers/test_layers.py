@@ -58,7 +58,7 @@ def test_the_lazy_form(args, named, bias, inputs):
     assert repr(mha.W_o) == f"LazyLinear(in_features=0, out_features=12, bias={bias})"
     with pytest.raises(AttributeError, match=r"W_q is not initialised yet"):
         mha.W_q.weight  # noqa: B018
-    with pytest.raises(ValueError, match=r"W_q, W_k, W_v, W_o: call the layer once"):
+    with pytest.raises(ValueError, match=r"W_q, W_k, W_v, W_o; call the layer once"):
         mha.state_dict()
     assert not hasattr(mha.W_q, "weight") and not hasattr(mha, "attention_weights")
     mha(*inputs)
