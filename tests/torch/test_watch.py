@@ -374,6 +374,18 @@ def test_transforms_and_compilers_are_left_alone():
     assert gradient.shape == q[0].shape and not seen.calls
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # read by torch's compiler
+@is_young
+def test_a_compiled_model_computes_what_it_computed():
+    """torch.compile cannot follow a mode of ours: it leaves these frames to Python."""
+    model, x = gpt(), torch.randint(11, (1, 4))
+    compiled = torch.compile(model, backend="eager")
+    with mt.watch():
+        found = compiled(x)
+    torch.testing.assert_close(found, model(x), **CLOSE)
+    torch._dynamo.reset()
+
+
 @has_function
 def test_no_model_is_kept_alive():
     model = gpt()

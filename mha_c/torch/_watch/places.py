@@ -81,6 +81,9 @@ if Mode is not None:
                 return func(*args, **(kwargs or {}))
             return _handled(handler, func, args, kwargs or {})
 
+        # What torch.compiler.disable sets: compilers leave these frames to Python.  It would import them, for seconds.
+        __torch_function__._torchdynamo_disable = True
+
 
 def _handled(handler: Any, function: Any, args: Any, options: Any) -> Any:
     by_core = all(one.compute == "core" for one in _local.watching)
