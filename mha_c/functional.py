@@ -298,7 +298,7 @@ def weights_summary(
     Raises
     ------
     ShapeError, TypeError, ValueError
-        Those of `dot_product_attention`.
+        For what `dot_product_attention` refuses.
 
     Notes
     -----

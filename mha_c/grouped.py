@@ -87,7 +87,7 @@ class GQAAttention(Layer, Viewable):
     Raises
     ------
     ShapeError, TypeError, ValueError
-        Those of `MultiHeadAttention`.
+        For sizes and inputs that `MultiHeadAttention` refuses, and where num_kv_heads does not divide num_heads.
 
     Notes
     -----

@@ -6,6 +6,12 @@ Each text must stay as it is read: mistakes.py finds lines by their words.  Weig
 
 import numpy as np
 
+__all__ = [
+    "additive", "causal", "dot_product", "masked_softmax", "multi_head", "positional_encoding", "softmax",
+    "transpose_output", "transpose_qkv",
+]  # fmt: skip
+__dir__ = __all__.copy
+
 
 def softmax(X, axis):
     X = np.exp(X - X.max(axis=axis, keepdims=True))

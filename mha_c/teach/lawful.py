@@ -60,7 +60,7 @@ class Laws:
         return self.text
 
     def assert_all(self) -> None:
-        """AssertionError, with the counterexamples, unless all laws hold."""
+        """Raise the errors of a test that fails, with the counterexamples, unless all laws hold."""
         if not self.ok:
             raise AssertionError(self.text)
 
@@ -77,6 +77,11 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     -------
     Laws
         `.ok`, `.broken`, a text with counterexamples; `.assert_all()` is one line of a test.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what `check` refuses: nothing that can be called, or a kind that is unknown.
 
     Examples
     --------

@@ -182,6 +182,7 @@ class AttentionModule(TakesArrays, Viewable):
                 return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
             if isinstance(keys, ProjectedKeyValues):
                 projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
+            calls.check_order(type(self).__name__, values, valid_lens)
             queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values)
         if cache is not None:
             materialize(self, queries, keys, values)
@@ -196,6 +197,7 @@ class AttentionModule(TakesArrays, Viewable):
             parameters, packed = parameters.for_projected(), packed and packed.for_projected()
         dtype, W_q = queries.dtype, parameters.W_q
         if not (dtype in FLOATS and keys.dtype is values.dtype is dtype and (W_q is None or W_q.dtype is dtype)):
+            calls.check_order(type(self).__name__, values, valid_lens)
             queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
             packed = None
         p = dropout.p if (dropout.training if training is None else training) else 0.0
