@@ -169,7 +169,7 @@ def _right(run: _Run) -> Answer:
 
 def _beside(run: _Run) -> tuple[list[str], list[Any]]:
     """Ids and words of what is not a matter of numbers: types, and inputs that are written into."""
-    wanted = "float32" if run.way.tensors else "float64"
+    wanted = run.way.dtype
     types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [f"Inputs of {wanted} give a result of {types[0]}; it should have their type."] if types else []

@@ -10,6 +10,7 @@ import inspect
 import itertools
 import linecache
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -33,6 +34,11 @@ class Way(NamedTuple):
     tensors: bool  # torch's tensors of float32; else NumPy's arrays of float64
     turned: bool = False  # weights are (outputs, inputs)
     column: bool = False  # w_v is a matrix
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers."""
+        return "float32" if self.tensors else "float64"
 
 
 class Outcome(NamedTuple):
@@ -90,10 +96,12 @@ class Student:
         return list(itertools.starmap(Way, itertools.product(types, turns, columns)))
 
     def answers(self) -> list[tuple[Way, list[Outcome]]]:
-        """What comes of the probes, for each way that leads somewhere, those with the fewest errors first."""
+        """What comes of the probes, for each way that leads somewhere: the fewest errors and other types first."""
         asked = self.probes()
         tried = [(way, [self(inputs, way) for inputs in asked]) for way in self.ways()]
-        tried.sort(key=lambda each: sum(outcome.error is not None for outcome in each[1]))
+        errors = [sum(outcome.error is not None for outcome in outcomes) for _, outcomes in tried]
+        types = [sum(outcome.dtype not in ("", way.dtype) for outcome in outcomes) for way, outcomes in tried]
+        tried = [tried[i] for i in sorted(range(len(tried)), key=lambda i: (errors[i], types[i]))]
         return [each for each in tried if any(outcome.error is None for outcome in each[1])] or tried[:1]
 
     def __call__(self, inputs: Inputs, way: Way) -> Outcome:
@@ -119,7 +127,8 @@ class Student:
         layer = self._layer(inputs) if self.is_layer else self.mine
         if self.has_weights:
             self._put_weights(layer, inputs, given, way.turned)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
             result = self._called(layer, given)
         if result is None:
             raise TypeError("it gives None: is a return missing?")

@@ -4,6 +4,7 @@ import copy
 import functools
 import time
 
+import numpy as np
 import pytest
 
 import children
@@ -150,6 +151,17 @@ def test_types():
     half = teach.check(lambda q, k, v, lens=None: exact(q, k, v, lens).to(torch.bfloat16).float(), "dot_product")
     assert double.mistakes == ["dtype"] and "float64" in str(double)
     assert half.mistakes == ["unknown"]  # numbers of three digits
+
+
+def encode(X):
+    """NumPy's, in a module that knows torch, whose tensors it takes, too: then its numbers are of another type."""
+    steps, hiddens = X.shape[1:]
+    angles = np.arange(steps)[:, None] / 10000 ** (np.arange(0, hiddens, 2) / hiddens)
+    return X + np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(steps, hiddens)
+
+
+def test_arrays_are_given_where_tensors_would_change_their_type():
+    assert teach.check(encode, "positional_encoding").ok
 
 
 def test_torch_is_not_imported():
