@@ -49,10 +49,11 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     check_call(module, queries, keys, values, valid_lens, projected)
     if parts is None or cache is not None:
         return facts
-    parameters = parts.parameters.for_projected() if projected else parts.parameters
+    parameters, _, own_dropout, _ = parts
+    parameters = parameters.for_projected() if projected else parameters
     if way == CORE:
         lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-        dropout = parts.dropout.p if (parts.dropout.training if training is None else training) else 0.0
+        dropout = own_dropout.p if (own_dropout.training if training is None else training) else 0.0
         return {**facts, **_of_core(module, inputs, parameters, lens, dropout)}
     return {**facts, **_of_torch(inputs, parameters, counts)} if way == GENERAL else facts
 

@@ -210,7 +210,8 @@ class AttentionModule(TakesArrays, Viewable):
         else:
             if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
                 valid_lens = to_lengths(valid_lens)
-            call = LayerCall(valid_lens, self.num_heads, self.empty_rows, p, LateSeed(draw_seed) if p else 0)
+            seed = LateSeed(draw_seed) if p else 0
+            call = core.new_record(LayerCall, (valid_lens, self.num_heads, self.empty_rows, p, seed))
             try:
                 out, kept, source = core.layer((queries, keys, values), parameters, call, packed)
             except BufferError:  # no plain memory after all: a negated view, zeros never written, left by a transform
@@ -237,7 +238,9 @@ class AttentionModule(TakesArrays, Viewable):
         W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
         empty_rows, clean, inner = self.empty_rows, False, None
         scores = scorer is None or (_is_plain(scorer) and scorer.bias is None)
-        if scores and not looked_at(self, queries, keys, values):
+        # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
+        own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
+        if scores and not looked_at(queries, keys, values, *own):
             inner = plain_attention(self)
         # Another attention may see what it likes, and have lengths of its own.
         if valid_lens is not None and steps is None and isinstance(self._inner(), AttentionModule):

@@ -12,6 +12,7 @@ import mha_c  # noqa: E402
 import own_device  # noqa: E402  torch must be there
 from mha_c import torch as ours  # noqa: E402
 from mha_c.torch._call import attention, choice, core, formulas  # noqa: E402
+from mha_c.torch._decoder import decoding  # noqa: E402
 
 OWN = own_device.load()
 
@@ -52,7 +53,9 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
             options["cache"] = layer.new_cache(2, 8)
         elif name == "mode":
             around = torch.utils.flop_counter.FlopCounterMode(display=False)
-        for owner, function, way in ((core, "run", "core"), (type(layer), "_generally", "general")):
+        for owner, function, way in (
+            (core, "layer_forward", "core"), (decoding, "layer_step", "core"), (type(layer), "_generally", "general")
+        ):
             before = getattr(owner, function)
 
             def call(*args, way=way, before=before, reached=reached):
@@ -72,7 +75,7 @@ def test_the_operator_is_said_inside_a_compiler(monkeypatch):
         x = torch.randn(2, 4, 12)
         for module in (choice, core, attention):
             monkeypatch.setattr(module, "is_compiling", lambda: True, raising=False)
-        assert choice.choose(layer, x, x, x, None).way == "operator"
+        assert choice.choose(layer, x, x, x, None)[0] == "operator"
         monkeypatch.undo()
 
 
@@ -87,14 +90,14 @@ def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
     """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
     layer, x = next(layers()), torch.randn(2, 4, 12)
     found, seen = [], []
-    for owner, name in ((core, "run"), (attention, "run_attention")):
+    for owner, name in ((core, "layer_forward"), (attention, "run_attention")):
         before = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, before=before, name=name: seen.append(name) or before(*args))
     switch = layer.W_q.register_forward_hook(lambda *_: None)
     found.append(layer(x, x, x, torch.tensor([3, 2])))
     switch.remove()
     found.append(layer(x, x, x, torch.tensor([3, 2])))
-    assert seen == ["run_attention", "run"]
+    assert seen == ["run_attention", "layer_forward"]
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 

@@ -108,7 +108,7 @@ class Source:
 
     def __init__(self, tensors: tuple[Optional[Tensor], ...], strong: bool = False, compiled: bool = False) -> None:
         """strong: in compilers, exporters and transforms, whose tensors nobody else holds"""
-        self._refs: Any = [x if x is None or strong else ref(x) for x in tensors]
+        self._refs: Any = tensors if strong else [x if x is None else ref(x) for x in tensors]
         self._versions = None if compiled else [x._version for x in tensors if x is not None]
 
     def arguments(self) -> Optional[list[Any]]:

@@ -12,13 +12,17 @@ A call with a cache, or with projected keys, is one of these with other keys.  m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
+from torch import Tensor, nn
+
+from ..._core import layer_parts
 from .._private import any_overridden, has_operators, in_mode, on_cpu
 from .._tensors import elsewhere, exporting, is_compiling
-from .attention import readable, watched
-from .children import Parts, standard_parts
+from .attention import watched
+from .children import standard_parts
 
+PLAIN = frozenset((Tensor, nn.Parameter))
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
 WHY = {
     CORE: "the compiled core",
@@ -27,27 +31,22 @@ WHY = {
 }
 
 
-class Choice(NamedTuple):
-    way: str
-    parts: Optional[Parts]  # None where children are not all plain
+def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Any]:
+    """(the way of a call with these inputs, the Parts of the layer that it reads or None)."""
+    if not is_compiling() and on_cpu(queries) and type(queries) in PLAIN and type(keys) in PLAIN:
+        parts = layer_parts(module, module._layout)
+        if parts is not None and type(values) in PLAIN and not (
+            parts[2].inplace or (valid_lens is not None and elsewhere(valid_lens)) or watched()
+        ):
+            return CORE, parts
+    found = standard_parts(module)
+    if is_compiling() and not exporting() and found is not None and has_operators and on_cpu(queries):
+        return (GENERAL if any_overridden(queries, keys, values) else OPERATOR), found
+    return GENERAL, found
 
 
-def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Choice:
-    """The way of a call with these inputs, and the parts of the layer that it reads."""
-    parts = standard_parts(module)
-    if parts is None or exporting():
-        return Choice(GENERAL, parts)
-    if is_compiling():
-        by_operator = has_operators and on_cpu(queries) and not any_overridden(queries, keys, values)
-        return Choice(OPERATOR if by_operator else GENERAL, parts)
-    others = None if keys is queries else keys, None if values is keys else values
-    weight = parts.parameters.W_q
-    plain = readable(queries, *others, weight) and not elsewhere(valid_lens) and not watched()
-    return Choice(CORE if plain else GENERAL, parts)
-
-
-def looked_at(module: Any, *inputs: Any) -> bool:
+def looked_at(*inputs: Any) -> bool:
     """Whether a mode, or a class of tensors with operations of its own, wants to see each of the book's operations."""
     if exporting() or is_compiling():
         return False
-    return in_mode() or any_overridden(*inputs, *module.parameters())
+    return in_mode() or any_overridden(*inputs)
