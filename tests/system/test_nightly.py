@@ -15,7 +15,8 @@ def nightly(tmp_path, monkeypatch):
     monkeypatch.setattr(found, "FOLDER", tmp_path)
     monkeypatch.setattr(found, "ROOT", tmp_path)
     monkeypatch.setattr(found, "PARTS", {"good": ["good"], "bad": ["bad", "WHY=of course"], "later": ["good"]})
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    for name in "GITHUB_STEP_SUMMARY", "MAKEFLAGS", "MAKELEVEL", "MFLAGS":  # of the make that runs this test
+        monkeypatch.delenv(name, raising=False)
     lines = ["good:", '\t@echo "seeds $$MHA_C_FREE_SEEDS"', "\t@echo '== 5 passed, 2 skipped in 1.25s =='", "bad:"]
     lines += ["\t@echo 'FAILED tests/a.py::test_b - it is so, $(WHY)'", "\t@exit 3", ""]
     (tmp_path / "Makefile").write_text("\n".join(lines))
