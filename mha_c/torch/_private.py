@@ -90,10 +90,10 @@ def in_transform() -> bool:
 # Operators of our own, which compilers and exporters can follow; without these, torch's operations compute there.
 has_operators = _found("torch.library.register_vmap") is not None
 
-# Compilers before that of the first torch with exchange functions end in errors inside our layers: they go around
-# these, so that a program is compiled up to a layer and behind it.
+# Compilers from before they knew the slots of types end in errors inside our layers: they go around these, so that a
+# program is compiled up to a layer and behind it.
 _compiler = _found("torch._C._dynamo.eval_frame")
-compilers_go_around = _compiler is not None and isinstance(tensor_exchange, tuple)
+compilers_go_around = _compiler is not None and _found("torch._C._dynamo.get_type_slots") is None
 
 
 def _no_compiler() -> bool:

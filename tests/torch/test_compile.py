@@ -10,6 +10,7 @@ import pytest
 import needs
 
 torch = needs.module("torch")
+needs.compilers()
 nn = torch.nn
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
