@@ -10,6 +10,7 @@
 #include "facts.h"
 
 #include <math.h>
+#include <string.h>
 #include <time.h>
 
 #define HUGE_COUNT ((size_t)1 << 40) /* of rows without numbers: to walk over them would take minutes */
@@ -302,6 +303,7 @@ check_nothing_to_compute(void)
                                         .keys = 3, .visible.causal = MHA_CAUSAL_TOP_LEFT};
     mha_attention_args keys = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = 1, .keys = HUGE_COUNT};
     double number[2] = {0, 0};
+    float of_float32;
     const mha_layer_args layer = {.dtype = dtype, .batch = 1, .queries = 1, .keys = HUGE_COUNT, .num_heads = 1,
                                   .row_max = &number[0], .row_sum = &number[1]};
     const mha_attention_grads no_grads = {.grad_sinks = NULL};
@@ -319,7 +321,8 @@ check_nothing_to_compute(void)
     keys.row_max = &number[0];
     keys.row_sum = &number[1];
     TAKES_NOTHING(mha_attention_forward(&keys), "statistics of keys without numbers");
-    CHECK((dtype == MHA_F64 ? number[1] : (double)*(float *)(void *)&number[1]) == (double)HUGE_COUNT, "their sum");
+    memcpy(&of_float32, &number[1], sizeof of_float32);
+    CHECK((dtype == MHA_F64 ? number[1] : (double)of_float32) == (double)HUGE_COUNT, "their sum");
     TAKES_NOTHING(mha_attention_backward(&keys, &no_grads), "gradients of keys without numbers");
     TAKES_NOTHING(mha_layer_forward(&layer), "a layer on keys without numbers");
     wide.out = number;
