@@ -128,9 +128,6 @@ def dropout_factors(weights: _Array, dropout: float, seed: int, /) -> _Array:
     """What a call with this dropout and seed multiplies its weights (B, H, Q, K) by; of `weights` only shape and type
     count."""
 
-def same_array(first: Optional[_Array], second: Optional[_Array], /) -> bool:
-    """Whether two arrays of up to four axes have the same type, shape and bits; None equals None."""
-
 def isas() -> Tuple[Tuple[str, bool], ...]:
     """Every compiled instruction set, plainest first, with whether this CPU offers it."""
 

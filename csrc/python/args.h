@@ -293,7 +293,6 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \
     X(linear_backward, 4, 4) \
-    X(same_array, 2, 2) \
     X(explain_attention, 3, MHA_PY_N_ATTENTION + 3) \
     X(explain_layer, 10, 11) \
     X(explain_linear, 2, 2) \

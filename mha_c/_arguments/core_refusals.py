@@ -89,10 +89,6 @@ def rank(array: Array, name: str, wanted: int, expected: str) -> Optional[Except
     )
 
 
-def axes(array: Array, name: str, most: int) -> Exception:
-    return ShapeError(f"{name} has {array.ndim} axes, expected 1 to {most}")
-
-
 def shape(array: Array, name: str, expected: Union[Sizes, str]) -> Exception:
     return ShapeError(f"{name} has shape {tuple(array.shape)}, expected {expected}")
 

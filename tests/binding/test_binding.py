@@ -33,7 +33,6 @@ from binding_calls import (
     softmax,
     with_heads,
 )
-from checks import MANY
 from core_calls import STUB
 from core_calls import core as _core
 from mha_c import _core as extension
@@ -58,36 +57,6 @@ def test_positions_only_and_so_many(name):
             function(*[None] * n)
     with pytest.raises(TypeError, match=rf"{name}\(\) takes no keyword arguments"):
         function(*[None] * least, maske=1)
-
-
-def test_same_array(dtype, rng):
-    """Bit by bit, whatever the strides; shapes and types count, and None equals itself alone."""
-    a = rng.standard_normal((2, 5, 3, 4)).astype(dtype)
-    a[0, 0, 0, 0] = np.nan
-    wide = np.zeros((2, 9, 3, 8), dtype)
-    for b in (a.copy(), wide[:, 2:7, :, :4], wide[:, ::-2, :, 4:], wide[:, :5, :, ::2], a.copy(order="F"),
-              a.astype(a.dtype.newbyteorder())):  # fmt: skip
-        b[...] = a
-        assert _core.same_array(a, b) is True
-        for place in ((0, 0, 0, 0), (1, 4, 2, 3), (1, 0, 1, 2)):
-            before, b[place] = b[place], 7
-            assert _core.same_array(b, a) is False and _core.same_array(a, b) is False
-            b[place] = before
-    zero = np.zeros(3, dtype)
-    assert not _core.same_array(zero, -zero) and _core.same_array(zero[:0], zero[1:1])
-    for other in (zero[:2], zero[None], zero.astype("f4" if dtype == np.float64 else "f8"), None):
-        assert _core.same_array(zero, other) is False and _core.same_array(other, zero) is False
-    assert _core.same_array(None, None) is True
-    assert _core.same_array(*(np.empty((MANY, 0), dtype) for _ in range(2)))  # no numbers to walk through
-    row = np.broadcast_to(zero, (4, 3))
-    assert _core.same_array(row, np.zeros((4, 3), dtype))
-    for bad in (np.zeros((1,) * 5, dtype), np.zeros((), dtype)):
-        with pytest.raises(_core.ShapeError, match=r"second has \d axes, expected 1 to 4"):
-            _core.same_array(zero, bad)
-    with pytest.raises(TypeError, match="first must be a NumPy array"):
-        _core.same_array([0.0], zero)
-    with pytest.raises(TypeError, match="second has dtype int64"):
-        _core.same_array(zero, np.zeros(3, np.int64))
 
 
 # --- Array arguments: type ------------------------------------------------------------------------
@@ -432,7 +401,6 @@ GOOD = [
     lambda: _core.saved_weights(KEPT),
     lambda: linear(numbers(3, 2, 5).transpose(1, 0, 2)),
     lambda: softmax(valid_lens=[3, 2], empty_rows="uniform"),
-    lambda: _core.same_array(numbers(3, 4), numbers(3, 4).copy()),
     _core.isas,
     _core.isa,
     lambda: _core.set_isa(_core.isa()),
@@ -458,13 +426,12 @@ DIRECT = {
     "linear": partial(_core.linear, numbers(2, 3, 5), PROJECTIONS[0]),
     "softmax": partial(_core.masked_softmax, numbers(B, Q, K), np.array([[2] * Q, [3] * Q])[:, ::-1], "zero"),
     "dropout": partial(_core.dropout_factors, numbers(B, 2, Q, K), 0.5, 3),
-    "same": partial(_core.same_array, numbers(B, K, D), SWAPPED),
     "isas": _core.isas,
     "batch clash": partial(_core.attention_forward, numbers(3, Q, D), *QKV[1:]),
     "mask rank": partial(_core.attention_forward, *QKV, bias=numbers(K)),
     "lengths shape": partial(_core.attention_forward, *QKV, valid_lens=np.array([1])),
     "features": partial(_core.layer_forward, *QKV, None, PROJECTIONS, None, 2, "zero", 0.0, 0),
-    "type": partial(_core.same_array, "text", 3),
+    "type": partial(_core.linear, "text", PROJECTIONS[0]),
     "choice": partial(_core.attention_forward, *QKV, causal="left"),
     "isa": partial(_core.set_isa, "mmx"),
 }
