@@ -36,7 +36,7 @@ c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FL
 		echo "test_$$test:" && $(3) ./$$test quick || exit 1; \
 	done
 
-.PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint typecheck coverage sanitize valgrind tsan fuzz \
+.PHONY: demo test bench bench-core bench-browser bench-distributed scaling chart lint format typecheck coverage sanitize valgrind tsan fuzz \
 	mutants guards nightly oldest free-threaded dev dev-torch smoke docs playground wheel wheels wheels-twice test-wheels compare-wheels browser-wheel clean help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -108,8 +108,16 @@ counts: $(STAMPS)/installed
 model:
 	$(PYTHON) tools/machine_model.py $(ARGS)
 
+# Formatters are pinned in pyproject.toml: two versions do not write the same text.
+C_FILES = $(filter-out tools/wheels/pyconfig_posix.h,$(shell git ls-files '*.c' '*.h'))
+format: $(STAMPS)/lint-tools
+	$(BIN)/ruff format .
+	@$(BIN)/clang-format -i $(C_FILES)
+
 lint: $(STAMPS)/lint-tools
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(BIN)/python tools/check_style.py
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --quiet .github
@@ -271,7 +279,8 @@ help:
 	@echo 'counts      instructions and bytes of our calls (valgrind); model   inner loops by llvm-mca'
 	@echo 'scaling     two threads, many keys, sharp scores, caches, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'
-	@echo 'lint        ruff and tools/check_style.py             typecheck   mypy and stubtest'
+	@echo 'lint        ruff, clang-format, check_style.py        typecheck   mypy and stubtest'
+	@echo 'format      writes what lint asks of layout'
 	@echo 'coverage    what of C and Python the tests run        sanitize    tests under ASan and UBSan'
 	@echo 'valgrind    C tests under memcheck                    fuzz        libFuzzer on the C API, 60 s a target'
 	@echo 'mutants     do the tests notice a changed core?       guards      guard pages, all sizes'

@@ -51,19 +51,14 @@ peak_of(mha_isa isa)
 {
     switch (isa) {
 #if defined(__x86_64__)
-    case MHA_ISA_AVX512:
-        return peak_avx512();
-    case MHA_ISA_AVX2:
-        return peak_avx2();
+    case MHA_ISA_AVX512: return peak_avx512();
+    case MHA_ISA_AVX2: return peak_avx2();
 #elif defined(__wasm__)
-    case MHA_ISA_WASM:
-        return peak_wasm();
+    case MHA_ISA_WASM: return peak_wasm();
 #else
-    case MHA_ISA_NEON:
-        return peak_neon();
+    case MHA_ISA_NEON: return peak_neon();
 #endif
-    default:
-        return peak_scalar();
+    default: return peak_scalar();
     }
 }
 
@@ -102,12 +97,19 @@ time_product(size_t rows, size_t outputs, size_t inputs, double peak)
         exit(EXIT_FAILURE);
     }
     check(mha_linear_pack(MHA_F32, outputs, inputs, weight, (ptrdiff_t)inputs, packed));
-    const mha_linear linear = {.weight = packed, .out_features = outputs, .in_features = inputs,
-                               .panel_width = width};
+    const mha_linear linear = {.weight = packed, .out_features = outputs, .in_features = inputs, .panel_width = width};
     mha_linear_grads grads = {
-        .dtype = MHA_F32, .rows = rows, .out_features = outputs, .in_features = inputs, .x = x, .weight = weight,
-        .grad_y = grad_y, .x_row_stride = (ptrdiff_t)inputs, .grad_y_row_stride = (ptrdiff_t)outputs,
-        .grad_x = grad_x, .grad_weight = grad_weight,
+        .dtype = MHA_F32,
+        .rows = rows,
+        .out_features = outputs,
+        .in_features = inputs,
+        .x = x,
+        .weight = weight,
+        .grad_y = grad_y,
+        .x_row_stride = (ptrdiff_t)inputs,
+        .grad_y_row_stride = (ptrdiff_t)outputs,
+        .grad_x = grad_x,
+        .grad_weight = grad_weight,
     };
     double best[3];
     best_of_three(&linear, &grads, y, best);
@@ -144,9 +146,9 @@ int
 main(int argc, char **argv)
 {
     static const size_t products[][3] = {
-        {8, 100, 100},   {12, 100, 100},   {200, 24, 24},   {640, 32, 32},    {64, 64, 64},    {128, 128, 128},
-        {256, 256, 256}, {1152, 256, 256}, {592, 512, 512}, {512, 768, 768},
-        {4096, 128, 128}, {4, 256, 256}, {1, 768, 768},
+        {8, 100, 100},    {12, 100, 100},  {200, 24, 24},    {640, 32, 32},   {64, 64, 64},
+        {128, 128, 128},  {256, 256, 256}, {1152, 256, 256}, {592, 512, 512}, {512, 768, 768},
+        {4096, 128, 128}, {4, 256, 256},   {1, 768, 768},
     };
     mha_threads_set(1);
     for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {

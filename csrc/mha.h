@@ -192,13 +192,13 @@ typedef struct {
     mha_operand q, k, v;
     mha_result out;
     const void *additive_weights;
-    const double *scale;       /* or NULL */
+    const double *scale; /* or NULL */
     mha_visibility visible;
     mha_mask keep_mask, bias;
     double softcap;            /* 0: none */
     const void *relative_bias; /* or NULL */
     size_t relative_reach;
-    const void *sinks;         /* or NULL */
+    const void *sinks; /* or NULL */
     mha_empty empty_rows;
     double dropout;
     uint64_t seed;
@@ -277,10 +277,10 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_linear_packed_size(mha_dtype dtype, size_t out_features, size_t in_features,
                                                  size_t *size_ret, size_t *width_ret);
-MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features,
-                                          const void *weight, ptrdiff_t row_stride, void *packed);
-MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows,
-                                             const void *x, ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
+MHA_MUST_CHECK mha_status mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight,
+                                          ptrdiff_t row_stride, void *packed);
+MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
+                                             ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride);
 
 /* Multiply-adds of projecting `rows` rows of each item; 0 if there is no projection (weight NULL). */
 double mha_linear_work(const mha_linear *linear, size_t batch, size_t rows);

@@ -32,8 +32,8 @@ typedef void *mha_emit_fn(void *to, const char *name, mha_fact fact);
  */
 void mha_kernels_explain(mha_emit_fn *emit, void *to); /* of both types; and from how much work on threads share it */
 MHA_MUST_CHECK mha_status mha_attention_explain(const mha_attention_args *args, mha_emit_fn *emit, void *to);
-MHA_MUST_CHECK mha_status mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows,
-                                             mha_emit_fn *emit, void *to);
+MHA_MUST_CHECK mha_status mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_emit_fn *emit,
+                                             void *to);
 MHA_MUST_CHECK mha_status mha_layer_explain(const mha_layer_args *args, mha_emit_fn *emit, void *to);
 
 #endif /* MHA_EXPLAIN_H */

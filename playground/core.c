@@ -11,13 +11,11 @@
 #define EXPORT(name) __attribute__((export_name(#name))) name
 
 /* One item of the batch: q (queries, heads * head_dim), k and v alike; weights and row statistics by head. */
-#define FIELDS(field)                                                                                    \
-    field(queries) field(keys) field(heads) field(head_dim) field(value_dim)                             \
-    field(q) field(k) field(v) field(out) field(additive_weights) field(scale) field(softcap)            \
-    field(valid_lens) field(causal) field(window_left) field(window_right) field(bias)                   \
-    field(uniform_rows) field(dropout) field(seed) field(item)                                           \
-    field(weights) field(row_max) field(row_sum)                                                         \
-    field(grad_out) field(grad_q) field(grad_k) field(grad_v)
+#define FIELDS(field) \
+    field(queries) field(keys) field(heads) field(head_dim) field(value_dim) field(q) field(k) field(v) field(out) \
+        field(additive_weights) field(scale) field(softcap) field(valid_lens) field(causal) field(window_left) \
+            field(window_right) field(bias) field(uniform_rows) field(dropout) field(seed) field(item) field(weights) \
+                field(row_max) field(row_sum) field(grad_out) field(grad_q) field(grad_k) field(grad_v)
 
 #define AS_MEMBER(name) double name;
 #define AS_TEXT(name) #name " "
@@ -54,7 +52,9 @@ EXPORT(playground_give)(void *memory)
 int
 EXPORT(playground_start)(int isa)
 {
-    return (int)mha_isa_select(isa >= 0 ? (mha_isa)isa : mha_isa_available(MHA_ISA_WASM) ? MHA_ISA_WASM : MHA_ISA_SCALAR);
+    return (int)mha_isa_select(isa >= 0                          ? (mha_isa)isa
+                               : mha_isa_available(MHA_ISA_WASM) ? MHA_ISA_WASM
+                                                                 : MHA_ISA_SCALAR);
 }
 
 static void *
@@ -79,21 +79,37 @@ static mha_attention_args
 arguments(void)
 {
     mha_attention_args args = {
-        .dtype = MHA_F32, .batch = 1, .heads = (size_t)call.heads, .kv_heads = (size_t)call.heads,
-        .queries = (size_t)call.queries, .keys = (size_t)call.keys,
-        .head_dim = (size_t)call.head_dim, .value_dim = (size_t)call.value_dim,
-        .q = read_rows(call.q, call.head_dim), .k = read_rows(call.k, call.head_dim),
-        .v = read_rows(call.v, call.value_dim), .out = written_rows(call.out, call.value_dim),
-        .additive_weights = memory(call.additive_weights), .scale = &call.scale, .softcap = call.softcap,
-        .visible = {.valid_lens = memory(call.valid_lens), .lens_per_batch = (size_t)call.queries,
-                    .causal = (mha_causal)call.causal, .window_left = (int64_t)call.window_left + 1, /* -1: open */
+        .dtype = MHA_F32,
+        .batch = 1,
+        .heads = (size_t)call.heads,
+        .kv_heads = (size_t)call.heads,
+        .queries = (size_t)call.queries,
+        .keys = (size_t)call.keys,
+        .head_dim = (size_t)call.head_dim,
+        .value_dim = (size_t)call.value_dim,
+        .q = read_rows(call.q, call.head_dim),
+        .k = read_rows(call.k, call.head_dim),
+        .v = read_rows(call.v, call.value_dim),
+        .out = written_rows(call.out, call.value_dim),
+        .additive_weights = memory(call.additive_weights),
+        .scale = &call.scale,
+        .softcap = call.softcap,
+        .visible = {.valid_lens = memory(call.valid_lens),
+                    .lens_per_batch = (size_t)call.queries,
+                    .causal = (mha_causal)call.causal,
+                    .window_left = (int64_t)call.window_left + 1, /* -1: open */
                     .window_right = (int64_t)call.window_right + 1},
         .empty_rows = call.uniform_rows != 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO,
-        .dropout = call.dropout, .seed = (uint64_t)call.seed, .first_item = (size_t)call.item,
-        .weights = memory(call.weights), .row_max = memory(call.row_max), .row_sum = memory(call.row_sum),
+        .dropout = call.dropout,
+        .seed = (uint64_t)call.seed,
+        .first_item = (size_t)call.item,
+        .weights = memory(call.weights),
+        .row_max = memory(call.row_max),
+        .row_sum = memory(call.row_sum),
     };
-    if (call.bias != 0)
+    if (call.bias != 0) {
         args.bias = (mha_mask){memory(call.bias), 0, 0, (ptrdiff_t)call.keys, 1};
+    }
     return args;
 }
 
@@ -110,8 +126,10 @@ EXPORT(playground_backward)(void)
 {
     const mha_attention_args args = arguments();
     const mha_attention_grads grads = {
-        .out = read_rows(call.out, call.value_dim), .grad_out = read_rows(call.grad_out, call.value_dim),
-        .grad_q = written_rows(call.grad_q, call.head_dim), .grad_k = written_rows(call.grad_k, call.head_dim),
+        .out = read_rows(call.out, call.value_dim),
+        .grad_out = read_rows(call.grad_out, call.value_dim),
+        .grad_q = written_rows(call.grad_q, call.head_dim),
+        .grad_k = written_rows(call.grad_k, call.head_dim),
         .grad_v = written_rows(call.grad_v, call.value_dim),
     };
     return (int)mha_attention_backward(&args, &grads);
@@ -130,8 +148,11 @@ int
 EXPORT(playground_linear)(size_t rows, size_t out_features, size_t in_features, const float *x, const float *weight,
                           float *y)
 {
-    const mha_linear linear = {.weight = weight, .out_features = out_features, .in_features = in_features,
-                               .layout = MHA_WEIGHT_ROWS, .row_stride = (ptrdiff_t)in_features};
+    const mha_linear linear = {.weight = weight,
+                               .out_features = out_features,
+                               .in_features = in_features,
+                               .layout = MHA_WEIGHT_ROWS,
+                               .row_stride = (ptrdiff_t)in_features};
     return (int)mha_linear_forward(MHA_F32, &linear, rows, x, (ptrdiff_t)in_features, y, (ptrdiff_t)out_features);
 }
 

@@ -1,6 +1,6 @@
 """Writes compile_commands.json, by which an editor (clangd) knows how each C file is compiled; `make dev` calls it.
 
-    python tools/compile_commands.py
+python tools/compile_commands.py
 """
 
 import json

@@ -69,10 +69,7 @@ def minimax(target, weight, fixed, degree, points):
             right[row] = rest[i] * weights[i]
         solution = mp.lu_solve(matrix, right)
         coefficients = [solution[k] for k in range(free)]
-        errors = [
-            (r - mp.fdot(coefficients, p)) * w
-            for r, p, w in zip(rest, powers, weights)
-        ]
+        errors = [(r - mp.fdot(coefficients, p)) * w for r, p, w in zip(rest, powers, weights)]
         worst = max(abs(e) for e in errors)
         peaks = alternating_peaks(errors, free + 1)
         if worst <= abs(solution[free]) * mp.mpf("1.0001") or len(peaks) <= free:
@@ -87,10 +84,7 @@ def round_to(bits, x):
 
 
 def fit(name, target, weight, degree, low, high, bits):
-    points = [
-        low + (high - low) * (1 - mp.cos(mp.pi * (i + mp.mpf(1) / 2) / GRID)) / 2
-        for i in range(GRID)
-    ]
+    points = [low + (high - low) * (1 - mp.cos(mp.pi * (i + mp.mpf(1) / 2) / GRID)) / 2 for i in range(GRID)]
     fixed = []
     for k in range(degree + 1):
         fixed.append(round_to(bits, minimax(target, weight, fixed, degree, points)[0][k]))

@@ -42,8 +42,8 @@ mha_dropout_factors(const mha_attention_args *args)
     if (job.kernels == NULL || !(args->dropout >= 0 && args->dropout <= 1)) {
         return MHA_ERR_ARG;
     }
-    if (mha_mul_size(&n, args->batch) < 0 || mha_mul_size(&n, args->heads) < 0 ||
-        mha_mul_size(&n, args->queries) < 0 || mha_mul_size(&n, args->keys) < 0 || n > PTRDIFF_MAX / sizeof(double)) {
+    if (mha_mul_size(&n, args->batch) < 0 || mha_mul_size(&n, args->heads) < 0 || mha_mul_size(&n, args->queries) < 0 ||
+        mha_mul_size(&n, args->keys) < 0 || n > PTRDIFF_MAX / sizeof(double)) {
         return MHA_ERR_SIZE;
     }
     if (n > 0) { /* else heads without weights may have any count */

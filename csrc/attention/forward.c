@@ -247,7 +247,7 @@ mha_forward_task(void *context, size_t task, unsigned worker)
         return;
     }
     int has_empty = some_see_nothing(&walk.task); /* else every row meets a block */
-    if (has_empty) { /* rows that no block will touch are empty rows */
+    if (has_empty) {                              /* rows that no block will touch are empty rows */
         job->problem.kernels->fill(rows, 0, room->max);
         job->problem.kernels->fill(rows, 0, room->sum);
     }
@@ -268,4 +268,3 @@ mha_forward_task(void *context, size_t task, unsigned worker)
     }
     mha_finish_task(&walk, has_empty);
 }
-

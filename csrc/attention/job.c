@@ -100,4 +100,3 @@ mha_attention_place(mha_attention_job *job, const mha_scratch *scratch)
     MOVE(job->partials, base);
     MOVE(job->grad_w, base);
 }
-

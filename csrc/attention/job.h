@@ -18,8 +18,8 @@ typedef struct {
     size_t room_bytes;
     size_t row_keys_at;
     const mha_interval *row_keys; /* what each query sees, if that is the same in all items; else NULL */
-    void *row_max, *row_sum; /* the caller's, or the job's own if the weights need them, or NULL */
-    char *partials;          /* results of blocks abreast; backward: a gradient of q for each span abreast */
+    void *row_max, *row_sum;      /* the caller's, or the job's own if the weights need them, or NULL */
+    char *partials;               /* results of blocks abreast; backward: a gradient of q for each span abreast */
     size_t partial_bytes;
     char *grad_w; /* backward: n_grad_w gradients of the additive weights, one per task */
     size_t grad_w_bytes, n_grad_w;

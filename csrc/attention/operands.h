@@ -10,8 +10,8 @@
 MHA_INLINE char *
 mha_result_at(const mha_kernels *kernels, const mha_result *x, size_t item, size_t head, size_t row)
 {
-    const ptrdiff_t offset = (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
-                             (ptrdiff_t)row * x->row_stride;
+    const ptrdiff_t offset =
+        (ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride + (ptrdiff_t)row * x->row_stride;
     return (char *)x->data + offset * (ptrdiff_t)kernels->itemsize;
 }
 

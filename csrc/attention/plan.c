@@ -55,8 +55,7 @@ writes_nothing(const mha_attention_args *args)
 {
     const int has_stats = args->row_max != NULL || args->lse != NULL;
 
-    return args->queries == 0 ||
-           (args->value_dim == 0 && (args->weights == NULL || args->keys == 0) && !has_stats);
+    return args->queries == 0 || (args->value_dim == 0 && (args->weights == NULL || args->keys == 0) && !has_stats);
 }
 
 /*

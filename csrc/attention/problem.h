@@ -19,7 +19,7 @@ typedef struct {
     mha_pass pass;
     const mha_attention_args *args;
     const mha_kernels *kernels;
-    double score_scale;  /* *args->scale, or the usual one */
+    double score_scale; /* *args->scale, or the usual one */
     mha_scalar scale, one;
     size_t group;        /* query heads per key head */
     int same_visibility; /* all queries of an item see the same keys: 0 .. length */

@@ -27,14 +27,10 @@ static size_t
 panel_rows(const mha_plan *plan, size_t width, size_t keys)
 {
     switch (plan->way) {
-    case MHA_WAY_PACKED:
-        return keys;
-    case MHA_WAY_IN_PLACE:
-        return width;
-    case MHA_WAY_COLUMNS:
-        return mha_round_up(plan->tile_rows, width);
-    default:
-        return 0;
+    case MHA_WAY_PACKED: return keys;
+    case MHA_WAY_IN_PLACE: return width;
+    case MHA_WAY_COLUMNS: return mha_round_up(plan->tile_rows, width);
+    default: return 0;
     }
 }
 

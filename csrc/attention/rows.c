@@ -60,4 +60,3 @@ mha_write_statistics(const mha_walk *walk)
         }
     }
 }
-

@@ -117,7 +117,9 @@ cap_scores(const mha_walk *walk)
         .scores = walk->room->scores + at,
         .slopes = walk->problem->pass == MHA_PASS_BACKWARD ? walk->room->slopes + at : NULL,
         .row_stride = (ptrdiff_t)walk->plan->score_stride,
-        .cap = args->softcap < least ? least : args->softcap > 1 / least ? 1 / least : args->softcap,
+        .cap = args->softcap < least       ? least
+               : args->softcap > 1 / least ? 1 / least
+                                           : args->softcap,
     };
     walk->problem->kernels->cap_scores(&cap);
 }

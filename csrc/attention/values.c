@@ -142,8 +142,7 @@ mha_drop_weights(const mha_walk *walk)
 
     if (walk->problem->args->dropout > 0) {
         mha_draw_factors(walk, keys);
-        k->multiply_rows(walk->tile.rows, keys.last - keys.first,
-                         mha_score_at(walk, walk->room->scores, 0, keys.first), walk->room->factors,
-                         (ptrdiff_t)walk->plan->score_stride);
+        k->multiply_rows(walk->tile.rows, keys.last - keys.first, mha_score_at(walk, walk->room->scores, 0, keys.first),
+                         walk->room->factors, (ptrdiff_t)walk->plan->score_stride);
     }
 }

@@ -30,8 +30,7 @@ mha_diagonal(const mha_visibility *visible, size_t queries, size_t keys, size_t 
 {
     const int64_t start = (int64_t)visible->first_query - (int64_t)visible->first_key;
 
-    return (int64_t)query + start +
-           (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT ? (int64_t)keys - (int64_t)queries : 0);
+    return (int64_t)query + start + (visible->causal == MHA_CAUSAL_BOTTOM_RIGHT ? (int64_t)keys - (int64_t)queries : 0);
 }
 
 MHA_INLINE mha_interval
@@ -102,8 +101,8 @@ mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, siz
 int
 mha_same_for_all_queries(const mha_visibility *visible)
 {
-    return (visible->valid_lens == NULL || visible->lens_per_batch == 1) &&
-           visible->causal == MHA_CAUSAL_NONE && visible->window_left == 0 && visible->window_right == 0;
+    return (visible->valid_lens == NULL || visible->lens_per_batch == 1) && visible->causal == MHA_CAUSAL_NONE &&
+           visible->window_left == 0 && visible->window_right == 0;
 }
 
 int

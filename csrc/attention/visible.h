@@ -17,8 +17,7 @@ typedef struct {
 int mha_visibility_is_sane(const mha_visibility *visible, size_t queries);
 
 /* The keys that query `query` of batch item `item` may see. */
-mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item,
-                              size_t query);
+mha_interval mha_visible_keys(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query);
 
 /* The keys of each of `rows` queries from `query` on; returns the smallest interval that holds all of them. */
 mha_interval mha_visible_rows(const mha_visibility *visible, size_t queries, size_t keys, size_t item, size_t query,

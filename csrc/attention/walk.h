@@ -11,9 +11,9 @@
 /* Rows of queries: of a task (`head` is then the first of its heads), of one of its heads, or of a tile. */
 typedef struct {
     size_t item, head, key_head;
-    size_t query, rows;    /* the first query, and the number of queries */
+    size_t query, rows;           /* the first query, and the number of queries */
     const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
-    mha_interval keys;     /* what any of them sees */
+    mha_interval keys;            /* what any of them sees */
 } mha_rows;
 
 /*
@@ -32,12 +32,12 @@ typedef struct {
     const mha_problem *problem;
     const mha_plan *plan;
     const mha_room *room;
-    mha_rows task;       /* what the walk goes over; `head` is the first of n_heads */
-    size_t n_heads;      /* 1, or all heads of the group */
-    mha_interval keys;   /* those of the task's keys that the walk goes over */
-    int is_new_block;    /* this is the first tile of its block: see mha_next_prepared in blocks.h */
-    size_t next_key;     /* where the next block begins */
-    size_t head, row;    /* of the next tile */
+    mha_rows task;          /* what the walk goes over; `head` is the first of n_heads */
+    size_t n_heads;         /* 1, or all heads of the group */
+    mha_interval keys;      /* those of the task's keys that the walk goes over */
+    int is_new_block;       /* this is the first tile of its block: see mha_next_prepared in blocks.h */
+    size_t next_key;        /* where the next block begins */
+    size_t head, row;       /* of the next tile */
     mha_interval keys_here; /* the task's keys in this block */
     const char *dense_rows; /* where rows of this block are copied to, or NULL: they are read where they lie */
     mha_rows tile;

@@ -101,6 +101,5 @@ mha_scalar_from(const mha_kernels *kernels, double value)
 double
 mha_read(const mha_kernels *kernels, const void *numbers, size_t i)
 {
-    return kernels->itemsize == sizeof(double) ? ((const double *)numbers)[i]
-                                               : (double)((const float *)numbers)[i];
+    return kernels->itemsize == sizeof(double) ? ((const double *)numbers)[i] : (double)((const float *)numbers)[i];
 }

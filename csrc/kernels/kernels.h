@@ -75,7 +75,7 @@ typedef struct {
     size_t rows;
     size_t visible; /* columns; what fills up the last vector behind them counts as hidden */
     size_t phase;   /* vectors from the block's first key to column 0: parts of sums are counted from that key */
-    void *scores; /* in: scores, -inf where hidden; out: exp(score - max) */
+    void *scores;   /* in: scores, -inf where hidden; out: exp(score - max) */
     ptrdiff_t scores_row;
     void *max, *sum; /* out, one per row: the largest score (-inf if all are hidden), and the sum */
 } mha_softmax;
@@ -87,7 +87,7 @@ typedef struct {
 typedef struct {
     size_t queries, keys;
     const void *ends; /* NULL, or whole vectors: keys from ends[i] on are hidden from query i */
-    void *scores; /* whole vectors of queries */
+    void *scores;     /* whole vectors of queries */
     ptrdiff_t scores_row;
     void *max, *sum, *inverse; /* out, one per query: as from softmax_rows and then invert_sums */
 } mha_softmax_columns;
@@ -141,10 +141,10 @@ typedef struct {
 typedef struct {
     size_t rows, cols, visible;
     const void *max, *inverse; /* one per row */
-    void *weights, *grads; /* in: scores, dP; out: P * factors, dS * scale */
-    const void *factors;   /* of dropout, or NULL */
-    ptrdiff_t row_stride;  /* of all three */
-    const void *delta;     /* one per row */
+    void *weights, *grads;     /* in: scores, dP; out: P * factors, dS * scale */
+    const void *factors;       /* of dropout, or NULL */
+    ptrdiff_t row_stride;      /* of all three */
+    const void *delta;         /* one per row */
     double scale;
 } mha_score_grads;
 
@@ -219,7 +219,7 @@ typedef struct {
     X(void, additive_grads, (const mha_additive_grads *tile))
 /* clang-format on */
 
-#define MHA_KERNEL_MEMBER(result, name, parameters) result (*name) parameters;
+#define MHA_KERNEL_MEMBER(result, name, parameters) result(*name) parameters;
 
 typedef struct {
     const char *isa;

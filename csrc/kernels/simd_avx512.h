@@ -11,7 +11,7 @@
 /* The target for the rest of the including file, in which all but the table is static: no other file uses wide code. */
 #if defined(__clang__)
 #define VF_CLANG_TARGET 1 /* texts.inc ends it */
-#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))),                   \
+#pragma clang attribute push(__attribute__((target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma"))), \
                              apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")
@@ -37,7 +37,7 @@ typedef __mmask8 vf_mask;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
-#define VF_FOUR 1 /* vf_hsum4 and vf_hmax4 are defined here */
+#define VF_FOUR 1       /* vf_hsum4 and vf_hmax4 are defined here */
 #define VF_OWN_SCALE2 1 /* vf_scale2 is defined here */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)

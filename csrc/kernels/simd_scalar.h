@@ -15,7 +15,6 @@
 #define VF_FUSED 0
 #define VF_MASKED 0
 
-
 #include "simd_words.inc"
 
 MHA_INLINE vf

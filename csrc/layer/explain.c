@@ -155,8 +155,8 @@ mha_attention_explain(const mha_attention_args *args, mha_emit_fn *emit, void *t
         return MHA_ERR_ARG;
     }
     mha_fold_heads(args, &folded);
-    const mha_status status = mha_attention_init(&job, mha_kernels_for(args->dtype), &folded, MHA_PASS_FORWARD,
-                                                 &scratch);
+    const mha_status status =
+        mha_attention_init(&job, mha_kernels_for(args->dtype), &folded, MHA_PASS_FORWARD, &scratch);
     if (status != MHA_OK) {
         return status;
     }

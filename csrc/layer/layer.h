@@ -12,7 +12,7 @@ enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
 
 /* One input on its way to attention: rows of all items, projected or as they are. */
 typedef struct {
-    const mha_linear *linear;   /* linear->weight NULL: nothing to do */
+    const mha_linear *linear; /* linear->weight NULL: nothing to do */
     const mha_operand *input;
     const mha_interval *needed; /* rows of each item to project; NULL: all */
     size_t rows;                /* per item */
@@ -28,17 +28,17 @@ typedef struct {
     mha_attention_args attention;
     mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
-    mha_interval *needed;  /* the needed rows of keys of each item, and behind them those of values of each item */
-    size_t n_tasks;        /* of the projections of the inputs */
-    double work;           /* multiply-adds of these projections */
+    mha_interval *needed; /* the needed rows of keys of each item, and behind them those of values of each item */
+    size_t n_tasks;       /* of the projections of the inputs */
+    double work;          /* multiply-adds of these projections */
     unsigned n_workers;
     mha_linear_plan output; /* of W_o */
 
     /* Scratch memory: first that of attention, then, from own_at on, the job's own. */
     mha_scratch scratch;
     size_t own_at;
-    void *context;                         /* the attention output */
-    char *gathered, *places, *panels;      /* for each worker: needed rows, addresses of results, a weight's panel */
+    void *context;                    /* the attention output */
+    char *gathered, *places, *panels; /* for each worker: needed rows, addresses of results, a weight's panel */
     size_t gathered_bytes, places_bytes, panel_bytes;
 } mha_layer_job;
 
@@ -77,10 +77,10 @@ typedef struct {
     mha_layer_job whole;
     mha_layer_args args; /* those of `whole`, with the weights packed */
     mha_linear_packing packing;
-    size_t slice_items, n_slices; /* n_slices is 1 if the batch is not cut */
+    size_t slice_items, n_slices;  /* n_slices is 1 if the batch is not cut */
     size_t slices_at, slice_bytes; /* where the workers' parts of scratch memory begin; bytes that any slice fits in */
-    double work;                  /* multiply-adds of the whole call, roughly */
-    unsigned n_workers;           /* for slices */
+    double work;                   /* multiply-adds of the whole call, roughly */
+    unsigned n_workers;            /* for slices */
     mha_scratch scratch;
 } mha_layer_call;
 

@@ -106,8 +106,8 @@ output_projection(const backward_job *job)
     if (a->W_o.weight == NULL) {
         return job->grads->grad_out;
     }
-    mha_linear_grads grads = linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features,
-                                          job->grads->grad_out);
+    mha_linear_grads grads =
+        linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features, job->grads->grad_out);
     grads.grad_x = job->context;
     mha_linear_grads_run(job->layer.kernels, &grads, NULL, &job->room);
     return grads.grad_x;
@@ -242,14 +242,14 @@ project_input(backward_job *job, int i)
     const ptrdiff_t in_features = (ptrdiff_t)in->linear->in_features;
     const int add = !is_first(job, i);
     const int is_dense =
-        grad->data == NULL || (grad->row_stride == in_features &&
-                               mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
+        grad->data == NULL ||
+        (grad->row_stride == in_features && mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
     const int in_place = in->needed == NULL && is_dense &&
                          mha_layer_is_even(&job->layer, in, in->input->batch_stride, in->input->row_stride);
     const size_t rows = in_place ? job->layer.args->batch * in->rows : gather(job, i, add);
-    mha_linear_grads grads =
-        in_place ? linear_grads(job, i, rows, in->input->data, in->input->row_stride, job->projected[i])
-                 : linear_grads(job, i, rows, job->rows, in_features, job->row_grads);
+    mha_linear_grads grads = in_place
+                                 ? linear_grads(job, i, rows, in->input->data, in->input->row_stride, job->projected[i])
+                                 : linear_grads(job, i, rows, job->rows, in_features, job->row_grads);
 
     grads.grad_x = grad->data;
     grads.add_to_grad_x = add;

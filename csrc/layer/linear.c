@@ -192,8 +192,8 @@ mha_linear_project(const mha_kernels *kernels, const mha_linear *linear, mha_lin
 }
 
 mha_status
-mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x,
-                   ptrdiff_t x_row_stride, void *y, ptrdiff_t y_row_stride)
+mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const void *x, ptrdiff_t x_row_stride,
+                   void *y, ptrdiff_t y_row_stride)
 {
     const mha_kernels *kernels = mha_kernels_for(dtype);
     mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};

@@ -37,7 +37,7 @@ mha_linear_check(const mha_kernels *kernels, const mha_linear *linear)
     if (linear->weight == NULL || linear->layout == MHA_WEIGHT_ROWS) {
         return MHA_OK;
     }
-    return linear->layout != MHA_WEIGHT_PACKED               ? MHA_ERR_ARG
+    return linear->layout != MHA_WEIGHT_PACKED           ? MHA_ERR_ARG
            : linear->panel_width != kernels->panel_width ? MHA_ERR_ISA
                                                          : MHA_OK;
 }

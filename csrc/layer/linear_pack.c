@@ -53,8 +53,8 @@ pack_panel(const mha_kernels *k, const mha_linear *linear, size_t panel, char *p
 }
 
 mha_status
-mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight,
-                ptrdiff_t row_stride, void *packed)
+mha_linear_pack(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight, ptrdiff_t row_stride,
+                void *packed)
 {
     const mha_kernels *k = mha_kernels_for(dtype);
     const mha_linear linear = {weight, NULL, out_features, in_features, MHA_WEIGHT_ROWS, row_stride, 0};

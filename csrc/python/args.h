@@ -172,14 +172,14 @@ PyArrayObject *mha_py_view(mha_py_call *call, const mha_py_array *array);
 mha_operand mha_py_operand(const mha_py_array *array);
 mha_dtype mha_py_dtype(int type);
 size_t mha_py_itemsize(int type);
-PyObject *mha_py_or_none(const void *array);                /* borrowed */
-PyObject *mha_py_active_isa(const mha_py_call *call);       /* its name; borrowed */
+PyObject *mha_py_or_none(const void *array);            /* borrowed */
+PyObject *mha_py_active_isa(const mha_py_call *call);   /* its name; borrowed */
 PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
 /* Outputs, owned by the call: uninitialised or zeroed.  ValueError if its size wraps, else MemoryError. */
 PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
-void *mha_py_data(PyArrayObject *array);        /* NULL of NULL */
+void *mha_py_data(PyArrayObject *array); /* NULL of NULL */
 
 /* torch/blocks.c: the same for a large result, of `bytes` bytes, that becomes a tensor, in memory kept for later. */
 int mha_py_is_large(size_t bytes);

@@ -115,8 +115,7 @@ void
 mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
             mha_py_array *array)
 {
-    if (!call->failed &&
-        (PyArray_CheckExact(value) || !mha_py_take_tensor(call, value, name, layout, like, array))) {
+    if (!call->failed && (PyArray_CheckExact(value) || !mha_py_take_tensor(call, value, name, layout, like, array))) {
         mha_py_lay_out(call, mha_py_floats(call, value, name, like), name, layout, array);
     }
 }
@@ -129,9 +128,9 @@ mha_py_view(mha_py_call *call, const mha_py_array *array)
     for (int i = 0; i < array->rank; i++) {
         bytes[i] = array->stride[i] * (npy_intp)mha_py_itemsize(array->type);
     }
-    return (PyArrayObject *)mha_py_own(call, PyArray_New(&PyArray_Type, array->rank, (npy_intp *)array->shape,
-                                                         array->type, bytes, (void *)(uintptr_t)array->data, 0, 0,
-                                                         NULL));
+    return (PyArrayObject *)mha_py_own(call,
+                                       PyArray_New(&PyArray_Type, array->rank, (npy_intp *)array->shape, array->type,
+                                                   bytes, (void *)(uintptr_t)array->data, 0, 0, NULL));
 }
 
 mha_operand

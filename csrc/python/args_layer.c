@@ -34,9 +34,9 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
     mha_py_take(call, values[MHA_PY_QUERIES], "queries", MHA_PY_ROWS, NULL, queries);
     take_another(call, values + MHA_PY_KEYS, "keys", queries, queries, keys);
     take_another(call, values + MHA_PY_VALUES, "values", keys, queries, items);
-    if (!call->failed && (queries->rank != 3 || keys->rank != 3 || items->rank != 3 ||
-                          keys->shape[0] != queries->shape[0] || items->shape[0] != queries->shape[0] ||
-                          items->shape[1] != keys->shape[1])) {
+    if (!call->failed &&
+        (queries->rank != 3 || keys->rank != 3 || items->rank != 3 || keys->shape[0] != queries->shape[0] ||
+         items->shape[0] != queries->shape[0] || items->shape[1] != keys->shape[1])) {
         mha_py_refuse(call, "inputs", "(OOO)", queries->array, keys->array, items->array);
     }
     if (mha_py_given(values[MHA_PY_SCORER])) {
@@ -205,20 +205,26 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
 
     kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* no arrays of numbers */
     kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = 0;
-    kept[MHA_PY_KEPT_WEIGHTS] = (mha_py_kept_array){"attention_weights", 4, !again,
-                                                    {batch, heads, queries, keys}, &args->weights};
-    kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries", 3, again || (training && has_W_q),
-                                              {batch, queries, scored}, has_W_q ? &args->q_projected : NULL};
-    kept[MHA_PY_KEPT_K] = (mha_py_kept_array){"the projected keys", 3, again || (training && has_W_k),
-                                              {batch, keys, scored}, has_W_k ? &args->k_projected : NULL};
-    kept[MHA_PY_KEPT_W_V] = (mha_py_kept_array){"w_v", 1, again && layer->w_v.array != NULL,
-                                                {layer->w_v.shape[0]}, NULL};
-    kept[MHA_PY_KEPT_ROW_MAX] = (mha_py_kept_array){"the row statistics", 3, again || training,
-                                                    {batch, heads, queries}, &args->row_max};
+    kept[MHA_PY_KEPT_WEIGHTS] =
+        (mha_py_kept_array){"attention_weights", 4, !again, {batch, heads, queries, keys}, &args->weights};
+    kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries",
+                                              3,
+                                              again || (training && has_W_q),
+                                              {batch, queries, scored},
+                                              has_W_q ? &args->q_projected : NULL};
+    kept[MHA_PY_KEPT_K] = (mha_py_kept_array){"the projected keys",
+                                              3,
+                                              again || (training && has_W_k),
+                                              {batch, keys, scored},
+                                              has_W_k ? &args->k_projected : NULL};
+    kept[MHA_PY_KEPT_W_V] =
+        (mha_py_kept_array){"w_v", 1, again && layer->w_v.array != NULL, {layer->w_v.shape[0]}, NULL};
+    kept[MHA_PY_KEPT_ROW_MAX] =
+        (mha_py_kept_array){"the row statistics", 3, again || training, {batch, heads, queries}, &args->row_max};
     kept[MHA_PY_KEPT_ROW_SUM] = kept[MHA_PY_KEPT_ROW_MAX];
     kept[MHA_PY_KEPT_ROW_SUM].place = &args->row_sum;
-    kept[MHA_PY_KEPT_V] = (mha_py_kept_array){"the projected values", 3, training && has_W_v,
-                                              {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
-    kept[MHA_PY_KEPT_CONTEXT] = (mha_py_kept_array){"the attended values", 3, training,
-                                                    {batch, queries, valued}, has_W_o ? &args->context : NULL};
+    kept[MHA_PY_KEPT_V] = (mha_py_kept_array){
+        "the projected values", 3, training && has_W_v, {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
+    kept[MHA_PY_KEPT_CONTEXT] = (mha_py_kept_array){
+        "the attended values", 3, training, {batch, queries, valued}, has_W_o ? &args->context : NULL};
 }

@@ -93,7 +93,7 @@ mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const ch
 void
 mha_py_check(mha_py_call *call, mha_status status, const char *what)
 {
-    PyObject *const kind = status == MHA_ERR_NOMEM                             ? PyExc_MemoryError
+    PyObject *const kind = status == MHA_ERR_NOMEM                           ? PyExc_MemoryError
                            : status == MHA_ERR_FORKED                        ? PyExc_RuntimeError
                            : status == MHA_ERR_ISA || status == MHA_ERR_SIZE ? PyExc_ValueError
                                                                              : PyExc_SystemError; /* our own bug */

@@ -19,21 +19,11 @@ add_fact(void *to, const char *name, mha_fact fact)
         return NULL;
     }
     switch (fact.kind) {
-    case MHA_FACT_COUNT:
-        value = PyLong_FromSize_t(fact.count);
-        break;
-    case MHA_FACT_FLAG:
-        value = PyBool_FromLong((long)fact.count);
-        break;
-    case MHA_FACT_SECONDS:
-        value = PyFloat_FromDouble(fact.seconds);
-        break;
-    case MHA_FACT_WORD:
-        value = PyUnicode_FromString(fact.word);
-        break;
-    case MHA_FACT_GROUP:
-        value = PyDict_New();
-        break;
+    case MHA_FACT_COUNT: value = PyLong_FromSize_t(fact.count); break;
+    case MHA_FACT_FLAG: value = PyBool_FromLong((long)fact.count); break;
+    case MHA_FACT_SECONDS: value = PyFloat_FromDouble(fact.seconds); break;
+    case MHA_FACT_WORD: value = PyUnicode_FromString(fact.word); break;
+    case MHA_FACT_GROUP: value = PyDict_New(); break;
     }
     const int added = value != NULL && PyDict_SetItemString(to, name, value) == 0;
     Py_XDECREF(value);

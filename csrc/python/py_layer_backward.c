@@ -47,8 +47,8 @@ take_kept(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
     }
     for (int i = 0; i < MHA_PY_N_KEPT && !call->failed; i++) {
         if (kept[i].wanted && kept[i].rank == 3 && kept[i].place != NULL) {
-            *kept[i].place = mha_py_take_numbers(call, PyTuple_GetItem(tuple, i), kept[i].name, 3, kept[i].dims,
-                                                 &layer->queries);
+            *kept[i].place =
+                mha_py_take_numbers(call, PyTuple_GetItem(tuple, i), kept[i].name, 3, kept[i].dims, &layer->queries);
         }
     }
 }

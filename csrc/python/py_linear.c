@@ -118,9 +118,9 @@ py_linear_backward(mha_py_call *call, PyObject *const *values)
     mha_py_take_in_rows(call, values[2], Py_None, "weight", &x.rows, &projection);
     check_shapes(call, &x, &grad_y, weight, values);
     const int type = x.rows.type;
-    PyArrayObject *const made[] = {
-        mha_py_new(call, "grad_x", x.rank, x.dims, type), mha_py_new(call, "grad_weight", 2, weight->shape, type),
-        with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};
+    PyArrayObject *const made[] = {mha_py_new(call, "grad_x", x.rank, x.dims, type),
+                                   mha_py_new(call, "grad_weight", 2, weight->shape, type),
+                                   with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};
     const mha_linear_grads grads = {
         .dtype = mha_py_dtype(type),
         .rows = (size_t)x.rows.shape[0],

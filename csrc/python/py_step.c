@@ -115,8 +115,7 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
     take_cached(call, values[CACHED_KEYS], "the cache of keys", layer.qk_features, &layer.keys);
     take_cached(call, values[CACHED_VALUES], "the cache of values", layer.value_features, &layer.values);
     const npy_intp room = layer.keys.shape[1];
-    if (!call->failed &&
-        (layer.values.shape[1] != room || !counts_fit(&before, &added, batch, rows, room, longest))) {
+    if (!call->failed && (layer.values.shape[1] != room || !counts_fit(&before, &added, batch, rows, room, longest))) {
         mha_py_refuse(call, "cache_counts", "(OOOn)", values[BEFORE], values[COUNTS], values[LONGEST],
                       (Py_ssize_t)room);
     }

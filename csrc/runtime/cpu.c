@@ -79,7 +79,7 @@ mha_cpu_offers(mha_isa isa)
     if (isa == MHA_ISA_NEON) {
         return 1;
     }
-#elif defined(__wasm__) /* an engine without SIMD128 does not load a module that holds it */
+#elif defined(__wasm__)    /* an engine without SIMD128 does not load a module that holds it */
     if (isa == MHA_ISA_WASM) {
         return 1;
     }

@@ -65,7 +65,7 @@ mha_threads_limit_own(unsigned n_threads)
 /* The gate: how many workers may join in its upper half, how many have joined in the lower; 0 is closed. */
 #define GATE_OPEN(places) ((unsigned)(places) << 16)
 #define GATE_PLACES(gate) ((gate) >> 16)
-#define GATE_JOINED(gate) ((gate)&0xFFFFu)
+#define GATE_JOINED(gate) ((gate) & 0xFFFFu)
 
 /*
  * The job and what its threads share.  Fields marked (owner) belong to the caller that holds `busy`; workers read
@@ -75,10 +75,10 @@ static struct {
     /* read by everybody at the start of a job: one cache line */
     _Alignas(64) mha_counter bell; /* counts jobs */
     atomic_uint gate;
-    mha_task_fn run; /* (owner) */
-    void *context;   /* (owner) */
-    size_t n_tasks;  /* (owner) */
-    fenv_t fp_mode;  /* (owner) of the calling thread */
+    mha_task_fn run;       /* (owner) */
+    void *context;         /* (owner) */
+    size_t n_tasks;        /* (owner) */
+    fenv_t fp_mode;        /* (owner) of the calling thread */
     const void *interrupt; /* (owner) the call's flag, see threads_interrupt.h */
     /* written by everybody, each on its own line */
     _Alignas(64) atomic_size_t next_task;

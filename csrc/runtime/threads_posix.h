@@ -102,8 +102,10 @@ mha_counter_unpark(mha_counter *counter, unsigned n_threads)
 
 /* --- Threads ---------------------------------------------------------------------------- */
 
-#define MHA_STACK_BYTES ((size_t)1 << 20) /* kernels need little; thread-local data of a big process comes out of it */
-#define MHA_THREAD_CALL                   /* how the system calls a thread's function */
+#define MHA_STACK_BYTES \
+    ((size_t)1 << 20)   /* kernels need little; thread-local data of a big process comes out of it \
+                         */
+#define MHA_THREAD_CALL /* how the system calls a thread's function */
 
 typedef void *mha_thread_end;
 typedef mha_thread_end(MHA_THREAD_CALL *mha_thread_fn)(void *);

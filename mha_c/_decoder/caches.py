@@ -171,9 +171,7 @@ class ProjectedKeyValues:
     __slots__ = ("_as_tensor", "_keys", "_valid_lens", "_values", "_weights")
     _same = staticmethod(same_weights)
 
-    def __init__(
-        self, keys: Array, values: Optional[Array], valid_lens: Any, weights: Any, as_tensor: bool
-    ) -> None:
+    def __init__(self, keys: Array, values: Optional[Array], valid_lens: Any, weights: Any, as_tensor: bool) -> None:
         self._keys, self._values = keys, values
         self._valid_lens, self._weights, self._as_tensor = valid_lens, weights, as_tensor
 

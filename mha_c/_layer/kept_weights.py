@@ -58,9 +58,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
                 return np.array(kept.weights, order="C")
         elif kept.isa == isa():
             q, k = _by_heads(kept.q, kept.num_heads), _by_heads(kept.k, kept.num_heads)
-            return attention_weights(
-                view(q), k, kept.w_v, kept.lengths, kept.row_max, kept.row_sum, kept.empty_rows
-            )
+            return attention_weights(view(q), k, kept.w_v, kept.lengths, kept.row_max, kept.row_sum, kept.empty_rows)
         elif isinstance(kept.isa, str):
             raise RuntimeError(
                 f"attention_weights of a call computed with {kept.isa!r:.100} cannot be rebuilt to the bit with "

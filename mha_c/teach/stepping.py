@@ -300,9 +300,7 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
 # ---- reading the arguments ----------------------------------------------------------------------------------------
 
 
-def read(
-    q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, same_features: bool = True
-) -> _Inputs:
+def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, same_features: bool = True) -> _Inputs:
     """The arguments as one example, checked."""
     arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))

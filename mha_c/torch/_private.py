@@ -181,7 +181,6 @@ if _found("torch.unflatten"):
         return x.unflatten(axis, sizes)
 
 
-
 # --- Missed -------------------------------------------------------------------------------------------
 
 # Global hooks of all modules.  Without these names there might be a hook, so children are called one by one.

@@ -172,9 +172,7 @@ def _results_of_calls(module: nn.Module) -> list[Tensor]:
 
 
 def _agree(own: list[Tensor], ours: list[Tensor]) -> bool:
-    return all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(own, ours)
-    )
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=_ROUNDING, atol=_ROUNDING) for a, b in zip(own, ours))
 
 
 def _copy(module: nn.Module) -> Any:

@@ -13,12 +13,12 @@
 
 #include <math.h>
 
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        if (!(ok) && n_failed++ < 20) {                                                                                \
-            printf("failed: " __VA_ARGS__);                                                                            \
-            putchar('\n');                                                                                             \
-        }                                                                                                              \
+#define CHECK(ok, ...) \
+    do { \
+        if (!(ok) && n_failed++ < 20) { \
+            printf("failed: " __VA_ARGS__); \
+            putchar('\n'); \
+        } \
     } while (0)
 
 enum { MOST = 130 }; /* sizes go up to this */
@@ -91,9 +91,16 @@ static attention_case
 attention_of(size_t D, size_t K, int additive)
 {
     const size_t variant = D * 7 + K * 3 + (size_t)additive;
-    attention_case c = {.args = {.dtype = dtype, .batch = 2, .heads = 2, .kv_heads = 1 + variant % 2,
-                                 .queries = 1 + variant % 19, .keys = K, .head_dim = D, .value_dim = MOST + 1 - D,
-                                 .scale = &QUARTER, .seed = 7}};
+    attention_case c = {.args = {.dtype = dtype,
+                                 .batch = 2,
+                                 .heads = 2,
+                                 .kv_heads = 1 + variant % 2,
+                                 .queries = 1 + variant % 19,
+                                 .keys = K,
+                                 .head_dim = D,
+                                 .value_dim = MOST + 1 - D,
+                                 .scale = &QUARTER,
+                                 .seed = 7}};
     mha_attention_args *a = &c.args;
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)a->value_dim, q = (ptrdiff_t)a->queries, k = (ptrdiff_t)K;
     const ptrdiff_t h = 2, kv = (ptrdiff_t)a->kv_heads;
@@ -155,8 +162,7 @@ projection(size_t out_features, size_t in_features, const void **weight_ret)
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, packed) == MHA_OK,
           "%s: pack", guard.doing);
     *weight_ret = weight;
-    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features, MHA_WEIGHT_PACKED, 0,
-                        width};
+    return (mha_linear){packed, numbers(dtype, out_features), out_features, in_features, MHA_WEIGHT_PACKED, 0, width};
 }
 
 typedef struct {
@@ -208,8 +214,14 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
     layer_case c = {.n_queries = batch * Q, .n_keys = batch * (hides ? 2 * K : K)};
 
     c.args = (mha_layer_args){
-        .dtype = dtype, .batch = batch, .queries = Q, .keys = c.n_keys / batch, .num_heads = is_additive ? 1 : 2,
-        .query_size = D, .key_size = key_size, .value_size = value_size,
+        .dtype = dtype,
+        .batch = batch,
+        .queries = Q,
+        .keys = c.n_keys / batch,
+        .num_heads = is_additive ? 1 : 2,
+        .query_size = D,
+        .key_size = key_size,
+        .value_size = value_size,
         .query_rows = {numbers(dtype, c.n_queries * D), (ptrdiff_t)(Q * D), 0, (ptrdiff_t)D},
         .key_rows = {rows_before(k, hidden * key_size), (ptrdiff_t)(K * key_size), 0, (ptrdiff_t)key_size},
         .value_rows = {rows_before(v, hidden * value_size), (ptrdiff_t)(K * value_size), 0, (ptrdiff_t)value_size},

@@ -20,12 +20,12 @@
 
 static int failures;
 
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        if (!(ok) && failures++ < 20) {                                                                                \
-            printf("failed: " __VA_ARGS__);                                                                            \
-            putchar('\n');                                                                                             \
-        }                                                                                                              \
+#define CHECK(ok, ...) \
+    do { \
+        if (!(ok) && failures++ < 20) { \
+            printf("failed: " __VA_ARGS__); \
+            putchar('\n'); \
+        } \
     } while (0)
 
 /* --- Drawing ------------------------------------------------------------------------------- */
@@ -157,7 +157,8 @@ draw_masks(attention_call *call)
         for (size_t i = 0; i < B * Q * K; i++) {
             call->keep[i] = draw_bits() % 5 != 0;
         }
-        args->keep_mask = draw_bits() % 2 ? (mha_mask){call->keep, q * k, 0, k, 1} : (mha_mask){call->keep, q * k, 0, 1, q};
+        args->keep_mask =
+            draw_bits() % 2 ? (mha_mask){call->keep, q * k, 0, k, 1} : (mha_mask){call->keep, q * k, 0, 1, q};
     }
     if (below(3) == 0) {
         call->bias = numbers(args->dtype, H * Q * K, 1.0);
@@ -188,9 +189,14 @@ draw_call(mha_dtype dtype, size_t most)
     const size_t groups = 1 + below(2), kv_heads = 1 + below(3);
     const int side_by_side = (int)below(2), additive = below(3) == 0;
 
-    *args = (mha_attention_args){.dtype = dtype, .batch = 1 + below(3), .heads = groups * kv_heads,
-                                 .kv_heads = kv_heads, .queries = draw_size(most / 4), .keys = draw_size(most),
-                                 .head_dim = draw_size(80), .value_dim = draw_size(80)};
+    *args = (mha_attention_args){.dtype = dtype,
+                                 .batch = 1 + below(3),
+                                 .heads = groups * kv_heads,
+                                 .kv_heads = kv_heads,
+                                 .queries = draw_size(most / 4),
+                                 .keys = draw_size(most),
+                                 .head_dim = draw_size(80),
+                                 .value_dim = draw_size(80)};
     const size_t B = args->batch, H = args->heads, Q = args->queries, K = args->keys;
     const size_t D = args->head_dim, Dv = args->value_dim;
     call.q = numbers(dtype, B * H * Q * D, 1.0);

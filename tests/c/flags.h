@@ -39,9 +39,10 @@ subnormals_met(void)
     operand = (_mm_getcsr() & 0x02u) != 0; /* the flag DE, which C has no name for */
     result |= (_mm_getcsr() & 0x10u) != 0; /* UE */
 #endif
-    return operand && result ? "subnormal operands and results" : operand ? "a subnormal operand"
-                                                             : result     ? "a subnormal result"
-                                                                          : NULL;
+    return operand && result ? "subnormal operands and results"
+           : operand         ? "a subnormal operand"
+           : result          ? "a subnormal result"
+                             : NULL;
 }
 
 /* Fresh memory full of numbers that are subnormal, as float and as double: whoever reckons with it is found out. */

@@ -24,10 +24,10 @@
 static struct {
     char *slots, *scratch;
     size_t page, n_used;
-    int at_end;       /* the next operand touches the page behind it; 0: the one before it */
-    int n_scratch;    /* blocks the core holds; there is one slot */
+    int at_end;              /* the next operand touches the page behind it; 0: the one before it */
+    int n_scratch;           /* blocks the core holds; there is one slot */
     size_t n_bytes[N_SLOTS]; /* of the operand in each used slot */
-    char doing[160];  /* for the fault handler */
+    char doing[160];         /* for the fault handler */
 } guard;
 
 static void
@@ -63,6 +63,20 @@ operand(size_t i)
     char *slot = guard.slots + i * (SLOT_BYTES + guard.page);
 
     return guard.at_end ? slot + SLOT_BYTES - guard.n_bytes[i] : slot;
+}
+
+/* One number for all operands as they are now: what it was before a refused call, it is behind it. */
+static inline uint64_t
+hash_operands(void)
+{
+    uint64_t hash = 0;
+
+    for (size_t i = 0; i < guard.n_used; i++) {
+        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
+            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
+        }
+    }
+    return hash;
 }
 
 static void *

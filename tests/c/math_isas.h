@@ -25,21 +25,21 @@ enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, Z
  * words: a vector of each word's result. SELECT_LT is a < b ? a : c, ZERO_LT a < b ? 0 : c, COPYSIGN has
  *   |a| with the sign of b; POW2 is 2^a and SCALE2 is a 2^b, a and b without base
  */
-#define TABLE(real, type)                                                                                              \
-    struct math_##type {                                                                                               \
-        const char *isa;                                                                                               \
-        size_t lanes;                                                                                                  \
-        int fused; /* is fma one rounding? */                                                                          \
-        void (*exp)(real *out, const real *in, size_t n);                                                              \
-        void (*tanh)(real *out, const real *in, size_t n);                                                             \
-        void (*words)(real out[WORDS][MOST_LANES], const real *a, const real *b, const real *c);                       \
-        void (*load_first)(real *out, const real *p, size_t n);                                                        \
-        void (*store_first)(real *p, const real *v, size_t n);                                                         \
-        void (*keep_first)(real *out, const real *v, size_t n, const real *fill);                                      \
-        real (*hsum)(const real *v);                                                                                   \
-        real (*hmax)(const real *v);                                                                                   \
-        void (*fours)(const real *p, real *alone, real *at_once);                                                      \
-        void (*transpose)(real *square); /* lanes rows of lanes numbers */                                             \
+#define TABLE(real, type) \
+    struct math_##type { \
+        const char *isa; \
+        size_t lanes; \
+        int fused; /* is fma one rounding? */ \
+        void (*exp)(real * out, const real *in, size_t n); \
+        void (*tanh)(real * out, const real *in, size_t n); \
+        void (*words)(real out[WORDS][MOST_LANES], const real *a, const real *b, const real *c); \
+        void (*load_first)(real * out, const real *p, size_t n); \
+        void (*store_first)(real * p, const real *v, size_t n); \
+        void (*keep_first)(real * out, const real *v, size_t n, const real *fill); \
+        real (*hsum)(const real *v); \
+        real (*hmax)(const real *v); \
+        void (*fours)(const real *p, real *alone, real *at_once); \
+        void (*transpose)(real * square); /* lanes rows of lanes numbers */ \
     };
 TABLE(float, f32)
 TABLE(double, f64)
@@ -50,13 +50,20 @@ struct math_isa {
     struct math_f64 f64;
 };
 
-#define FUNCTIONS(type, isa)                                                                                           \
-    {                                                                                                                  \
-        #isa, lanes_##type##_##isa, fused_##type##_##isa, exp_array_##type##_##isa,                                    \
-            tanh_array_##type##_##isa, words_##type##_##isa, load_first_##type##_##isa, store_first_##type##_##isa,    \
-            keep_first_##type##_##isa, hsum_##type##_##isa, hmax_##type##_##isa, fours_##type##_##isa,                 \
-            transpose_##type##_##isa                                                                                   \
-    }
+#define FUNCTIONS(type, isa) \
+    {#isa, \
+     lanes_##type##_##isa, \
+     fused_##type##_##isa, \
+     exp_array_##type##_##isa, \
+     tanh_array_##type##_##isa, \
+     words_##type##_##isa, \
+     load_first_##type##_##isa, \
+     store_first_##type##_##isa, \
+     keep_first_##type##_##isa, \
+     hsum_##type##_##isa, \
+     hmax_##type##_##isa, \
+     fours_##type##_##isa, \
+     transpose_##type##_##isa}
 
 static int
 always(void)

@@ -14,19 +14,6 @@
 #define NO_DTYPE ((mha_dtype)2)
 #define HALF (SIZE_MAX / 2)
 
-static uint64_t
-hash_operands(void)
-{
-    uint64_t hash = 0;
-
-    for (size_t i = 0; i < guard.n_used; i++) {
-        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
-            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
-        }
-    }
-    return hash;
-}
-
 /* --- Attention ------------------------------------------------------------------------------------- */
 
 static attention_case
@@ -50,12 +37,12 @@ attention_refused(attention_case *c, mha_status status, const char *what)
 }
 
 /* A good call with some fields of its arguments `a` changed. */
-#define REFUSED(status, ...)                                                                                           \
-    do {                                                                                                               \
-        attention_case c = good_attention();                                                                           \
-        mha_attention_args *a = &c.args;                                                                               \
-        __VA_ARGS__;                                                                                                   \
-        attention_refused(&c, status, #__VA_ARGS__);                                                                   \
+#define REFUSED(status, ...) \
+    do { \
+        attention_case c = good_attention(); \
+        mha_attention_args *a = &c.args; \
+        __VA_ARGS__; \
+        attention_refused(&c, status, #__VA_ARGS__); \
     } while (0)
 
 static void
@@ -149,9 +136,16 @@ check_linear_append(void)
     const void *weight;
 
     guarded_reset(1);
-    const mha_append good = {.dtype = dtype, .linear = projection(OUT, IN, &weight), .batch = BATCH, .rows = ROWS,
-                             .in_features = IN, .x = {numbers(dtype, BATCH * ROWS * IN), ROWS * IN, 0, IN},
-                             .cache = room(dtype, BATCH * ROOM * OUT), .room = ROOM, .before = before, .counts = &all,
+    const mha_append good = {.dtype = dtype,
+                             .linear = projection(OUT, IN, &weight),
+                             .batch = BATCH,
+                             .rows = ROWS,
+                             .in_features = IN,
+                             .x = {numbers(dtype, BATCH * ROWS * IN), ROWS * IN, 0, IN},
+                             .cache = room(dtype, BATCH * ROOM * OUT),
+                             .room = ROOM,
+                             .before = before,
+                             .counts = &all,
                              .before_step = 1};
     const uint64_t untouched = hash_operands();
     mha_append bad = good;
@@ -173,11 +167,18 @@ check_linear_backward(void)
 {
     enum { OUT = 5, IN = 7, ROWS = 3 };
     guarded_reset(1);
-    const mha_linear_grads good = {
-        .dtype = dtype, .rows = ROWS, .out_features = OUT, .in_features = IN, .x = numbers(dtype, ROWS * IN),
-        .weight = numbers(dtype, OUT * IN), .grad_y = numbers(dtype, ROWS * OUT), .x_row_stride = IN,
-        .grad_y_row_stride = OUT, .grad_x = room(dtype, ROWS * IN), .grad_weight = room(dtype, OUT * IN),
-        .grad_bias = room(dtype, OUT)};
+    const mha_linear_grads good = {.dtype = dtype,
+                                   .rows = ROWS,
+                                   .out_features = OUT,
+                                   .in_features = IN,
+                                   .x = numbers(dtype, ROWS * IN),
+                                   .weight = numbers(dtype, OUT * IN),
+                                   .grad_y = numbers(dtype, ROWS * OUT),
+                                   .x_row_stride = IN,
+                                   .grad_y_row_stride = OUT,
+                                   .grad_x = room(dtype, ROWS * IN),
+                                   .grad_weight = room(dtype, OUT * IN),
+                                   .grad_bias = room(dtype, OUT)};
     const uint64_t before = hash_operands();
     mha_linear_grads bad[4] = {good, good, good, good}, nothing = good;
 
@@ -228,12 +229,12 @@ layer_refused(layer_case *c, mha_status status, const char *what)
     CHECK(hash_operands() == before, "layer refused, and something was written: %s", what);
 }
 
-#define LAYER_REFUSED(status, ...)                                                                                     \
-    do {                                                                                                               \
-        layer_case c = good_layer(0);                                                                                  \
-        mha_layer_args *a = &c.args;                                                                                   \
-        __VA_ARGS__;                                                                                                   \
-        layer_refused(&c, status, #__VA_ARGS__);                                                                       \
+#define LAYER_REFUSED(status, ...) \
+    do { \
+        layer_case c = good_layer(0); \
+        mha_layer_args *a = &c.args; \
+        __VA_ARGS__; \
+        layer_refused(&c, status, #__VA_ARGS__); \
     } while (0)
 
 static void
@@ -261,9 +262,17 @@ check_layer_backward_needs(void)
         mha_layer_args *a = &c.args;
         c.grads.forward = a;
         const void **const parts[] = {
-            (const void **)&a->row_max, (const void **)&a->row_sum, (const void **)&a->q_projected,
-            (const void **)&a->k_projected, (const void **)&a->v_projected, (const void **)&a->context,
-            &c.grads.grad_out, &c.grads.weight[0], &c.grads.weight[1], &c.grads.weight[2], &c.grads.weight[3],
+            (const void **)&a->row_max,
+            (const void **)&a->row_sum,
+            (const void **)&a->q_projected,
+            (const void **)&a->k_projected,
+            (const void **)&a->v_projected,
+            (const void **)&a->context,
+            &c.grads.grad_out,
+            &c.grads.weight[0],
+            &c.grads.weight[1],
+            &c.grads.weight[2],
+            &c.grads.weight[3],
             (const void **)&a->out, /* of a layer without W_o */
         };
         CHECK(mha_layer_forward(a) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "layer backward, %d", i);
@@ -290,10 +299,10 @@ check_layer_wishes(int is_additive, int with_lengths)
     const uint64_t all = hash_operands();
     for (int i = 0; i < 12; i++) {
         mha_layer_grads some = c.grads;
-        void **const wanted[] = {&some.grad_inputs[0].data, &some.grad_inputs[1].data, &some.grad_inputs[2].data,
-                                 &some.grad_additive_weights, &some.grad_weight[0], &some.grad_weight[1],
-                                 &some.grad_weight[2], &some.grad_weight[3], &some.grad_bias[0],
-                                 &some.grad_bias[1], &some.grad_bias[2], &some.grad_bias[3]};
+        void **const wanted[] = {&some.grad_inputs[0].data,   &some.grad_inputs[1].data, &some.grad_inputs[2].data,
+                                 &some.grad_additive_weights, &some.grad_weight[0],      &some.grad_weight[1],
+                                 &some.grad_weight[2],        &some.grad_weight[3],      &some.grad_bias[0],
+                                 &some.grad_bias[1],          &some.grad_bias[2],        &some.grad_bias[3]};
         *wanted[i] = NULL;
         CHECK(mha_layer_backward(&some) == MHA_OK && hash_operands() == all, "without gradient %d", i);
     }

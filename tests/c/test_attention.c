@@ -13,8 +13,8 @@
 #include "flags.h"
 #include "textbook.h"
 
-#define CHECK_NO_SUBNORMALS(what, draw)                                                                                \
-    CHECK(subnormals_met() == NULL, "%s %s %s, draw %zu: %s", mha_isa_name(mha_isa_active()),                          \
+#define CHECK_NO_SUBNORMALS(what, draw) \
+    CHECK(subnormals_met() == NULL, "%s %s %s, draw %zu: %s", mha_isa_name(mha_isa_active()), \
           dtype == MHA_F64 ? "float64" : "float32", what, draw, subnormals_met())
 
 /* --- Attention ------------------------------------------------------------------------------- */
@@ -69,9 +69,19 @@ test_hidden_keys(mha_dtype dtype)
         set(dtype, k, i, NAN);
         set(dtype, v, i, NAN);
     }
-    mha_attention_args args = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = Q, .keys = K,
-                               .head_dim = D, .value_dim = D, .scale = &(const double){1}, .q = {q, 0, 0, D}, .k = {k, 0, 0, D},
-                               .v = {v, 0, 0, D}, .out = {out, 0, 0, D},
+    mha_attention_args args = {.dtype = dtype,
+                               .batch = 1,
+                               .heads = 1,
+                               .kv_heads = 1,
+                               .queries = Q,
+                               .keys = K,
+                               .head_dim = D,
+                               .value_dim = D,
+                               .scale = &(const double){1},
+                               .q = {q, 0, 0, D},
+                               .k = {k, 0, 0, D},
+                               .v = {v, 0, 0, D},
+                               .out = {out, 0, 0, D},
                                .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
     CHECK(mha_attention_forward(&args) == MHA_OK, "hidden keys");
     for (size_t i = 0; i < Q * D; i++) {
@@ -93,12 +103,24 @@ test_many_keys(mha_dtype dtype, size_t draw)
     int64_t lens[1] = {(int64_t)(draw % 4 == 0 ? 0 : draw % 4 == 1 ? 700 : K)};
     void *q = numbers(dtype, Q * D, 1.0), *k = numbers(dtype, K * D, 1.0), *v = numbers(dtype, K * Dv, 1.0);
     void *out = numbers(dtype, Q * Dv, 1.0), *weights = numbers(dtype, Q * K, 1.0), *lse = numbers(dtype, Q, 1.0);
-    mha_attention_args args = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = Q, .keys = K,
-                               .head_dim = D, .value_dim = Dv, .scale = &(const double){0.5}, .q = {q, 0, 0, d}, .k = {k, 0, 0, d},
-                               .v = {v, 0, 0, dv}, .out = {out, 0, 0, dv}, .weights = draw % 2 ? weights : NULL,
-                               .lse = lse, .empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM,
-                               .visible = {lens, 1, draw % 3 ? MHA_CAUSAL_NONE : MHA_CAUSAL_BOTTOM_RIGHT, MHA_NO_LIMIT,
-                                           MHA_NO_LIMIT}};
+    mha_attention_args args = {
+        .dtype = dtype,
+        .batch = 1,
+        .heads = 1,
+        .kv_heads = 1,
+        .queries = Q,
+        .keys = K,
+        .head_dim = D,
+        .value_dim = Dv,
+        .scale = &(const double){0.5},
+        .q = {q, 0, 0, d},
+        .k = {k, 0, 0, d},
+        .v = {v, 0, 0, dv},
+        .out = {out, 0, 0, dv},
+        .weights = draw % 2 ? weights : NULL,
+        .lse = lse,
+        .empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM,
+        .visible = {lens, 1, draw % 3 ? MHA_CAUSAL_NONE : MHA_CAUSAL_BOTTOM_RIGHT, MHA_NO_LIMIT, MHA_NO_LIMIT}};
     const double tolerance = 16 * (dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON) * (2 + 0.5 * (double)D);
 
     CHECK(textbook_attention(&args) == MHA_OK, "many keys, reference");
@@ -113,7 +135,8 @@ test_many_keys(mha_dtype dtype, size_t draw)
     mha_threads_set(4);
     CHECK(mha_attention_forward(&args) == MHA_OK, "many keys, four threads");
     CHECK(memcmp(out, alone, Q * Dv * item) == 0 && memcmp(lse, alone_lse, Q * item) == 0 &&
-              memcmp(weights, w, Q * K * item) == 0, "many keys: four threads change bits, draw %zu", draw);
+              memcmp(weights, w, Q * K * item) == 0,
+          "many keys: four threads change bits, draw %zu", draw);
     void *const all[] = {q, k, v, out, weights, lse, exact, exact_lse, alone, alone_lse, w};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         free(all[i]);

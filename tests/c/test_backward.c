@@ -37,7 +37,8 @@ test_draw(mha_dtype dtype, size_t draw, size_t most)
     mha_threads_set(3);
     CHECK(mha_attention_backward(&b.call.args, &b.grads) == MHA_OK, "three threads, draw %zu", draw);
     for (int i = 0; i < N_GRADS; i++) {
-        CHECK(memcmp(serial[i], b.got[i], b.n[i] * item) == 0, "three threads change %s, draw %zu", grad_names[i], draw);
+        CHECK(memcmp(serial[i], b.got[i], b.n[i] * item) == 0, "three threads change %s, draw %zu", grad_names[i],
+              draw);
         free(serial[i]);
     }
     release_backward(&b);
@@ -69,8 +70,8 @@ test_broadcast_bias(mha_dtype dtype, size_t draw)
     }
     for (size_t i = 0; i < n && Q * K > 0; i++) {
         const double tolerance = backward_tolerance(&b) * (double)(1 + H * Q * K / n);
-        CHECK(fabs(get(dtype, narrow, i) - sums[i]) <= tolerance, "broadcast bias, draw %zu [%zu]: %.9g, should be %.9g",
-              draw, i, get(dtype, narrow, i), sums[i]);
+        CHECK(fabs(get(dtype, narrow, i) - sums[i]) <= tolerance,
+              "broadcast bias, draw %zu [%zu]: %.9g, should be %.9g", draw, i, get(dtype, narrow, i), sums[i]);
     }
     free(sums);
     free(narrow);
@@ -90,8 +91,19 @@ test_linear(mha_dtype dtype, size_t draw)
     void *grad_y = numbers(dtype, rows * (outputs + gap), 1.0);
     void *grad_x = numbers(dtype, rows * inputs, 1.0), *grad_weight = numbers(dtype, outputs * inputs, 1.0);
     void *grad_bias = numbers(dtype, outputs, 1.0);
-    const mha_linear_grads grads = {dtype, rows, outputs, inputs, x, weight, grad_y, (ptrdiff_t)(inputs + gap),
-                                    (ptrdiff_t)(outputs + gap), grad_x, grad_weight, grad_bias, 0};
+    const mha_linear_grads grads = {dtype,
+                                    rows,
+                                    outputs,
+                                    inputs,
+                                    x,
+                                    weight,
+                                    grad_y,
+                                    (ptrdiff_t)(inputs + gap),
+                                    (ptrdiff_t)(outputs + gap),
+                                    grad_x,
+                                    grad_weight,
+                                    grad_bias,
+                                    0};
     /* n products of numbers below 1, each rounded: as in test_attention.c. */
     const double unit = dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON;
     const double tolerance = 4 * unit * (2 + (double)(rows + outputs));
@@ -115,8 +127,8 @@ test_linear(mha_dtype dtype, size_t draw)
                 sum += i < inputs ? g * get(dtype, x, r * (inputs + gap) + i) : 0;
                 column += i < inputs ? 0 : g;
             }
-            CHECK(i == inputs || fabs(get(dtype, grad_weight, o * inputs + i) - sum) <= tolerance, "grad_weight, draw %zu",
-                  draw);
+            CHECK(i == inputs || fabs(get(dtype, grad_weight, o * inputs + i) - sum) <= tolerance,
+                  "grad_weight, draw %zu", draw);
         }
         CHECK(fabs(get(dtype, grad_bias, o) - column) <= tolerance, "grad_bias, draw %zu", draw);
     }
@@ -175,8 +187,15 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
     static const int64_t lens[ITEMS] = {KEYS, 1, 511, 512, 513, 1024, 0, 900, KEYS};
     const size_t item = size_of(dtype), n_keys = ITEMS * KEYS * DIM;
     const size_t n[N_OF_PARTS] = {ITEMS * heads * ROWS * DIM, n_keys, n_keys};
-    parts_call c = {.args = {.dtype = dtype, .heads = heads, .kv_heads = 1, .queries = ROWS, .keys = KEYS, .head_dim = DIM,
-                             .value_dim = DIM, .scale = &(const double){0.5}, .empty_rows = MHA_EMPTY_UNIFORM,
+    parts_call c = {.args = {.dtype = dtype,
+                             .heads = heads,
+                             .kv_heads = 1,
+                             .queries = ROWS,
+                             .keys = KEYS,
+                             .head_dim = DIM,
+                             .value_dim = DIM,
+                             .scale = &(const double){0.5},
+                             .empty_rows = MHA_EMPTY_UNIFORM,
                              .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}}};
     void *w = numbers(dtype, DIM, 1.0), *alone[N_OF_PARTS];
 
@@ -215,7 +234,7 @@ typedef struct {
     mha_layer_args args;
     mha_layer_grads grads;
     size_t n[N_PARTS], n_out;
-    double *x[N_PARTS];  /* the numbers, kept in double */
+    double *x[N_PARTS]; /* the numbers, kept in double */
     void *narrow[N_PARTS], *got[N_PARTS], *grad_out, *kept[8];
     mha_linear *linears[N_WEIGHTS];
 } layer_call;
@@ -224,12 +243,16 @@ static void
 describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
 {
     mha_layer_args *a = &c->args;
-    const int additive = (int)below(3) == 0, has[N_WEIGHTS] = {below(4) != 0, below(4) != 0, !additive && below(4) != 0,
-                                                               !additive && below(3) != 0};
+    const int additive = (int)below(3) == 0,
+              has[N_WEIGHTS] = {below(4) != 0, below(4) != 0, !additive && below(4) != 0, !additive && below(3) != 0};
     const size_t heads = additive ? 1 : 1 + below(3), hiddens = heads * (1 + below(12));
 
-    *a = (mha_layer_args){.dtype = dtype, .batch = 1 + below(3), .queries = 1 + below(9), .keys = 1 + below(70),
-                          .num_heads = heads, .query_size = has[0] ? 1 + below(20) : hiddens,
+    *a = (mha_layer_args){.dtype = dtype,
+                          .batch = 1 + below(3),
+                          .queries = 1 + below(9),
+                          .keys = 1 + below(70),
+                          .num_heads = heads,
+                          .query_size = has[0] ? 1 + below(20) : hiddens,
                           .key_size = has[1] ? 1 + below(20) : hiddens,
                           .value_size = has[2] ? 1 + below(20) : heads * (1 + below(9))};
     const size_t sizes[N_INPUTS] = {a->query_size, a->key_size, a->value_size};
@@ -242,7 +265,8 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
     c->linears[3] = &a->W_o;
     for (size_t i = 0; i < N_WEIGHTS; i++) {
         const size_t in = i < N_INPUTS ? sizes[i] : value_features;
-        *c->linears[i] = (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0, 0}; /* packed: later */
+        *c->linears[i] =
+            (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0, 0}; /* packed: later */
         c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
         c->n[N_INPUTS + N_WEIGHTS + i] = has[i] ? outputs[i] : 0;
     }
@@ -285,10 +309,12 @@ run_layer_forward(layer_call *c)
         if (w->weight == NULL) {
             continue;
         }
-        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, &w->panel_width) == MHA_OK, "packed size");
+        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, &w->panel_width) == MHA_OK,
+              "packed size");
         void *packed = w->weight == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->weight;
         CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
-                              (ptrdiff_t)w->in_features, packed) == MHA_OK, "pack");
+                              (ptrdiff_t)w->in_features, packed) == MHA_OK,
+              "pack");
         w->weight = packed;
         w->bias = c->narrow[N_INPUTS + N_WEIGHTS + i];
     }
@@ -305,10 +331,16 @@ place_layer(layer_call *c)
     mha_layer_args *a = &c->args;
     const size_t item = size_of(a->dtype), queries = a->batch * a->queries, keys = a->batch * a->keys;
     const size_t rows = queries * a->num_heads;
-    const size_t kept[8] = {c->n_out, queries * a->W_q.out_features, keys * a->W_k.out_features,
-                            keys * a->W_v.out_features, queries * a->W_o.in_features, rows, rows, 0};
-    void **places[8] = {&a->out, &a->q_projected, &a->k_projected, &a->v_projected, &a->context, &a->row_max,
-                        &a->row_sum, &a->weights};
+    const size_t kept[8] = {c->n_out,
+                            queries * a->W_q.out_features,
+                            keys * a->W_k.out_features,
+                            keys * a->W_v.out_features,
+                            queries * a->W_o.in_features,
+                            rows,
+                            rows,
+                            0};
+    void **places[8] = {&a->out,     &a->q_projected, &a->k_projected, &a->v_projected,
+                        &a->context, &a->row_max,     &a->row_sum,     &a->weights};
 
     for (int i = 0; i < 7; i++) {
         *places[i] = c->kept[i] = memset(allocate(kept[i] * item), 0xff, kept[i] * item);
@@ -319,7 +351,8 @@ place_layer(layer_call *c)
         c->got[i] = memset(allocate(c->n[i] * item), 0xff, c->n[i] * item);
     }
     c->grad_out = numbers(a->dtype, c->n_out, 1.0);
-    c->grads = (mha_layer_grads){.forward = a, .grad_out = c->grad_out,
+    c->grads = (mha_layer_grads){.forward = a,
+                                 .grad_out = c->grad_out,
                                  .grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL};
     for (int i = 0; i < N_INPUTS; i++) {
         const size_t n_rows = i == 0 ? a->queries : a->keys;
@@ -380,8 +413,8 @@ test_layer(size_t draw)
         for (size_t j = 0; j < calls[0].n[i]; j++) {
             const double a = get(MHA_F32, calls[0].got[i], j), b = get(MHA_F64, calls[1].got[i], j);
             if (!(fabs(a - b) <= 3e-4 * (1 + fabs(b)))) {
-                CHECK(0, "%s layer draw %zu, part %d [%zu]: float32 %.9g, float64 %.9g",
-                      mha_isa_name(mha_isa_active()), draw, i, j, a, b);
+                CHECK(0, "%s layer draw %zu, part %d [%zu]: float32 %.9g, float64 %.9g", mha_isa_name(mha_isa_active()),
+                      draw, i, j, a, b);
                 break;
             }
         }

@@ -1,6 +1,6 @@
 /*
- * test_cpu_caches.c: which sizes of caches are used, and what drivers choose by them.  Prints a line per check; exit status
- * 1 if one fails.
+ * test_cpu_caches.c: which sizes of caches are used, and what drivers choose by them.  Prints a line per check; exit
+ * status 1 if one fails.
  *
  * POSIX only: sysconf
  * build: -Wl,--wrap=sysconf
@@ -56,7 +56,8 @@ check_told(long first, long second, int is_sane, const char *name)
 #endif
 }
 
-/* Rows of the left side that a task of a projection's gradients has room to copy: 256 steps of each, 16 numbers apart. */
+/* Rows of the left side that a task of a projection's gradients has room to copy: 256 steps of each, 16 numbers apart.
+ */
 static size_t
 copied_rows(mha_dtype dtype)
 {

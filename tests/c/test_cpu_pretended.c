@@ -54,9 +54,9 @@ static void
 restore(void)
 {
     cpu.highest_leaf = 7;
-    cpu.leaf1_ecx = 1u << 12 | 1u << 27;                                   /* FMA, OSXSAVE */
-    cpu.leaf7_ebx = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;   /* AVX2; AVX-512 F, DQ, BW, VL */
-    cpu.xcr0 = 0xE7;                                                       /* x87, SSE, AVX, opmask, both ZMM parts */
+    cpu.leaf1_ecx = 1u << 12 | 1u << 27;                                 /* FMA, OSXSAVE */
+    cpu.leaf7_ebx = 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* AVX2; AVX-512 F, DQ, BW, VL */
+    cpu.xcr0 = 0xE7;                                                     /* x87, SSE, AVX, opmask, both ZMM parts */
     n_xcr0_reads = 0;
 }
 

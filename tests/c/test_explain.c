@@ -83,8 +83,15 @@ static void
 explain_sizes(size_t heads, size_t queries, size_t keys, mha_status status)
 {
     const mha_attention_args args = {
-        .dtype = MHA_F32, .batch = 1, .heads = heads, .kv_heads = heads, .queries = queries, .keys = keys,
-        .head_dim = 64, .value_dim = 64, .scale = &(const double){1},
+        .dtype = MHA_F32,
+        .batch = 1,
+        .heads = heads,
+        .kv_heads = heads,
+        .queries = queries,
+        .keys = keys,
+        .head_dim = 64,
+        .value_dim = 64,
+        .scale = &(const double){1},
         .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
     };
 

@@ -100,9 +100,13 @@ static const struct {
     const char *name;
     mha_status (*run)(void), (*before)(void);
 } operations[] = {
-    {"forward", forward, NULL},       {"weights", weights, forward}, {"backward", backward, forward},
-    {"layer", layer, NULL},           {"layer backward", layer_backward, layer},
-    {"explain", explain, NULL},       {"explain layer", explain_layer, NULL},
+    {"forward", forward, NULL},
+    {"weights", weights, forward},
+    {"backward", backward, forward},
+    {"layer", layer, NULL},
+    {"layer backward", layer_backward, layer},
+    {"explain", explain, NULL},
+    {"explain layer", explain_layer, NULL},
 };
 enum { N_OPERATIONS = sizeof operations / sizeof *operations };
 
@@ -165,7 +169,8 @@ check_failing_memory(size_t number)
     memory.n_calls = memory.n_live = 0;
     memory.fail_at = SIZE_MAX;
     memory.for_ever = 0;
-    CHECK(operations[number].before == NULL || operations[number].before() == MHA_OK, "%s before %s", name, guard.doing);
+    CHECK(operations[number].before == NULL || operations[number].before() == MHA_OK, "%s before %s", name,
+          guard.doing);
     save_operands();
     memory.n_calls = 0;
     CHECK(run() == MHA_OK, "%s, %s", name, guard.doing);
@@ -235,7 +240,8 @@ check_failing_threads(size_t D, const int *limits, size_t n_limits)
         threads_left = limits[i];
         n_refused = 0;
         for (int run = 0; run < 20; run++) { /* who does which task differs */
-            CHECK(run_all() == MHA_OK && hash_operands() == expected, "%d threads can be started: other bits", limits[i]);
+            CHECK(run_all() == MHA_OK && hash_operands() == expected, "%d threads can be started: other bits",
+                  limits[i]);
         }
         CHECK((limits[i] < 0) == (n_refused == 0), "%d threads can be started, %d were refused", limits[i], n_refused);
     }

@@ -5,8 +5,8 @@
  *
  * Every operand of every entry point, input, output and scratch, lies flush against a page that may not be touched:
  * first each begins where such a page ends, then each ends where one begins.  Head sizes and keys go from 1 to 130,
- * past every tile and tail; by default each size meets one of the other kind, `full` takes all 16900 pairs.  Both types,
- * every instruction set.  The two placements must also give the same bits.  Keys and values that no query may
+ * past every tile and tail; by default each size meets one of the other kind, `full` takes all 16900 pairs.  Both
+ * types, every instruction set.  The two placements must also give the same bits.  Keys and values that no query may
  * see lie on the forbidden page itself, before the first visible one or behind the last.  And no call may meet a
  * subnormal number, which none of the operands is.
  */
@@ -60,16 +60,29 @@ hidden_keys(size_t D, size_t K)
     const size_t Q = 1 + (D + K) % (K < 7 ? K : 7), Dv = MOST + 1 - D, hidden = guard.at_end ? 0 : K;
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)Dv;
     const void *k = numbers(dtype, K * 2 * D), *v = numbers(dtype, K * 2 * Dv);
-    attention_case c = {.args = {.dtype = dtype, .batch = 1, .heads = 2, .kv_heads = 2, .queries = Q, .keys = 2 * K,
-                                 .head_dim = D, .value_dim = Dv, .scale = &QUARTER, .row_max = room(dtype, 2 * Q),
-                                 .row_sum = room(dtype, 2 * Q), .weights = room(dtype, 2 * Q * 2 * K),
+    attention_case c = {.args = {.dtype = dtype,
+                                 .batch = 1,
+                                 .heads = 2,
+                                 .kv_heads = 2,
+                                 .queries = Q,
+                                 .keys = 2 * K,
+                                 .head_dim = D,
+                                 .value_dim = Dv,
+                                 .scale = &QUARTER,
+                                 .row_max = room(dtype, 2 * Q),
+                                 .row_sum = room(dtype, 2 * Q),
+                                 .weights = room(dtype, 2 * Q * 2 * K),
                                  .lse = room(dtype, 2 * Q),
                                  .q = {numbers(dtype, Q * 2 * D), 0, d, 2 * d},
                                  .k = {rows_before(k, hidden * 2 * D), 0, d, 2 * d},
                                  .v = {rows_before(v, hidden * 2 * Dv), 0, dv, 2 * dv},
                                  .out = {room(dtype, Q * 2 * Dv), 0, dv, 2 * dv}},
-                        .n_q = Q * 2 * D, .n_k = 2 * K * 2 * D, .n_v = 2 * K * 2 * Dv, .n_out = Q * 2 * Dv,
-                        .n_scores = 2 * Q * 2 * K, .n_rows = 2 * Q};
+                        .n_q = Q * 2 * D,
+                        .n_k = 2 * K * 2 * D,
+                        .n_v = 2 * K * 2 * Dv,
+                        .n_out = Q * 2 * Dv,
+                        .n_scores = 2 * Q * 2 * K,
+                        .n_rows = 2 * Q};
 
     if ((D + K) % 3 == 0) {
         c.args.additive_weights = numbers(dtype, D);
@@ -94,9 +107,17 @@ check_append(const mha_linear *linear, size_t rows, const void *x, const char *y
     const int64_t before[] = {1, 2}, counts[] = {(int64_t)each, (int64_t)each - 1};
     const ptrdiff_t d = (ptrdiff_t)linear->in_features;
     char *cache = room(dtype, 2 * (each + 1) * n);
-    const mha_append append = {.dtype = dtype, .linear = *linear, .batch = 2, .rows = each,
-                               .in_features = linear->in_features, .x = {x, (ptrdiff_t)each * d, 0, d}, .cache = cache,
-                               .room = each + 1, .before = before, .counts = counts, .before_step = 1,
+    const mha_append append = {.dtype = dtype,
+                               .linear = *linear,
+                               .batch = 2,
+                               .rows = each,
+                               .in_features = linear->in_features,
+                               .x = {x, (ptrdiff_t)each * d, 0, d},
+                               .cache = cache,
+                               .room = each + 1,
+                               .before = before,
+                               .counts = counts,
+                               .before_step = 1,
                                .counts_step = 1};
 
     if (each == 0) {
@@ -105,7 +126,8 @@ check_append(const mha_linear *linear, size_t rows, const void *x, const char *y
     CHECK(mha_linear_append(&append) == MHA_OK, "%s: append", guard.doing);
     for (size_t b = 0; b < 2; b++) {
         CHECK(memcmp(cache + (b * (each + 1) + (size_t)before[b]) * bytes, y + b * each * bytes,
-                     (size_t)counts[b] * bytes) == 0, "%s: other bits where rows are appended", guard.doing);
+                     (size_t)counts[b] * bytes) == 0,
+              "%s: other bits where rows are appended", guard.doing);
     }
 }
 
@@ -123,8 +145,19 @@ linear(size_t D, size_t K)
     CHECK(mha_linear_forward(dtype, &in_rows, rows, x, d, again, k) == MHA_OK, "%s: in rows", guard.doing);
     CHECK(memcmp(y, again, rows * K * size_of(dtype)) == 0, "%s: other bits from a weight in rows", guard.doing);
     check_append(&in_rows, rows, x, y);
-    const mha_linear_grads grads = {dtype, rows, K, D, x, weight, numbers(dtype, rows * K), d, k,
-                                    room(dtype, rows * D), room(dtype, K * D), room(dtype, K), 0};
+    const mha_linear_grads grads = {dtype,
+                                    rows,
+                                    K,
+                                    D,
+                                    x,
+                                    weight,
+                                    numbers(dtype, rows * K),
+                                    d,
+                                    k,
+                                    room(dtype, rows * D),
+                                    room(dtype, K * D),
+                                    room(dtype, K),
+                                    0};
     CHECK(mha_linear_backward(&grads) == MHA_OK, "%s: backward", guard.doing);
     uint64_t hash = hash_bits(0, dtype, y, rows * K);
     hash = hash_bits(hash, dtype, grads.grad_x, rows * D);
@@ -197,9 +230,12 @@ static const struct {
     const char *name;
     uint64_t (*run)(size_t D, size_t K);
 } operations[] = {
-    {"attention", dot_product}, {"additive attention", additive},
-    {"hidden keys", hidden_keys}, {"linear", linear},
-    {"layer", layer}, {"layer with hidden keys", layer_with_hidden_keys},
+    {"attention", dot_product},
+    {"additive attention", additive},
+    {"hidden keys", hidden_keys},
+    {"linear", linear},
+    {"layer", layer},
+    {"layer with hidden keys", layer_with_hidden_keys},
     {"masked softmax", softmax},
 };
 

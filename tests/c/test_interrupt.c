@@ -20,13 +20,13 @@ enum { D = 64, FEW = 200 };
 
 static int n_failed;
 
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        if (!(ok)) {                                                                                                   \
-            n_failed++;                                                                                                \
-            printf("failed: " __VA_ARGS__);                                                                            \
-            putchar('\n');                                                                                             \
-        }                                                                                                              \
+#define CHECK(ok, ...) \
+    do { \
+        if (!(ok)) { \
+            n_failed++; \
+            printf("failed: " __VA_ARGS__); \
+            putchar('\n'); \
+        } \
     } while (0)
 
 /* --- An allocator that counts ----------------------------------------------------------------------- */
@@ -73,10 +73,21 @@ call_of(size_t rows)
         c.x[i] = (float)(i * 7919 % 1009) / 1009.0f - 0.5f;
     }
     const mha_operand x = {c.x, all, all, D};
-    c.args = (mha_attention_args){
-        .dtype = MHA_F32, .batch = 1, .heads = 1, .kv_heads = 1, .queries = rows, .keys = rows, .head_dim = D,
-        .value_dim = D, .q = x, .k = x, .v = x, .out = {c.out, all, all, D},
-        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0}, .row_max = c.max, .row_sum = c.sum};
+    c.args = (mha_attention_args){.dtype = MHA_F32,
+                                  .batch = 1,
+                                  .heads = 1,
+                                  .kv_heads = 1,
+                                  .queries = rows,
+                                  .keys = rows,
+                                  .head_dim = D,
+                                  .value_dim = D,
+                                  .q = x,
+                                  .k = x,
+                                  .v = x,
+                                  .out = {c.out, all, all, D},
+                                  .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0},
+                                  .row_max = c.max,
+                                  .row_sum = c.sum};
     c.backward.out = (mha_operand){c.out, all, all, D};
     c.backward.grad_out = x;
     c.backward.grad_q = (mha_result){c.grads, all, all, D};
@@ -244,8 +255,14 @@ check_weight_gradient(size_t in_features, size_t out_features, int with_weight)
 {
     float *x = calloc(in_features, sizeof(float)), *grad_y = calloc(out_features, sizeof(float));
     float *weight = calloc(2 * in_features * out_features, sizeof(float)), *bias = calloc(out_features, sizeof(float));
-    mha_linear_grads grads = {.dtype = MHA_F32, .in_features = in_features, .out_features = out_features,
-                              .rows = 1024, .x = x, .grad_y = grad_y, .weight = weight, .grad_bias = bias,
+    mha_linear_grads grads = {.dtype = MHA_F32,
+                              .in_features = in_features,
+                              .out_features = out_features,
+                              .rows = 1024,
+                              .x = x,
+                              .grad_y = grad_y,
+                              .weight = weight,
+                              .grad_bias = bias,
                               .grad_weight = with_weight ? weight + in_features * out_features : NULL};
     const size_t most = (size_t)1 << 23;
 

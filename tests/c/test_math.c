@@ -3,7 +3,8 @@
  * vector vocabulary, in each instruction set that this CPU has.
  *
  *     cc -O2 -std=c11 -ffp-contract=off -pthread -Icsrc -Itests/c tests/c/test_math.c -lm -o test_math
- *     ./test_math          all floats from 2^-26 to 128, where exp and tanh say something, and every 257th of the others
+ *     ./test_math          all floats from 2^-26 to 128, where exp and tanh say something, and every 257th of the
+ * others
  *     ./test_math full     all 2^32: a minute or two
  *     ./test_math quick    every 257th
  *     ./test_math time     how long a number takes
@@ -32,12 +33,12 @@
 
 static int failures;
 
-#define CHECK(ok, ...)                                                                                                 \
-    do {                                                                                                               \
-        if (!(ok) && failures++ < 20) {                                                                                \
-            printf("failed: " __VA_ARGS__);                                                                            \
-            putchar('\n');                                                                                             \
-        }                                                                                                              \
+#define CHECK(ok, ...) \
+    do { \
+        if (!(ok) && failures++ < 20) { \
+            printf("failed: " __VA_ARGS__); \
+            putchar('\n'); \
+        } \
     } while (0)
 
 #undef real /* the last vocabulary's */
@@ -356,17 +357,17 @@ now(void)
 }
 
 /* ns per number of an array function, the best of many runs over an array in the first cache. */
-#define TIME(function, in, out, ns)                                                                                    \
-    do {                                                                                                               \
-        (ns) = INFINITY;                                                                                               \
-        for (int run = 0; run < 1000; run++) {                                                                         \
-            const double start = now();                                                                                \
-            for (int i = 0; i < 10; i++) {                                                                             \
-                (function)(out, in, 1024);                                                                             \
-            }                                                                                                          \
-            const double each = (now() - start) * 1e9 / (10 * 1024);                                                   \
-            (ns) = each < (ns) ? each : (ns);                                                                          \
-        }                                                                                                              \
+#define TIME(function, in, out, ns) \
+    do { \
+        (ns) = INFINITY; \
+        for (int run = 0; run < 1000; run++) { \
+            const double start = now(); \
+            for (int i = 0; i < 10; i++) { \
+                (function)(out, in, 1024); \
+            } \
+            const double each = (now() - start) * 1e9 / (10 * 1024); \
+            (ns) = each < (ns) ? each : (ns); \
+        } \
     } while (0)
 
 static void

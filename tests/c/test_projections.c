@@ -53,8 +53,9 @@ check_product(const char *what, const void *found, size_t rows, size_t cols, siz
             for (size_t p = 0; p < depth; p++) {
                 sum += (long)a[i * a_row + p * a_step] * b[p * b_step + j * b_col];
             }
-            CHECK(get(dtype, found, i * cols + j) == (double)sum, "%s, %s, depth %zu: [%zu of %zu][%zu of %zu] is %g, not %ld",
-                  mha_isa_name(mha_isa_active()), what, depth, i, rows, j, cols, get(dtype, found, i * cols + j), sum);
+            CHECK(get(dtype, found, i * cols + j) == (double)sum,
+                  "%s, %s, depth %zu: [%zu of %zu][%zu of %zu] is %g, not %ld", mha_isa_name(mha_isa_active()), what,
+                  depth, i, rows, j, cols, get(dtype, found, i * cols + j), sum);
         }
     }
 }
@@ -73,14 +74,23 @@ check_projection(size_t rows, size_t outs, size_t ins)
     CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
-    const mha_linear linear = {.weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins,
-                               .panel_width = width};
-    CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK, "forward");
+    const mha_linear linear = {
+        .weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins, .panel_width = width};
+    CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK,
+          "forward");
     check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
-    const mha_linear_grads grads = {
-        .dtype = dtype, .rows = rows, .out_features = outs, .in_features = ins, .x = x.data, .weight = weight.data,
-        .grad_y = grad_y.data, .x_row_stride = (ptrdiff_t)x.stride, .grad_y_row_stride = (ptrdiff_t)grad_y.stride,
-        .grad_x = grad_x, .grad_weight = grad_weight, .grad_bias = grad_bias};
+    const mha_linear_grads grads = {.dtype = dtype,
+                                    .rows = rows,
+                                    .out_features = outs,
+                                    .in_features = ins,
+                                    .x = x.data,
+                                    .weight = weight.data,
+                                    .grad_y = grad_y.data,
+                                    .x_row_stride = (ptrdiff_t)x.stride,
+                                    .grad_y_row_stride = (ptrdiff_t)grad_y.stride,
+                                    .grad_x = grad_x,
+                                    .grad_weight = grad_weight,
+                                    .grad_bias = grad_bias};
     CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
     for (size_t i = 0; i < rows; i++) {
         ones[i] = 1;
@@ -118,8 +128,8 @@ check_layouts(size_t rows, size_t outs, size_t ins)
     CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
     void *packed = allocate(size * item);
     CHECK(mha_linear_pack(dtype, outs, ins, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
-    const mha_linear of_packed = {.weight = packed, .bias = bias, .out_features = outs, .in_features = ins,
-                                  .panel_width = width};
+    const mha_linear of_packed = {
+        .weight = packed, .bias = bias, .out_features = outs, .in_features = ins, .panel_width = width};
     const mha_linear of_rows = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)stride, 0};
     memset(from_rows, 0xff, rows * outs * item);
     CHECK(mha_linear_forward(dtype, &of_packed, rows, x, (ptrdiff_t)ins, y, (ptrdiff_t)outs) == MHA_OK, "packed");
@@ -148,10 +158,18 @@ check_bits_of_scalar(size_t rows, size_t outs, size_t ins)
         for (int i = 0; i < 4; i++) {
             found[k][i] = allocate(sizes[i] * size_of(dtype));
         }
-        const mha_linear_grads grads = {
-            .dtype = dtype, .rows = rows, .out_features = outs, .in_features = ins, .x = x, .weight = weight,
-            .grad_y = grad_y, .x_row_stride = (ptrdiff_t)ins, .grad_y_row_stride = (ptrdiff_t)outs,
-            .grad_x = found[k][1], .grad_weight = found[k][2], .grad_bias = found[k][3]};
+        const mha_linear_grads grads = {.dtype = dtype,
+                                        .rows = rows,
+                                        .out_features = outs,
+                                        .in_features = ins,
+                                        .x = x,
+                                        .weight = weight,
+                                        .grad_y = grad_y,
+                                        .x_row_stride = (ptrdiff_t)ins,
+                                        .grad_y_row_stride = (ptrdiff_t)outs,
+                                        .grad_x = found[k][1],
+                                        .grad_weight = found[k][2],
+                                        .grad_bias = found[k][3]};
         CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)ins, found[k][0], (ptrdiff_t)outs) == MHA_OK, "y");
         CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
     }
@@ -195,9 +213,10 @@ static void
 run_all(int quick)
 {
     /* Around the tiles' rows (4 .. 12), panels (16 .. 96), the rows per task, 128 rows of sums, 256 steps of depth. */
-    static const size_t sizes[][3] = {{1, 1, 1},    {3, 33, 5},    {13, 97, 7},  {129, 17, 31},
-                                      {256, 5, 64}, {257, 40, 63}, {7, 5, 513},  {520, 97, 3}, {11, 300, 257},
-                                      {258, 387, 129}}; /* the last: gradients copy both sides, twice over the depth */
+    static const size_t sizes[][3] = {{1, 1, 1},      {3, 33, 5},     {13, 97, 7}, {129, 17, 31},
+                                      {256, 5, 64},   {257, 40, 63},  {7, 5, 513}, {520, 97, 3},
+                                      {11, 300, 257}, {258, 387, 129}}; /* the last: gradients copy both sides, twice
+                                                                           over the depth */
 
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         check_projection(sizes[i][0], sizes[i][1], sizes[i][2]);

@@ -15,20 +15,6 @@
 
 #define HUGE_COUNT ((size_t)1 << 40) /* of rows without numbers: to walk over them would take minutes */
 
-/* 1 if all operands are as they were at the call before. */
-static uint64_t
-hash_operands(void)
-{
-    uint64_t hash = 0;
-
-    for (size_t i = 0; i < guard.n_used; i++) {
-        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
-            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
-        }
-    }
-    return hash;
-}
-
 static attention_case
 good_attention(int additive)
 {
@@ -45,11 +31,11 @@ good_layer(int additive)
     return layer_of(9, 12, additive, 0);
 }
 
-#define REFUSES(call, status, what)                                                                                    \
-    do {                                                                                                               \
-        const uint64_t before = hash_operands();                                                                       \
-        CHECK((call) == (status), "%s: not refused", what);                                                            \
-        CHECK(hash_operands() == before, "%s: refused, and something was written", what);                              \
+#define REFUSES(call, status, what) \
+    do { \
+        const uint64_t before = hash_operands(); \
+        CHECK((call) == (status), "%s: not refused", what); \
+        CHECK(hash_operands() == before, "%s: refused, and something was written", what); \
     } while (0)
 
 /* --- NULL ------------------------------------------------------------------------------------------- */
@@ -79,16 +65,17 @@ check_no_arguments(void)
     REFUSES(mha_linear_pack(dtype, 3, 3, &n, 3, NULL), MHA_ERR_ARG, "pack to nowhere");
 }
 
+#define OF(address) ((const void **)&(address)) /* where it stands, to put NULL there */
+
 static void
 check_attention_operands(void)
 {
     for (int i = 0; i < 9; i++) {
         attention_case c = good_attention(0);
         mha_attention_args *a = &c.args;
-        const void **const operands[] = {&a->q.data, &a->k.data, &a->v.data, (const void **)&a->out.data,
-                                         &c.grads.out.data, &c.grads.grad_out.data,
-                                         (const void **)&c.grads.grad_q.data, (const void **)&c.grads.grad_k.data,
-                                         (const void **)&c.grads.grad_v.data};
+        const void **const operands[] = {OF(a->q.data),           OF(a->k.data),           OF(a->v.data),
+                                         OF(a->out.data),         OF(c.grads.out.data),    OF(c.grads.grad_out.data),
+                                         OF(c.grads.grad_q.data), OF(c.grads.grad_k.data), OF(c.grads.grad_v.data)};
 
         CHECK(mha_attention_forward(a) == MHA_OK, "as it is");
         *operands[i] = NULL;
@@ -113,8 +100,8 @@ check_layer_operands(void)
 {
     for (int i = 0; i < 4; i++) {
         layer_case c = good_layer(0);
-        const void **const operands[] = {&c.args.query_rows.data, &c.args.key_rows.data, &c.args.value_rows.data,
-                                         (const void **)&c.args.out};
+        const void **const operands[] = {OF(c.args.query_rows.data), OF(c.args.key_rows.data),
+                                         OF(c.args.value_rows.data), OF(c.args.out)};
 
         c.grads.forward = &c.args;
         CHECK(mha_layer_forward(&c.args) == MHA_OK, "as it is");
@@ -142,8 +129,16 @@ check_other_operands(void)
     void *y = room(dtype, ROOM * OUT);
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, NULL, IN, y, OUT), MHA_ERR_ARG, "linear without x");
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, x, IN, NULL, OUT), MHA_ERR_ARG, "linear without y");
-    const mha_append good = {.dtype = dtype, .linear = linear, .batch = 1, .rows = ROWS, .in_features = IN,
-                             .x = {x, 0, 0, IN}, .cache = y, .room = ROOM, .before = &before, .counts = &counts};
+    const mha_append good = {.dtype = dtype,
+                             .linear = linear,
+                             .batch = 1,
+                             .rows = ROWS,
+                             .in_features = IN,
+                             .x = {x, 0, 0, IN},
+                             .cache = y,
+                             .room = ROOM,
+                             .before = &before,
+                             .counts = &counts};
     for (int i = 0; i < 9; i++) {
         mha_append bad = good;
         switch (i) {
@@ -181,8 +176,8 @@ check_gradients_of_nothing(void)
     for (int i = 0; i < 4; i++) {
         attention_case c = good_attention(0);
         void *somewhere = room(dtype, c.n_scores);
-        void **const wanted[] = {&c.grads.grad_additive_weights, &c.grads.grad_bias.data,
-                                 &c.grads.grad_relative_bias, &c.grads.grad_sinks};
+        void **const wanted[] = {&c.grads.grad_additive_weights, &c.grads.grad_bias.data, &c.grads.grad_relative_bias,
+                                 &c.grads.grad_sinks};
 
         c.args.bias = (mha_mask){.data = NULL};
         c.grads.grad_bias = (mha_mask_result){.data = NULL};
@@ -219,12 +214,26 @@ check_bias_gradient(size_t batch, size_t queries, size_t keys, size_t value_dim)
         const mha_operand rows = {x, all, MANY, MANY}, values = {x, all, MANY, dv};
         void *stats = memset(room(dtype, 9 * MANY * MANY), 0, 9 * MANY * MANY * size_of(dtype));
         char *grad = memset(room(dtype, n), 0xff, n * size_of(dtype));
-        const mha_attention_args args = {
-            .dtype = dtype, .batch = batch, .heads = H, .kv_heads = H, .queries = queries, .keys = keys,
-            .head_dim = MANY, .value_dim = value_dim, .q = rows, .k = rows, .v = values, .bias = {x, b, h, q, k},
-            .row_max = stats, .row_sum = stats};
+        const mha_attention_args args = {.dtype = dtype,
+                                         .batch = batch,
+                                         .heads = H,
+                                         .kv_heads = H,
+                                         .queries = queries,
+                                         .keys = keys,
+                                         .head_dim = MANY,
+                                         .value_dim = value_dim,
+                                         .q = rows,
+                                         .k = rows,
+                                         .v = values,
+                                         .bias = {x, b, h, q, k},
+                                         .row_max = stats,
+                                         .row_sum = stats};
         const mha_result to = {room(dtype, 9 * MANY * MANY * MANY), all, MANY, MANY};
-        const mha_attention_grads grads = {.out = values, .grad_out = values, .grad_q = to, .grad_k = to, .grad_v = to,
+        const mha_attention_grads grads = {.out = values,
+                                           .grad_out = values,
+                                           .grad_q = to,
+                                           .grad_k = to,
+                                           .grad_v = to,
                                            .grad_bias = {grad, b, h, q, k}};
         CHECK(mha_attention_backward(&args, &grads) == MHA_OK, "backward");
         for (size_t i = 0; i < n; i++) {
@@ -248,9 +257,19 @@ check_zeroed(int additive)
     const mha_operand q = {numbers(dtype, Q * D), 0, 0, D}, k = {numbers(dtype, K * D), 0, 0, D};
     const void *w = additive ? numbers(dtype, D) : NULL;
     void *plain = room(dtype, Q * D), *said = room(dtype, Q * D);
-    const mha_attention_args left_out = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = Q,
-                                         .keys = K, .head_dim = D, .value_dim = D, .q = q, .k = k, .v = k,
-                                         .out = {plain, 0, 0, D}, .additive_weights = w};
+    const mha_attention_args left_out = {.dtype = dtype,
+                                         .batch = 1,
+                                         .heads = 1,
+                                         .kv_heads = 1,
+                                         .queries = Q,
+                                         .keys = K,
+                                         .head_dim = D,
+                                         .value_dim = D,
+                                         .q = q,
+                                         .k = k,
+                                         .v = k,
+                                         .out = {plain, 0, 0, D},
+                                         .additive_weights = w};
     mha_attention_args given = left_out;
     given.out.data = said;
     given.scale = &usual;
@@ -287,31 +306,41 @@ note_block(size_t n_bytes)
 }
 
 /* The most that such a call may take: a second, to be sure even on a busy machine, and a mebibyte. */
-#define TAKES_NOTHING(call, what)                                                                                      \
-    do {                                                                                                               \
-        const double start = seconds();                                                                                \
-        largest = 0;                                                                                                   \
-        CHECK((call) == MHA_OK, "%s: refused", what);                                                                  \
-        CHECK(seconds() - start < 1, "%s: %.3f s for nothing", what, seconds() - start);                               \
-        CHECK(largest < (size_t)1 << 20, "%s: %zu bytes for nothing", what, largest);                                  \
+#define TAKES_NOTHING(call, what) \
+    do { \
+        const double start = seconds(); \
+        largest = 0; \
+        CHECK((call) == MHA_OK, "%s: refused", what); \
+        CHECK(seconds() - start < 1, "%s: %.3f s for nothing", what, seconds() - start); \
+        CHECK(largest < (size_t)1 << 20, "%s: %zu bytes for nothing", what, largest); \
     } while (0)
 
 static void
 check_nothing_to_compute(void)
 {
-    const mha_attention_args queries = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = HUGE_COUNT,
-                                        .keys = 3, .visible.causal = MHA_CAUSAL_TOP_LEFT};
+    const mha_attention_args queries = {.dtype = dtype,
+                                        .batch = 1,
+                                        .heads = 1,
+                                        .kv_heads = 1,
+                                        .queries = HUGE_COUNT,
+                                        .keys = 3,
+                                        .visible.causal = MHA_CAUSAL_TOP_LEFT};
     mha_attention_args keys = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = 1, .keys = HUGE_COUNT};
     double number[2] = {0, 0};
     float of_float32;
-    const mha_layer_args layer = {.dtype = dtype, .batch = 1, .queries = 1, .keys = HUGE_COUNT, .num_heads = 1,
-                                  .row_max = &number[0], .row_sum = &number[1]};
+    const mha_layer_args layer = {.dtype = dtype,
+                                  .batch = 1,
+                                  .queries = 1,
+                                  .keys = HUGE_COUNT,
+                                  .num_heads = 1,
+                                  .row_max = &number[0],
+                                  .row_sum = &number[1]};
     const mha_attention_grads no_grads = {.grad_sinks = NULL};
-    const mha_attention_args factors = {.dtype = dtype, .batch = HUGE_COUNT, .heads = 1, .queries = 0, .keys = 5,
-                                        .dropout = 0.5};
+    const mha_attention_args factors = {
+        .dtype = dtype, .batch = HUGE_COUNT, .heads = 1, .queries = 0, .keys = 5, .dropout = 0.5};
     const int64_t none = 0, all = (int64_t)HUGE_COUNT;
-    const mha_append append = {.dtype = dtype, .batch = 1, .rows = HUGE_COUNT, .room = HUGE_COUNT, .before = &none,
-                               .counts = &all};
+    const mha_append append = {
+        .dtype = dtype, .batch = 1, .rows = HUGE_COUNT, .room = HUGE_COUNT, .before = &none, .counts = &all};
     mha_layer_args wide = layer;
     mha_attention_args items = keys;
 
@@ -361,8 +390,15 @@ check_packed_for_another(void)
     const void *x = c.args.query_rows.data;
     void *y = room(dtype, c.n_queries * one.out_features);
     const int64_t none = 0, rows = 1;
-    const mha_append append = {.dtype = dtype, .linear = one, .batch = 1, .rows = 1, .in_features = one.in_features,
-                               .x = {x, 0, 0, (ptrdiff_t)one.in_features}, .cache = y, .room = 1, .before = &none,
+    const mha_append append = {.dtype = dtype,
+                               .linear = one,
+                               .batch = 1,
+                               .rows = 1,
+                               .in_features = one.in_features,
+                               .x = {x, 0, 0, (ptrdiff_t)one.in_features},
+                               .cache = y,
+                               .room = 1,
+                               .before = &none,
                                .counts = &rows};
     int n_other = 0;
 
@@ -444,8 +480,7 @@ main(void)
         for (int nothing = 0; nothing < 4; nothing++) {
             check_bias_gradient(nothing == 0 ? 0 : 2, nothing == 1 ? 0 : 3, nothing == 2 ? 0 : 3, nothing == 3 ? 0 : 3);
         }
-        check_zeroed(0);
-        check_zeroed(1);
+        check_zeroed(0), check_zeroed(1);
         check_nothing_to_compute();
         check_packed_for_another();
         for (mha_isa first = MHA_ISA_SCALAR; first < MHA_N_ISAS; first++) {

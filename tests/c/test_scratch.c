@@ -1,8 +1,8 @@
 /*
  * test_scratch.c: scratch memory and the allocator behind it.  Prints a line per check; exit status 1 if one fails.
  *
- *     cc -g -O2 -std=c11 -Icsrc tests/c/test_scratch.c csrc/runtime/scratch.c csrc/runtime/status.c -o build/test_scratch
- * SPDX-License-Identifier: BSD-3-Clause
+ *     cc -g -O2 -std=c11 -Icsrc tests/c/test_scratch.c csrc/runtime/scratch.c csrc/runtime/status.c -o
+ * build/test_scratch SPDX-License-Identifier: BSD-3-Clause
  */
 #include <stdio.h>
 #include <stdlib.h>

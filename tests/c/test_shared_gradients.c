@@ -1,6 +1,6 @@
 /*
- * test_shared_gradients.c: a layer whose queries, keys and values are one array may have their gradients added up in one
- * place.  For every set of projections and every way of sharing, dense and between other numbers, with and without
+ * test_shared_gradients.c: a layer whose queries, keys and values are one array may have their gradients added up in
+ * one place.  For every set of projections and every way of sharing, dense and between other numbers, with and without
  * lengths: the sum of what the gradients are apart.  Every instruction set, both types.
  * SPDX-License-Identifier: BSD-3-Clause
  */
@@ -47,9 +47,18 @@ new_layer(unsigned projected, int with_lengths)
     mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
     void **kept[4] = {&a->q_projected, &a->k_projected, &a->v_projected, &a->context};
 
-    *a = (mha_layer_args){.dtype = dtype, .batch = BATCH, .queries = ROWS, .keys = ROWS, .num_heads = 2,
-                          .query_size = SIZE, .key_size = SIZE, .value_size = SIZE, .query_rows = x, .key_rows = x,
-                          .value_rows = x, .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    *a = (mha_layer_args){.dtype = dtype,
+                          .batch = BATCH,
+                          .queries = ROWS,
+                          .keys = ROWS,
+                          .num_heads = 2,
+                          .query_size = SIZE,
+                          .key_size = SIZE,
+                          .value_size = SIZE,
+                          .query_rows = x,
+                          .key_rows = x,
+                          .value_rows = x,
+                          .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
     if (with_lengths) {
         a->visible.valid_lens = lens;
         a->visible.lens_per_batch = 1;
@@ -80,9 +89,10 @@ at(const mha_result *x, size_t i)
 static void
 check_sharing(self_attention *s, const int place[3], int wide, const char *doing)
 {
-    const mha_result layout = wide ? (mha_result){NULL, (ROWS + 1) * (SIZE + GAP), 0, SIZE + GAP}
-                                   : (mha_result){NULL, ROWS * SIZE, 0, SIZE};
-    const double tolerance = 100 * (dtype == MHA_F32 ? FLT_EPSILON : DBL_EPSILON); /* some thirty terms of size 1, added in another order */
+    const mha_result layout =
+        wide ? (mha_result){NULL, (ROWS + 1) * (SIZE + GAP), 0, SIZE + GAP} : (mha_result){NULL, ROWS * SIZE, 0, SIZE};
+    const double tolerance =
+        100 * (dtype == MHA_F32 ? FLT_EPSILON : DBL_EPSILON); /* some thirty terms of size 1, added in another order */
     mha_layer_grads apart = s->grads, shared = s->grads;
     void *ours[3], *theirs[3];
 

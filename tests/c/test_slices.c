@@ -59,14 +59,16 @@ static mha_linear
 packed(size_t out_features, size_t in_features)
 {
     void *weight = numbers(dtype, out_features * in_features, 0.3);
-    mha_linear linear = {.out_features = out_features, .in_features = in_features,
-                         .bias = numbers(dtype, out_features, 1.0)};
+    mha_linear linear = {
+        .out_features = out_features, .in_features = in_features, .bias = numbers(dtype, out_features, 1.0)};
     size_t size;
 
-    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size, &linear.panel_width) == MHA_OK, "packed size");
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size, &linear.panel_width) == MHA_OK,
+          "packed size");
     linear.weight = allocate(size * size_of(dtype));
     CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.weight) ==
-              MHA_OK, "pack");
+              MHA_OK,
+          "pack");
     free(weight);
     return linear;
 }
@@ -161,12 +163,22 @@ check_last_item(size_t keys)
     void *x = numbers(dtype, MOST * keys * WIDE, 1.0), *w = numbers(dtype, WIDE, 1.0);
     char *out = allocate(MOST * WIDE * size_of(dtype)), *last = allocate(WIDE * size_of(dtype));
     mha_layer_args a = {
-        .dtype = dtype, .batch = MOST, .queries = 1, .keys = keys, .num_heads = 1,
-        .query_size = WIDE, .key_size = WIDE, .value_size = WIDE,
-        .query_rows = {x, WIDE, 0, WIDE}, .key_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
+        .dtype = dtype,
+        .batch = MOST,
+        .queries = 1,
+        .keys = keys,
+        .num_heads = 1,
+        .query_size = WIDE,
+        .key_size = WIDE,
+        .value_size = WIDE,
+        .query_rows = {x, WIDE, 0, WIDE},
+        .key_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
         .value_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
-        .W_q = packed(WIDE, WIDE), .W_k = packed(WIDE, WIDE), .additive_weights = w,
-        .visible = {NULL, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}, .out = out,
+        .W_q = packed(WIDE, WIDE),
+        .W_k = packed(WIDE, WIDE),
+        .additive_weights = w,
+        .visible = {NULL, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
+        .out = out,
     };
     const mha_linear made[] = {a.W_q, a.W_k};
 
@@ -208,12 +220,20 @@ main(int argc, char **argv)
             mha_threads_set(1 + round / 2 % 2);
             void *x = numbers(dtype, BATCH * ROWS * SIZE * 2, 1.0), *keys = numbers(dtype, BATCH * ROWS * SIZE, 1.0);
             mha_layer_args a = {
-                .dtype = dtype, .batch = BATCH, .queries = ROWS, .keys = ROWS, .num_heads = HEADS,
-                .query_size = SIZE, .key_size = SIZE, .value_size = SIZE,
+                .dtype = dtype,
+                .batch = BATCH,
+                .queries = ROWS,
+                .keys = ROWS,
+                .num_heads = HEADS,
+                .query_size = SIZE,
+                .key_size = SIZE,
+                .value_size = SIZE,
                 .query_rows = {x, 2 * ROWS * SIZE, 0, 2 * SIZE}, /* every other row */
                 .key_rows = {keys, SIZE, 0, BATCH * SIZE},       /* the book's decoder: time first */
                 .value_rows = {x, ROWS * SIZE, 0, SIZE},
-                .W_q = packed(FEATURES, SIZE), .W_k = packed(FEATURES, SIZE), .W_v = packed(FEATURES, SIZE),
+                .W_q = packed(FEATURES, SIZE),
+                .W_k = packed(FEATURES, SIZE),
+                .W_v = packed(FEATURES, SIZE),
                 .W_o = packed(FEATURES, FEATURES),
                 .visible = {lens, round % 4 < 2 ? 1 : ROWS, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
                 .empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO,

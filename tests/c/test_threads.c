@@ -1,5 +1,6 @@
 /*
- * test_threads.c: what the pool does with a POSIX system: threads, signals, forks.  Prints a line per check; exit status 1 if one fails.
+ * test_threads.c: what the pool does with a POSIX system: threads, signals, forks.  Prints a line per check; exit
+ * status 1 if one fails.
  *
  * build: -Wl,--wrap=pthread_create,--wrap=pthread_atfork,--wrap=pthread_attr_init
  * POSIX only: signals, forks, what a process is there

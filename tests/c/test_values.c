@@ -21,9 +21,18 @@ plain_call(size_t queries, size_t keys, size_t head_dim, size_t value_dim)
 {
     const ptrdiff_t d = (ptrdiff_t)head_dim, v = (ptrdiff_t)value_dim;
 
-    return (mha_attention_args){.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = queries,
-                                .keys = keys, .head_dim = head_dim, .value_dim = value_dim, .scale = &one,
-                                .q = {.row_stride = d}, .k = {.row_stride = d}, .v = {.row_stride = v},
+    return (mha_attention_args){.dtype = dtype,
+                                .batch = 1,
+                                .heads = 1,
+                                .kv_heads = 1,
+                                .queries = queries,
+                                .keys = keys,
+                                .head_dim = head_dim,
+                                .value_dim = value_dim,
+                                .scale = &one,
+                                .q = {.row_stride = d},
+                                .k = {.row_stride = d},
+                                .v = {.row_stride = v},
                                 .out = {.row_stride = v},
                                 .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
 }
@@ -51,8 +60,8 @@ check_one_key(size_t keys, size_t hot, double top, double rest, const void *valu
     a.row_sum = (char *)stats + item;
     a.lse = (char *)stats + 2 * item;
     CHECK(mha_attention_forward(&a) == MHA_OK, "one key");
-    CHECK(memcmp(out, (const char *)values + hot * VALUES * item, VALUES * item) == 0, "%s, key %zu of %zu: not its value",
-          mha_isa_name(mha_isa_active()), hot, keys);
+    CHECK(memcmp(out, (const char *)values + hot * VALUES * item, VALUES * item) == 0,
+          "%s, key %zu of %zu: not its value", mha_isa_name(mha_isa_active()), hot, keys);
     CHECK(get(dtype, stats, 0) == top && get(dtype, stats, 1) == 1 && get(dtype, stats, 2) == top,
           "%s, key %zu of %zu: max %g, sum %g, lse %g", mha_isa_name(mha_isa_active()), hot, keys, get(dtype, stats, 0),
           get(dtype, stats, 1), get(dtype, stats, 2));
@@ -116,7 +125,8 @@ test_mean(void)
     }
 }
 
-/* One weight of 1, and in every later block of keys one that is less than half of its last digit: none of them is lost. */
+/* One weight of 1, and in every later block of keys one that is less than half of its last digit: none of them is lost.
+ */
 static void
 test_tiny_blocks(void)
 {
@@ -194,7 +204,8 @@ check_overflow(size_t keys, mha_empty empty_rows, const int64_t *lens)
     free(lse);
 }
 
-/* Dropout of half the weights: each factor is 0 or 2, whatever keys it begins and ends at, and none is written beside. */
+/* Dropout of half the weights: each factor is 0 or 2, whatever keys it begins and ends at, and none is written beside.
+ */
 static void
 test_dropout_factors(void)
 {
@@ -204,8 +215,14 @@ test_dropout_factors(void)
 
     for (size_t n = 0; n < 600; n++) {
         const size_t key = n % 23, keys = n < 460 ? 1 + n / 23 : 1 + below(MOST);
-        const mha_dropout drop = {.rows = ROWS, .keys = keys, .seed = n, .query = n, .key = key, .p = 0.5,
-                                  .factors = factors, .factors_row = (ptrdiff_t)(keys + GAP)};
+        const mha_dropout drop = {.rows = ROWS,
+                                  .keys = keys,
+                                  .seed = n,
+                                  .query = n,
+                                  .key = key,
+                                  .p = 0.5,
+                                  .factors = factors,
+                                  .factors_row = (ptrdiff_t)(keys + GAP)};
         for (size_t i = 0; i < ROWS * (keys + GAP); i++) {
             set(dtype, factors, i, -1.0);
         }
@@ -285,8 +302,10 @@ new_call(int additive, int by_mask)
 static void
 run_call(const call *c)
 {
-    const mha_attention_grads grads = {.out = {c->results[0], 0, 0, DV}, .grad_out = {c->operands[3], 0, 0, DV},
-                                       .grad_q = {c->results[2], 0, 0, D}, .grad_k = {c->results[3], 0, 0, D},
+    const mha_attention_grads grads = {.out = {c->results[0], 0, 0, DV},
+                                       .grad_out = {c->operands[3], 0, 0, DV},
+                                       .grad_q = {c->results[2], 0, 0, D},
+                                       .grad_k = {c->results[3], 0, 0, D},
                                        .grad_v = {c->results[4], 0, 0, DV}};
 
     CHECK(mha_attention_forward(&c->args) == MHA_OK && mha_attention_backward(&c->args, &grads) == MHA_OK, "a call");
@@ -321,7 +340,8 @@ poison(call *c, void *const *clean, size_t operand, size_t at, size_t column, do
         const size_t row_bytes = cols_of_result[r] * item;
         for (size_t row = 0; row < rows_of_result[r]; row++) {
             const char *found = (const char *)c->results[r] + row * row_bytes;
-            CHECK(may_know(r, row, operand, at) || memcmp(found, (const char *)clean[r] + row * row_bytes, row_bytes) == 0,
+            CHECK(may_know(r, row, operand, at) ||
+                      memcmp(found, (const char *)clean[r] + row * row_bytes, row_bytes) == 0,
                   "%s: %g in %s[%zu][%zu] reaches %s[%zu]", mha_isa_name(mha_isa_active()), value,
                   operand_names[operand], at, column, result_names[r], row);
         }
@@ -333,12 +353,13 @@ poison(call *c, void *const *clean, size_t operand, size_t at, size_t column, do
             n_nan += isnan(get(dtype, c->results[0], i * DV + v)) != 0;
         }
         for (size_t j = 0; j < K; j++) {
-            CHECK(keep[i * K + j] || get(dtype, c->results[1], i * K + j) == 0, "%s: %g in %s[%zu][%zu]: weight of a hidden key",
-                  mha_isa_name(mha_isa_active()), value, operand_names[operand], at, column);
+            CHECK(keep[i * K + j] || get(dtype, c->results[1], i * K + j) == 0,
+                  "%s: %g in %s[%zu][%zu]: weight of a hidden key", mha_isa_name(mha_isa_active()), value,
+                  operand_names[operand], at, column);
         }
         const int sees_any = memchr(keep + i * K, 1, K) != NULL;
-        CHECK(!isnan(value) || !sees_any || !may_know(0, i, operand, at) || n_nan > 0, "%s: NaN in %s[%zu][%zu] is lost",
-              mha_isa_name(mha_isa_active()), operand_names[operand], at, column);
+        CHECK(!isnan(value) || !sees_any || !may_know(0, i, operand, at) || n_nan > 0,
+              "%s: NaN in %s[%zu][%zu] is lost", mha_isa_name(mha_isa_active()), operand_names[operand], at, column);
     }
     set(dtype, c->operands[operand], index, before);
 }

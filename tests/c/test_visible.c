@@ -149,8 +149,8 @@ check_part(const mha_visibility *whole, size_t first_query, size_t first_key)
     for (size_t item = 0; item < ITEMS; item++) {
         for (size_t i = first_query; i < MOST_QUERIES; i++) {
             const mha_interval all = mha_visible_keys(whole, MOST_QUERIES, MOST_KEYS, item, i);
-            const mha_interval found = mha_visible_keys(&part, MOST_QUERIES - first_query, MOST_KEYS - first_key, item,
-                                                        i - first_query);
+            const mha_interval found =
+                mha_visible_keys(&part, MOST_QUERIES - first_query, MOST_KEYS - first_key, item, i - first_query);
             for (size_t j = first_key; j < MOST_KEYS; j++) {
                 if ((all.first <= j && j < all.last) != (found.first <= j - first_key && j - first_key < found.last)) {
                     fail(&part, "a part", MOST_QUERIES - first_query, MOST_KEYS - first_key, found);

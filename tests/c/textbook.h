@@ -72,7 +72,8 @@ score(const mha_attention_args *a, size_t b, size_t h, size_t i, size_t j)
     }
     for (size_t d = 0; d < a->head_dim; d++) {
         const double q = element(a, &a->q, b, h, i, d), key = element(a, &a->k, b, key_head, j, d);
-        sum += a->additive_weights == NULL ? q * key : read_number(a, a->additive_weights, (ptrdiff_t)d) * tanh(q + key);
+        sum +=
+            a->additive_weights == NULL ? q * key : read_number(a, a->additive_weights, (ptrdiff_t)d) * tanh(q + key);
     }
     sum *= scale_of(a);
     if (a->softcap > 0) {
@@ -114,8 +115,8 @@ static void
 average_values(const mha_attention_args *a, size_t b, size_t h, size_t i, const double *weights, const double *scores)
 {
     const size_t key_head = h / (a->heads / a->kv_heads);
-    const ptrdiff_t at = (ptrdiff_t)b * a->out.batch_stride + (ptrdiff_t)h * a->out.head_stride +
-                         (ptrdiff_t)i * a->out.row_stride;
+    const ptrdiff_t at =
+        (ptrdiff_t)b * a->out.batch_stride + (ptrdiff_t)h * a->out.head_stride + (ptrdiff_t)i * a->out.row_stride;
 
     for (size_t c = 0; c < a->value_dim; c++) {
         double sum = 0;
@@ -135,8 +136,8 @@ attend_query(const mha_attention_args *a, size_t b, size_t h, size_t i, double *
     const ptrdiff_t row = (ptrdiff_t)((b * a->heads + h) * a->queries + i);
     const mha_interval seen = mha_visible_keys(&a->visible, a->queries, a->keys, b, i);
     /* Visible keys whose scores overflowed to -inf are shared alone; a row that sees none gets all. */
-    const int overflowed = seen.first < seen.last && a->keep_mask.data == NULL && a->bias.data == NULL &&
-                           a->relative_bias == NULL;
+    const int overflowed =
+        seen.first < seen.last && a->keep_mask.data == NULL && a->bias.data == NULL && a->relative_bias == NULL;
     const mha_interval mean = {overflowed ? seen.first : 0, overflowed ? seen.last : a->keys};
     double max = 0, sum;
 

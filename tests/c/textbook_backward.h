@@ -15,9 +15,9 @@ typedef struct {
     attention_call call;
     mha_attention_grads grads;
     void *grad_out, *stats[2];
-    void *got[5];    /* gradients of q, k, v, additive weights, bias as the core gives them */
+    void *got[5]; /* gradients of q, k, v, additive weights, bias as the core gives them */
     double *exact[5];
-    size_t n[5];     /* how many numbers each has; 0: not wanted */
+    size_t n[5]; /* how many numbers each has; 0: not wanted */
 } backward_call;
 
 enum { OF_Q, OF_K, OF_V, OF_W, OF_BIAS, N_GRADS };
@@ -64,7 +64,8 @@ with_backward(attention_call call)
         .grad_additive_weights = b.n[OF_W] > 0 ? b.got[OF_W] : NULL,
     };
     if (b.n[OF_BIAS] > 0) {
-        b.grads.grad_bias = (mha_mask_result){b.got[OF_BIAS], 0, (ptrdiff_t)(a->queries * a->keys), (ptrdiff_t)a->keys, 1};
+        b.grads.grad_bias =
+            (mha_mask_result){b.got[OF_BIAS], 0, (ptrdiff_t)(a->queries * a->keys), (ptrdiff_t)a->keys, 1};
     }
     return b;
 }
@@ -86,7 +87,8 @@ release_backward(backward_call *b)
 static size_t
 row_of(const mha_operand *x, size_t item, size_t head, size_t row)
 {
-    return (size_t)((ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride + (ptrdiff_t)row * x->row_stride);
+    return (size_t)((ptrdiff_t)item * x->batch_stride + (ptrdiff_t)head * x->head_stride +
+                    (ptrdiff_t)row * x->row_stride);
 }
 
 /* What key j of the row adds, given dL/dscore = ds. */

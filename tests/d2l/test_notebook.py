@@ -121,6 +121,7 @@ def test_weights_taken_away_before_a_copy(d2l):
 def test_weights_on_the_multi_head_attention_itself(d2l):
     lazy = torch.nn.LazyLinear(2)
     needs.torch_does("a deep copy of a lazy module", lambda: copy.deepcopy(lazy))
+
     def notebook(d2l):
         class Shows(d2l.MultiHeadAttention):
             def forward(self, *inputs):

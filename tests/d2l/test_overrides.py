@@ -53,6 +53,7 @@ class Tripled(torch.Tensor):
 ])  # fmt: skip
 def test_modes_see_the_operations(d2l, kind, wanted):
     needs.of_torch("torch._C._len_torch_dispatch_stack")
+
     def notebook(d2l):
         found, x = [], numbers(2, 4, 8).requires_grad_()
         for module in (multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)):

@@ -8,12 +8,12 @@
 #define CHOICES_FROM_BYTES
 #include "textbook_backward.h"
 
-#define REQUIRE(ok)                                                                                                    \
-    do {                                                                                                               \
-        if (!(ok)) {                                                                                                   \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #ok);                                                   \
-            abort();                                                                                                   \
-        }                                                                                                              \
+#define REQUIRE(ok) \
+    do { \
+        if (!(ok)) { \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #ok); \
+            abort(); \
+        } \
     } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);

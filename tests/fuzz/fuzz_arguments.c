@@ -19,8 +19,8 @@ no_memory(size_t n_bytes)
 static size_t
 any_size(void)
 {
-    static const size_t wild[] = {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX / 4, (size_t)1 << 62, (size_t)1 << 40, (size_t)1 << 32,
-                                  ((size_t)1 << 31) - 1, 65536};
+    static const size_t wild[] = {SIZE_MAX,        SIZE_MAX / 2,    SIZE_MAX / 4,          (size_t)1 << 62,
+                                  (size_t)1 << 40, (size_t)1 << 32, ((size_t)1 << 31) - 1, 65536};
     return below(6) ? below(MOST) : wild[below(8)] - below(3);
 }
 
@@ -36,12 +36,18 @@ static const double half = 0.5; /* a scale */
 static mha_attention_args
 any_call(mha_dtype dtype)
 {
-    mha_attention_args a = {.dtype = dtype, .batch = any_size(), .kv_heads = any_size(), .queries = any_size(),
-                            .keys = any_size(), .head_dim = any_size(), .value_dim = any_size(), .scale = &half};
+    mha_attention_args a = {.dtype = dtype,
+                            .batch = any_size(),
+                            .kv_heads = any_size(),
+                            .queries = any_size(),
+                            .keys = any_size(),
+                            .head_dim = any_size(),
+                            .value_dim = any_size(),
+                            .scale = &half};
 
     a.heads = below(3) ? a.kv_heads * (1 + below(3)) : any_size();
-    a.visible = (mha_visibility){NULL, below(3) ? 1 : a.queries, (mha_causal)below(3), any_number(), any_number(),
-                                 0, 0};
+    a.visible =
+        (mha_visibility){NULL, below(3) ? 1 : a.queries, (mha_causal)below(3), any_number(), any_number(), 0, 0};
     a.empty_rows = below(2) ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;
     a.dropout = below(8) ? 0 : (double)below(40) / 16 - 0.5;
     return a;
@@ -50,15 +56,16 @@ any_call(mha_dtype dtype)
 static int
 is_small(const mha_attention_args *a)
 {
-    return a->batch < 5 && a->heads < 13 && a->kv_heads < 13 && a->queries < MOST && a->keys < MOST && a->head_dim < MOST &&
-           a->value_dim < MOST;
+    return a->batch < 5 && a->heads < 13 && a->kv_heads < 13 && a->queries < MOST && a->keys < MOST &&
+           a->head_dim < MOST && a->value_dim < MOST;
 }
 
 static void
 run_small(mha_attention_args *a)
 {
     const size_t B = a->batch, H = a->heads, G = a->kv_heads, Q = a->queries, K = a->keys;
-    attention_call call = {.args = *a, .n_rows = B * H * Q, .n_out = B * H * Q * a->value_dim, .n_weights = B * H * Q * K};
+    attention_call call = {
+        .args = *a, .n_rows = B * H * Q, .n_out = B * H * Q * a->value_dim, .n_weights = B * H * Q * K};
     mha_attention_args *args = &call.args;
 
     call.q = numbers(a->dtype, B * H * Q * a->head_dim, 1.0);
@@ -104,9 +111,15 @@ ask_sizes(mha_attention_args *a, mha_dtype dtype)
 {
     const double number = 0;
     mha_attention_grads grads = {0};
-    mha_layer_args layer = {.dtype = dtype, .batch = a->batch, .queries = a->queries, .keys = a->keys,
-                            .num_heads = a->heads, .query_size = a->head_dim, .key_size = any_size(),
-                            .value_size = a->value_dim, .visible = a->visible,
+    mha_layer_args layer = {.dtype = dtype,
+                            .batch = a->batch,
+                            .queries = a->queries,
+                            .keys = a->keys,
+                            .num_heads = a->heads,
+                            .query_size = a->head_dim,
+                            .key_size = any_size(),
+                            .value_size = a->value_dim,
+                            .visible = a->visible,
                             .W_q = {below(2) ? &number : NULL, NULL, any_size(), a->head_dim},
                             .W_k = {below(2) ? &number : NULL, NULL, any_size(), any_size()},
                             .W_o = {below(2) ? &number : NULL, NULL, any_size(), any_size()}};

@@ -51,7 +51,8 @@ def numpy_calls():
         "layer": (nothing, lambda: layer(x, x, x)),
         "layer backward": (lambda: trained(part, part, part, training=True), lambda: trained.backward(part)),
         "relative bias": (
-            nothing, lambda: again(F.dot_product_attention_backward, heads, heads, heads, heads, relative_bias=table)
+            nothing,
+            lambda: again(F.dot_product_attention_backward, heads, heads, heads, heads, relative_bias=table),
         ),
         "slices": (nothing, lambda: again(layer, many, many, many)),
     }

@@ -185,8 +185,8 @@ pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*star
         return EAGAIN;
     }
     if (real == NULL) {
-        real = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT,
-                                                                                              "pthread_create");
+        real =
+            (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
     }
     return real(thread, attributes, start, argument);
 }

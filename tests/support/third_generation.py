@@ -156,9 +156,7 @@ class GPT(nn.Module):
 
         def forward(self, X, *_):
             batch, steps, features = X.shape
-            q, k, v = (
-                x.reshape(batch, steps, self.num_heads, -1).transpose(1, 2) for x in self.W_qkv(X).chunk(3, -1)
-            )
+            q, k, v = (x.reshape(batch, steps, self.num_heads, -1).transpose(1, 2) for x in self.W_qkv(X).chunk(3, -1))
             if self.rope:
                 q, k = self._rope(q), self._rope(k)
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -63,5 +63,3 @@ def test_autocast_rounds_once(name, dtype):
             steps = [layer(new, new, new, cache=cache) for new in x.split(1, dim=1)]
             assert torch.equal(torch.cat(steps, 1), layer(x, x, x, torch.tensor([[1, 2, 3]] * 2)))
             assert steps[0].dtype == dtype == layer.attention_weights.dtype
-
-

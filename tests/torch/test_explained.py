@@ -54,7 +54,9 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         elif name == "mode":
             around = torch.utils.flop_counter.FlopCounterMode(display=False)
         for owner, function, way in (
-            (core, "layer_forward", "core"), (decoding, "layer_step", "core"), (type(layer), "_generally", "general")
+            (core, "layer_forward", "core"),
+            (decoding, "layer_step", "core"),
+            (type(layer), "_generally", "general"),
         ):
             before = getattr(owner, function)
 

@@ -199,7 +199,9 @@ def test_eager_and_compiled_halves_drop_the_same_weights():
 
 OPTIONS = {
     "empty_rows": (
-        {"empty_rows": "foo"}, ValueError, r"empty_rows must be .(uniform. or .zero|zero. or .uniform)., got .foo"
+        {"empty_rows": "foo"},
+        ValueError,
+        r"empty_rows must be .(uniform. or .zero|zero. or .uniform)., got .foo",
     ),
     "dropout": ({"dropout": 1.5}, ValueError, "dropout must lie in 0..1, got 1.5"),
     "dropout of text": ({"dropout": "a"}, TypeError, "dropout must be a real number"),

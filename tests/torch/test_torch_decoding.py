@@ -182,5 +182,3 @@ def test_frozen_biases_are_looked_at(rng):
                 module(x, x, x, cache=cache)
             with pytest.raises(ValueError, match="project again"):
                 module(x, kv)
-
-

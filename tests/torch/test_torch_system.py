@@ -66,6 +66,7 @@ def test_compile(name, backend):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_compiled_model_reads_weights_and_drops():
     needs.compilers()
+
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -298,8 +299,8 @@ def test_convert_says_what_it_cannot_do():
 def test_torchs_fast_path_calls_no_module():
     """What the words of `convert` say, and the switch that they name."""
     layer, calls = mt.convert(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)).eval(), []
-    layer.self_attn.forward = lambda *args, **options: calls.append(1) or type(layer.self_attn).forward(
-        layer.self_attn, *args, **options
+    layer.self_attn.forward = lambda *args, **options: (
+        calls.append(1) or type(layer.self_attn).forward(layer.self_attn, *args, **options)
     )
     x, enabled = torch.randn(2, 3, 16), torch.backends.mha.get_fastpath_enabled()
     try:

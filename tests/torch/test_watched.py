@@ -110,9 +110,14 @@ def test_self_attention_of_torchs_class_is_one_product(batch_first):
     assert sum("mm" in name and "bmm" not in name for name in seen.names) == inputs + outputs
 
 
-@pytest.mark.parametrize("layer", [mt.KernelAttention(), mt.KernelAttention("constant"), *[
-    CALLS[name] for name in ("multi-head", "additive", "dot", "nn.MultiheadAttention")
-]])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        mt.KernelAttention(),
+        mt.KernelAttention("constant"),
+        *[CALLS[name] for name in ("multi-head", "additive", "dot", "nn.MultiheadAttention")],
+    ],
+)
 def test_repr_without_numbers(layer):
     assert repr(copy.deepcopy(layer).to("meta")).startswith(type(layer).__name__)
 

@@ -14,7 +14,7 @@
 
 #define LARGE_BYTES ((size_t)64 * 1024)       /* of smaller ones malloc keeps enough by itself */
 #define KEPT_BYTES ((size_t)64 * 1024 * 1024) /* as glibc's malloc, once it has met blocks of 32 MiB */
-#define N_KEPT 128 /* a step of a model frees the gradients of all layers */
+#define N_KEPT 128                            /* a step of a model frees the gradients of all layers */
 #define LINE ((size_t)64)
 
 /*

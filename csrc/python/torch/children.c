@@ -144,8 +144,8 @@ frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
     }
     isa = PyTuple_GetItem(frozen, FROZEN_ISA);
     made_of = PyTuple_GetItem(frozen, FROZEN_PARAMETERS);
-    same = PyUnicode_Check(isa) && PyUnicode_Compare(isa, mha_py_active_isa(r->call)) == 0 &&
-           PyTuple_Check(made_of) && PyTuple_Size(made_of) == N_PARAMETERS;
+    same = PyUnicode_Check(isa) && PyUnicode_Compare(isa, mha_py_active_isa(r->call)) == 0 && PyTuple_Check(made_of) &&
+           PyTuple_Size(made_of) == N_PARAMETERS;
     for (int i = 0; same && i < N_PARAMETERS; i++) {
         same = PyTuple_GetItem(made_of, i) == parameters[i];
     }

@@ -204,8 +204,8 @@ mha_py_viewed(mha_py_call *call, PyObject *value)
 }
 
 int
-mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
-                   const mha_py_array *like, mha_py_array *array)
+mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout, const mha_py_array *like,
+                   mha_py_array *array)
 {
     mha_py_array read;
 

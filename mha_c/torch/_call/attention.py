@@ -37,9 +37,7 @@ from .records import Attended, AttentionCall, AttentionTensors
 def watched() -> bool:
     """Whether somebody sees or transforms torch's operations, of which a call of the core is none."""
     return (
-        tracing_state() is not None
-        or in_transform()
-        or bool((n_function_modes() or n_dispatch_modes()) and in_mode())
+        tracing_state() is not None or in_transform() or bool((n_function_modes() or n_dispatch_modes()) and in_mode())
     )
 
 

@@ -35,8 +35,10 @@ def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -
     """(the way of a call with these inputs, the Parts of the layer that it reads or None)."""
     if not is_compiling() and on_cpu(queries) and type(queries) in PLAIN and type(keys) in PLAIN:
         parts = layer_parts(module, module._layout)
-        if parts is not None and type(values) in PLAIN and not (
-            parts[2].inplace or (valid_lens is not None and elsewhere(valid_lens)) or watched()
+        if (
+            parts is not None
+            and type(values) in PLAIN
+            and not (parts[2].inplace or (valid_lens is not None and elsewhere(valid_lens)) or watched())
         ):
             return CORE, parts
     found = standard_parts(module)

@@ -243,9 +243,7 @@ def without_hidden(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: An
     visible = visible_keys(queries, keys, valid_lens)
     if visible is None:
         return keys, values
-    return tuple(
-        without_unseen(x[:, None], visible, which)[:, 0] for x, which in ((keys, None), (values, empty_rows))
-    )
+    return tuple(without_unseen(x[:, None], visible, which)[:, 0] for x, which in ((keys, None), (values, empty_rows)))
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
