@@ -145,19 +145,6 @@ restore_operands(void)
     }
 }
 
-static uint64_t
-hash_operands(void)
-{
-    uint64_t hash = 0;
-
-    for (size_t i = 0; i < guard.n_used; i++) {
-        for (size_t b = 0; b < guard.n_bytes[i]; b++) {
-            hash = (hash ^ (unsigned char)operand(i)[b]) * 1099511628211u;
-        }
-    }
-    return hash;
-}
-
 /* --- Memory ------------------------------------------------------------------------------------------------ */
 
 static void
