@@ -43,7 +43,7 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     Returns
     -------
     array of X's shape and type
-        The weights; a tensor if X is one.
+        The weights.
 
     Raises
     ------

@@ -68,7 +68,7 @@ class KernelAttention(Trained):
     kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
         With u = distance / width, in this order: exp(-u**2 / 2); 1 where u < 1, else 0; max(0, 1 - u), as in the book
         (the book's "epanechikov" is elsewhere the triangular kernel, and Epanechnikov's own kernel is
-        `lambda u: np.maximum(0, 1 - u**2)`); 1.  A function takes an array of u and gives numbers >= 0.
+        `lambda u: (1 - u**2).clip(0)`); 1.  A function takes an array of u and gives numbers >= 0.
     width : float
         The distance that counts as 1, above 0, in the type of the inputs too; it can be read and assigned.
     derivative : function, optional

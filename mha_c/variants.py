@@ -49,7 +49,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     Parameters
     ----------
     query : array_like (..., Q, d)
-        All three arrays are float32, or all are float64.
+        All three arrays have one type.
     key : array_like (..., K, d)
         Leading axes of the three arrays broadcast.
     value : array_like (..., K, Dv)
@@ -67,7 +67,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     ShapeError
         Where shapes do not fit together.
     TypeError
-        Where types differ or are not float32 or float64.
+        Where types differ or are no floats.
 
     Examples
     --------

@@ -10,31 +10,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .. import masking as of_numpy
 from .._arguments import scalars
 from ..errors import ShapeError
-from ..masking import check_heads
 from ._call.checks import checked_lengths, lengths_of_shape
 from ._private import unflatten
 from ._tensors import check_inputs, check_tensors
+from ._twins import twin
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
 
 
+@twin(of_numpy.masked_softmax)
 def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
-    """Softmax over the first `valid_lens` elements of X's last axis: see mha_c.masked_softmax.
-
-    Parameters
-    ----------
-    X : Tensor (B, Q, K)
-        Scores; X may have any shape if valid_lens is None.
-    valid_lens, empty_rows : as in mha_c.masked_softmax
-        How many elements of a row count, and what a row becomes where none counts.
-
-    Returns
-    -------
-    Tensor of X's shape and type
-        The weights.
+    """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
     Examples
     --------
@@ -67,20 +57,9 @@ def empty_rows_of(masked_softmax: Any) -> str:
     return "uniform" if weights.any() else "zero"
 
 
+@twin(of_numpy.sequence_mask)
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
-    """Copy X and set the steps (axis 1) from `valid_len` on to `value`: see mha_c.sequence_mask.
-
-    Parameters
-    ----------
-    X : Tensor (B, T) or (B, T, ...)
-        One sequence in each row.
-    valid_len, value : as in mha_c.sequence_mask
-        How many steps of each sequence count, and what replaces all other steps.
-
-    Returns
-    -------
-    Tensor of X's shape and type
-        The copy.
+    """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
 
     Examples
     --------
@@ -101,20 +80,9 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     return X.masked_fill(drop.reshape(*drop.shape, *[1] * (X.dim() - 2)), value)
 
 
+@twin(of_numpy.transpose_qkv)
 def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
-    """Split the features of (B, T, H*d) into H heads, (B*H, T, d): see mha_c.transpose_qkv.
-
-    Parameters
-    ----------
-    X : Tensor (B, T, H*d)
-        Projected queries, keys or values.
-    num_heads : int
-        H, at least 1.
-
-    Returns
-    -------
-    Tensor (B*H, T, d)
-        The heads.
+    """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
 
     Examples
     --------
@@ -123,24 +91,13 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
     torch.Size([10, 4, 20])
     """
     check_tensors(X=X)
-    check_heads(X.shape, 2, num_heads)
+    of_numpy.check_heads(X.shape, 2, num_heads)
     return unflatten(X, 2, (num_heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
+@twin(of_numpy.transpose_output)
 def transpose_output(X: Tensor, num_heads: int) -> Tensor:
-    """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d); see mha_c.transpose_output.
-
-    Parameters
-    ----------
-    X : Tensor (B*H, T, d)
-        The heads.
-    num_heads : int
-        H, at least 1.
-
-    Returns
-    -------
-    Tensor (B, T, H*d)
-        The features of all heads side by side.
+    """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
 
     Examples
     --------
@@ -149,5 +106,5 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     torch.Size([2, 4, 100])
     """
     check_tensors(X=X)
-    check_heads(X.shape, 0, num_heads)
+    of_numpy.check_heads(X.shape, 0, num_heads)
     return unflatten(X, 0, (-1, num_heads)).transpose(1, 2).flatten(2)

@@ -12,22 +12,18 @@ from .._arguments import scalars
 from .._arguments.arrays import check_features
 from ._private import on_cpu, tracing_state
 from ._tensors import HALVES, check_inputs, check_tensors
+from ._twins import twin
 
 
+@twin(of_numpy.PositionalEncoding)
 class PositionalEncoding(nn.Module):
-    """Add sines and cosines of each step's position to X, then dropout: see mha_c.PositionalEncoding.
+    """Add sines and cosines of each step's position to X, then dropout: how the book tells steps apart.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
     position of the first step, one whole number or one for each item (B,).
 
     Parameters
     ----------
-    num_hiddens : int
-        Features of X, an even number.
-    dropout : float
-        Probability in 0..1 with which a number of the sum is dropped, in training mode only.
-    max_len : int
-        How many positions there are.
     device, dtype : optional
         Device and type of P; by default the CPU or torch's default device, and float32.
 
@@ -92,22 +88,11 @@ class PositionalEncoding(nn.Module):
         def __call__(self, X: Tensor, *, start: Any = 0) -> Tensor: ...
 
 
+@twin(of_numpy.rotary)
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:
-    """Rotate queries or keys by their positions: see mha_c.functional.rotary.  Gradients flow back to x.
+    """Rotate queries or keys by their positions, so that a dot product of two depends on their distance only.
 
-    Parameters
-    ----------
-    x : Tensor (B, [H,] T, D)
-        Queries or keys; D is even.
-    positions : numbers (T,) or (B, T)
-        Whole numbers or not; negative positions rotate backwards.
-    base, interleaved : as in mha_c.functional.rotary
-        The errors are the same, too.
-
-    Returns
-    -------
-    Tensor of x's shape and type
-        The rotated queries or keys.
+    Gradients flow back to x.
 
     Examples
     --------
@@ -129,13 +114,12 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
     return torch.stack(turned, dim=-1).flatten(-2) if neighbours else torch.cat(turned, dim=-1)
 
 
+@twin(of_numpy.alibi_slopes)
 def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> Tensor:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
     Parameters
     ----------
-    num_heads : int
-        H, at least 1.
     device, dtype : optional
         Of the result; by default those of torch.zeros.
 
@@ -154,27 +138,11 @@ def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dt
     return torch.as_tensor(of_numpy.alibi_slopes(num_heads).tolist(), dtype=dtype, device=device)
 
 
+@twin(of_numpy.t5_buckets)
 def t5_buckets(
     distances: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Tensor:  # fmt: skip
-    """T5's bucket of each distance j - i of a key j from a query i; see mha_c.functional.
-
-    Parameters
-    ----------
-    distances : Tensor of whole numbers
-        May have any shape.
-    num_buckets : int
-        How many buckets there are.
-    max_distance : int
-        All distances from this one on share the last bucket.
-    bidirectional : bool
-        True: one half of the buckets for earlier keys, one for later keys; False: later keys share bucket 0.
-
-    Returns
-    -------
-    Tensor of the same shape and device, int64
-        Numbers in 0..num_buckets - 1.  With T5's learned table E (num_buckets, H), `relative_bias` (H, 2R + 1) is
-        E[t5_buckets(arange(-R, R + 1))].T.
+    """T5's bucket of each distance j - i of a key j from a query i.
 
     Examples
     --------

@@ -13,34 +13,27 @@ from ._call import formulas
 from ._call.checks import checked_lengths
 from ._module import TakesArrays
 from ._tensors import check_inputs, has_numbers
+from ._twins import twin
 from .functional import dot_product_attention
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
 
 
+@twin(of_numpy.KernelAttention)
 class KernelAttention(TakesArrays):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv).  As in the
-    book, queries (Q,), keys (K,) and values (K,) give (Q,).  Kernels and errors are those of mha_c.KernelAttention.
-    Gradients flow back to queries, keys, values and `width`, a parameter that is learned like w = 1/width of the book's
-    NWKernelRegression (`attention.width.requires_grad_(False)` keeps it constant).
+    book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is kernel(distance of query and key / width),
+    divided by the sum over the keys of the query.  Gradients flow back to queries, keys, values and `width`, a
+    parameter that is learned like w = 1/width of the book's NWKernelRegression
+    (`attention.width.requires_grad_(False)` keeps it constant).
 
     Parameters
     ----------
-    kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
-        As in mha_c.KernelAttention; a function takes and gives tensors.
-    width : float
-        Unit of the distance: the kernel is computed of distance / width.
-    empty_rows : {"uniform", "zero"}
-        What a query gets whose weights are all 0: the mean of all values, or 0.
     device, dtype : optional
         Device and type of `width`, as in torch's modules.
-
-    Notes
-    -----
-    Source: d2l 11.2 (10.2 in the first edition).
 
     Examples
     --------

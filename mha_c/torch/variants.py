@@ -23,6 +23,7 @@ from ._call.records import AttentionCall, AttentionTensors
 from ._module import TakesArrays
 from ._private import unflatten
 from ._tensors import check_inputs
+from ._twins import twin
 from ._weights.last import Last, last_of, restored
 from .functional import dot_product_attention
 
@@ -35,24 +36,9 @@ __all__ = [
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+@twin(of_numpy.scaled_dot_product_attention)
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
-
-    Parameters
-    ----------
-    query : Tensor (..., Q, d)
-        All three tensors have one type.
-    key : Tensor (..., K, d)
-        Leading axes of the three tensors broadcast.
-    value : Tensor (..., K, Dv)
-        One row for each key.
-
-    Returns
-    -------
-    context : Tensor (..., Q, Dv)
-        The mean of the values that each query sees.
-    weights : Tensor (..., Q, K)
-        Rows sum to 1.
 
     Examples
     --------
@@ -70,6 +56,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
     return out.reshape(*leading, *out.shape[1:]), weights.reshape(*leading, *weights.shape[1:])
 
 
+@twin(of_numpy.MultiHeadedSelfAttention)
 class MultiHeadedSelfAttention(TakesArrays, Viewable):
     """Multi-head self-attention with one argument and four projections without biases.
 
@@ -78,10 +65,6 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
 
     Parameters
     ----------
-    d_model : int
-        Features of x; num_heads divides it.
-    num_heads : int
-        How many heads.
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 
@@ -161,16 +144,15 @@ class _AISummer(TakesArrays):
         def __call__(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor: ...
 
 
+@twin(of_numpy.SelfAttentionAISummer)
 class SelfAttentionAISummer(_AISummer):
-    """Single-head self-attention of The AI Summer: see mha_c.variants.SelfAttentionAISummer.
+    """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
     Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
-    of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).
+    of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).  Scores are scaled by dim**-0.5.
 
     Parameters
     ----------
-    dim : int
-        Features of x, float32 or float64.
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 
@@ -188,15 +170,15 @@ class SelfAttentionAISummer(_AISummer):
         super().__init__(dim, 1, dim, {"device": device, "dtype": dtype})
 
 
+@twin(of_numpy.MultiHeadSelfAttentionAISummer)
 class MultiHeadSelfAttentionAISummer(_AISummer):
-    """Multi-head self-attention of The AI Summer: see mha_c.variants.MultiHeadSelfAttentionAISummer.
+    """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).
+    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
+    are scaled by dim_head**-0.5.
 
     Parameters
     ----------
-    dim, heads, dim_head : int
-        Features of x, float32 or float64; how many heads; features of a head, by default dim // heads.
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 
