@@ -17,11 +17,12 @@ _MASKS = {
 
 
 def shows_names(function: Any) -> Any:
-    """Decorates a function (..., **misnamed), which refuses other names in our words: help() and editors show the names
-    alone."""
+    """Decorates a call (queries=None, keys=None, ..., **misnamed), which refuses other names and missing inputs in our
+    words: help() and editors show the names alone, and queries and keys without a default."""
     signature = inspect.signature(function)
     named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-    function.__signature__ = signature.replace(parameters=named)
+    shown = [one.replace(default=one.empty) if one.name in ("queries", "keys") else one for one in named]
+    function.__signature__ = signature.replace(parameters=shown)
     return function
 
 
@@ -40,6 +41,14 @@ def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError
         found = meant(name, known)
         hint = f"did you mean {found}? {hint[0].upper()}{hint[1:]}" if found else hint
     return TypeError(f"{owner} got an unexpected keyword argument {name!r}: {hint}")
+
+
+def check_rest(owner: str, defaults: Any, named: Mapping[str, Any], functional: str) -> None:
+    """TypeError for other names, and for more by position than queries, keys, values, valid_lens and defaults."""
+    if named:
+        raise misnamed(f"{owner}.forward()", named, functional)
+    if any(x is not None for x in defaults):
+        raise TypeError(f"{owner} takes training and cache by name, and nothing behind valid_lens")
 
 
 def check_order(owner: str, values: Any, valid_lens: Any) -> None:

@@ -19,13 +19,16 @@ ADDITIVE = "num_hiddens, dropout", "key_size, query_size, num_hiddens, dropout"
 
 def multi_head(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of MultiHeadAttention by name, the sizes as whole numbers; `use_bias`, mxnet's word, is `bias`."""
-    if "use_bias" in named:
-        if "bias" in named:
-            raise TypeError("bias and use_bias mean the same: give one of them")
-        named = {("bias" if name == "use_bias" else name): value for name, value in named.items()}
-    given = _whole_sizes(_bind("MultiHeadAttention", MULTI_HEAD, sizes, named))
+    given = _whole_sizes(_bind("MultiHeadAttention", MULTI_HEAD, sizes, _as_bias(named)))
     divisible(given["num_hiddens"], "num_hiddens", given["num_heads"])
     return given
+
+
+def _as_bias(named: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keywords with `bias` for `use_bias`."""
+    if "use_bias" in named and "bias" in named:
+        raise TypeError("bias and use_bias mean the same: give one of them")
+    return {("bias" if name == "use_bias" else name): value for name, value in named.items()}
 
 
 def divisible(features: Any, name: str, num_heads: Any) -> tuple[int, int]:
@@ -96,6 +99,7 @@ class TwoForms(inspect.Signature):
     other = ""  # of the subclass that `shows` makes
 
     def bind(self, *args: Any, **named: Any) -> inspect.BoundArguments:
+        named = _as_bias(named) if "bias" in self.parameters else named
         try:
             return super().bind(*args, **named)
         except TypeError:

@@ -109,7 +109,7 @@ class AttentionLayer(Layer, Viewable):
     ) -> Any: ...  # fmt: skip
     @calls.shows_names
     def __call__(
-        self, queries: Any, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.

@@ -162,18 +162,17 @@ class AttentionModule(TakesArrays, Viewable):
             training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
         ) -> Tensor: ...  # fmt: skip
 
+    @calls.shows_names
     def forward(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *defaults: Any,
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class.
 
         `defaults`: None for each keyword; torch.onnx.export(dynamo=False) passes these by position.
         """
-        if misnamed:
-            raise calls.misnamed(f"{type(self).__name__}.forward()", misnamed, self._with_masks)
-        if defaults and any(x is not None for x in defaults):
-            raise TypeError(f"{type(self).__name__} takes training and cache by name, and nothing behind valid_lens")
+        if defaults or misnamed:
+            calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
         if training is not None:
             training = scalars.flag(training, "training")
         projected, steps = False, None
@@ -188,8 +187,14 @@ class AttentionModule(TakesArrays, Viewable):
             materialize(self, queries, keys, values)
             steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
         way, parts = choose(self, queries, keys, values, valid_lens)
-        if way is not CORE and materialize(self, queries, keys, values, valid_lens, projected):
-            way, parts = choose(self, queries, keys, values, valid_lens)
+        if way is not CORE:
+            try:
+                if materialize(self, queries, keys, values, valid_lens, projected):
+                    way, parts = choose(self, queries, keys, values, valid_lens)
+                if way is GENERAL or parts is None:
+                    self._check(queries, keys, values, valid_lens, projected)
+            except ShapeError as error:  # in a traceback the caller's line comes next, not our four
+                raise error.with_traceback(None) from None
         if way is GENERAL or parts is None:
             return self._generally(queries, keys, values, valid_lens, training, projected, steps)
         parameters, holder, dropout, packed = parts
@@ -214,7 +219,10 @@ class AttentionModule(TakesArrays, Viewable):
             call = core.new_record(LayerCall, (valid_lens, self.num_heads, self.empty_rows, p, seed))
             try:
                 out, kept, source = core.layer((queries, keys, values), parameters, call, packed)
+            except ShapeError as error:
+                raise error.with_traceback(None) from None
             except BufferError:  # no plain memory after all: a negated view, zeros never written, left by a transform
+                self._check(queries, keys, values, valid_lens, projected)
                 return self._generally(queries, keys, values, valid_lens, training, projected, None)
         if autocasting():
             dtype = result_type(dtype)
@@ -222,6 +230,11 @@ class AttentionModule(TakesArrays, Viewable):
             self.__dict__["_last"] = None  # perhaps assigned
         holder["_last"] = Last(kept, dtype, source)
         return out if out.dtype is dtype else out.to(dtype)
+
+    def _check(self, queries: Any, keys: Any, values: Any, valid_lens: Any, projected: bool) -> None:
+        """What the core would refuse; another attention inside may have lengths of its own."""
+        lens = valid_lens if isinstance(self._inner(), AttentionModule) else None
+        check_call(self, queries, keys, values, lens, projected)
 
     def _generally(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool], projected: bool,
@@ -232,8 +245,6 @@ class AttentionModule(TakesArrays, Viewable):
         projected  keys and values have been through W_k and W_v already
         steps      of a call with a cache
         """
-        lens = valid_lens if isinstance(self._inner(), AttentionModule) else None
-        check_call(self, queries, keys, values, lens, projected)
         children = {slot: getattr(self, name) for slot, name in self._layout.slots}
         W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
         empty_rows, clean, inner = self.empty_rows, False, None

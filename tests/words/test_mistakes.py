@@ -163,6 +163,12 @@ TORCH = {
     "two arguments": (lambda mt, T: mt.MultiHeadAttention(100, 5), "misses dropout"),
     "heads before hiddens": (lambda mt, T: mt.MultiHeadAttention(5, 100, 0.5), "swapped"),
     "embed_dim=": (lambda mt, T: mt.MultiHeadAttention(embed_dim=8, num_heads=2, dropout=0.1), "mean num_hiddens"),
+    "layer(X)": (
+        lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T),
+        r"keys, values; self-attention is layer\(X, X, X\)",
+    ),
+    "layer(X, X)": (lambda mt, T: mt.DotProductAttention(0.1)(T, T), "missing or None: values"),
+    "layer()": (lambda mt, T: mt.AdditiveAttention(8, 0.1)(), "missing or None: queries, keys, values"),
     "arrays": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(X, X, X), r"queries.*torch.as_tensor\(queries\)"),
     "arrays of a function": (lambda mt, T: mt.functional.dot_product_attention(X, X, X), r"q.*torch.as_tensor\(q\)"),
     "whole numbers": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.long(), T, T), "queries.*float32"),
@@ -201,9 +207,28 @@ def test_one_frame_of_the_package_stands_before_an_error_of_shapes(arguments, st
         one = mha_c.MultiHeadAttention(8, 2, 0.1)
     with pytest.raises(mha_c.ShapeError) as caught:
         one(*arguments)
+    assert len(frames_of_the_package(caught.value)) <= 1
+
+
+def frames_of_the_package(error):
     package = str(Path(mha_c.__file__).parent)
-    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename.startswith(package)]
-    assert len(frames) <= 1
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
+
+
+@pytest.mark.parametrize("state", ["sizes known", "sizes open", "hooked"])
+def test_and_in_torch(state):
+    torch = needs.module("torch")
+    import mha_c.torch
+
+    T = torch.ones(2, 3, 8)
+    one = mha_c.torch.MultiHeadAttention(*((8, 2, 0.1) if state == "sizes open" else (8, 8, 8, 8, 2, 0.1)))
+    if state == "hooked":
+        one.W_q.register_forward_hook(lambda *given: None)
+    for arguments in (T[0], T, T), (T, T[:1], T), (T, T, T, [1, 2, 3]), (T[..., :3], T, T):
+        with pytest.raises(mha_c.ShapeError) as caught:
+            one(*arguments)
+            one(T, T, T)  # the first call may have set the sizes
+        assert len(frames_of_the_package(caught.value)) <= 1
 
 
 NEGATIVE = """

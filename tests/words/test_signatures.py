@@ -13,7 +13,10 @@ FORMS = {
     "AdditiveAttention": [(8, 0.1), (8, 8, 8, 0.1)],
 }
 NAMED = {
-    "MultiHeadAttention": [{"num_hiddens": 8, "num_heads": 2, "dropout": 0.1, "empty_rows": "zero"}],
+    "MultiHeadAttention": [
+        {"num_hiddens": 8, "num_heads": 2, "dropout": 0.1, "empty_rows": "zero"},
+        {"num_hiddens": 8, "num_heads": 2, "dropout": 0.1, "use_bias": True},
+    ],
     "AdditiveAttention": [{"num_hiddens": 8, "dropout": 0.1}],
 }
 WRONG = {"MultiHeadAttention": [(), (1,), (8, 8)], "AdditiveAttention": [(), (1,), (8, 8, 0.1)]}
@@ -34,3 +37,15 @@ def test_a_signature_binds_both_forms(world, name):
         for arguments in WRONG[name]:
             with pytest.raises(TypeError):
                 call(*arguments)
+
+
+@pytest.mark.parametrize("world", ["mha_c", "mha_c.torch"])
+def test_the_signature_of_a_call_shows_what_it_takes_and_no_more(world):
+    if world == "mha_c.torch":
+        needs.module("torch")
+    kind = importlib.import_module(world).MultiHeadAttention
+    call = inspect.signature(kind.forward if world == "mha_c.torch" else kind.__call__)
+    assert [*call.parameters] == ["self", "queries", "keys", "values", "valid_lens", "training", "cache"]
+    call.bind("layer", "queries", "keys", "values")
+    with pytest.raises(TypeError, match="keys"):
+        call.bind("layer", "queries")
