@@ -221,7 +221,7 @@ free-threaded:
 		--parallel-threads=4 $(ARGS)
 
 # The same wheel on the oldest NumPy that exists for this Python.
-oldest: $(STAMPS)/installed
+oldest: $(STAMPS)/wheel
 	@mkdir -p $(RUN)
 	$(PYTHON) -m venv --clear build/oldest
 	build/oldest/bin/pip install -q oldest-supported-numpy build/wheel/*.whl
@@ -240,6 +240,10 @@ smoke: dev
 dev-torch: dev $(STAMPS)/test-tools $(D2L)
 
 wheel: $(STAMPS)/wheel
+
+# The real d2l packages, both generations, in .cache/.
+.PHONY: books
+books: $(D2L)
 
 # One file that computes with the core in a browser, without network: tools/playground.py.
 playground: build/playground.html

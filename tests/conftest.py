@@ -54,6 +54,7 @@ def turn(item):
 
 def pytest_addoption(parser):
     parser.addoption("--smoke", action="store_true", help="one test of each promise of docs/promises.md")
+    parser.addoption("--one-isa", action="store_true", help="one instruction set of each test: for a second Python")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -63,20 +64,31 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
-def leave_the_smoke_test(config, items):
-    wanted, kept = set(promises.smoke()), []
+def leave(config, items, kept):
+    left = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in left])
+    items[:] = kept
+
+
+def of_the_smoke_test(items):
+    wanted = set(promises.smoke())
     for item in items:
         pair = item.path.name, item.originalname
         if pair in wanted:
             wanted.remove(pair)
-            kept.append(item)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = kept
+            yield item
+
+
+def of_this_isa(item):
+    active = _core.isa()
+    return not hasattr(item, "callspec") or item.callspec.params.get("isa", active) == active
 
 
 def pytest_collection_modifyitems(config, items):
     if config.getoption("smoke"):
-        leave_the_smoke_test(config, items)
+        leave(config, items, [*of_the_smoke_test(items)])
+    if config.getoption("one_isa"):
+        leave(config, items, [*filter(of_this_isa, items)])
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     if config.getoption("parallel_threads", None):
