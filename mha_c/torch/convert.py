@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,28 @@ from torch import Tensor, nn
 from ..errors import ShapeError
 from ._call.children import is_changed
 from ._call.inputs import copied
+from ._module import AttentionModule
+from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 
-_CHILDREN: dict[str, tuple[Any, set[str]]] = {  # children of d2l's classes, in all generations
-    "MultiHeadAttention": (MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
-    "AdditiveAttention": (AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
-    "DotProductAttention": (DotProductAttention, {"dropout"}),
+
+class _Kind(NamedTuple):
+    """A class of the book, as all generations have it that have it at all."""
+
+    ours: Any
+    children: set[str]
+    call: tuple[str, ...] = ("queries", "keys", "values", "valid_lens")
+    methods: tuple[str, ...] = ()  # that ours has not
+
+
+_KINDS = {
+    "MultiHeadAttention": _Kind(MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
+    "AdditiveAttention": _Kind(AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
+    "DotProductAttention": _Kind(DotProductAttention, {"dropout"}),
+    "GQAAttention": _Kind(GQAAttention, {"W_q", "W_k", "W_v", "W_o"}, methods=("_rope",)),
+    "CausalAttention": _Kind(CausalAttention, {"W_qkv", "W_o"}, ("X",), ("_rope",)),
 }
-_CALL = ["queries", "keys", "values", "valid_lens"]
 _STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # attributes of our modules before the first call
 _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
 
@@ -33,11 +46,11 @@ _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of a
 def convert(module: nn.Module) -> nn.Module:
     """Convert the attention modules inside `module` to ours, in place, and return `module`.
 
-    d2l's MultiHeadAttention, AdditiveAttention and DotProductAttention of any generation become our classes of
-    the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules and parameters stay
-    the same objects, so optimizers keep working; modes, a program's own attributes, hooks of the model around them
-    and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few small
-    inputs are compared with ours, including gradients and the place of its dropout.
+    d2l's MultiHeadAttention, AdditiveAttention, DotProductAttention, GQAAttention and CausalAttention of any generation
+    become our classes of the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules
+    and parameters stay the same objects, so optimizers keep working; modes, a program's own attributes, hooks of the
+    model around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on
+    a few small inputs are compared with ours, including gradients and the place of its dropout.
 
     Parameters
     ----------
@@ -78,7 +91,7 @@ def convert(module: nn.Module) -> nn.Module:
     for name, part in reversed(list(module.named_modules())):  # a MultiHeadAttention after the attention inside
         if type(part).__module__.startswith("mha_c."):
             found = True
-        elif isinstance(part, nn.MultiheadAttention) or type(part).__name__ in _CHILDREN:
+        elif isinstance(part, nn.MultiheadAttention) or type(part).__name__ in _KINDS:
             reason = _convert(part)
             found = True
             if reason is not None:
@@ -89,7 +102,7 @@ def convert(module: nn.Module) -> nn.Module:
     elif not found:
         warnings.warn(
             f"convert found nothing to replace in {type(module).__name__}: it knows nn.MultiheadAttention, and "
-            f"{', '.join(_CHILDREN)} as the book has them",
+            f"{', '.join(_KINDS)} as the book has them",
             stacklevel=2,
         )
     return module
@@ -115,23 +128,26 @@ def _convert(module: nn.Module) -> Optional[str]:
 
 def _looks_like_d2l(module: nn.Module) -> bool:
     kind = type(module)
-    ours, children = _CHILDREN[kind.__name__]
+    ours, children, call, methods = _KINDS[kind.__name__]
     if {name for name, _ in module.named_children()} != children or any(True for _ in module.buffers()):
         return False
-    names = vars(kind).keys() - {"__slotnames__"}  # which Python notes in a class when it first copies an instance
+    # Python notes __slotnames__ in a class when it first copies an instance.
+    names = vars(kind).keys() - {"__slotnames__", *methods}
     if any(True for _ in module.parameters(recurse=False)) or any(not hasattr(ours, name) for name in names):
         return False
-    return [*inspect.signature(kind.forward).parameters][1:] == _CALL
+    parameters = [*inspect.signature(kind.forward).parameters.values()][1:]
+    return tuple(x.name for x in parameters if x.kind is not x.VAR_POSITIONAL) == call
 
 
 def _become_ours(module: Any, empty_rows: str) -> None:
-    ours, _ = _CHILDREN[type(module).__name__]
+    ours = _KINDS[type(module).__name__].ours
     for name in module.__dict__.keys() - _STATE:  # a program's own attributes stay
         if name == "board" or hasattr(ours, name):  # d2l.Module's: files without it load where d2l is missing
             del module.__dict__[name]
     module.__class__ = ours
     inner = module._modules.get("attention")  # converted before: what decides in a call of the children
-    module.empty_rows = inner.empty_rows if isinstance(inner, DotProductAttention) else empty_rows
+    if issubclass(ours, AttentionModule):
+        module.empty_rows = inner.empty_rows if isinstance(inner, DotProductAttention) else empty_rows
 
 
 # --- What a module computes ---------------------------------------------------------------------------
@@ -200,19 +216,20 @@ def _with_numbers(module: nn.Module) -> Any:
     return module
 
 
-def _results(module: Any, lens: Any, rows: tuple[int, int] = (3, 5)) -> list[Tensor]:
-    """Output, gradients of the inputs, and attention weights if the module has them."""
+def _results(module: Any, lens: Any, rows: tuple[int, ...] = (3, 5)) -> list[Tensor]:
+    """Output, gradients of the inputs, and attention weights where the book's module has them."""
     generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)
-    if hasattr(module, "W_q"):
+    if hasattr(module, "W_qkv"):
+        rows, sizes, lens = rows[1:], (module.W_qkv.in_features,), None
+    elif hasattr(module, "W_q"):
         linears = [getattr(module, name, module.W_q) for name in ("W_q", "W_k", "W_v")]
         sizes = tuple(linear.in_features or linear.out_features for linear in linears)
-    shapes = [(2, n, size) for n, size in zip((*rows, rows[1]), sizes)]
+    shapes = [(2, n, size) for n, size in zip((*rows, rows[-1]), sizes)]
     inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
-    out = module(*inputs, lens)
+    out = module(*inputs, *([lens] if len(inputs) == 3 else []))
     grads = torch.autograd.grad(out.square().sum(), inputs)
     # A MultiHeadAttention shows the weights of the attention inside it, which has been compared already.
-    shows = not hasattr(module, "attention") and hasattr(module, "attention_weights")
-    return [out, *grads, *([module.attention_weights] if shows else [])]
+    return [out, *grads, *([module.attention_weights] if "dropout" in module._modules else [])]
 
 
 # --- Names of parameters ------------------------------------------------------------------------------

@@ -10,56 +10,33 @@ from torch import Tensor, nn
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.arrays import check_features
-from .._layer.viewable import Viewable
-from ._module import TakesArrays
+from ._call.records import AttentionCall
+from ._heads import AttendsHeads
 from ._private import in_transform
 from ._tensors import FLOATS, check_inputs, elsewhere, exporting, is_compiling
-from .functional import dot_product_attention
 
 
-class SharesHeads(TakesArrays, Viewable):
-    """What both layers share: attention of projected heads, and its weights when they are read."""
+class RotatesHeads(AttendsHeads):
+    """What both layers share: attention of heads that are rotated on request."""
 
-    num_heads: int
     rope: bool
-    _last: Any = None  # q, k, and the options of the last call
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any) -> Tensor:
+    def _joined(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any) -> Tensor:
         """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D)."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if self.rope:
             turn = turns(k) if k.shape[2] >= q.shape[2] else turns(q)
             q, k = turned(q, turn), turned(k, turn)
-        out: Tensor = dot_product_attention(q, k, v, valid_lens, causal=causal)
-        if not (exporting() or in_transform()):
-            lens = torch.as_tensor(valid_lens).clone() if valid_lens is not None else None
-            self.__dict__["_last"] = q.detach(), k.detach(), lens, causal
-        return out.transpose(1, 2).flatten(2)
-
-    @property
-    def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, num_heads, Q, K), without gradient; computed at each reading.
-
-        Raises
-        ------
-        AttributeError
-            Before the first call.
-        """
-        if self._last is None:
-            raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
-        q, k, lens, causal = self._last
-        with torch.inference_mode(False), torch.no_grad():
-            found: Any = dot_product_attention(q, k, k[..., :0], lens, causal=causal, return_weights=True)
-        weights: Tensor = found[1]
-        return weights
+        lens = None if valid_lens is None else torch.as_tensor(valid_lens).clone()  # the caller may change it
+        return self._attended(AttentionCall(lens, causal or None), q, k, v).transpose(1, 2).flatten(2)
 
 
-class GQAAttention(SharesHeads):
+class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None)
     gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
-    then (B, num_heads, Q, K), without gradient.
+    then (B, num_heads, Q, K).
 
     Parameters
     ----------
@@ -113,7 +90,7 @@ class GQAAttention(SharesHeads):
             check_features(x, name, self.head_dim * self.num_heads)
         projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
         q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in projected)
-        joined = self._attended(q, k, v, valid_lens, of_numpy.corner(self.causal, valid_lens))
+        joined = self._joined(q, k, v, valid_lens, of_numpy.corner(self.causal, valid_lens))
         found: Tensor = self.W_o(joined)
         return found
 
@@ -126,11 +103,11 @@ class GQAAttention(SharesHeads):
         def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
 
 
-class CausalAttention(SharesHeads):
+class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
     Call: attention(X (B, T, num_hiddens)) gives (B, T, num_hiddens); further arguments are ignored, as in the book,
-    whose blocks give X three times.  `attention_weights` is then (B, num_heads, T, T), without gradient.
+    whose blocks give X three times.  `attention_weights` is then (B, num_heads, T, T).
 
     Parameters
     ----------
@@ -171,7 +148,7 @@ class CausalAttention(SharesHeads):
         check_inputs(X=X)
         check_features(X, "X", self.W_o.in_features)
         q, k, v = self.W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
-        found: Tensor = self.W_o(self._attended(q, k, v, None, "top_left"))
+        found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
         return found
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any

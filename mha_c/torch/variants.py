@@ -7,6 +7,7 @@ Parameters are real nn.Linear children with the originals' names, so that state_
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
@@ -16,15 +17,13 @@ from .. import variants as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
 from .._arguments.constructors import divisible
-from .._layer.viewable import Viewable
-from ._call.attention import attend
 from ._call.formulas import composed
-from ._call.records import AttentionCall, AttentionTensors
+from ._call.records import AttentionCall
+from ._heads import AttendsHeads
 from ._module import TakesArrays
 from ._private import unflatten
 from ._tensors import check_inputs
 from ._twins import twin
-from ._weights.last import Last, last_of, restored
 from .functional import dot_product_attention
 
 __all__ = [
@@ -57,7 +56,7 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
 
 
 @twin(of_numpy.MultiHeadedSelfAttention)
-class MultiHeadedSelfAttention(TakesArrays, Viewable):
+class MultiHeadedSelfAttention(AttendsHeads):
     """Multi-head self-attention with one argument and four projections without biases.
 
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  A child
@@ -83,39 +82,18 @@ class MultiHeadedSelfAttention(TakesArrays, Viewable):
         self.d_model, self.num_heads = divisible(d_model, "d_model", num_heads)
         for name in of_numpy.MultiHeadedSelfAttention._roles:
             setattr(self, name, nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype))
-        self._last: Optional[Last] = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
         check_features(x, "x", self.d_model)
-        call = AttentionCall(empty_rows="uniform")
-
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            tensors = AttentionTensors(q, k, v)
-            found = attend(call, tensors)
-            self._last = last_of(call, tensors, found, (False, False))
-            return found.out
-
         linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
-        return composed((x, x, x), linears, self.num_heads, attention)
+        attended = partial(self._attended, AttentionCall(empty_rows="uniform"))
+        return composed((x, x, x), linears, self.num_heads, attended)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
         def __call__(self, x: Tensor) -> Tensor: ...
-
-    @property
-    def attention_weights(self) -> Tensor:
-        """Weights of the last call, (B, H, T, T)."""
-        if self._last is None:
-            raise AttributeError("no attention_weights yet: call the layer first, then read them")
-        return self._last.weights(self.num_heads)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None if self._last is None else self._last.detached()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_last": restored(state.get("_last"))})
 
 
 class _AISummer(TakesArrays):

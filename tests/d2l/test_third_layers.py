@@ -267,3 +267,81 @@ def test_one_array_of_weights_until_the_next_call(rng):
     assert layer.attention_weights is weights
     layer(x, x, x)
     assert layer.attention_weights is not weights
+
+
+def kinds_of_heads():
+    gqa, causal = mt.GQAAttention(16, 4, 2, rope=True), mt.CausalAttention(16, 4)
+    of_course = mt.variants.MultiHeadedSelfAttention(16, 4)
+    return {"gqa": (gqa, 3), "causal": (causal, 1), "of a course": (of_course, 1)}
+
+
+@pytest.mark.parametrize("name", ["gqa", "causal", "of a course"])
+def test_weights_are_one_tensor_with_a_gradient_and_are_pickled(name, rng):
+    """As those of the book's layers are, of shared key heads and causal masks too."""
+    layer, n_inputs = kinds_of_heads()[name]
+    x = torch.from_numpy(rng.standard_normal((2, 5, 16))).float()
+    out = layer(*[x] * n_inputs)
+    weights = layer.attention_weights
+    assert layer.attention_weights is weights and weights.shape == (2, 4, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 5))
+    if name != "of a course":
+        assert not weights.detach().triu(1).any()
+    weights.square().sum().backward()
+    first = next(layer.parameters())
+    assert first.grad.abs().sum() > 0 and out.requires_grad
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other.attention_weights, weights) and not other.attention_weights.requires_grad
+
+
+def test_lengths_may_change_after_the_call():
+    layer, x, lens = mt.GQAAttention(16, 4, 2, causal=False), torch.randn(2, 5, 16), torch.tensor([3, 5])
+    layer(x, x, x, lens)
+    lens.fill_(1)
+    assert (layer.attention_weights[0, :, :, :3] > 0).all() and not layer.attention_weights[0, :, :, 3:].any()
+
+
+# --- convert --------------------------------------------------------------------------------------------
+
+
+def models_of(d2l, bias):
+    """A GPT; a block with shared key heads."""
+    torch.manual_seed(3)
+    gpt = d2l.GPT(20, num_hiddens=16, num_heads=4, num_blks=2, max_len=8, bias=bias)
+    block = d2l.TransformerBlock(16, 4, attn_factory=lambda: d2l.GQAAttention(16, 4, 2, bias=bias, rope=True))
+    return (gpt, torch.randint(20, (2, 6)), mt.CausalAttention), (block, torch.randn(2, 6, 16), mt.GQAAttention)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_convert_changes_models_that_exist(d2l, bias):
+    for model, X, kind in models_of(d2l, bias):
+        names, twin = [*model.state_dict()], copy.deepcopy(model)
+        with torch.no_grad():
+            expected = model(X)
+        assert mt.convert(twin) is twin
+        changed = [part for part in twin.modules() if isinstance(part, kind)]
+        assert changed and all(type(part) is kind for part in changed) and [*twin.state_dict()] == names
+        torch.testing.assert_close(twin(X), expected, atol=1e-5, rtol=1e-5)
+        for one in (model, twin):
+            one(X).square().mean().backward()
+        for a, b in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(b.grad, a.grad, atol=1e-5, rtol=1e-5)
+        assert changed[0].attention_weights.shape == (2, 4, 6, 6)
+        assert not hasattr(changed[0], "empty_rows")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_convert_leaves_what_computes_something_else(grouped):
+    base = stand_in.GQAAttention if grouped else stand_in.GPT.CausalAttention
+
+    class Turned(base):
+        def _rope(self, x):
+            return -super()._rope(x).flip(-1) * torch.arange(x.shape[-1])
+
+    Turned.__name__ = base.__name__
+    layer = Turned(16, 4, 2, rope=True) if grouped else Turned(16, 4, rope=True)
+    with pytest.warns(UserWarning, match="computes something else|called otherwise"):
+        assert type(mt.convert(layer)) is Turned
+    hooked = base(16, 4, 2) if grouped else base(16, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match="has hooks"):
+        assert type(mt.convert(hooked)) is base

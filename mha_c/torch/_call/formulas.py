@@ -176,11 +176,16 @@ def _by_formulas(
     call: AttentionCall, tensors: AttentionTensors, visible: Optional[Tensor], drop: Optional[Drop]
 ) -> Attended:
     q, k, v, w_v, _, bias, relative_bias, sinks = tensors
-    group = q.shape[1] // max(k.shape[1], 1)
-    k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (k, v))
+    k, v = for_each_head(q, k), for_each_head(q, v)
     scores = _with_score_terms(scores_of(q, k, w_v, call.scale), call, relative_bias)
     weights, lse = softmax(scores if bias is None else scores + bias, visible, call.empty_rows, sinks)
     return Attended((weights if drop is None else drop(weights)).to(v.dtype) @ v, weights, lse)
+
+
+def for_each_head(q: Tensor, x: Tensor) -> Tensor:
+    """x (B, Hkv, K, .) as (B, H, K, .): the rows of the key head that each head of q (B, H, Q, D) uses."""
+    group = q.shape[1] // max(x.shape[1], 1)
+    return x if group == 1 else x.repeat_interleave(group, dim=1)
 
 
 def _fused(

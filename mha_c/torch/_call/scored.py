@@ -14,10 +14,11 @@ class Scored(NamedTuple):
     """What a call keeps for its attention weights; tensors of its own, on any device."""
 
     q: Tensor  # (B, H, Q, D)
-    k: Tensor  # (B, H, K, D)
+    k: Tensor  # (B, Hkv, K, D)
     w_v: Optional[Tensor]
     valid_lens: Optional[Tensor]
     empty_rows: str
+    causal: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,7 +41,8 @@ class Scored(NamedTuple):
 
     def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor]) -> Tensor:
         """The weights (B, H, Q, K) of these, or of q, k, w_v of the same shapes in a graph."""
-        visible = formulas.visible_keys(q, k, self.valid_lens)
+        visible = formulas.visible_keys(q, k, self.valid_lens, causal=self.causal)
+        k = formulas.for_each_head(q, k)
         with formulas.without_autocast(q):
             scores = formulas.scores_of(float32_if_half(q), float32_if_half(k), float32_if_half(w_v))
             return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)

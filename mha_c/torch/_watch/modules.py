@@ -8,14 +8,13 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
+from .._heads import AttendsHeads
 from .._module import AttentionModule
-from ..grouped import SharesHeads
 from ..layers import MultiHeadAttention
-from ..variants import MultiHeadedSelfAttention
 from .operands import Operands, Weights
 
 BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
-OURS = (AttentionModule, MultiHeadedSelfAttention, SharesHeads)
+OURS = (AttentionModule, AttendsHeads)
 
 
 def classes_of_the_book() -> Iterator[type[nn.Module]]:
@@ -32,8 +31,6 @@ def classes_of_the_book() -> Iterator[type[nn.Module]]:
 
 def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
     """What determines the weights of the module's last call; None where it has kept none."""
-    if isinstance(module, SharesHeads):
-        return None if module._last is None else _of_shared_heads(*module._last)
     if isinstance(module, OURS):
         return _of_ours(module)
     inner = getattr(module, "attention", None)
@@ -43,10 +40,6 @@ def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
         if found is inner:
             return _of_ours(inner, _heads(module))
     return _with_heads(found, _heads(module))
-
-
-def _of_shared_heads(q: Tensor, k: Tensor, lens: Any, causal: Any) -> Operands:
-    return Operands(q, k, None, lens, None, None, {"causal": causal} if causal else {}, ())
 
 
 def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, Weights]]:
@@ -62,16 +55,19 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
     scored = last.scored()
     if scored is None:
         return _with_heads(last.weights(heads), heads)
-    q, k, w_v, lens, empty_rows = scored  # not to be copied: the layer has done so where the caller may change them
+    q, k, w_v, lens, empty_rows, causal = (
+        scored  # not to be copied: the layer has done so where the caller may change them
+    )
     if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
         q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
         lens = None if lens is None else lens[::heads]
-    return Operands(q, k, w_v, lens, None, None, {"empty_rows": empty_rows}, ())
+    options = {"empty_rows": empty_rows, **({"causal": causal} if causal else {})}
+    return Operands(q, k, w_v, lens, None, None, options, ())
 
 
 def _heads(module: Any) -> Optional[int]:
     heads = getattr(module, "num_heads", None)
-    many = isinstance(module, (MultiHeadAttention, MultiHeadedSelfAttention)) or "attention" in module._modules
+    many = isinstance(module, (MultiHeadAttention, AttendsHeads)) or "attention" in module._modules
     return heads if isinstance(heads, int) and many else None
 
 

@@ -189,7 +189,7 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
     else:
         q, k = (x.clone() if own else x for x, own in zip(tensors[:2], given))
         lens = lens.clone() if isinstance(lens, Tensor) and any(given) else lens
-        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows)
+        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows, call.causal)
     if in_transform():
         return Last(kept, found.out.dtype)  # with all that the transform knows of it
     source = None

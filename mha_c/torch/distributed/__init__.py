@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from ._sequence import join_sequence, split_sequence
 from .attention import ring_attention, ring_traffic
-from .module import SequenceGroup, spread_sequence
+from .module import spread_sequence
 
 __all__ = [
-    "SequenceGroup",
     "join_sequence",
     "ring_attention",
     "ring_traffic",

@@ -20,6 +20,7 @@ from ..._core import attention_backward, attention_forward
 from ._group import Ranks, talking
 from ._sequence import Part, Plan, Travel
 
+NAME = "ring_attention"  # in errors
 _KEYS, _GRADS, _HOME = 1, 2, 3  # one tag for each kind of message
 
 
@@ -31,14 +32,12 @@ class Call(NamedTuple):
     scale: Optional[float]
     dropout: float
     seed: int
-    name: str
-    empty_rows: str = "zero"
 
     def options(self, queries: Part, keys: Part, *asked: bool) -> tuple[Any, ...]:
         """Arguments of the core's functions from valid_lens on: the lengths of these queries, the flags `asked`, and
         the positions of both parts in the whole sequence, on which masks and dropout depend."""
         mask, lens = self.plan.mask, self.plan.mask.lens_of(queries)
-        options = mask.left, mask.right, self.scale, self.dropout, self.seed, self.empty_rows
+        options = mask.left, mask.right, self.scale, self.dropout, self.seed, "zero"
         return lens, None, None, None, *options, *asked, (0, 0, queries.start, keys.start)
 
     def own(self) -> tuple[Part, ...]:
@@ -55,91 +54,52 @@ class Met(NamedTuple):
     travel: Travel
     k: Tensor
     v: Tensor
-    message: Optional[Tensor] = None  # the memory of k and v, if they travel
-
-    @property
-    def rows(self) -> slice:
-        """The rows of the part in the piece of its rank."""
-        return self.travel.part.rows
+    message: Tensor  # the memory of both
 
 
-class Lane:
-    """What goes around the ring: which parts are where after each step, memory and messages.
-
-    It waits for a message only when the message is needed.
-    """
+class Ring:
+    """The messages of one call, about keys and values like these; it waits for one only when that is needed."""
 
     def __init__(self, call: Call, k: Tensor, v: Tensor) -> None:
-        self._call, self._ranks, self._like = call, call.ranks, k
-        self._heads, self._dims = k.shape[:2], (k.shape[-1], v.shape[-1])
-        self._leaving: list[Any] = []
-        self._arriving: list[Any] = []
-        self._rooms: dict[tuple[Any, ...], Tensor] = {}
+        self._plan, self._ranks, self._k, self._v = call.plan, call.ranks, k, v
 
-    def room_for(self, hop: int, what: str = "") -> list[Met]:
-        """Memory for the parts that are here after `hop` steps (0: this rank's own); reused two steps later."""
-        owner = self._ranks.neighbor(-hop)
+    def parts(self, hop: int) -> list[Met]:
+        """Zeros for each part that is here after `hop` steps (0: this rank's own)."""
         found = []
-        for i, travel in enumerate(self._call.plan.travelling(owner, max(hop, 1))):
-            rows = math.prod(self._heads) * travel.part.size
-            sizes, name = [rows * dim for dim in self._dims], (what, hop % 2, i)
-            if name not in self._rooms or self._rooms[name].numel() < sum(sizes):
-                self._rooms[name] = self._like.new_empty(sum(sizes))
-            both = self._rooms[name][: sum(sizes)]
-            k, v = both.split(sizes)
-            shape = *self._heads, travel.part.size
-            found.append(Met(travel, k.view(*shape, self._dims[0]), v.view(*shape, self._dims[1]), both))
+        for travel in self._plan.travelling(self._ranks.neighbor(-hop), hop):
+            shapes = [(*x.shape[:2], travel.part.size, x.shape[3]) for x in (self._k, self._v)]
+            message = self._k.new_zeros(sum(map(math.prod, shapes)))
+            k, v = (x.view(shape) for x, shape in zip(message.split([*map(math.prod, shapes)]), shapes))
+            found.append(Met(travel, k, v, message))
         return found
+
+    def rounds(self) -> Iterator[tuple[int, list[Met]]]:
+        """Yields (round, the parts that this rank computes with) while these travel on and the next ones arrive."""
+        met = self.parts(0)
+        for each in met:
+            each.k.copy_(self._k[:, :, each.travel.part.rows])
+            each.v.copy_(self._v[:, :, each.travel.part.rows])
+        for hop in range(self._plan.rounds):
+            coming = self.parts(hop + 1)
+            works = self.start(dist.irecv, coming, -1, _KEYS)
+            works += self.start(dist.isend, [each for each in met if each.travel.hops > hop], 1, _KEYS)
+            yield hop, met
+            self.wait(works)
+            met = coming
+        yield self._plan.rounds, met
 
     def start(self, function: Any, parts: Sequence[Met], steps: int, tag: int) -> list[Any]:
         """Start isend or irecv of these parts, to or from the rank that is `steps` further on."""
         peer = self._ranks.neighbor(steps)
-        with talking(self._ranks, self._call.name, peer):
+        with talking(self._ranks, NAME, peer):
             number = dist.get_global_rank(self._ranks.group, peer)
-            messages = [each.message for each in parts if each.k.numel() or each.v.numel()]
+            messages = [each.message for each in parts if each.message.numel()]
             return [(function(x, number, group=self._ranks.group, tag=tag), peer) for x in messages]
 
     def wait(self, works: list[Any]) -> None:
         for work, peer in works:
-            with talking(self._ranks, self._call.name, peer):
+            with talking(self._ranks, NAME, peer):
                 work.wait()
-        works.clear()
-
-
-class Stream(Lane):
-    """Keys and values that travel around the ring."""
-
-    def __init__(self, call: Call, k: Tensor, v: Tensor) -> None:
-        super().__init__(call, k, v)
-        self.here = self.room_for(0)
-        for each in self.here:
-            each.k.copy_(k[:, :, each.rows])
-            each.v.copy_(v[:, :, each.rows])
-
-    def begin(self, hop: int) -> None:
-        """Start sending the parts that further ranks need, and receiving the parts of the next round."""
-        self._next = self.room_for(hop + 1)
-        self._arriving = self.start(dist.irecv, self._next, -1, _KEYS)
-        self._leaving = self.start(dist.isend, [each for each in self.here if each.travel.hops > hop], 1, _KEYS)
-
-    def end(self) -> None:
-        """Wait for the sends and receives that `begin` started."""
-        self.wait(self._arriving)
-        self.wait(self._leaving)
-        self.here = self._next
-
-
-def rounds(call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Met]]]:
-    """Yields (round, the parts that this rank computes with) while the next parts travel; in round 0 its own parts."""
-    stream = Stream(call, k, v)
-    met = [Met(t, k[:, :, t.part.rows], v[:, :, t.part.rows]) for t in call.plan.keys[call.ranks.rank]]
-    for hop in range(call.plan.rounds + 1):
-        if hop < call.plan.rounds:
-            stream.begin(hop)
-        yield hop, met
-        if hop < call.plan.rounds:
-            stream.end()
-            met = stream.here
 
 
 # --- Forward ----------------------------------------------------------------------------------------------
@@ -174,7 +134,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
     """(out, row_max, row_sum) of this rank's queries over the keys of all ranks."""
     results = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_zeros(q.shape[:3]), q.new_zeros(q.shape[:3])
     joined = {part: Joined(*[x[:, :, part.rows] for x in results]) for part in call.own()}
-    for _, met in rounds(call, k, v):
+    for _, met in Ring(call, k, v).rounds():
         for (keys, _), part_k, part_v, _ in met:
             for part in joined:
                 if call.plan.mask.sees(part, keys):
@@ -188,77 +148,52 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 # --- Backward ---------------------------------------------------------------------------------------------
 
 
-class Returns(Lane):
-    """Travelling gradients of keys and values: they follow their part, and its last rank sends them to its owner."""
-
-    def __init__(self, call: Call, k: Tensor, v: Tensor) -> None:
-        super().__init__(call, k, v)
-        self._home = self.room_for(0, "home")
-        starts = [self.start(dist.irecv, [each], each.travel.hops, _HOME) for each in self._home]
-        self._awaited = [work for works in starts for work in works]
-
-    def begin(self, hop: int) -> None:
-        """Start receiving the gradients of the parts that are here: the sums over the ranks before this one."""
-        self._here = self.room_for(hop)
-        self._arriving = self.start(dist.irecv, self._here, -1, _GRADS) if hop > 1 else []
-        for each in self._here if hop == 1 else ():
-            each.k.zero_()
-            each.v.zero_()
-
-    def end(self, hop: int, found: Sequence[Optional[tuple[Tensor, Tensor]]]) -> None:
-        """Add this rank's gradients of each part and send all gradients on."""
-        self.wait(self._arriving)
-        for each, own in zip(self._here, found):
-            if own is not None:
-                each.k.add_(own[0])
-                each.v.add_(own[1])
-        self.wait(self._leaving)  # sends of the last round, whose memory the next round uses
-        onward = [each for each in self._here if each.travel.hops > hop]
-        ending = [each for each in self._here if each.travel.hops <= hop]
-        self._leaving = self.start(dist.isend, onward, 1, _GRADS) + self.start(dist.isend, ending, -hop, _HOME)
-
-    def finish(self, grad_k: Tensor, grad_v: Tensor) -> None:
-        """Add the gradients that the other ranks have computed for this rank's own keys and values."""
-        self.wait(self._awaited)
-        for each in self._home:
-            grad_k[:, :, each.rows] += each.k
-            grad_v[:, :, each.rows] += each.v
-        self.wait(self._leaving)
-
-
 def backward(
     call: Call, grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of this rank's queries, keys and values."""
+    """The gradients of this rank's queries, keys and values.
+
+    Gradients of keys and values follow their part, each rank adds its own, and the last one sends them to their owner.
+    """
     grad_q, grad_k, grad_v = q.new_zeros(q.shape), k.new_zeros(k.shape), v.new_zeros(v.shape)
 
-    def meet(met: Met) -> Optional[tuple[Tensor, Tensor]]:
-        """Add to grad_q; returns the gradients of the keys and values, None if no query of this rank sees them."""
-        keys, total = met.travel.part, None
+    def meet(met: Met) -> list[tuple[Tensor, Tensor]]:
+        """Add to grad_q; returns the gradients of the keys and values, from each part of the queries that sees them."""
+        found = []
         for part in call.own():
-            if not call.plan.mask.sees(part, keys):
+            if not call.plan.mask.sees(part, met.travel.part):
                 continue
             rows = part.rows
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()
             of_q, of_k, of_v, _, _ = attention_backward(
                 grad_out[:, :, rows], out[:, :, rows], statistics, q[:, :, rows], met.k, met.v, None,
-                *call.options(part, keys, False),
+                *call.options(part, met.travel.part, False),
             )  # fmt: skip
             grad_q[:, :, rows] += of_q
-            total = (of_k, of_v) if total is None else (total[0].add_(of_k), total[1].add_(of_v))
-        return total
+            found.append((of_k, of_v))
+        return found
 
-    returns = Returns(call, k, v)
-    for hop, met in rounds(call, k, v):
-        if hop:
-            returns.begin(hop)
+    ring = Ring(call, k, v)
+    leaving: list[Any] = []
+    own, home = ring.parts(0), ring.parts(0)
+    awaited = [ring.start(dist.irecv, [each], each.travel.hops, _HOME) for each in home if each.travel.hops]
+    for hop, met in ring.rounds():
+        here = ring.parts(hop) if hop else own
+        arriving = ring.start(dist.irecv, here if hop > 1 else [], -1, _GRADS)
         found = [meet(each) for each in met]
+        ring.wait(arriving)
+        for grads, pairs in zip(here, found):
+            for of_k, of_v in pairs:
+                grads.k.add_(of_k)
+                grads.v.add_(of_v)
         if hop:
-            returns.end(hop, found)
-            continue
-        for each, own in zip(met, found):
-            if own is not None:
-                grad_k[:, :, each.rows] += own[0]
-                grad_v[:, :, each.rows] += own[1]
-    returns.finish(grad_k, grad_v)
+            ring.wait(leaving)
+            onward = [each for each in here if each.travel.hops > hop]
+            ending = [each for each in here if each.travel.hops <= hop]
+            leaving = ring.start(dist.isend, onward, 1, _GRADS) + ring.start(dist.isend, ending, -hop, _HOME)
+    for works in (*awaited, leaving):
+        ring.wait(works)
+    for mine, theirs in zip(own, home):
+        grad_k[:, :, mine.travel.part.rows] = mine.k + theirs.k
+        grad_v[:, :, mine.travel.part.rows] = mine.v + theirs.v
     return grad_q, grad_k, grad_v

@@ -215,16 +215,9 @@ class _Arguments:
         if self.empty_rows == "uniform" and lens is not None and bool((lens <= 0).any()):
             q, mask = _uniform(q, mask, parts_of(n_queries, ranks.rank, ranks.size, self.layout), n_keys)
         plan = Plan(ranks.size, n_queries, n_keys, self.layout, mask)
-        call = _ring.Call(plan, ranks, self.scale, self.dropout, self.seed, "ring_attention")
-        if q.dtype in HALVES:
-            return _attend(call, q.float(), k.float(), v.float()).to(q.dtype)
-        return _attend(call, q, k, v)
-
-
-def _attend(call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        return RingFunction.apply(call, q, k, v)
-    return _ring.forward(call, q.detach(), k.detach(), v.detach())[0]
+        call = _ring.Call(plan, ranks, self.scale, self.dropout, self.seed)
+        computed = (x.float() if x.dtype in HALVES else x for x in (q, k, v))
+        return RingFunction.apply(call, *computed).to(q.dtype)
 
 
 class RingFunction(Function):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..._arguments import scalars
 from .._call.children import has_own_attention, is_changed
 from ..layers import MultiHeadAttention
-from ._group import ranks_of
+from ._group import Ranks, ranks_of
 from ._sequence import LAYOUTS
 from .attention import ring_attention
 
@@ -64,7 +64,8 @@ def spread_sequence(
     True
     >>> dist.destroy_process_group()
     """
-    spread = SequenceGroup(group, layout)
+    ranks = ranks_of(group, "spread_sequence")
+    scalars.choice(layout, "layout", *LAYOUTS)
     layers = [part for part in module.modules() if isinstance(part, MultiHeadAttention)]
     if not layers:
         raise ValueError(f"{type(module).__name__} has no MultiHeadAttention in it")
@@ -76,34 +77,16 @@ def spread_sequence(
                 f"another takes its place, and it would never be called"
             )
     for layer in layers:
-        layer.attention = _SpreadAttention(layer, spread)
+        layer.attention = _SpreadAttention(layer, ranks, layout)
     return module
-
-
-class SequenceGroup:
-    """A process group and a layout, held by the attention inside a layer.
-
-    Copies of a layer share it.  It cannot be pickled, because a process group belongs to its process.
-
-    Not meant to be constructed directly.
-    """
-
-    def __init__(self, group: Any, layout: Any) -> None:
-        self._ranks = ranks_of(group, "spread_sequence")
-        self.layout = scalars.choice(layout, "layout", *LAYOUTS)
-
-    @property
-    def group(self) -> Any:
-        """The process group."""
-        return self._ranks.group
 
 
 class _SpreadAttention(nn.Module):
     """The attention inside a layer, where each rank computes the rows of its piece."""
 
-    def __init__(self, layer: MultiHeadAttention, spread: SequenceGroup) -> None:
+    def __init__(self, layer: MultiHeadAttention, ranks: Ranks, layout: str) -> None:
         super().__init__()
-        self.num_heads, self.empty_rows, self.spread = layer.num_heads, layer.empty_rows, spread
+        self.num_heads, self.empty_rows, self.ranks, self.layout = layer.num_heads, layer.empty_rows, ranks, layout
         self.dropout = layer.attention.dropout
 
     def forward(
@@ -119,7 +102,7 @@ class _SpreadAttention(nn.Module):
         p = dropout.p if (dropout.training if training is None else training) else 0.0
         q, k, v = (x.unflatten(0, (-1, self.num_heads)) for x in (queries, keys, values))
         lens = None if valid_lens is None else valid_lens[:: self.num_heads]
-        options: Any = {"layout": self.spread.layout, "group": self.spread.group, "empty_rows": self.empty_rows}
+        options: Any = {"layout": self.layout, "group": self.ranks.group, "empty_rows": self.empty_rows}
         return ring_attention(q, k, v, lens, dropout=p, **options).flatten(0, 1)
 
     @property
