@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
@@ -58,6 +60,16 @@ def _never(*_: Any) -> bool:
 
 
 # --- Needed -------------------------------------------------------------------------------------------
+
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own: it says the same at the first use, and goes on
+        torch.from_numpy(np.zeros(1))
+except RuntimeError:
+    raise ImportError(
+        f"torch {torch.__version__} cannot use NumPy {np.__version__}: torch before 2.3 was built for NumPy 1.  Write "
+        f"pip install 'numpy<2', or install a newer torch, and start Python again"
+    ) from None
 
 # Through which the core reads tensors and makes them: functions of C in a capsule, or two built-in functions.
 tensor_exchange = _found("torch.Tensor.__dlpack_c_exchange_api__")

@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import children
@@ -38,6 +39,16 @@ def step():
     out = layer(x, x, x, torch.tensor([3, 50]))
     (out.sum() + layer.attention_weights.square().sum()).backward()
     return out.detach(), layer.attention_weights.detach() + 0, x.grad.clone()
+"""
+OTHER_NUMPY = """  # as torch before 2.3 has it, which was built for NumPy 1, where NumPy 2 is installed
+import sys, torch
+def from_numpy(array):
+    raise RuntimeError("Numpy is not available")
+torch.from_numpy = from_numpy
+try:
+    import mha_c.torch
+except ImportError as error:
+    sys.exit(f"ImportError: {error}")
 """
 NEEDED = [
     "torch._C._get_tracing_state",
@@ -149,7 +160,7 @@ def run(tmp_path_factory):
         pytest.skip("this system has no fork")
     folder = tmp_path_factory.mktemp("without")
     programs = {path: TAKE_AWAY for path in NEEDED} | {path: TAKE_AWAY + MISSED[path] + WITH for path in MISSED}
-    programs[NOTHING] = TAKE_AWAY + WITH
+    programs.update({NOTHING: TAKE_AWAY + WITH, "numpy": OTHER_NUMPY})
     children.python("-c", FORKS, folder, json.dumps(programs))
     return lambda path: [(folder / f"{path}.{kind}").read_text() for kind in ("status", 1, 2)]
 
@@ -162,6 +173,13 @@ def test_the_import_says_what_it_needs(path, run):
     assert int(status) == 1
     names = rf"{re.escape(path)}( or \S+)?"
     assert re.match(rf"ImportError: mha_c\.torch needs {names}, which torch {version} does not", errors)
+
+
+def test_the_import_says_that_torch_cannot_use_this_numpy(run):
+    status, _, errors = run("numpy")
+    assert int(status) == 1
+    versions = rf"torch {re.escape(torch.__version__)} cannot use NumPy {re.escape(np.__version__)}"
+    assert re.match(rf"ImportError: {versions}: .*pip install 'numpy<2', or install a newer torch", errors)
 
 
 @pytest.mark.parametrize("path", MISSED)

@@ -161,7 +161,7 @@ def test_a_torch_that_makes_no_tensor_of_a_result(released):
     _core.serve_tensors(new(ctypes.addressof(fails), name, None), *SERVED)
     try:
         for _ in range(3):
-            with pytest.raises(SystemError, match="without setting an exception"):
+            with pytest.raises(SystemError, match=r"without (setting an )?exception"):
                 _core.attention_forward(q, q, q)
     finally:
         _core.serve_tensors(capsule, *SERVED)

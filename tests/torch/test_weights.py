@@ -1,9 +1,9 @@
 """attention_weights of the torch modules: what they are, that they cost nothing until used, that they are tensors."""
 
-import contextlib
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import numpy as np
@@ -77,7 +77,9 @@ def test_lazy_weights_behave_like_tensors():
         compiles = "compile" in repr(use.__code__.co_names)
         if compiles and not needs.torch_has("torch.compiler.is_exporting"):
             continue
-        with pytest.warns() if compiles else contextlib.nullcontext():
+        with warnings.catch_warnings():
+            if compiles:  # some compilers say that they do not know such tensors
+                warnings.simplefilter("ignore")
             assert torch.equal(use(fresh()), expected)
     weights = fresh()
     assert (len(weights), weights.dim(), weights.numel(), weights.is_leaf) == (8, 3, 12800, False)
