@@ -24,8 +24,8 @@ function Chapter(page, chapter) {
     el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }),
       ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).flatMap((text) => [el("p", { text: T(text) }), " "])),
     stage, trouble,
-    el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines, note,
-    el("div", { class: "mhac-folds" }, table, share.node), live);
+    el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines,
+    el("div", { class: "mhac-folds" }, table, note, share.node), live);
   let numbers = null;
   let held = -1; // the node of the picture that the pointer has
   const parts = endings();
@@ -55,11 +55,13 @@ function Chapter(page, chapter) {
     if (table.open && numbers) table.lastChild.replaceChildren(...chapter.table(numbers));
   }
 
-  // What is left of the first screen when all else has its place; on a phone the picture has the height it needs.
+  // Picture and formula stand on the first screen, and what comes behind them lies below where there is no room; on a phone
+  // the picture has the height it needs.
   function boxNow() {
     const width = stage.clientWidth - 12;
     const small = width < 620;
-    const rest = page.root.offsetHeight - stage.offsetHeight + 2 * page.root.getBoundingClientRect().top + window.scrollY * 2;
+    const [picture, behind] = [stage, lines].map((each) => each.getBoundingClientRect());
+    const rest = picture.top + window.scrollY + behind.bottom - picture.bottom + 8;
     const most = store.state.p ? 2000 : PICTURE.most;
     return { width, small, pen, height: small ? PICTURE.phone : clamp(window.innerHeight - rest, PICTURE.least, most) };
   }

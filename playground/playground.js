@@ -92,8 +92,10 @@ async function buildPlayground(host, data, core) {
     const { lang, p } = page.store.state;
     nav.querySelectorAll("a").forEach((link, i) => {
       link.setAttribute("href", "#" + writeState({ ...startOf({ ...COMMON, ...chapters[i].fields }), lang, p }, chapters[i]));
-      if (chapters[i] === page.chapter) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      if (chapters[i] === page.chapter) {
+        link.setAttribute("aria-current", "page");
+        link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are wider than the screen
+      } else link.removeAttribute("aria-current");
     });
     root.toggleAttribute("data-projector", page.store.state.p === "1");
     pen.type = page.store.state.p && root.clientWidth >= 620 ? 18 : 12;

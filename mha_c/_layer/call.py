@@ -89,7 +89,8 @@ class AttentionLayer(Layer, Viewable):
         self._dropout = Dropout(dropout)
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        self._last: Optional[tuple[tuple[Any, ...], bool]] = None  # (saved by the core, whether tensors went in)
+        # (saved by the core, whether tensors went in, and what: queries, keys, values, lengths, which teach shows)
+        self._last: Optional[tuple[Any, ...]] = None
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
@@ -131,9 +132,9 @@ class AttentionLayer(Layer, Viewable):
             out, saved = layer_forward(
                 queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
             )
-            self._last = last = saved, False
+            self._last = saved, False, queries, keys, values, valid_lens
             if plan.child is not None:
-                plan.child._last = last
+                plan.child._last = saved, False
             return out
         if misnamed:
             raise calls.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
@@ -180,7 +181,7 @@ class AttentionLayer(Layer, Viewable):
             if in_training:
                 return self._run_training(plan, inputs, valid_lens, as_tensor)
             out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
-            return self._finish(out, saved, as_tensor)
+            return self._finish(out, saved, as_tensor, () if projected else (*inputs, valid_lens))
 
         return self._with_plan(inputs, check, run)
 
@@ -217,13 +218,12 @@ class AttentionLayer(Layer, Viewable):
         out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed or 0, True)
         kept = Kept._make(kept)
         self._record = Record(plan, inputs, out, kept, p, seed.number if seed else 0, as_tensor)
-        return self._finish(out, kept.for_weights(), as_tensor)
+        return self._finish(out, kept.for_weights(), as_tensor, (*inputs, valid_lens))
 
-    def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool) -> Any:
-        last = saved, as_tensor
-        self._last = last
+    def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, given: tuple[Any, ...] = ()) -> Any:
+        self._last = saved, as_tensor, *given
         if self._child is not None:
-            self._child._last = last
+            self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
 
     def _make_plan(self, queries: Array, states: States) -> Plan:
@@ -234,13 +234,19 @@ class AttentionLayer(Layer, Viewable):
         in_core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
         return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if state.get("_last"):
+            state["_last"] = state["_last"][:2]  # what went in stays with its owner
+        return state
+
     def _weights(self) -> tuple[Array, bool]:
         """(weights of the last call (B, H, Q, K) in new memory, whether the inputs were tensors)."""
         if self._last is None:
             raise AttributeError(
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
-        saved, as_tensor = self._last
+        saved, as_tensor = self._last[:2]
         if saved[0] == "elsewhere":  # mha_c.dask called it in other processes
             raise RuntimeError(saved[1])
         return saved_weights(saved), as_tensor
@@ -260,13 +266,13 @@ class AttentionLayer(Layer, Viewable):
         RuntimeError
             Where the call used another instruction set (a pickle from another kind of CPU).
         """
-        last, (read, found) = self._last, self._shown.get("weights", (None, {}))
-        if last is None or read is not last:
+        saved, (read, found) = self._last and self._last[0], self._shown.get("weights", (None, {}))
+        if saved is None or read is not saved:
             weights, as_tensor = self._weights()
             batch, heads, *matrix = weights.shape
             forms = {True: weights, False: weights.reshape(batch * heads, *matrix)}  # with an axis for heads, without
             found = {by_head: like_input(array, as_tensor) for by_head, array in forms.items()}
-            self._shown["weights"] = last, found
+            self._shown["weights"] = saved, found
         weights_of_call: Array = found[self._by_head]
         return weights_of_call
 

@@ -75,7 +75,7 @@ def multi_head(
     layer : module
         A `MultiHeadAttention` of `mha_c`, `mha_c.torch` or d2l: anything with W_q, W_k, W_v, W_o and num_heads.
     queries, keys, values : array_like, optional
-        As in `steps`; queries alone are self-attention.  None: the last call of a layer of `mha_c` with training=True.
+        As in `steps`; queries alone are self-attention.  None: those of the last call of a layer of `mha_c`.
     valid_lens, tokens, example : as in `steps`
         Lengths, labels of rows and columns, and which item of a batch to take.
 

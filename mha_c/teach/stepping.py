@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
-from .._layer.kept_weights import Kept
+from .._layer.call import AttentionLayer
 from ..errors import ShapeError
 from ..viz import labels
 from ..viz.page import Page
@@ -111,7 +111,7 @@ def steps(
     ----------
     q, k, v : array_like (Q, D), (K, D), (K, Dv)
         NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.  Or q alone, a
-        `mha_c.DotProductAttention` after a call with training=True, which keeps what it was given: then that call.
+        `mha_c.DotProductAttention` after a call: then the arrays of that call, as they are now.
     valid_lens : optional
         None, one length, or one length per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
     tokens : optional
@@ -147,15 +147,19 @@ def steps(
 
 
 def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
-    """Queries, keys, values and lengths of a layer's last call in training, which `backward` would need."""
+    """Queries, keys, values and lengths of a layer's last call."""
     if type(layer).__name__ != name:
         raise TypeError(f"{player} shows the call of a {name}, or queries, keys and values; got {type(layer).__name__}")
-    record = getattr(layer, "_record", None)
-    if record is None:
+    last = getattr(layer, "_last", None)
+    if isinstance(layer, AttentionLayer) and last is None:
         raise ValueError(
-            f"{player}: this {name} has kept no call: call it with training=True, or give {player} what you gave it"
+            f"{player}: this {name} was not called yet: call it, or give {player} queries, keys and values"
         )
-    return (*record.inputs, Kept(*record.kept).lengths)
+    if (
+        not isinstance(last, tuple) or len(last) != 6
+    ):  # torch's layers, copies, calls with a cache or in other processes
+        raise ValueError(f"{player}: this {name} has not kept what it was called with: give {player} the same arrays")
+    return last[2:]
 
 
 def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:
@@ -360,9 +364,12 @@ def numbers(x: Any) -> Any:
     return shown.tolist()
 
 
+_IN_ASCII = str.maketrans({"·": ".", "−": "-", "Σ": "sum", "←": "<-", "α": "alpha", "ℓ": "l", "≥": ">=", "√": "root "})
+
+
 def in_words(step: Any) -> str:
-    """A step's title and formula as text."""
-    return f"{step['title']}   {step['formula']}".rstrip().replace("^T", "ᵀ").replace("^6", "⁶")
+    """A step's title and formula as text, for any terminal."""
+    return f"{step['title']}   {step['formula']}".rstrip().replace("√d", "sqrt(d)").translate(_IN_ASCII)
 
 
 def matrix_text(matrix: Array) -> str:

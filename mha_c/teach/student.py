@@ -100,9 +100,19 @@ class Student:
         asked = self.probes()
         tried = [(way, [self(inputs, way) for inputs in asked]) for way in self.ways()]
         errors = [sum(outcome.error is not None for outcome in outcomes) for _, outcomes in tried]
+        errors = [count + (way.tensors and not self._takes_graphs(way)) for count, (way, _) in zip(errors, tried)]
         types = [sum(outcome.dtype not in ("", way.dtype) for outcome in outcomes) for way, outcomes in tried]
         tried = [tried[i] for i in sorted(range(len(tried)), key=lambda i: (errors[i], types[i]))]
         return [each for each in tried if any(outcome.error is None for outcome in each[1])] or tried[:1]
+
+    def _takes_graphs(self, way: Way) -> bool:
+        """Whether tensors that need gradients are taken, too: NumPy's functions take only those that need none."""
+        inputs = self.probes()[-1]
+        try:
+            self.traced(inputs, way, "X" if "X" in inputs else "queries")
+        except Exception:
+            return False
+        return True
 
     def __call__(self, inputs: Inputs, way: Way) -> Outcome:
         """What comes of these inputs, given this way."""

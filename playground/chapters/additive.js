@@ -59,7 +59,7 @@ const ADDITIVE = {
     const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
       title: T("unit {n} of key {key}", { n: s.unit, key: s.key }), width: small ? width
       : Math.max(220, Math.floor(width * 0.28)),
-      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, label: "W_q q + W_k k" },
+      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, ticks: [-4, -2, 0, 2, 4], label: "W_q q + W_k k" },
         y: { low: -1.2, high: 1.2 }, marks: [
         { kind: "line", at: TANH.map((x) => [x, Math.tanh(x)]), color: "soft", size: 2 },
         { kind: "points", at: n.b.map((b, j) => [clamp(n.a[s.unit] + b[s.unit], -4, 4), n.plane[j][s.unit]]), color: "other",

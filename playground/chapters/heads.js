@@ -110,8 +110,8 @@ const HEADS = {
       T("The weights of your layer's last call. Give inputs= to layer.playground() and the whole way is computed here.")]];
     const f = n.q[0].length;
     const seen = range(0, kt.length - 1).filter((j) => n.sees(i, j));
-    return [[T("Features of head {h}", { h }), h + " · " + n.d + " … " + (h + 1) + " · " + n.d + " − 1;  " + heads + " · "
-      + n.d + " = " + f],
+    return [[T("Features of head {h}", { h }), h + " · " + n.d + " = " + h * n.d + " … " + (h + 1) + " · " + n.d + " − 1 = "
+      + ((h + 1) * n.d - 1) + ";  " + heads + " · " + n.d + " = " + f],
       seen.length ? [T("Weight") + ", " + pair, softmaxText(seen.map((j) => n.scores[h][i][j]), seen.indexOf(best), 10)
         + " = " + exact(row[best])]
         : [T("Weight"), T("no key may be seen: all weights are 1 / {n}", { n: kt.length }) + " = " + exact(row[best])]];

@@ -88,7 +88,7 @@ const ROOT = {
       y: { low: 0, high: 0.5 },
       marks: [{ kind: "bars", at: histogram(list, reach, 41).map(([a, b, y]) => [a, b, Math.min(y, 0.5)]), color }] });
     const x = { low: 1, high: 512, log: true, ticks: [1, 4, 16, 64, 256], label: small ? null : "d" };
-    const curves = (name, high, of) => Plot(pen, { name, title: name, width: w, height: h, x, y: { low: 0, high }, marks: [
+    const curves = (name, high, of) => Plot(pen, { name, title: small ? name.split(/ ?[(（]/)[0] : name, width: w, height: h, x, y: { low: 0, high }, marks: [
       { kind: "line", at: n.curves.map((each) => [each.d, of(each.raw)]), color: "other", size: 2.5, dash: [6, 3] },
       { kind: "line", at: n.curves.map((each) => [each.d, of(each.scaled)]), color: "line", size: 3 },
       { kind: "points", at: [[s.d, of(n.here.raw)]], color: "other", size: 6 },

@@ -1,12 +1,8 @@
-"""check beside the numbers: types, shapes, errors, changed inputs, what nobody knows; and two hundred right ones."""
-
-import functools
-import itertools
+"""check beside the numbers: types, shapes, errors, changed inputs, what nobody knows, and what it takes."""
 
 import numpy as np
 import pytest
 
-import needs
 from mha_c import teach
 from mha_c.teach import book
 
@@ -220,113 +216,3 @@ def test_the_page_marks_what_differs():
     known = teach.check(lambda queries, keys, values: book.dot_product(queries, keys, values), "causal")
     assert "<span" in known._repr_html_() and "# nothing" in known._repr_html_()
     assert teach.check(book.dot_product)._repr_html_().count("<p") == 1
-
-
-# ---- two hundred right ones ------------------------------------------------------------------------------------------
-
-
-def product(q, k, way):
-    if way == "einsum":
-        return np.einsum("bqd,bkd->bqk", q, k)
-    if way == "sum":
-        return (q[:, :, None, :] * k[:, None, :, :]).sum(axis=-1)
-    if way == "dot":
-        return np.stack([np.dot(a, b.T) for a, b in zip(q, k)])
-    return np.matmul(q, np.moveaxis(k, 1, 2))
-
-
-def scaled_product(q, k, order, way):
-    root = q.shape[-1] ** 0.5
-    if order == "before":
-        return product(q / root, k, way)
-    if order == "both":
-        return product(q / root**0.5, k / root**0.5, way)
-    return product(q, k, way) * root**-1 if order == "times" else product(q, k, way) / np.sqrt(q.shape[-1])
-
-
-def softmax(s, way):
-    if way == "plain":
-        return np.exp(s) / np.exp(s).sum(-1, keepdims=True)
-    if way == "logs":
-        top = s.max(-1, keepdims=True)
-        return np.exp(s - top - np.log(np.exp(s - top).sum(-1, keepdims=True)))
-    if way == "shift":
-        e = np.exp(s - s.max(-1)[..., None])
-        return e / np.einsum("bqk->bq", e)[..., None]
-    e = np.exp2((s - s.max(-1, keepdims=True)) * np.log2(np.e))
-    return np.divide(e, e.sum(axis=2, keepdims=True))
-
-
-def masked(s, lens, way):
-    if lens is None:
-        return s
-    rows = np.repeat(lens, s.shape[1]).reshape(s.shape[:2]) if lens.ndim == 1 else lens
-    hidden = np.arange(s.shape[2])[None, None] >= rows[:, :, None]
-    if way == "add":
-        return s + hidden * -1e9
-    if way == "infinite":
-        return np.where(hidden, -np.inf, s)
-    s = s.copy()
-    if way == "loop":
-        for b, i in np.ndindex(*s.shape[:2]):
-            s[b, i, rows[b, i] :] = -1e6
-        return s
-    np.putmask(s, hidden, -1e6)
-    return s
-
-
-CHOICES = list(itertools.product(
-    ["einsum", "sum", "dot", "matmul"], ["before", "both", "times", "after"], ["plain", "logs", "shift", "base2"],
-    ["add", "infinite", "loop", "putmask"], ["numbers", "pair", "float32", "list"],
-))  # fmt: skip
-
-
-def right_one(products, order, softmaxes, masks, result):
-    def attention(q, k, v, lens=None):
-        if result == "float32":
-            q, k, v = (x.astype(np.float32).astype(np.float64) for x in (q, k, v))
-        weights = softmax(masked(scaled_product(q, k, order, products), lens, masks), softmaxes)
-        out = weights @ v if products != "einsum" else np.einsum("bqk,bkv->bqv", weights, v)
-        return {"pair": (out, weights), "list": out.tolist()}.get(result, out)
-
-    return attention
-
-
-def test_two_hundred_right_ones():
-    rng = np.random.default_rng(39)
-    for i in rng.choice(len(CHOICES), 100, replace=False):
-        answer = teach.check(right_one(*CHOICES[i]), "dot_product")
-        assert answer.ok, (CHOICES[i], answer)
-    for i in rng.choice(len(CHOICES), 100, replace=False):
-        _, _, softmaxes, masks, _ = CHOICES[i]
-        mine = functools.partial(lambda m, s, X, valid_lens: softmax(masked(X, valid_lens, m), s), masks, softmaxes)
-        answer = teach.check(mine, "masked_softmax")
-        assert answer.ok, (CHOICES[i], answer)
-
-
-def right_in_torch(torch, order, softmaxes, masks, result):
-    def attention(query, key, value, valid_len=None):
-        if result == "float32":
-            query, key, value = query.float(), key.float(), value.float()
-        d = query.size(-1)
-        scores = torch.einsum("bqd,bkd->bqk", query / d**0.5, key) if order in ("before", "both") else (
-            torch.baddbmm(torch.zeros(1), query, key.permute(0, 2, 1), alpha=d**-0.5))  # fmt: skip
-        if valid_len is not None:
-            lens = valid_len.view(-1, 1, 1) if valid_len.dim() == 1 else valid_len.unsqueeze(-1)
-            hidden = torch.arange(key.size(1)) >= lens
-            fill = torch.finfo(scores.dtype).min if masks in ("add", "loop") else float("-inf")
-            scores = scores.masked_fill(hidden.expand_as(scores), fill)
-        weights = scores.softmax(-1) if softmaxes in ("plain", "logs") else torch.exp(scores.log_softmax(-1))
-        return (weights @ value, weights) if result == "pair" else torch.bmm(weights, value)
-
-    return attention
-
-
-def test_right_ones_in_torch():
-    torch = needs.module("torch")
-    rng = np.random.default_rng(3)
-    for i in rng.choice(len(CHOICES), 50, replace=False):
-        answer = teach.check(right_in_torch(torch, *CHOICES[i][1:]), "dot_product")
-        assert answer.ok, (CHOICES[i], answer)
-    wrapped = functools.wraps(book.masked_softmax)(lambda *arguments: book.masked_softmax(*arguments))
-    assert teach.check(wrapped, "masked_softmax").ok

@@ -174,3 +174,16 @@ def test_torch_is_not_imported():
         assert "torch" not in sys.modules and "matplotlib" not in sys.modules
     """
     children.python("-c", code)
+
+
+def test_numpys_functions_are_graded_alike_where_torch_is_known():
+    """mha_c.masked_softmax takes tensors, too, but none that need gradients: no law of gradients is theirs."""
+
+    def mine(queries, keys, values, valid_lens=None):
+        assert torch  # a module that knows torch is given tensors first
+        scores = queries @ keys.swapaxes(1, 2) / queries.shape[-1]
+        return mha_c.masked_softmax(scores, valid_lens) @ values
+
+    assert teach.check(mine, "dot_product").mistakes == ["scale_d"]
+    laws = teach.laws(mine, "dot_product")
+    assert laws.ok and "gradients" not in [law.id for law in laws.laws]

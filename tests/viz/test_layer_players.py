@@ -1,6 +1,8 @@
 """The players of whole layers: their numbers are the layers', their shapes the book's, each step says its line."""
 
+import copy
 import json
+import pickle
 import re
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import mha_c
 import needs
 from mha_c import teach
+from mha_c.teach import checking, mistakes
 
 pytest_plugins = ["browser_fixtures"]
 
@@ -62,21 +65,56 @@ def test_the_books_own_layers(X, generation):
     np.testing.assert_allclose(teach.additive(additive, tensor, tensor).matrices["output"], out[0], atol=1e-5)
 
 
-def test_a_call_in_training_is_shown(X):
+@pytest.mark.parametrize("training", [None, True])
+def test_the_last_call_is_shown(X, training):
     layer = mha_c.DotProductAttention(0.0)
-    layer(*batch(X, X, X), [2])
-    with pytest.raises(ValueError, match="this DotProductAttention has kept no call: call it with training=True"):
+    with pytest.raises(ValueError, match="this DotProductAttention was not called yet: call it, or give steps queries"):
         teach.steps(layer)
-    out = layer(*batch(X, X, X), [2], training=True)
+    layer(*batch(X, X, X), [1], training=training)
+    out = layer(*batch(X, X, X), [2], training=training)
+    np.testing.assert_allclose(teach.steps(layer).output, out[0], atol=1e-12)
+    lens = np.array([2])
+    out = layer(*batch(X, X, X), lens)  # the way of plain arrays, which has no lists
     np.testing.assert_allclose(teach.steps(layer).output, out[0], atol=1e-12)
     heads = mha_c.MultiHeadAttention(4, 2, 0.0, dtype=np.float64, rng=0)
-    out = heads(*batch(X, X, X), [2], training=True)
+    out = heads(*batch(X, X, X), [2], training=training)
     np.testing.assert_allclose(teach.multi_head(heads).matrices["output"], out[0], atol=1e-12)
     additive = mha_c.AdditiveAttention(4, 0.0, dtype=np.float64, rng=0)
-    out = additive(*batch(X, X, X), training=True)
+    out = additive(*batch(X, X, X), training=training)
     np.testing.assert_allclose(teach.additive(additive).matrices["output"], out[0], atol=1e-12)
     with pytest.raises(TypeError, match=r"shows the call of a DotProductAttention, .* got MultiHeadAttention"):
         teach.steps(heads)
+    missing = "has not kept what it was called with: give steps the same arrays"
+    for other in (heads.attention, pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert other.attention_weights.shape[1:] == (len(X), len(X))  # the weights are there, what went in is not
+        with pytest.raises(ValueError, match=missing):
+            teach.steps(other)
+    heads(*batch(X, X, X), cache=heads.eval().new_cache(1, len(X)))
+    with pytest.raises(ValueError, match="has not kept what it was called with: give multi_head"):
+        teach.multi_head(heads)
+
+
+def test_torchs_layer_has_kept_no_inputs(X):
+    torch = needs.module("torch")
+    layer = mha_c.torch.DotProductAttention(0.0)
+    layer(*[torch.tensor(X[None], dtype=torch.float32)] * 3)
+    with pytest.raises(ValueError, match="has not kept what it was called with: give steps the same arrays"):
+        teach.steps(layer)
+
+
+def test_the_text_is_for_any_terminal(X):
+    heads = mha_c.MultiHeadAttention(4, 2, 0.0, rng=0)
+    heads(*batch(X, X, X), [2])
+    additive = mha_c.AdditiveAttention(4, 0.0, rng=0)
+    additive(*batch(X, X, X), [2])
+    steps = teach.steps(X, X, X, 2)
+    right, wrong = (teach.check(mine, "dot_product") for mine in (teach.book.dot_product, lambda q, k, v: v @ v))
+    laws = teach.laws(lambda X, valid_lens: X, "masked_softmax")
+    players = teach.multi_head(heads), teach.additive(additive), steps, steps.tiles()
+    for shown in (*players, teach.puzzle(3), right, wrong, laws):
+        assert str(shown).isascii()
+    every = [*mistakes.MISTAKES, *((text,) for text in checking.SECTIONS.values())]
+    assert all(str(each).isascii() for each in every)
 
 
 def test_what_cannot_be_played(X):
