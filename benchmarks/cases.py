@@ -164,7 +164,7 @@ class Plain:
     head_dim: int
     causal: bool = False
     target: Optional[float] = None
-    where = "functional"
+    where = "attention alone"
     reference = ("torch SDPA",)
 
     @property
@@ -195,25 +195,25 @@ class Plain:
 
 
 CASES = [
-    MultiHead("M1", "multi-head toy", 2, 4, 6, 100, 5, [3, 2], False, target=15),
-    MultiHead("M2", "self-attention toy", 2, 4, 4, 100, 5, [3, 2], True),
-    MultiHead("M3", "encoder toy", 2, 100, 100, 24, 8, [3, 2], True, target=8),
-    MultiHead("M4", "decoder toy, a length per query", 2, 100, 100, 24, 8, "ramp", True),
-    MultiHead("M5", "translation, 0.17", 64, 10, 10, 32, 4, "random", True, target=8),
-    MultiHead("M6", "prediction, 0.17", 1, 1, 10, 32, 4, "random", False, target=20),
-    MultiHead("M7", "translation, 1.0", 128, 9, 9, 256, 4, "random", True, target=2),
-    MultiHead("M8", "prediction, 1.0", 4, 1, 9, 256, 4, "random", False, target=4),
-    MultiHead("M9", "BERT toy", 2, 8, 8, 768, 4, None, True),
+    MultiHead("M1", "multi-head attention, first example", 2, 4, 6, 100, 5, [3, 2], False, target=15),
+    MultiHead("M2", "self-attention, first example", 2, 4, 4, 100, 5, [3, 2], True),
+    MultiHead("M3", "encoder, first example", 2, 100, 100, 24, 8, [3, 2], True, target=8),
+    MultiHead("M4", "decoder, first example, a length per query", 2, 100, 100, 24, 8, "ramp", True),
+    MultiHead("M5", "Transformer of d2l 0.17", 64, 10, 10, 32, 4, "random", True, target=8),
+    MultiHead("M6", "Transformer of d2l 0.17 predicting", 1, 1, 10, 32, 4, "random", False, target=20),
+    MultiHead("M7", "Transformer of d2l 1.0", 128, 9, 9, 256, 4, "random", True, target=2),
+    MultiHead("M8", "Transformer of d2l 1.0 predicting", 4, 1, 9, 256, 4, "random", False, target=4),
+    MultiHead("M9", "BERT, first example", 2, 8, 8, 768, 4, None, True),
     MultiHead("M10", "BERT pre-training, batch 64 of 512", 64, 64, 64, 128, 2, "random", True, target=2.2),
     MultiHead("M11", "BERT encoding", 1, 10, 10, 128, 2, "full", True, target=10),
     MultiHead("M12", "BERT-small, batch 64 of 512", 64, 128, 128, 256, 4, "random", True, target=1.8),
     MultiHead("M13", "BERT-base, 512 tokens, batch 1", 1, 512, 512, 768, 12, "full", True, target=1.4),
     MultiHead("M14", "vision transformer, batch 16 of 128", 16, 37, 37, 512, 8, None, True, target=1.2),
-    Additive("A1", "scoring toy", 2, 1, 10, 8, 20, 2, 4, [2, 6]),
-    Additive("A2", "Bahdanau step, 0.17", 64, 1, 10, 32, 32, 32, None, "random", target=8),
-    Additive("A3", "Bahdanau step, 1.0", 128, 1, 9, 256, 256, 256, None, "random", target=2.5),
-    Additive("A4", "Bahdanau prediction", 4, 1, 9, 256, 256, 256, None, "random"),
-    Additive("A5", "Bahdanau toy", 4, 1, 7, 16, 16, 16, None, None, target=8),
+    Additive("A1", "scoring functions, first example", 2, 1, 10, 8, 20, 2, 4, [2, 6]),
+    Additive("A2", "Bahdanau decoder of d2l 0.17", 64, 1, 10, 32, 32, 32, None, "random", target=8),
+    Additive("A3", "Bahdanau decoder of d2l 1.0", 128, 1, 9, 256, 256, 256, None, "random", target=2.5),
+    Additive("A4", "Bahdanau decoder of d2l 1.0 predicting", 4, 1, 9, 256, 256, 256, None, "random"),
+    Additive("A5", "Bahdanau decoder, first example", 4, 1, 7, 16, 16, 16, None, None, target=8),
     # Pairs that must not differ: a length that is no multiple of any vector, hidden keys beside seen ones.
     Plain(1, 12, 127, 127, 64, target=1.5),
     Plain(1, 12, 128, 128, 64, target=1.5),

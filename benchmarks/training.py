@@ -107,7 +107,7 @@ class Function:
     head_dim: int
     target: float
     dropout: float = 0.0
-    where = "functional"
+    where = "attention alone"
     reference = ("torch SDPA",)
 
     @property
@@ -140,17 +140,17 @@ class Function:
 
 
 CASES = [
-    Layer("M1", "multi-head toy", 2, 4, 6, 100, 5, "random", 6, self_attention=False),
-    Layer("M3", "encoder toy", 2, 100, 100, 24, 8, "random", 4),
-    Layer("M5", "translation, 0.17", 64, 10, 10, 32, 4, "random", 3),
-    Layer("M6", "prediction, 0.17", 1, 1, 10, 32, 4, "random", 6, self_attention=False),
-    Layer("M7", "translation, 1.0", 128, 9, 9, 256, 4, "random", 1.4),
-    Layer("M8", "prediction, 1.0", 4, 1, 9, 256, 4, "random", 3, self_attention=False),
+    Layer("M1", "multi-head attention, first example", 2, 4, 6, 100, 5, "random", 6, self_attention=False),
+    Layer("M3", "encoder, first example", 2, 100, 100, 24, 8, "random", 4),
+    Layer("M5", "Transformer of d2l 0.17", 64, 10, 10, 32, 4, "random", 3),
+    Layer("M6", "Transformer of d2l 0.17 predicting", 1, 1, 10, 32, 4, "random", 6, self_attention=False),
+    Layer("M7", "Transformer of d2l 1.0", 128, 9, 9, 256, 4, "random", 1.4),
+    Layer("M8", "Transformer of d2l 1.0 predicting", 4, 1, 9, 256, 4, "random", 3, self_attention=False),
     Layer("M10", "BERT pre-training, batch 64 of 512", 64, 64, 64, 128, 2, "random", 1.8),
     Layer("M14", "vision transformer, batch 16 of 128", 16, 37, 37, 512, 8, None, 1.2),
-    Layer("A2", "Bahdanau step, 0.17", 64, 1, 10, 32, 0, "random", 3, self_attention=False),
-    Layer("A3", "Bahdanau step, 1.0", 128, 1, 9, 256, 0, "random", 1.7, self_attention=False),
-    Layer("A5", "Bahdanau toy", 4, 1, 7, 16, 0, None, 4, self_attention=False),
+    Layer("A2", "Bahdanau decoder of d2l 0.17", 64, 1, 10, 32, 0, "random", 3, self_attention=False),
+    Layer("A3", "Bahdanau decoder of d2l 1.0", 128, 1, 9, 256, 0, "random", 1.7, self_attention=False),
+    Layer("A5", "Bahdanau decoder, first example", 4, 1, 7, 16, 0, None, 4, self_attention=False),
     Function(64, 4, 10, 8, 3),
     Function(64, 8, 37, 64, 2.5),
     Function(1, 12, 128, 64, 1.3),

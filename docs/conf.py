@@ -108,7 +108,8 @@ def both_forms(app, what, name, obj, options, signature, returned):
         return None
     if what == "class" and hasattr(obj, "FORMS"):
         keywords = signature[signature.index("*, ") :]
-        signature = "\n".join(f"({form}, {keywords}" for form in obj.FORMS)
+        forms = [f"({form}, {keywords}" for form in obj.FORMS]
+        signature = f"\n{obj.__name__}".join(forms)  # autodoc writes the name of the first
     return re.sub(r"<class '(?:numpy\.)?([\w.]+)'>", r"\1", signature), returned
 
 

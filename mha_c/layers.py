@@ -76,9 +76,11 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 
     There are two forms of the constructor, one of each generation of the book; the arguments tell which is meant:
 
-        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)                    d2l 1.0, mxnet
-        MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False)
-                                                                                d2l 0.16-0.17, TensorFlow
+        # d2l 1.0, mxnet
+        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)
+        # d2l 0.16-0.17, TensorFlow
+        MultiHeadAttention(key_size, query_size, value_size, num_hiddens,
+                           num_heads, dropout, bias=False)
 
     Parameters
     ----------
@@ -196,8 +198,10 @@ class AdditiveAttention(DecodingLayer):
 
     There are two forms of the constructor, one of each generation of the book:
 
-        AdditiveAttention(num_hiddens, dropout)                         d2l 1.0, mxnet
-        AdditiveAttention(key_size, query_size, num_hiddens, dropout)   d2l 0.16-0.17, TensorFlow
+        # d2l 1.0, mxnet
+        AdditiveAttention(num_hiddens, dropout)
+        # d2l 0.16-0.17, TensorFlow
+        AdditiveAttention(key_size, query_size, num_hiddens, dropout)
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
     *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`

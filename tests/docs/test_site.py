@@ -115,7 +115,7 @@ def test_both_forms_of_a_constructor_and_every_attribute_have_a_place(site):
     page = (site / "api" / "layers.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]*>", "", page)
     for form in mha_c.MultiHeadAttention.FORMS:
-        assert f"({form}, *, dtype=float32" in " ".join(text.split()), form
+        assert f"mha_c.MultiHeadAttention({form}, *, dtype=float32" in " ".join(text.split()), form
     for name in ("attention_weights", "num_heads", "num_hiddens"):
         assert f'id="mha_c.MultiHeadAttention.{name}"' in page
     begins = page.index('id="mha_c.MultiHeadAttention"')
