@@ -17,16 +17,22 @@ BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
 OURS = (AttentionModule, AttendsHeads)
 
 
-def classes_of_the_book() -> Iterator[type[nn.Module]]:
-    """All classes of the book's names that are not ours, as d2l has them or a notebook writes them."""
-    ahead, met = [nn.Module], set()
+def classes_of_the_book(model: Optional[nn.Module]) -> Iterator[type[nn.Module]]:
+    """The classes of the book's names that are not ours, as d2l has them or a notebook writes them: those in a model,
+    or, of None, all there are."""
+    for kind in _all_classes() if model is None else {type(module) for module in model.modules()}:
+        if kind.__name__ in BOOK_NAMES and not issubclass(kind, OURS):
+            yield kind
+
+
+def _all_classes() -> set[type[nn.Module]]:
+    met: set[type[nn.Module]] = set()
+    ahead: list[type[nn.Module]] = [nn.Module]
     while ahead:
-        for kind in ahead.pop().__subclasses__():
-            if kind not in met:
-                met.add(kind)
-                ahead.append(kind)
-                if kind.__name__ in BOOK_NAMES and not issubclass(kind, OURS):
-                    yield kind
+        new = [kind for kind in ahead.pop().__subclasses__() if kind not in met]
+        met.update(new)
+        ahead += new
+    return met
 
 
 def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
