@@ -281,7 +281,7 @@ help:
 	@echo 'bench-browser   the same in WebAssembly, in node (emscripten)'
 	@echo 'bench-distributed   ring attention on 1, 2 and 4 processes'
 	@echo 'counts      instructions and bytes of our calls (valgrind); model   inner loops by llvm-mca'
-	@echo 'scaling     two threads, many keys, sharp scores, caches, memory, the cost of a call'
+	@echo 'scaling     two threads, many keys, sharp scores, memory, the cost of a call'
 	@echo 'chart       chart and table of the README from the last bench'
 	@echo 'lint        ruff, clang-format, check_style.py        typecheck   mypy and stubtest'
 	@echo 'format      writes what lint asks of layout'

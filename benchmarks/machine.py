@@ -45,7 +45,6 @@ def describe(torch, mha_c, threads):
         "torch": f"{torch.__version__} ({blas}, {torch.backends.cpu.get_cpu_capability()})",
         "mha_c": mha_c.__version__,
         "isa": config["isa"],
-        "caches": " and ".join(f"{n_bytes // 1024} KiB" for n_bytes in config["caches"]),
         "threads": threads,
         "command": " ".join(["python", *sys.argv]),
     }

@@ -1,5 +1,5 @@
-"""How ours grows: with a second thread, with the number of keys, in memory; what one call costs at least, what
-scores do that lie far apart, and what it is worth that tasks are cut for this machine's caches.
+"""How ours grows: with a second thread, with the number of keys, in memory; what one call costs at least, and
+what scores do that lie far apart.
 
     python benchmarks/scaling.py
 
@@ -73,26 +73,6 @@ def threads():
     mha_c.set_num_threads(1)
 
 
-def caches():
-    """Tasks cut for this machine's caches beside those for the smallest in use; nothing to see where it has these."""
-    own, smallest = mha_c._core.caches(), (32 * 1024, 512 * 1024)
-
-    def with_caches(sizes, call):
-        def run():
-            mha_c._core.set_caches(*sizes)
-            return call()
-
-        return run
-
-    for case in (case for case in CASES if case.name in ("M12", "M13", "M14")):
-        call = ours_of(case)
-        times = minima({sizes: with_caches(sizes, call) for sizes in {own, smallest}}, 4)
-        ratio = times[own] / times[smallest]
-        sizes = " and ".join(f"{n_bytes // 1024}" for n_bytes in own)
-        line(f"{case.name}: cut for {sizes} KiB / for 32 and 512 KiB", f"{ratio:.3f}", "<= 1.01", ratio <= 1.01)
-    mha_c._core.set_caches(*own)
-
-
 def keys():
     times = minima({n: attention(8, n) for n in (4096, 8192)}, 5)
     ratio = times[8192] / times[4096]
@@ -141,6 +121,5 @@ if __name__ == "__main__":
     overhead()
     keys()
     sharp_scores()
-    caches()
     memory()
     threads()

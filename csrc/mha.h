@@ -42,7 +42,7 @@ typedef enum {
 /* A short English text for a status; never NULL, never freed. */
 const char *mha_status_text(mha_status status);
 
-/* --- Instruction sets, caches and threads ---------------------------------------------------- */
+/* --- Instruction sets and threads ----------------------------------------------------------- */
 
 /* Ordered from plainest to widest.  Scalar is in use until mha_isa_select has been called. */
 typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_WASM, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
@@ -60,22 +60,6 @@ MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
 
 /* The instruction set of this thread's own calls, whatever is selected; MHA_N_ISAS ends it.  Returns what it was. */
 mha_isa mha_isa_own(mha_isa isa);
-
-/*
- * The first and second data cache of one core, in bytes.  Some choices depend on them; these change the time of a call,
- * but none of its bits.  Until mha_caches_select is called, the sizes are the smallest in use, 32 and 512 KiB.
- */
-typedef struct {
-    size_t first, second;
-} mha_cache_sizes;
-
-mha_cache_sizes mha_caches_active(void);
-
-/*
- * From now on choices depend on these sizes, or, if they are 0 or absurd, on those that processor or system report.
- * For start-up and tests, as mha_isa_select.
- */
-void mha_caches_select(mha_cache_sizes sizes);
 
 /*
  * The most threads that a call may use, the calling thread included: at least 1, and 1 until it is set.  Threads are

@@ -134,12 +134,6 @@ def isas() -> Tuple[Tuple[str, bool], ...]:
 def isa() -> str:
     """The active one."""
 
-def caches() -> Tuple[int, int]:
-    """Bytes of a core's first and second data cache, which tasks are cut for; no bit of a result depends on them."""
-
-def set_caches(first: int, second: int, /) -> None:
-    """Others from now on; sizes that no processor has (0, say): those that this machine tells."""
-
 def set_isa(name: str, /) -> None:
     """For start-up and tests.  ValueError lists what there is."""
 

@@ -1,15 +1,12 @@
-"""What this installation computes with: instruction set, caches and threads, chosen once at import; show_config.
+"""What this installation computes with: instruction set and threads, chosen once at import; show_config.
 
 MHA_C_ISA            scalar, neon, wasm, avx2 or avx512; default: the best of this CPU; RuntimeError if missing here
 MHA_C_NUM_THREADS    threads that one call may use; default: OMP_NUM_THREADS, or else the CPUs this process may use
-MHA_C_CACHES         sizes of a core's first and second data cache, such as 48K,2M; default: those of this machine;
-                     tasks are sized for these caches, and results do not depend on them, to the bit
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from typing import Any, Optional
@@ -23,7 +20,6 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 # The number of threads, and who chose it.  A temporary limit that has ended again leaves no trace here.
 _threads_chosen = 0, ""
-_caches_reason = "this machine's"
 _isa_reason = "the widest; MHA_C_ISA changes it"
 
 
@@ -115,10 +111,9 @@ def show_config() -> dict[str, Any]:
     -------
     dict
         Keys: version, isa (the active instruction set), isas (those in the core that this CPU has), kernels (for each
-        type: numbers in a vector, rows and columns of a register tile), caches (bytes of the first and of the second
-        data cache that tasks are sized for), caches_from, threads, threads_from, share_from (seconds of work below
-        which a call stays on one thread), numpy.  If torch is imported already also torch, and torch_device: the kind
-        of accelerator that torch has here, or None.
+        type: numbers in a vector, rows and columns of a register tile), threads, threads_from, share_from
+        (seconds of work below which a call stays on one thread), numpy.  If torch is imported already also torch, and
+        torch_device: the kind of accelerator that torch has here, or None.
 
     See Also
     --------
@@ -143,8 +138,6 @@ def show_config() -> dict[str, Any]:
         "isa": _core.isa(),
         "isas": offered,
         "kernels": kernels,
-        "caches": _core.caches(),
-        "caches_from": _caches_reason,
         "threads": chosen[0],
         "threads_from": chosen[1] if chosen == _threads_chosen else "limited by threadpoolctl",
         "share_from": share["least_seconds"],
@@ -160,8 +153,7 @@ def show_config() -> dict[str, Any]:
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()
     )
-    first, second = map(in_words, config["caches"])
-    print(f"kernels {shapes}; caches {first} and {second} ({config['caches_from']})")
+    print(f"kernels {shapes}")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
     print(f"numpy {config['numpy']}   python {sys.version.split()[0]} on {sys.platform}")
@@ -265,19 +257,6 @@ def _text(path: str) -> str:
         return ""
 
 
-def _select_caches() -> None:
-    global _caches_reason
-    text = os.environ.get("MHA_C_CACHES", "").strip()
-    if re.fullmatch(r"([0-9]{1,9}[KM]?),([0-9]{1,9}[KM]?)", text):
-        sizes = tuple(int(n) * {"": 1, "K": 2**10, "M": 2**20}[unit] for n, unit in re.findall("([0-9]+)([KM]?)", text))
-        _core.set_caches(*sizes)
-        if _core.caches() == sizes:  # the core refuses sizes that no processor has
-            _caches_reason = "MHA_C_CACHES"
-            return
-    if text:
-        _ignored("MHA_C_CACHES", text, "two sizes of caches, like 32K,512K")
-
-
 def _ignored(variable: str, text: str, wanted: str) -> None:
     warnings.warn(f"{variable}={text!r} is ignored: it must be {wanted}", RuntimeWarning, stacklevel=3)
 
@@ -285,5 +264,4 @@ def _ignored(variable: str, text: str, wanted: str) -> None:
 def apply_environment() -> None:
     """Read the environment variables; `import mha_c` calls this once."""
     _select_isa()
-    _select_caches()
     _select_threads()

@@ -112,13 +112,12 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(autouse=True)
 def settings_end_with_a_test():
-    """Threads, instruction set and caches that a test has set, here and in torch, are as they were."""
+    """Threads and the instruction set that a test has set, here and in torch, are as they were."""
     torch = sys.modules.get("torch")
-    isa, caches, threads, chosen = _core.isa(), _core.caches(), _core.get_num_threads(), config._threads_chosen
+    isa, threads, chosen = _core.isa(), _core.get_num_threads(), config._threads_chosen
     torchs = torch and torch.get_num_threads()
     yield
     _core.set_isa(isa)
-    _core.set_caches(*caches)
     _core.set_num_threads(threads)
     config._threads_chosen = chosen
     if torchs and torch.get_num_threads() != torchs:

@@ -12,63 +12,50 @@
 #include "runtime/threads.h"
 #include "runtime/threads_interrupt.h"
 
-/* Limits of a task's rows: their bytes in one depth block (half the smallest second cache in use), and their number. */
-#define BLOCK_BYTES ((size_t)256 * 1024)
-#define BLOCK_MOST ((size_t)192)
-/* The most rows if the second cache is larger, and all threads have a task even so: see mha_linear_most_rows. */
-#define LARGE_BLOCK_MOST ((size_t)288)
+/*
+ * Limits of a task's rows.  Their bytes in one depth block stay in the second cache beside a panel: 288 KiB of the 512
+ * KiB or more that processors have.  Tasks of ROWS_MOST took 0.97 to 0.98 of the time of ROWS_USUAL (512 rows of 768
+ * features, 16 x 37 of 512; AMD EPYC, family 25, model 17), but are made only where all threads have one.
+ */
+#define BLOCK_BYTES ((size_t)288 * 1024)
+#define ROWS_USUAL ((size_t)192)
+#define ROWS_MOST ((size_t)288)
+/* A weight larger than this is rarely in the second cache: other data has been there since the last call. */
+#define NEAR_BYTES ((size_t)512 * 1024)
 
-/* As many rows, in whole register tiles, as have at most `bytes` in a depth block, but not more than `most`. */
+/* As many rows, in whole register tiles, as fit, but not more than `most`. */
 static size_t
-rows_within(const mha_kernels *kernels, size_t in_features, size_t most, size_t bytes)
+rows_within(const mha_kernels *kernels, size_t in_features, size_t most)
 {
     const size_t row_bytes = mha_max(mha_min(in_features, MHA_LINEAR_DEPTH), 1) * kernels->itemsize;
-    const size_t rows = mha_min(bytes / row_bytes, most) / kernels->tile_rows * kernels->tile_rows;
+    const size_t rows = mha_min(BLOCK_BYTES / row_bytes, most) / kernels->tile_rows * kernels->tile_rows;
 
     return mha_max(rows, kernels->tile_rows);
 }
 
-static size_t
-usual_rows(const mha_kernels *kernels, size_t in_features)
-{
-    return rows_within(kernels, in_features, BLOCK_MOST, BLOCK_BYTES);
-}
-
-/*
- * The rows may fill three tenths of the second cache.  With 2 MiB, 288 rows took 0.96 to 0.99 of the time of 192
- * (layers of 512 rows, 512 to 1024 features), in float64 0.94 of the time of 120; 384 rows were no better.
- */
 size_t
 mha_linear_most_rows(const mha_kernels *kernels, size_t in_features)
 {
-    const size_t large = rows_within(kernels, in_features, LARGE_BLOCK_MOST, mha_caches_active().second * 3 / 10);
-
-    return mha_max(large, usual_rows(kernels, in_features));
+    return rows_within(kernels, in_features, ROWS_MOST);
 }
 
 /* Rows per task, for nearly equal tasks: a short last task would read the whole weight for its few rows. */
 static size_t
 task_rows(const mha_kernels *kernels, size_t in_features, size_t rows)
 {
-    const size_t usual = usual_rows(kernels, in_features), for_all = mha_ceil_div(rows, mha_threads_get());
-    const size_t block = for_all <= usual ? usual : mha_min(for_all, mha_linear_most_rows(kernels, in_features));
+    const size_t for_all = mha_max(mha_ceil_div(rows, mha_threads_get()), ROWS_USUAL);
+    const size_t block = rows_within(kernels, in_features, mha_min(for_all, ROWS_MOST));
     const size_t in_task = rows <= block ? rows : mha_ceil_div(rows, mha_ceil_div(rows, block));
 
     return mha_max(mha_round_up(in_task, kernels->tile_rows), kernels->tile_rows);
 }
 
-/*
- * A weight larger than half the second cache is rarely in it: other data has been there since the last call.  Unless
- * rows are few, each panel is therefore prefetched while rows meet the panel before it.  (With 2 MiB, layers of 512
- * rows took 1.02 to 1.04 of the time if weights of 1.6 to 4 MB were not prefetched, and layers of 96 to 592 rows took
- * 1.01 to 1.03 if weights of 1 MB were.)
- */
+/* Unless rows are few, each panel of a weight that is not near is prefetched while rows meet the panel before it. */
 static int
 is_far(const mha_kernels *kernels, const mha_linear *linear, size_t rows)
 {
-    const size_t near = mha_caches_active().second / 2 / kernels->itemsize;
-
-    return rows >= MHA_LINEAR_FEW_ROWS && linear->in_features > near / mha_max(linear->out_features, 1);
+    return rows >= MHA_LINEAR_FEW_ROWS &&
+           linear->in_features > NEAR_BYTES / kernels->itemsize / mha_max(linear->out_features, 1);
 }
 
 void

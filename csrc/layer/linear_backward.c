@@ -14,8 +14,7 @@
 
 #define COPY_STRIDE (MHA_LINEAR_DEPTH + MHA_LEFT_GAP) /* of rows of the left side's copy */
 #define TASK_LEAST ((size_t)192)           /* the fewest rows of a result per task: they share a copied panel */
-#define TASK_USUAL ((size_t)384)           /* the most rows per task, see most_task_rows */
-#define TASK_MOST ((size_t)512)            /* the most rows per task where the second cache is large */
+#define TASK_MOST ((size_t)384)            /* the most rows per task: 408 KiB of floats in the left side's copy */
 #define SMALL_BYTES ((size_t)16 * 1024)    /* a right side of so few bytes stays in the first cache, wherever it lies */
 #define LONG_STRIDE ((size_t)512)          /* bytes of a row; shorter ones find places in the cache */
 #define FAR_STEP ((ptrdiff_t)1024)         /* bytes between steps of a column; closer ones are read in place */
@@ -151,25 +150,12 @@ run_task(void *context, size_t task, unsigned worker)
     }
 }
 
-/*
- * The copy of the left side, a depth block of all rows of a task, takes at most two fifths of the second cache.  With
- * 2 MiB, 512 rows took 0.98 to 0.995 of the time of 384 (gradients of 4096 x 512 x 512 and 512 x 768 x 768), 768 rows
- * took as long, and 1536 rows, four fifths of the cache, 1.02.
- */
-static size_t
-most_task_rows(const mha_kernels *k)
-{
-    const size_t fit = mha_caches_active().second * 2 / 5 / (COPY_STRIDE * k->itemsize);
-
-    return mha_min(mha_max(fit, TASK_USUAL), TASK_MOST);
-}
-
 /* Rows of a task: all threads have some, and every panel serves many. */
 static size_t
-rows_per_task(const mha_kernels *k, size_t rows)
+rows_per_task(size_t rows)
 {
     const size_t n_threads = mha_threads_get(), least = mha_max(mha_ceil_div(rows, n_threads), TASK_LEAST);
-    size_t n_tasks = mha_ceil_div(rows, mha_min(least, most_task_rows(k)));
+    size_t n_tasks = mha_ceil_div(rows, mha_min(least, TASK_MOST));
 
     if (n_tasks > n_threads) { /* equally many for each thread */
         n_tasks = mha_min(mha_round_up(n_tasks, n_threads), mha_ceil_div(rows, TASK_LEAST));
@@ -185,8 +171,8 @@ count_tasks(const mha_linear_grads *grads, grads_job *job)
     const int wants_weight = grads->grad_weight != NULL || grads->grad_bias != NULL;
     const int wants_input = grads->grad_x != NULL && grads->in_features > 0;
 
-    job->task_rows[0] = rows_per_task(job->kernels, grads->rows);
-    job->task_rows[1] = rows_per_task(job->kernels, grads->out_features);
+    job->task_rows[0] = rows_per_task(grads->rows);
+    job->task_rows[1] = rows_per_task(grads->out_features);
     job->n_input_tasks = wants_input && grads->rows > 0 ? mha_ceil_div(grads->rows, job->task_rows[0]) : 0;
     return job->n_input_tasks +
            (wants_weight && grads->out_features > 0 ? mha_ceil_div(grads->out_features, job->task_rows[1]) : 0);
@@ -204,7 +190,7 @@ mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads,
     grads_job job = {.kernels = kernels};
     const unsigned n_workers = workers_for(grads, count_tasks(grads, &job));
     /* Enough for any number of threads and rows at run time, when rows that nobody needs are left out. */
-    const size_t most = mha_min(mha_max(grads->rows, grads->out_features), most_task_rows(kernels));
+    const size_t most = mha_min(mha_max(grads->rows, grads->out_features), TASK_MOST);
     const size_t in = grads->in_features;
 
     if (copies(kernels, most, grads->out_features, in) || copies(kernels, most, grads->rows, in)) {

@@ -300,8 +300,6 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(isas, 0, 0) \
     X(isa, 0, 0) \
     X(set_isa, 1, 1) \
-    X(caches, 0, 0) \
-    X(set_caches, 2, 2) \
     X(get_num_threads, 0, 0) \
     X(set_num_threads, 1, 1)
 

@@ -43,7 +43,6 @@ core_exec(PyObject *module)
         state->objects[MHA_PY_ISA_NAMES + i] = name;
         widest = mha_isa_available((mha_isa)i) ? (mha_isa)i : widest;
     }
-    mha_caches_select((mha_cache_sizes){0, 0}); /* as this machine says; Python may ask for others later */
     return mha_isa_select(widest) == MHA_OK ? 0 : -1;
 }
 

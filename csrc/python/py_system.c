@@ -1,5 +1,5 @@
 /*
- * py_system.c: instruction sets, caches, threads.
+ * py_system.c: instruction sets, threads.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "args.h"
@@ -48,28 +48,6 @@ py_set_isa(mha_py_call *call, PyObject *const *values)
     }
     mha_py_refuse(call, "isa", "(O)", name);
     return NULL;
-}
-
-/* --- Caches ---------------------------------------------------------------------------------- */
-
-PyObject *
-py_caches(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
-{
-    const mha_cache_sizes sizes = mha_caches_active();
-
-    return Py_BuildValue("(nn)", (Py_ssize_t)sizes.first, (Py_ssize_t)sizes.second);
-}
-
-PyObject *
-py_set_caches(mha_py_call *Py_UNUSED(call), PyObject *const *values)
-{
-    const mha_cache_sizes sizes = {PyLong_AsSize_t(values[0]), PyLong_AsSize_t(values[1])};
-
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    mha_caches_select(sizes);
-    Py_RETURN_NONE;
 }
 
 /* --- Threads ------------------------------------------------------------------------------------- */

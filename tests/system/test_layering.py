@@ -29,7 +29,6 @@ C_RULES = [
     # the only files that talk to the system: memory, processor, threads
     (r"runtime/scratch\.[ch]", [OWN, r"<(stdlib|stddef|stdint)\.h>"]),
     (r"runtime/cpu\.[ch]", [OWN, r"<(cpuid|stddef|stdint)\.h>", MATHS]),
-    (r"runtime/cpu_caches\.c", [OWN, r"<(sys/sysctl|unistd)\.h>", MATHS]),
     (
         r"runtime/threads\w*\.[ch]",
         [

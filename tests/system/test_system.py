@@ -22,7 +22,7 @@ import needs
 from mha_c import _core, config, selftest
 
 OFFERED = [name for name, available in _core.isas() if available]
-VARIABLES = ("MHA_C_ISA", "MHA_C_CACHES", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS")
+VARIABLES = ("MHA_C_ISA", "MHA_C_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 def python(*arguments, check=True, **variables):
@@ -46,8 +46,7 @@ def test_show_config(capsys):
     assert config["isas"] == OFFERED and config["isa"] in OFFERED
     assert config["threads"] == mha_c.get_num_threads() and config["threads_from"]
     assert ("torch" in config) == ("torch" in sys.modules)
-    assert config["caches"] == _core.caches() and config["caches_from"]
-    for name in ("version", "isa", "caches_from", "threads", "threads_from", "numpy"):
+    for name in ("version", "isa", "threads", "threads_from", "numpy"):
         assert str(config[name]) in text
     assert len(text.splitlines()) == 4 + ("torch" in config)
 
@@ -80,58 +79,6 @@ def test_an_absent_instruction_set_fails_the_import(isa):
     assert done.returncode == 1
     refused = f"instruction set {isa!r} is not available: this CPU offers {', '.join(OFFERED)} ("
     assert f"RuntimeError: MHA_C_ISA: {refused}" in done.stderr
-
-
-CACHES = "import mha_c; print(mha_c._core.caches(), mha_c.config._caches_reason)"
-
-
-@pytest.mark.parametrize(
-    ("text", "sizes"),
-    [("32K,512K", "(32768, 524288)"), ("49152,1M", "(49152, 1048576)"), (" 128K,3072K ", "(131072, 3145728)")],
-)
-def test_caches_from_the_environment(text, sizes):
-    assert printed(CACHES, MHA_C_CACHES=text) == (f"{sizes} MHA_C_CACHES", "")
-
-
-@pytest.mark.parametrize("text", ["48K", "48k,2m", "48K,2M,30M", "0,0", "2M,48K", "48K,2048M", "1,2", "-48K,2M", "²,³"])
-def test_a_bad_cache_variable_is_a_warning_and_the_default(text):
-    out, warned = printed(CACHES, MHA_C_CACHES=text)
-    assert out == printed(CACHES)[0]
-    message = f"RuntimeWarning: MHA_C_CACHES={text!r} is ignored: it must be two sizes of caches, like 32K,512K"
-    assert message in warned and warned.count("Warning:") == 1
-
-
-def linux_caches():
-    """What the kernel says of processor 0, in bytes, level by level, and how many processors share each."""
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size, shared = ((index / name).read_text().strip() for name in NAMES_OF_CACHE_FILES)
-        if kind != "Instruction":
-            yield int(level), int(size.rstrip("K")) * 1024, bin(int(shared.replace(",", ""), 16)).count("1")
-
-
-SMALLEST = "(32768, 524288) this machine's"  # where the C library does not tell
-NAMES_OF_CACHE_FILES = "level", "type", "size", "shared_cpu_map"
-
-
-def test_the_caches_are_those_of_this_machine():
-    told = {level: size for level, size, sharers in linux_caches() if sharers <= 2}
-    if {1, 2} <= set(told):  # a kernel that tells both; cores that share one are left to the C tests
-        assert printed(CACHES)[0] in (f"({told[1]}, {told[2]}) this machine's", SMALLEST)
-    else:
-        first, second = _core.caches()
-        assert 4096 <= first <= second
-
-
-def test_sizes_that_no_processor_has_are_those_of_this_machine():
-    before = _core.caches()
-    for wrong in ((0, 0), (1, 1), (2**40, 2**41), (2**21, 2**15)):
-        _core.set_caches(2**15, 2**19)
-        _core.set_caches(*wrong)
-        assert _core.caches() == before
-    for wrong in ((-1, 2**20), (2**15, 2**80), ("32K", 2**20), (2**15, None)):
-        with pytest.raises((TypeError, OverflowError)):
-            _core.set_caches(*wrong)
-    assert _core.caches() == before
 
 
 THREADS = "import mha_c; print(mha_c.get_num_threads())"
