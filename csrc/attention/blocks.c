@@ -1,20 +1,11 @@
 /*
- * blocks.c: what a task does of a key block once, for all its tiles: keys are packed into panels, rows that lie badly
- * are copied.
+ * blocks.c: what a task does of a key block once, for all its tiles: keys are packed into panels, rows that many
+ * tiles read are copied.
  */
 #include "blocks.h"
 
 #include "operands.h"
 #include "runtime/common.h"
-
-/*
- * Rows at least FAR_ROWS bytes apart, as those of one head among the features of all, share few sets of the first
- * cache.  If the plan copies rows, tiles read them more than once, and so from a copy.  From ALIGN_QUERIES queries on,
- * a copy costs 1 %, but vectors that cross cache lines, as most of NumPy's large arrays do, cost 4 to 7 %: such rows
- * are copied, too (Xeon with AVX-512, 1,12,512,64 and 1,4,512,128).
- */
-#define FAR_ROWS ((size_t)1024)
-#define ALIGN_QUERIES ((size_t)256)
 
 static const char *
 first_row(const mha_walk *walk, const mha_operand *rows, size_t key)
@@ -31,23 +22,16 @@ pack_rows(const mha_walk *walk, const mha_operand *rows, size_t depth, char *pan
                                         walk->keys_here.last - first, depth, panels);
 }
 
-/* Copies rows of keys or values if tiles should not read them in place. */
+/* Rows side by side: all tiles of the task then read them from whole cache lines. */
 static void
 copy_rows(mha_walk *walk, const mha_operand *rows, size_t cols)
 {
     const mha_kernels *k = walk->problem->kernels;
     const size_t row = mha_round_up(cols, k->lanes), at = (walk->keys_here.first - walk->block.first_key) * row;
-    const size_t stride = (size_t)(rows->row_stride < 0 ? -rows->row_stride : rows->row_stride);
-    const char *first = first_row(walk, rows, walk->keys_here.first);
-    const int far = stride > cols && stride * k->itemsize >= FAR_ROWS;
-    const int aligned = ((uintptr_t)first | (stride * k->itemsize)) % (k->lanes * k->itemsize) == 0;
 
-    walk->dense_rows = NULL; /* not the copy of the block before */
-    if (far || (!aligned && walk->problem->args->queries >= ALIGN_QUERIES)) {
-        walk->dense_rows = walk->room->dense_rows;
-        k->copy_rows(walk->keys_here.last - walk->keys_here.first, cols, first, rows->row_stride,
-                     walk->room->dense_rows + at * k->itemsize, (ptrdiff_t)row);
-    }
+    walk->dense_rows = walk->room->dense_rows;
+    k->copy_rows(walk->keys_here.last - walk->keys_here.first, cols, first_row(walk, rows, walk->keys_here.first),
+                 rows->row_stride, walk->room->dense_rows + at * k->itemsize, (ptrdiff_t)row);
 }
 
 void

@@ -38,7 +38,7 @@ typedef struct {
     size_t key_block;      /* keys per block; a function of the head sizes only, never of the data */
     size_t tile_rows;      /* query rows per tile */
     size_t score_stride;   /* from one row of a tile's scores to the next */
-    int copies_rows;       /* rows of a key block may be worth a copy, see walk.c */
+    int copies_rows;       /* rows of a key block are copied side by side: values; in the backward pass keys */
     int weights_later;     /* rows may span several blocks: weights are written by a second pass */
     size_t task_queries;   /* queries per task */
     size_t task_heads;     /* heads per task (MHA_WAY_ITEMS: rows), whose row statistics are in the room together */

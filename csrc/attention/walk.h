@@ -39,7 +39,7 @@ typedef struct {
     size_t next_key;        /* where the next block begins */
     size_t head, row;       /* of the next tile */
     mha_interval keys_here; /* the task's keys in this block */
-    const char *dense_rows; /* where rows of this block are copied to, or NULL: they are read where they lie */
+    const char *dense_rows; /* where rows of this block were copied to, or NULL: they are read where they lie */
     mha_rows tile;
     mha_key_block block;
 } mha_walk;
