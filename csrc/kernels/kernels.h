@@ -20,8 +20,8 @@ typedef enum {
 } mha_layout;
 
 /*
- * The right side.  If there is room for a panel, panel_width * min(depth_block, depth) numbers, the first tile of rows
- * leaves each panel there, and the other tiles read it front to back.  MHA_COLUMNS needs that room.
+ * The right side.  If there is room for a panel, panel_width * min(depth_block, depth) numbers, each panel is copied
+ * there, and tiles read it front to back.  MHA_COLUMNS needs that room.
  */
 typedef struct {
     const void *data;

@@ -3,8 +3,8 @@
  * of G, where G is the gradient of y.
  *
  * The right sides, W and x, lie in rows, as the product wants them.  But a row's part of a panel is far from the next
- * row's, and hundreds of such parts share few sets of the caches.  So the first tile that meets a depth block of a
- * panel copies it side by side, and each panel is prefetched while the one before it is multiplied.  Columns or rows
+ * row's, and hundreds of such parts share few sets of the caches.  So each depth block of a panel is copied side by
+ * side first, and each panel is prefetched while the one before it is multiplied.  Columns or rows
  * of G are copied first, unless they lie close together.  Small operands are read in place.
  */
 #include "runtime/common.h"
