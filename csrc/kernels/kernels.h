@@ -48,9 +48,8 @@ typedef struct {
     ptrdiff_t a_row, a_step;
     void *a_room; /* NULL, or, if a's numbers lie far apart, room to copy rows * (depth_block + MHA_LEFT_GAP) of them */
     mha_right b;
-    void *c; /* row i at c + i*c_row, or at c_rows[i] if that is given */
+    void *c; /* row i at c + i*c_row */
     ptrdiff_t c_row;
-    void *const *c_rows;
     int accumulate;
     const void *scale; /* scale_i = scale[i * scale_step] */
     size_t scale_step; /* 0 or 1 */

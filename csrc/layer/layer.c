@@ -98,7 +98,6 @@ plan_projections(mha_layer_job *job, mha_pass pass)
     }
     /* A row is copied in whole vectors. */
     job->gathered_bytes = mha_round_up((most_rows * widest + job->kernels->lanes) * job->kernels->itemsize, MHA_ALIGN);
-    job->places_bytes = mha_round_up(most_rows * sizeof(void *), MHA_ALIGN);
 }
 
 void *
@@ -129,7 +128,6 @@ lay_out(mha_layer_job *job, mha_scratch *scratch)
     }
     job->needed = mha_layer_take(scratch, a->batch, 2 * sizeof(mha_interval));
     job->gathered = mha_layer_take(scratch, job->n_workers, job->gathered_bytes);
-    job->places = mha_layer_take(scratch, job->n_workers, job->places_bytes);
     job->panels = mha_layer_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
 }
 
@@ -213,26 +211,39 @@ next_needed(const mha_layer_input *in, size_t *row, size_t last)
     return (mha_interval){from, mha_max(from, to)};
 }
 
-/* Copies the needed ones of rows first .. last-1 side by side, so that tiles are full. */
-static void
-gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, mha_linear_rows *rows)
+/* Copies the needed ones of rows first .. last-1 side by side to `x`, so that tiles are full; how many. */
+static size_t
+gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, char *x)
 {
     const size_t itemsize = job->kernels->itemsize, in_features = in->linear->in_features;
-    char *x = (char *)(uintptr_t)rows->x;
-    void **places = (void **)(uintptr_t)rows->y_rows;
+    size_t n = 0;
 
-    rows->rows = 0;
     while (first < last) {
         const mha_interval needed = next_needed(in, &first, last);
         if (needed.first < needed.last) {
             const size_t item = needed.first / in->rows;
             const char *from = mha_operand_at(job->kernels, in->input, item, 0, needed.first - item * in->rows);
             job->kernels->copy_rows(needed.last - needed.first, in_features, from, in->input->row_stride,
-                                    x + rows->rows * in_features * itemsize, (ptrdiff_t)in_features);
+                                    x + n * in_features * itemsize, (ptrdiff_t)in_features);
+            n += needed.last - needed.first;
         }
-        for (size_t row = needed.first; row < needed.last; row++) {
-            places[rows->rows++] = in->projected + row * in->features * itemsize;
-        }
+    }
+    return n;
+}
+
+/* Moves the projections of those n rows, the last n of rows first .. last-1, to the places of the rows. */
+static void
+spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, size_t n)
+{
+    const size_t row_bytes = in->features * job->kernels->itemsize;
+    const char *from = in->projected + (last - n) * row_bytes;
+
+    while (first < last) { /* none is written before it is read: a row has no more places behind it than rows */
+        const mha_interval needed = next_needed(in, &first, last);
+        const size_t n_bytes = (needed.last - needed.first) * row_bytes;
+
+        memmove(in->projected + needed.first * row_bytes, from, n_bytes);
+        from += n_bytes;
     }
 }
 
@@ -255,21 +266,22 @@ project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, u
 {
     const size_t first = task * in->plan.task_rows;
     const size_t last = mha_min(first + in->plan.task_rows, job->args->batch * in->rows);
-    mha_linear_rows rows = {.rows = last - first, .panel = job->panels + worker * job->panel_bytes};
+    const int even = lie_evenly(job, in, first, last);
+    char *gathered = job->gathered + worker * job->gathered_bytes;
+    const size_t n = even ? last - first : gather(job, in, first, last, gathered);
+    const mha_linear_rows rows = {
+        .rows = n,
+        .x = even ? mha_operand_at(job->kernels, in->input, 0, 0, first) : gathered,
+        .x_row_stride = even ? in->input->row_stride : (ptrdiff_t)in->linear->in_features,
+        .y = in->projected + (last - n) * in->features * job->kernels->itemsize,
+        .y_row_stride = (ptrdiff_t)in->features,
+        .panel = job->panels + worker * job->panel_bytes,
+    };
 
-    if (lie_evenly(job, in, first, last)) {
-        rows.x = mha_operand_at(job->kernels, in->input, 0, 0, first);
-        rows.x_row_stride = in->input->row_stride;
-        rows.y = in->projected + first * in->features * job->kernels->itemsize;
-        rows.y_row_stride = (ptrdiff_t)in->features;
-    } else {
-        void **places = (void **)(void *)(job->places + worker * job->places_bytes);
-        rows.x = job->gathered + worker * job->gathered_bytes;
-        rows.x_row_stride = (ptrdiff_t)in->linear->in_features;
-        rows.y_rows = places;
-        gather(job, in, first, last, &rows);
-    }
     mha_linear_apply(job->kernels, in->linear, &rows);
+    if (n < last - first) {
+        spread(job, in, first, last, n);
+    }
 }
 
 /* Tasks take the three inputs in turn: if all are one array, its rows are still in the cache for the next input. */

@@ -37,9 +37,9 @@ typedef struct {
     /* Scratch memory: first that of attention, then, from own_at on, the job's own. */
     mha_scratch scratch;
     size_t own_at;
-    void *context;                    /* the attention output */
-    char *gathered, *places, *panels; /* for each worker: needed rows, addresses of results, a weight's panel */
-    size_t gathered_bytes, places_bytes, panel_bytes;
+    void *context;           /* the attention output */
+    char *gathered, *panels; /* for each worker: needed rows, a weight's panel */
+    size_t gathered_bytes, panel_bytes;
 } mha_layer_job;
 
 /* 1 if the rows of all items lie at one constant distance, also from the last row of an item to the next item. */

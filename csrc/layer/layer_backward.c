@@ -25,7 +25,7 @@ typedef struct {
     char *context;                 /* gradient of what W_o is applied to */
     char *projected[MHA_N_INPUTS]; /* gradients of the projected inputs */
     char *rows, *row_grads;        /* needed rows of an input side by side; gradients of their projections */
-    void **places;                 /* where the gradient of each needed row of the input goes */
+    char *grad_rows;               /* the gradients of these rows */
 } backward_job;
 
 static const mha_linear *
@@ -93,7 +93,7 @@ lay_out(backward_job *job, mha_scratch *scratch)
     }
     job->rows = mha_layer_take(scratch, n_rows, widest * itemsize);
     job->row_grads = mha_layer_take(scratch, n_rows, widest_projected * itemsize);
-    job->places = mha_layer_take(scratch, n_rows, sizeof(void *));
+    job->grad_rows = mha_layer_take(scratch, n_rows, widest * itemsize);
     job->room.memory = mha_layer_take(scratch, job->room.n_workers, job->room.bytes);
 }
 
@@ -109,7 +109,7 @@ output_projection(const backward_job *job)
     mha_linear_grads grads =
         linear_grads(job, W_O, a->batch * a->queries, a->context, (ptrdiff_t)a->W_o.in_features, job->grads->grad_out);
     grads.grad_x = job->context;
-    mha_linear_grads_run(job->layer.kernels, &grads, NULL, &job->room);
+    mha_linear_grads_run(job->layer.kernels, &grads, &job->room);
     return grads.grad_x;
 }
 
@@ -207,30 +207,65 @@ add_shared(const backward_job *job)
     }
 }
 
-/* Copies an input's needed rows and their gradients side by side; how many.  Unless `add`, the others' become 0. */
+/* Where the gradient of a row of input i goes, or NULL. */
+static char *
+grad_row_at(const backward_job *job, int i, size_t item, size_t row)
+{
+    const mha_result *grad = &job->grads->grad_inputs[i];
+
+    return grad->data == NULL ? NULL : mha_result_at(job->layer.kernels, grad, item, 0, row);
+}
+
+static mha_interval
+needed_rows(const mha_layer_input *in, size_t item)
+{
+    return in->needed != NULL ? in->needed[item] : (mha_interval){0, in->rows};
+}
+
+/*
+ * Copies an input's needed rows and the gradients of their projections side by side; how many.  If theirs will be added
+ * to gradients that are there, these are copied too.
+ */
 static size_t
 gather(const backward_job *job, int i, int add)
 {
     const mha_layer_input *in = &job->layer.inputs[i];
     const mha_kernels *k = job->layer.kernels;
     const size_t in_bytes = in->linear->in_features * k->itemsize, out_bytes = in->features * k->itemsize;
-    const mha_result *grad_x = &job->grads->grad_inputs[i];
     size_t n = 0;
 
     for (size_t b = 0; b < job->layer.args->batch; b++) {
-        const mha_interval rows = in->needed != NULL ? in->needed[b] : (mha_interval){0, in->rows};
-        for (size_t t = 0; t < in->rows; t++) {
-            void *grad_row = grad_x->data != NULL ? mha_result_at(k, grad_x, b, 0, t) : NULL;
-            if (t >= rows.first && t < rows.last) {
-                memcpy(job->rows + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
-                memcpy(job->row_grads + n * out_bytes, job->projected[i] + (b * in->rows + t) * out_bytes, out_bytes);
-                job->places[n++] = grad_row;
-            } else if (grad_row != NULL && !add) {
-                memset(grad_row, 0, in_bytes);
+        const mha_interval rows = needed_rows(in, b);
+        for (size_t t = rows.first; t < rows.last; t++, n++) {
+            memcpy(job->rows + n * in_bytes, mha_operand_at(k, in->input, b, 0, t), in_bytes);
+            memcpy(job->row_grads + n * out_bytes, job->projected[i] + (b * in->rows + t) * out_bytes, out_bytes);
+            if (add) {
+                memcpy(job->grad_rows + n * in_bytes, grad_row_at(job, i, b, t), in_bytes);
             }
         }
     }
     return n;
+}
+
+/* Copies the gradients of these rows to their places.  Unless they were added, the other rows' gradients become 0. */
+static void
+spread(const backward_job *job, int i, int add)
+{
+    const mha_layer_input *in = &job->layer.inputs[i];
+    const size_t row_bytes = in->linear->in_features * job->layer.kernels->itemsize;
+    const char *from = job->grad_rows;
+
+    for (size_t b = 0; b < job->layer.args->batch; b++) {
+        const mha_interval rows = needed_rows(in, b);
+        for (size_t t = 0; t < in->rows; t++) {
+            if (t >= rows.first && t < rows.last) {
+                memcpy(grad_row_at(job, i, b, t), from, row_bytes);
+                from += row_bytes;
+            } else if (!add) {
+                memset(grad_row_at(job, i, b, t), 0, row_bytes);
+            }
+        }
+    }
 }
 
 /* Back through the projection of an input: its rows are read in place if all are needed and evenly spaced. */
@@ -251,9 +286,12 @@ project_input(backward_job *job, int i)
                                  ? linear_grads(job, i, rows, in->input->data, in->input->row_stride, job->projected[i])
                                  : linear_grads(job, i, rows, job->rows, in_features, job->row_grads);
 
-    grads.grad_x = grad->data;
+    grads.grad_x = in_place || grad->data == NULL ? grad->data : job->grad_rows;
     grads.add_to_grad_x = add;
-    mha_linear_grads_run(job->layer.kernels, &grads, in_place ? NULL : job->places, &job->room);
+    mha_linear_grads_run(job->layer.kernels, &grads, &job->room);
+    if (grads.grad_x == job->grad_rows) {
+        spread(job, i, add);
+    }
 }
 
 /* 1 if all is there that the gradients are made of, and no gradient is wanted of what is not there. */

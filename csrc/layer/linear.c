@@ -81,7 +81,6 @@ mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha
         .b = right,
         .c = rows->y,
         .c_row = rows->y_row_stride,
-        .c_rows = rows->y_rows,
         .scale = &one,
         .bias = linear->bias,
     };
@@ -115,11 +114,7 @@ run_task(void *context, size_t task, unsigned worker)
 
     rows.rows = mha_min(job->task_rows, rows.rows - (size_t)first);
     rows.x = (const char *)rows.x + first * rows.x_row_stride * itemsize;
-    if (rows.y_rows != NULL) {
-        rows.y_rows += first;
-    } else {
-        rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
-    }
+    rows.y = (char *)rows.y + first * rows.y_row_stride * itemsize;
     if (rows.panel != NULL) {
         rows.panel = (char *)rows.panel + worker * mha_linear_panel_bytes(job->kernels, job->linear);
     }
@@ -183,7 +178,7 @@ mha_linear_forward(mha_dtype dtype, const mha_linear *linear, size_t rows, const
                    void *y, ptrdiff_t y_row_stride)
 {
     const mha_kernels *kernels = mha_kernels_for(dtype);
-    mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL, NULL};
+    mha_linear_rows all = {rows, x, x_row_stride, y, y_row_stride, NULL};
 
     if (kernels == NULL || linear == NULL || linear->weight == NULL || /* no rows, or rows without numbers, need none */
         (x == NULL && rows > 0 && linear->in_features > 0) || (y == NULL && rows > 0 && linear->out_features > 0)) {

@@ -16,9 +16,8 @@
 #define MHA_LINEAR_FEW_ROWS ((size_t)48)
 
 /*
- * y[r] = W x[r] + bias for the `rows` rows of x.  Result r goes to y_rows[r], or, if y_rows is NULL, to
- * y + r*y_row_stride.  No allocation, no threads: the unit of work that callers run in parallel.
- * `panel` is aligned room of mha_linear_panel_bytes, which is 0 unless the weight lies in rows.
+ * y[r] = W x[r] + bias for the `rows` rows of x.  No allocation, no threads: the unit of work that callers run in
+ * parallel. `panel` is aligned room of mha_linear_panel_bytes, which is 0 unless the weight lies in rows.
  */
 typedef struct {
     size_t rows;
@@ -26,7 +25,6 @@ typedef struct {
     ptrdiff_t x_row_stride;
     void *y;
     ptrdiff_t y_row_stride;
-    void *const *y_rows;
     void *panel;
 } mha_linear_rows;
 
@@ -92,11 +90,7 @@ typedef struct {
 /* Enlarges *room so that it suffices for these gradients too. */
 void mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room);
 
-/*
- * mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads.
- * grad_x_rows[r], if given, says where row r of grad_x goes.
- */
-void mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, void *const *grad_x_rows,
-                          const mha_linear_room *room);
+/* mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads. */
+void mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, const mha_linear_room *room);
 
 #endif

@@ -26,25 +26,35 @@ place_of(const append_job *job, size_t item, size_t row)
     return (char *)a->cache + (item * a->room + before + row) * job->out_bytes;
 }
 
-/* Copies the rows that count to their places, or side by side to `dense` and their addresses to `places`; how many. */
+/* Copies the rows of x that count side by side to `dense`; how many. */
 static size_t
-copy_rows(const append_job *job, char *dense, void **places)
+gather(const append_job *job, char *dense)
 {
     const mha_append *a = job->append;
     size_t n = 0;
 
     for (size_t b = 0; b < a->batch; b++) {
-        for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++) {
-            char *place = place_of(job, b, t);
-            memcpy(dense == NULL ? place : dense + n * job->in_bytes, mha_operand_at(job->kernels, &a->x, b, 0, t),
-                   job->in_bytes);
-            if (dense != NULL) {
-                places[n] = place;
-            }
-            n++;
+        for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++, n++) {
+            memcpy(dense + n * job->in_bytes, mha_operand_at(job->kernels, &a->x, b, 0, t), job->in_bytes);
         }
     }
     return n;
+}
+
+/* Copies rows to their places in the cache: those of `dense`, or, if it is NULL, those of x. */
+static void
+spread(const append_job *job, const char *dense)
+{
+    const mha_append *a = job->append;
+    size_t n = 0;
+
+    for (size_t b = 0; b < a->batch; b++) {
+        for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++, n++) {
+            memcpy(place_of(job, b, t),
+                   dense != NULL ? dense + n * job->out_bytes : mha_operand_at(job->kernels, &a->x, b, 0, t),
+                   job->out_bytes);
+        }
+    }
 }
 
 /* For one row of each item, behind equally many, or rows of one item: x and y are evenly spaced, nothing is copied. */
@@ -73,7 +83,7 @@ project_gathered(const append_job *job)
     const size_t panel_bytes = mha_linear_panel_bytes(job->kernels, &a->linear);
     const size_t panels_at = mha_scratch_add(&scratch, plan.n_workers, panel_bytes);
     const size_t x_at = mha_scratch_add(&scratch, job->n_rows, job->in_bytes);
-    const size_t places_at = mha_scratch_add(&scratch, job->n_rows, sizeof(void *));
+    const size_t y_at = mha_scratch_add(&scratch, job->n_rows, job->out_bytes);
     const mha_status status = mha_scratch_open(&scratch);
 
     if (status != MHA_OK) {
@@ -82,11 +92,13 @@ project_gathered(const append_job *job)
     mha_linear_rows rows = {
         .x = scratch.base + x_at,
         .x_row_stride = (ptrdiff_t)a->in_features,
-        .y_rows = (void **)(void *)(scratch.base + places_at),
+        .y = scratch.base + y_at,
+        .y_row_stride = (ptrdiff_t)a->linear.out_features,
         .panel = scratch.base + panels_at,
     };
-    rows.rows = copy_rows(job, scratch.base + x_at, (void **)(void *)(scratch.base + places_at));
+    rows.rows = gather(job, scratch.base + x_at);
     mha_linear_run(job->kernels, &a->linear, &rows, &plan);
+    spread(job, scratch.base + y_at);
     mha_scratch_close(&scratch);
     return mha_interrupt_status();
 }
@@ -144,7 +156,7 @@ mha_linear_append(const mha_append *append)
         .n_rows = n_rows,
     };
     if (!projects) {
-        (void)copy_rows(&job, NULL, NULL);
+        spread(&job, NULL);
         return MHA_OK;
     }
     const int same = (append->before_step == 0 || append->batch == 1) && append->counts_step == 0 &&

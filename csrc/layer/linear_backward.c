@@ -24,7 +24,6 @@
 typedef struct {
     const mha_linear_grads *grads;
     const mha_kernels *kernels;
-    void *const *grad_x_rows;
     const mha_linear_room *room;
     size_t task_rows[2], n_input_tasks; /* rows per task of grad_x and of grad_W; tasks of grad_x, which come first */
     mha_scalar one;
@@ -87,9 +86,8 @@ input_grads(const grads_job *job, size_t first, size_t rows, unsigned worker)
         .a_row = g->grad_y_row_stride,
         .a_step = 1,
         .b = {.data = g->weight, .stride = (ptrdiff_t)g->in_features},
-        .c = job->grad_x_rows != NULL ? NULL : (char *)g->grad_x + first * g->in_features * (size_t)itemsize,
+        .c = (char *)g->grad_x + first * g->in_features * (size_t)itemsize,
         .c_row = (ptrdiff_t)g->in_features,
-        .c_rows = job->grad_x_rows != NULL ? job->grad_x_rows + first : NULL,
         .accumulate = g->add_to_grad_x,
     };
     run_product(job, product, worker);
@@ -201,10 +199,9 @@ mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads,
 }
 
 void
-mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, void *const *grad_x_rows,
-                     const mha_linear_room *room)
+mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, const mha_linear_room *room)
 {
-    grads_job job = {.grads = grads, .kernels = kernels, .grad_x_rows = grad_x_rows, .room = room};
+    grads_job job = {.grads = grads, .kernels = kernels, .room = room};
     const size_t n_tasks = count_tasks(grads, &job);
     const unsigned n_workers = workers_for(grads, n_tasks);
 
@@ -230,7 +227,7 @@ mha_linear_backward(const mha_linear_grads *grads)
     status = mha_scratch_open(&scratch);
     if (status == MHA_OK) {
         room.memory = scratch.base;
-        mha_linear_grads_run(kernels, grads, NULL, &room);
+        mha_linear_grads_run(kernels, grads, &room);
         mha_scratch_close(&scratch);
         status = mha_interrupt_status();
     }
