@@ -316,7 +316,7 @@ MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
  *
  * Optional outputs, NULL or dense:
  *   q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.): only where there is a projection;
- *       rows that no query sees may hold anything
+ *       rows that no query sees become 0
  *   context (B,Q,W_o.in_features): what W_o is applied to; only with W_o.  row_max, row_sum, weights: as above
  */
 typedef struct {

@@ -124,75 +124,41 @@ cap_scores(const mha_walk *walk)
     walk->problem->kernels->cap_scores(&cap);
 }
 
-/* What the caller adds to scores, and what hides them, in the order in which they are applied. */
-enum { RELATIVE_BIAS = 1, BIAS = 2, KEEP_MASK = 4 };
-
+/* Adds to the scores of a row what the caller wants added, then hides the keys that the keep_mask hides. */
 static void
-apply_to_row(const mha_walk *walk, size_t row, mha_interval keys, int terms)
+apply_to_row(const mha_walk *walk, size_t row, mha_interval keys)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
+    const mha_mask *bias = &args->bias, *keep = &args->keep_mask;
     const mha_rows *tile = &walk->tile;
     const size_t n = keys.last - keys.first;
     char *scores = mha_score_at(walk, walk->room->scores, row, keys.first);
 
-    if (terms & RELATIVE_BIAS) {
+    if (args->relative_bias != NULL) {
         add_relative_bias(walk, row, keys, scores);
     }
-    if (terms & BIAS) {
-        k->add_bias(scores, n, mha_mask_at(&args->bias, k->itemsize, tile, row, keys.first), args->bias.key_stride);
+    if (bias->data != NULL) {
+        k->add_bias(scores, n, mha_mask_at(bias, k->itemsize, tile, row, keys.first), bias->key_stride);
     }
-    if (terms & KEEP_MASK) {
-        k->keep_keys(scores, n, (const uint8_t *)mha_mask_at(&args->keep_mask, 1, tile, row, keys.first),
-                     args->keep_mask.key_stride);
+    if (keep->data != NULL) {
+        k->keep_keys(scores, n, (const uint8_t *)mha_mask_at(keep, 1, tile, row, keys.first), keep->key_stride);
     }
 }
 
 static void
-apply_by_rows(const mha_walk *walk, int terms)
-{
-    for (size_t i = 0; i < walk->tile.rows && terms; i++) {
-        const mha_interval seen = mha_row_keys_here(walk, i);
-        if (seen.first < seen.last) {
-            apply_to_row(walk, i, seen, terms);
-        }
-    }
-}
-
-/* 1 if the mask is contiguous along the queries, not the keys, as a transposed array is. */
-static int
-lies_by_keys(const mha_mask *mask)
-{
-    return mask->query_stride == 1 && mask->key_stride != 1;
-}
-
-/* Masks that lie by keys are applied to all rows and keys of the tile in squares; hide_ends then hides the ends. */
-static void
-apply_terms(const mha_walk *walk)
+apply_masks(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
-    const mha_kernels *k = walk->problem->kernels;
-    const mha_rows *tile = &walk->tile;
-    const mha_mask *bias = &args->bias, *keep = &args->keep_mask;
-    const size_t first = walk->block.keys.first, n = walk->block.keys.last - first;
-    const ptrdiff_t stride = (ptrdiff_t)walk->plan->score_stride;
-    char *scores = mha_score_at(walk, walk->room->scores, 0, first);
-    int terms = (args->relative_bias != NULL ? RELATIVE_BIAS : 0) | (bias->data != NULL ? BIAS : 0) |
-                (keep->data != NULL ? KEEP_MASK : 0);
+    const int any = args->relative_bias != NULL || args->bias.data != NULL || args->keep_mask.data != NULL;
 
-    if (terms & BIAS && lies_by_keys(bias)) {
-        apply_by_rows(walk, terms & RELATIVE_BIAS);
-        k->add_bias_by_keys(tile->rows, n, scores, stride, mha_mask_at(bias, k->itemsize, tile, 0, first),
-                            bias->key_stride);
-        terms &= KEEP_MASK;
+    for (size_t i = 0; any && i < walk->tile.rows; i++) {
+        const mha_interval seen = mha_row_keys_here(walk, i);
+
+        if (seen.first < seen.last) {
+            apply_to_row(walk, i, seen);
+        }
     }
-    if (terms & KEEP_MASK && lies_by_keys(keep)) {
-        apply_by_rows(walk, terms & ~KEEP_MASK);
-        k->keep_by_keys(tile->rows, n, scores, stride, (const uint8_t *)mha_mask_at(keep, 1, tile, 0, first),
-                        keep->key_stride);
-        return;
-    }
-    apply_by_rows(walk, terms);
 }
 
 /* Hides, in each row, all keys outside the interval that the row sees. */
@@ -235,7 +201,7 @@ mha_score_tile(mha_walk *walk)
     if (walk->problem->args->softcap > 0) {
         cap_scores(walk);
     }
-    apply_terms(walk);
+    apply_masks(walk);
     if (!walk->problem->same_visibility) {
         hide_ends(walk);
     }

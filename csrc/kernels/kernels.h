@@ -173,11 +173,6 @@ typedef struct {
     /* scores[j] += bias[j * step]; a key whose byte keep[j * step] is 0 becomes -inf. */ \
     X(void, add_bias, (void *scores, size_t n, const void *bias, ptrdiff_t step)) \
     X(void, keep_keys, (void *scores, size_t n, const uint8_t *keep, ptrdiff_t step)) \
-    /* The same for several rows, if one key's numbers or bytes lie side by side for them: x[i + j * key_stride]. */ \
-    X(void, add_bias_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const void *bias, \
-                               ptrdiff_t key_stride)) \
-    X(void, keep_by_keys, (size_t rows, size_t keys, void *scores, ptrdiff_t scores_row, const uint8_t *keep, \
-                           ptrdiff_t key_stride)) \
     X(void, cap_scores, (const mha_cap *tile)) \
     X(void, softmax_rows, (const mha_softmax *tile)) \
     /* sum[i] += exp(*sink - max[i]), but in an empty row. */ \

@@ -205,7 +205,7 @@ next_needed(const mha_layer_input *in, size_t *row, size_t last)
 {
     const size_t start = *row / in->rows * in->rows, end = mha_min(start + in->rows, last);
     const mha_interval all = {0, in->rows}, needed = in->needed != NULL ? in->needed[start / in->rows] : all;
-    const size_t from = mha_max(*row, start + needed.first), to = mha_min(end, start + needed.last);
+    const size_t from = mha_min(mha_max(*row, start + needed.first), end), to = mha_min(end, start + needed.last);
 
     *row = end;
     return (mha_interval){from, mha_max(from, to)};
@@ -231,19 +231,23 @@ gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
     return n;
 }
 
-/* Moves the projections of those n rows, the last n of rows first .. last-1, to the places of the rows. */
+/* Moves the projections of those n rows, the last n of rows first .. last-1, to the rows' places; the others become 0.
+ */
 static void
 spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, size_t n)
 {
     const size_t row_bytes = in->features * job->kernels->itemsize;
     const char *from = in->projected + (last - n) * row_bytes;
 
-    while (first < last) { /* none is written before it is read: a row has no more places behind it than rows */
+    while (first < last) { /* nothing is written before it is read: a row has no more places behind it than rows */
+        const size_t start = first;
         const mha_interval needed = next_needed(in, &first, last);
         const size_t n_bytes = (needed.last - needed.first) * row_bytes;
 
+        memset(in->projected + start * row_bytes, 0, (needed.first - start) * row_bytes);
         memmove(in->projected + needed.first * row_bytes, from, n_bytes);
         from += n_bytes;
+        memset(in->projected + needed.last * row_bytes, 0, (first - needed.last) * row_bytes);
     }
 }
 

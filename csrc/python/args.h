@@ -209,6 +209,9 @@ void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, cons
 /* The mask over scores of shape (B, Q, K) or (B, H, Q, K): axes of length 1 broadcast; without an array, no mask. */
 mha_mask mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *scores);
 
+/* If one key's numbers lie side by side, as in a transposed array, copies the mask so that a query's do. */
+void mha_py_turn_mask(mha_py_call *call, const mha_attention_args *args, int type, mha_mask *mask);
+
 /* A private snapshot of valid_lens; array is NULL where all keys are valid. */
 typedef struct {
     PyArrayObject *array; /* the call's: int64, dense */

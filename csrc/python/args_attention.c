@@ -157,6 +157,8 @@ take_restrictions(mha_py_call *call, PyObject *const *values, mha_py_attention *
     args->visible.lens_per_batch = attention->lengths.per_batch;
     args->keep_mask = mha_py_broadcast(call, &attention->keep_mask, q->rank, attention->scores);
     args->bias = mha_py_broadcast(call, &attention->bias, q->rank, attention->scores);
+    mha_py_turn_mask(call, args, NPY_BOOL, &args->keep_mask);
+    mha_py_turn_mask(call, args, q->type, &args->bias);
 }
 
 /* --- Terms of the score --------------------------------------------------------------------- */

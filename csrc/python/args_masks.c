@@ -56,6 +56,47 @@ mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const n
     return (mha_mask){array->data, stride[0], stride[1], stride[2], stride[3]};
 }
 
+/* So many queries at a time: NumPy's own copy of a transposed array takes as long as several calls. */
+#define COPY_QUERIES ((npy_intp)32)
+#define COPY_TRANSPOSED(type) \
+    static void copy_##type(const void *from, ptrdiff_t key_stride, npy_intp queries, npy_intp keys, void *to) \
+    { \
+        for (npy_intp first = 0; first < queries; first += COPY_QUERIES) { \
+            for (npy_intp j = 0; j < keys; j++) { \
+                for (npy_intp i = first; i < first + COPY_QUERIES && i < queries; i++) { \
+                    ((type *)to)[i * keys + j] = ((const type *)from)[j * key_stride + i]; \
+                } \
+            } \
+        } \
+    }
+COPY_TRANSPOSED(uint8_t)
+COPY_TRANSPOSED(float)
+COPY_TRANSPOSED(double)
+
+void
+mha_py_turn_mask(mha_py_call *call, const mha_attention_args *args, int type, mha_mask *mask)
+{
+    const npy_intp queries = (npy_intp)args->queries, keys = (npy_intp)args->keys;
+    const npy_intp items = mask->batch_stride != 0 ? (npy_intp)args->batch : 1;
+    const npy_intp heads = mask->head_stride != 0 ? (npy_intp)args->heads : 1;
+    const npy_intp dims[4] = {items, heads, queries, keys};
+    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(type), matrix = queries * keys;
+
+    if (call->failed || mask->data == NULL || mask->query_stride != 1 || mask->key_stride == 0 || queries * keys == 0) {
+        return;
+    }
+    char *const to = mha_py_data(mha_py_new(call, "a copy of a transposed mask", 4, dims, type));
+    for (npy_intp i = 0; i < items * heads && to != NULL; i++) {
+        const ptrdiff_t at = i / heads * mask->batch_stride + i % heads * mask->head_stride;
+        const char *from = (const char *)mask->data + at * itemsize;
+
+        (itemsize == 1   ? copy_uint8_t
+         : itemsize == 4 ? copy_float
+                         : copy_double)(from, mask->key_stride, queries, keys, to + i * matrix * itemsize);
+    }
+    *mask = (mha_mask){to, items > 1 ? heads * matrix : 0, heads > 1 ? matrix : 0, keys, 1};
+}
+
 /* --- Lengths --------------------------------------------------------------------------------- */
 
 static PyArrayObject *
