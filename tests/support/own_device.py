@@ -21,9 +21,9 @@ loaded = False
 def built():
     """The path of the extension for this torch and this source."""
     compiler = needs.program("g++", "c++", "clang++")
-    header = "ATen/detail/PrivateUse1HooksInterface.h"
-    if not (Path(torch.__file__).parent / "include" / header).exists():
-        needs.skip_without(header)
+    header = Path(torch.__file__).parent / "include" / "ATen" / "detail" / "PrivateUse1HooksInterface.h"
+    if not header.exists() or "isBuilt" not in header.read_text(encoding="utf-8"):
+        needs.skip_without("PrivateUse1HooksInterface::isBuilt")
     root, text = Path(torch.__file__).parent, SOURCE.read_bytes() + torch.__version__.encode()
     library = BUILD / f"own_device-{hashlib.sha256(text).hexdigest()[:16]}.so"
     BUILD.mkdir(exist_ok=True)

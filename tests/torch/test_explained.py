@@ -14,8 +14,6 @@ from mha_c import torch as ours  # noqa: E402
 from mha_c.torch._call import attention, choice, core, formulas  # noqa: E402
 from mha_c.torch._decoder import decoding  # noqa: E402
 
-OWN = own_device.load()
-
 
 def layers():
     torch.manual_seed(0)
@@ -40,7 +38,8 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
     for layer in layers():
         x, options, reached, around = torch.randn(2, 4, 12), {}, [], contextlib.nullcontext()
         if name == "device":
-            layer, x = layer.to(OWN), x.to(OWN)
+            own = own_device.load()
+            layer, x = layer.to(own), x.to(own)
         elif name == "hook":
             getattr(layer, "attention", layer).dropout.register_forward_hook(lambda *_: None)
         elif name == "fake":
@@ -151,8 +150,9 @@ def test_facts_are_those_of_the_layer_for_numpy():
 
 
 def test_on_a_device(monkeypatch):
-    multi, additive, _ = (layer.to(OWN) for layer in layers())
-    x = torch.randn(2, 4, 12, device=OWN)
+    own = own_device.load()
+    multi, additive, _ = (layer.to(own) for layer in layers())
+    x = torch.randn(2, 4, 12, device=own)
     text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
     assert "on own:0: 2 items, 3 heads" in text and choice.WHY["general"] in text
     assert "scaled_dot_product_attention" in text
@@ -166,7 +166,7 @@ def test_on_a_device(monkeypatch):
         assert mha_c.explain(multi, x, x, x, cache=cache).as_dict()["attention"]["keys"] == 8
         monkeypatch.undo()
         # What is said beside the kernels' own is what a call takes of the device where they take the scores alone.
-        y = torch.randn(1, 256, 12, device=OWN)
+        y = torch.randn(1, 256, 12, device=own)
         facts = mha_c.explain(additive, y, y, y).as_dict()
         peak = own_device.peak_bytes(lambda: additive(y, y, y))
         assert facts["scratch_bytes"] / 2 < peak < 2 * (facts["scratch_bytes"] + facts["kept_bytes"])
@@ -187,7 +187,7 @@ def test_projected_keys():
 def test_cost():
     for layer, plain in zip(layers(), twins()):
         wanted = mha_c.cost(plain, 8, 5, batch=2, features=12, measure=False)
-        for device in ("cpu", OWN):
+        for device in ("cpu", own_device.load()):
             found = mha_c.cost(copy.deepcopy(layer).to(device), 8, 5, batch=2, features=12, measure=device == "cpu")
             assert found[:3] == wanted[:3] and (found.seconds is None) == (device != "cpu")
             where = "cpu" if device == "cpu" or not [*layer.parameters()] else "own:0"
@@ -200,5 +200,6 @@ def test_cost():
 
 
 def test_show_config(capsys):
+    own_device.load()
     assert mha_c.show_config()["torch_device"] == "own"
     assert "on own: by torch's own kernels" in capsys.readouterr().out

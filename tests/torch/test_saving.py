@@ -12,8 +12,6 @@ torch = needs.module("torch")
 import own_device  # noqa: E402  torch must be there
 from mha_c import torch as mt  # noqa: E402
 
-OWN = own_device.load()
-
 
 def layers():
     torch.manual_seed(0)
@@ -33,6 +31,7 @@ def weights_of(layer):
 @pytest.mark.parametrize("name", ["multi-head", "additive", "dot"])
 @pytest.mark.parametrize("n", [4, 40])  # the core keeps the weights of few keys themselves
 def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how, name, n):
+    device = torch.device("meta") if place == "meta" else own_device.load()
     layer, x, file = layers()[name].eval(), torch.randn(2, n, 12), io.BytesIO()
     with torch.set_grad_enabled(how != "no gradients"):
         (torch.compile(layer, backend="eager") if how == "compiled" else layer)(x, x, x, torch.tensor([3, n]))
@@ -44,7 +43,6 @@ def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how,
     torch.save(layer, file)
     file.seek(0)
     found = torch.load(file, map_location=place, weights_only=False)
-    device = torch.device(place, None if place == "meta" else 0)
     assert all(parameter.device == device for parameter in found.parameters())
     for again in (found, copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         weights = again.attention_weights if how == "assigned" else weights_of(again)
