@@ -51,6 +51,7 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
             layer.eval()
             options["cache"] = layer.new_cache(2, 8)
         elif name == "mode":
+            needs.of_torch("torch.utils.flop_counter")  # which torch does not import by itself
             around = torch.utils.flop_counter.FlopCounterMode(display=False)
         for owner, function, way in (
             (core, "layer_forward", "core"),
