@@ -63,7 +63,7 @@ def dot_product_attention(
     Parameters
     ----------
     q : array (B, [H,] Q, D)
-        Queries.  All arrays of a call are float32, or all are float64.
+        Queries.  All arrays of a call have one type, float32 or float64.
     k : array (B, [Hkv,] K, D)
         Keys; Hkv divides H.
     v : array (B, [Hkv,] K, Dv)
@@ -211,7 +211,7 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     Parameters
     ----------
     out_a, lse_a : array (B, [H,] Q, Dv), (B, [H,] Q)
-        Results of a call with return_lse=True (without dropout); all float32 or all float64.
+        Results of a call with return_lse=True (without dropout), of one type.
     out_b, lse_b : array (B, [H,] Q, Dv), (B, [H,] Q)
         Results of such a call for the same queries over other keys.
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .. import functional as of_numpy
 from .._arguments import scalars
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
 from ..errors import ShapeError
@@ -21,6 +22,7 @@ from ._call.dropout import Rng
 from ._call.records import AttentionCall, AttentionTensors
 from ._private import on_cpu
 from ._tensors import HALVES, check_inputs, is_compiling, refuse_half_fake, refuse_types, result_type
+from ._twins import twin
 from .positions import alibi_slopes, rotary, t5_buckets
 from .summary import weights_summary
 
@@ -53,39 +55,21 @@ def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any: ...  # fmt: skip
+@twin(of_numpy.dot_product_attention)
 @shows_options
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any:  # fmt: skip
-    """Attention: softmax(scale q k^T + bias) v over the keys that each query may see; see mha_c.functional.
+    """Attention: softmax(scale q k^T + bias) v over the keys that each query may see.
 
-    Gradients of the output, the weights and lse flow back to q, k, v, bias, relative_bias and sinks.
+    Gradients of the output, the weights and lse flow back to q, k, v, bias, relative_bias and sinks; they are 0 for a
+    query that gets 0 because it sees no key.
 
     Parameters
     ----------
-    q, k, v : Tensor (B, [H,] Q, D), (B, [Hkv,] K, D), (B, [Hkv,] K, Dv)
-        Of one type.
-    valid_lens, keep_mask, bias, causal, window : as in mha_c.functional
-        What each query sees.
-    scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
-        How scores become weights.
     rng : None, int or torch.Generator
-        None: torch's generator, so that torch.manual_seed reproduces a run.
-    empty_rows : {"zero", "uniform"}
-        What a query without visible keys gets; "uniform" is the mean of all values.
-    return_weights, return_lse : bool
-        Return also the weights, or the log-sum-exp, or both.
-
-    Returns
-    -------
-    Tensor (B, [H,] Q, Dv)
-        The output; if more is asked for, a tuple: output, then weights, then lse.
-
-    Notes
-    -----
-    torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one; its
-    is_causal=True is causal="top_left".  By default a query without visible keys gets 0, and its gradients are 0.
+        None: torch's generator, so that torch.manual_seed reproduces a run; the same int drops the same weights again.
 
     Examples
     --------
@@ -109,33 +93,16 @@ def additive_attention(
     valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any: ...  # fmt: skip
+@twin(of_numpy.additive_attention)
 @shows_options
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
     valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
 ) -> Any:  # fmt: skip
-    """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v; see mha_c.functional.
+    """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v.
 
     Gradients flow back to all tensors that require them.
-
-    Parameters
-    ----------
-    q, k, v : Tensor (B, [H,] Q, query_size), (B, [Hkv,] K, key_size), (B, [Hkv,] K, Dv)
-        Of one type.
-    w_v, W_q, W_k : Tensor (h,), (h, query_size), (h, key_size)
-        W_q or W_k is None where q or k is projected already.
-    valid_lens, keep_mask, bias, causal, window : as in mha_c.functional
-        What each query sees.
-    scale, softcap, relative_bias, sinks, dropout : as in mha_c.functional
-        How scores become weights.
-    rng, empty_rows, return_weights, return_lse : as in `dot_product_attention`
-        Random numbers of dropout, what a query without visible keys gets, and which results are returned.
-
-    Returns
-    -------
-    Tensor (B, [H,] Q, Dv)
-        The output; if more is asked for, a tuple: output, then weights, then lse.
 
     Examples
     --------
@@ -152,22 +119,9 @@ def additive_attention(
     return _attention(q, k, v, w_v, valid_lens, return_weights, return_lse, **options)
 
 
+@twin(of_numpy.merge)
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Join the attention over some keys (a) and over other keys (b): see mha_c.functional.
-
-    Parameters
-    ----------
-    out_a, lse_a : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
-        Results of a call with return_lse=True.
-    out_b, lse_b : Tensor (B, [H,] Q, Dv), (B, [H,] Q)
-        Results of such a call for the same queries over other keys.
-
-    Returns
-    -------
-    out : Tensor (B, [H,] Q, Dv)
-        The result over all keys.
-    lse : Tensor (B, [H,] Q)
-        The log-sum-exp over all keys.
+    """Join the attention over some keys (a) and over other keys (b) into the attention over all of them.
 
     Examples
     --------

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import torch
 from torch import Tensor, nn
 
+from .. import layers as of_numpy
 from .._arguments import constructors, scalars
 from ..masking import TransposesHeads
 from . import masking
@@ -20,6 +21,7 @@ from ._call import formulas
 from ._call.children import Layout
 from ._decoder.projected import ProjectedKeyValues, project
 from ._module import AttentionModule
+from ._twins import twin
 
 if TYPE_CHECKING:
     from .._types import EmptyRows
@@ -63,6 +65,7 @@ class DotProductAttention(AttentionModule):
 DotProductAttention._layout = Layout.of(())
 
 
+@twin(of_numpy.MultiHeadAttention)
 class MultiHeadAttention(AttentionModule, TransposesHeads):
     """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
 
@@ -79,16 +82,6 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     key_size, query_size, value_size : int
         Features of the inputs.  The first form has no such arguments: the projections are nn.LazyLinear until the first
         call sets these sizes, as in d2l.
-    num_hiddens : int
-        Features of the result.
-    num_heads : int
-        How many heads; must divide num_hiddens.
-    dropout : float
-        Probability in 0..1 with which a weight is dropped, in training mode only.
-    bias : bool
-        Whether the four projections add a bias; the name `use_bias` is accepted too.
-    empty_rows : {"uniform", "zero"}
-        What a query whose length is <= 0 gets: the mean of all values ("uniform", as in d2l) or 0 ("zero").
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 
