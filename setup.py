@@ -43,6 +43,7 @@ WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platfo
 # Built for a browser, Python runs on another system than it builds for.
 SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
 REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
+THIS_PAGE = "ADDRESS-OF-THIS-PAGE"  # in the README's git clone
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
@@ -61,7 +62,7 @@ def readme_for_the_index():
             return "" if picture else words
         return f"{picture}[{words}]({REPOSITORY}/{'raw' if picture else 'blob'}/v{version}/{path})"
 
-    text = text.replace("$MHA_C_REPOSITORY", REPOSITORY or "$MHA_C_REPOSITORY")
+    text = text.replace(THIS_PAGE, REPOSITORY or THIS_PAGE)
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
 
 

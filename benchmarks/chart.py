@@ -33,13 +33,13 @@ IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
 IN_README = {  # case, and what it is to somebody who knows the book
     "evaluation": {
         "M1": "multi-head attention, the book's first example",
-        "M5": "Transformer of the first edition, a batch of 64 sentences",
-        "M7": "Transformer of d2l 1.0, a batch of 128 sentences",
+        "M5": "attention of the first edition's Transformer, 64 sentences",
+        "M7": "attention of d2l 1.0's Transformer, 128 sentences",
         "A3": "Bahdanau attention of d2l 1.0, one step of 128 sentences",
         "S2048d64": "attention alone, 12 heads of 2048 tokens",
     },
     "training": {
-        "M7": "Transformer of d2l 1.0, training: forward and backward",
+        "M7": "attention of d2l 1.0's Transformer, training: forward and backward",
     },
 }
 UNDATED = {"Date": None}  # the same bytes for the same figures

@@ -105,6 +105,10 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     if call is functional.dot_product_attention or call is functional.additive_attention:
         return _explain_function(call, args, options)
     given = getattr(call, "__name__", type(call).__name__)
+    inside = [name for name, one in getattr(call, "named_modules", dict)() if hasattr(type(one), "_explained")]
+    layers = [name for name in inside if name.rpartition(".")[0] not in inside]
+    if layers:
+        raise TypeError(f"explain takes one attention layer; {given} holds {', '.join(layers[:4])}: give one of these")
     raise TypeError(
         f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
         f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"

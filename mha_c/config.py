@@ -148,7 +148,8 @@ def show_config() -> dict[str, Any]:
         config["torch"] = str(getattr(torch, "__version__", "being imported"))
         found = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda check: None)(True)
         config["torch_device"] = getattr(found, "type", None)
-    print(f"mha_c {config['version']}   isa {config['isa']} ({_isa_reason}; this CPU: {' '.join(offered)})")
+    print(f"mha_c {config['version']} in {os.path.dirname(__file__)}")
+    print(f"isa {config['isa']} ({_isa_reason}; this CPU: {' '.join(offered)})")
     shapes = ", ".join(
         f"{dtype} {facts['lanes']} in a vector, {facts['tile_rows']} x {facts['tile_columns']} in a register tile"
         for dtype, facts in config["kernels"].items()

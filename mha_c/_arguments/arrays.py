@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
+from .scalars import words
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -39,8 +40,10 @@ def to_array(value: Any, name: str) -> Array:
         return np.asarray(value)
     if is_tensor(value):
         return _from_tensor(value, name)
-    if value is None or isinstance(value, (str, bytes)):
-        raise TypeError(f"{name} must be an array, got {'None' if value is None else type(value).__name__}")
+    if isinstance(value, (str, bytes)):
+        raise TypeError(words(name))
+    if value is None:
+        raise TypeError(f"{name} must be an array, got None")
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return _from_dlpack(value, name)
     if isinstance(value, (list, tuple)):

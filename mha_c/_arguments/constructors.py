@@ -35,9 +35,16 @@ def divisible(features: Any, name: str, num_heads: Any) -> tuple[int, int]:
     """Both as whole numbers; ValueError unless the second divides the first."""
     features, heads = whole(features, name), whole(num_heads, "num_heads")
     if features % heads:
-        swapped = f": are they swapped? {name} comes first" if heads % features == 0 else ""
-        raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads}){swapped}")
+        hint = f"are they swapped? {name} comes first" if heads % features == 0 else _divisors(features, heads)
+        raise ValueError(f"{name} ({features}) must be divisible by num_heads ({heads}): {hint}")
     return features, heads
+
+
+def _divisors(features: int, heads: int) -> str:
+    """What to write: the numbers of heads next to the one that was asked for."""
+    fewer = next(n for n in range(min(heads, features), 0, -1) if features % n == 0)
+    more = next((n for n in range(heads, min(features, 10_000) + 1) if features % n == 0), fewer)
+    return f"take {fewer}{'' if more == fewer else f' or {more}'}"
 
 
 def additive(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,6 +79,8 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
         text = f"{owner}() got an unexpected keyword argument {unknown[0]!r}{guess}"
         raise TypeError(f"{text}\nIt {called.partition(' ')[2]}" if guess else f"{text}; {called}")
     left_out = _left_out(signatures, args, named)
+    if left_out == ["dropout"] and args and isinstance(args[-1], float) and 0 <= args[-1] < 1:
+        raise TypeError(f"{owner}() misses a size: its last number, {args[-1]!r}, looks like dropout; {called}")
     if left_out:
         raise TypeError(f"{owner}() misses {' and '.join(left_out)}; {called}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"

@@ -32,6 +32,8 @@ def kind(value: Any, name: str, expected: str) -> Exception:
 
 
 def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> Exception:
+    if array.dtype.kind in "US":
+        return TypeError(scalars.words(name))
     if array.dtype.type not in (np.float32, np.float64):
         numbers = array.dtype.kind in "biuf"
         advice = f": convert it, for example {name}.astype(np.float32)" if numbers else ""
@@ -94,7 +96,8 @@ def shape(array: Array, name: str, expected: Union[Sizes, str]) -> Exception:
 
 
 def lengths(array: Array, batch: int, queries: int) -> Exception:
-    return shape(array, "valid_lens", f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries})")
+    expected = f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries}): a length for each item, or for each of its queries"
+    return shape(array, "valid_lens", expected)
 
 
 def negative_length(length: int) -> bool:

@@ -171,3 +171,17 @@ class LateSeed:
 def draw_seed(rng: np.random.Generator) -> int:
     """One 64-bit seed for the dropout of one call."""
     return int(rng.integers(0, 2**64, dtype=np.uint64))
+
+
+INPUTS = "queries keys values q k v x X".split()
+
+
+def words(name: str) -> str:
+    """The error for words in the place of numbers."""
+    text = f"{name} must be an array of numbers, got words"
+    if name not in INPUTS:
+        return text
+    return (
+        f"{text}: attention takes a vector for each word, for example of an embedding; the words themselves go to "
+        f"view(tokens=...)"
+    )

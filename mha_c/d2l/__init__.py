@@ -158,6 +158,10 @@ def _replace(module: ModuleType) -> list[ModuleType]:
         if not book.was_loaded_again():
             return []
         _patched.remove(module)
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"patch takes the imported module d2l.torch, or nothing; got {module!r:.100}")
+    if module.__name__.partition(".")[0] == "mha_c":
+        raise RuntimeError(f"{module.__name__} is ours: patch takes the imported module d2l.torch, or nothing")
     missing = [name for name in CLASSES if not hasattr(module, name)]
     if len(missing) == len(CLASSES):
         raise RuntimeError(f"{module.__name__} has no {', '.join(missing)}: is it d2l.torch?")

@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._arguments.core_refusals import bool_bias
+from .._arguments.scalars import words
 from ._private import (
     FakeTensor,
     autocast_type,
@@ -154,6 +155,8 @@ def check_tensors(**named: Any) -> None:
     """The same of what is no tensor at all."""
     for name, value in named.items():
         if not isinstance(value, Tensor):
+            if isinstance(value, str):
+                raise TypeError(words(name))
             raise TypeError(
                 f"{name} must be a torch tensor, got {type(value).__name__}: write torch.as_tensor({name}); for arrays "
                 f"mha_c has the same layers and functions"
@@ -196,6 +199,8 @@ def refuse_half_fake(**named: Any) -> None:
 def refuse_types(**types: torch.dtype) -> NoReturn:
     """Raise the error for inputs and parameters of different types."""
     listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+    if len(set(types.values())) == 1:
+        raise TypeError(f"tensors of no float type: {listed}; convert them (.float())")
     raise TypeError(
         f"tensors of different types: {listed}; convert the inputs (.float(), .double()) or the module (.to(dtype))"
     )

@@ -142,8 +142,8 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: in
     if keys is not None:
         if weights[:, :, len(keys) :].max(initial=0) > NOTHING:  # these keys are no padding
             raise ValueError(
-                f"tokens: {len(keys)} for {weights.shape[2]} keys, and those behind them have weights too: name them, "
-                f"or give the valid_lens of the call"
+                f"tokens has {len(keys)} tokens for {weights.shape[2]} keys, and those behind them have weights too: "
+                f"give {weights.shape[2]}, or the valid_lens of the call"
             )
         weights = weights[:, :, : len(keys)]
     self_attention = named_self or (weights.shape[1] == weights.shape[2] and queries == keys)

@@ -25,6 +25,7 @@ from typing import Any, Optional, Union
 _shown: Counter[str] = Counter()
 
 FOLDER = Path(__file__).parent  # of the scripts and styles
+PICTURES = ".png .svg .pdf .jpg .jpeg .gif".split()
 
 # The scripts of a kind of page, and which of their functions builds it.
 SCRIPTS = {
@@ -99,8 +100,18 @@ class Page:
         -------
         Path
             `path` as a Path.
+
+        Raises
+        ------
+        ValueError
+            If the name is that of a picture: page.png.
         """
         path = Path(path)
+        if path.suffix.lower() in PICTURES:
+            raise ValueError(
+                f"save writes a web page, not a picture: name it {path.stem}.html; a picture is "
+                f"mha_c.show_heatmaps(...).savefig({path.name!r})"
+            )
         path.write_bytes(self.html().encode("utf-8", "replace"))  # a lone surrogate from a tokenizer becomes ?
         return path
 

@@ -62,7 +62,9 @@ def test_version():
 def test_the_instruction_set_is_chosen_at_import(isa):
     code = "import mha_c; from mha_c import _core; print(_core.isa(), mha_c.show_config()['isa'])"
     out, warned = printed(code, MHA_C_ISA=isa)
-    assert out.startswith(f"mha_c {mha_c.__version__}   isa {isa} (MHA_C_ISA;") and out.endswith(f"{isa} {isa}")
+    assert out.startswith(
+        f"mha_c {mha_c.__version__} in {Path(mha_c.__file__).parent}\nisa {isa} (MHA_C_ISA;"
+    ) and out.endswith(f"{isa} {isa}")
     assert not warned
     too_late = f"import os, mha_c; os.environ['MHA_C_ISA'] = {isa!r}; {code}"
     assert "(the widest; MHA_C_ISA changes it;" in printed(too_late)[0]
@@ -378,7 +380,7 @@ def test_the_package_is_typed():
 
 def test_python_m_mha_c_prints_the_configuration():
     out = python("-m", "mha_c").stdout
-    assert re.match(r"mha_c \S+   isa \w+ \(", out) and "threads" in out and "numpy" in out
+    assert re.match(r"mha_c \S+ in .*\nisa \w+ \(", out) and "threads" in out and "numpy" in out
 
 
 def test_demo_prints_what_the_book_prints():

@@ -5,8 +5,12 @@ import inspect
 import pytest
 
 import mha_c
-import mha_c.torch
-from mha_c.torch import functional
+import needs
+
+needs.module("torch")
+
+import mha_c.torch  # noqa: E402
+from mha_c.torch import functional  # noqa: E402
 
 TWINS = [
     "masked_softmax",

@@ -119,7 +119,10 @@ WRONG_TYPES = ["float16", "int32", "uint8", "bool", "complex64", "longdouble", "
 def test_element_types(call, name, kind):
     array = CALLS[call].arguments[name]
     wrong = np.zeros(array.shape, kind)
-    refused(call, TYPE, name, str(wrong.dtype), **{name: wrong})
+    with pytest.raises(TYPE) as caught:
+        run(call, **{name: wrong})
+    said = str(caught.value)
+    assert says(said, name) and (says(said, str(wrong.dtype)) or (kind == "U5" and says(said, "got words"))), said
 
 
 @arrays
@@ -130,7 +133,7 @@ def test_things_that_are_no_arrays(call, name):
         said = "missing or None: values" if left_out else f"{name} must be an array, got None"
         refused(call, TYPE, said, **{name: None})
     refused(call, TYPE, f"{name} must be an array, got object", **{name: object()})
-    refused(call, TYPE, f"{name} must be an array, got str", **{name: "queries"})
+    refused(call, TYPE, f"{name} must be an array of numbers, got words", **{name: "queries"})
     refused(call, TYPE, f"{name} is a masked array", **{name: np.ma.masked_array(array, mask=array > 0)})
     refused(call, (TYPE, VALUE), name, **{name: [[[1.0], [2.0, 3.0]]]})
 

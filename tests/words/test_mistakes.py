@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mha_c
+import mha_c.d2l
 import needs
 from mha_c import functional as F
 from mha_c import variants
@@ -45,7 +46,11 @@ NUMPY = {
         "misses dropout",
     ),
     "heads before hiddens": (lambda: mha_c.MultiHeadAttention(5, 100, 0.5), r"num_hiddens \(5\).*swapped"),
-    "heads that do not divide": (lambda: mha_c.MultiHeadAttention(100, 7, 0.5), r"\(100\).*num_heads \(7\)"),
+    "heads that do not divide": (
+        lambda: mha_c.MultiHeadAttention(100, 7, 0.5), r"\(100\).*num_heads \(7\): take 5 or 10"
+    ),
+    "more heads than there can be": (lambda: mha_c.MultiHeadAttention(8, 9, 0.5), r"num_heads \(9\): take 8"),
+    "a size too few": (lambda: mha_c.MultiHeadAttention(100, 100, 100, 5, 0.5), "misses a size.*looks like dropout"),
     "no heads": (lambda: mha_c.MultiHeadAttention(100, 0, 0.5), "num_heads must be.*got 0"),
     "a float as a size": (lambda: mha_c.MultiHeadAttention(100.0, 5, 0.5), "num_hiddens must be.*got 100.0"),
     "a text as a size": (lambda: mha_c.MultiHeadAttention("100", 5, 0.5), "num_hiddens must be.*got '100'"),
@@ -82,12 +87,13 @@ NUMPY = {
     "an array of whole numbers": (lambda: called(X.astype(int), X, X), r"queries.*queries.astype\(np.float32\)"),
     "two types": (lambda: called(X, X.astype(float), X), "keys has dtype float64, but queries has dtype float32"),
     "complex numbers": (lambda: called(X + 1j, X, X), "queries has dtype complex.*expected float32"),
-    "a text": (lambda: called("the cat", X, X), "queries must be an array, got str"),
+    "a text": (lambda: called("the cat", X, X), r"queries must.*got words: .*a vector for each word.*view\(tokens="),
+    "words": (lambda: called("the cat sat".split(), X, X), r"queries must.*got words: .*view\(tokens="),
     "a ragged list": (lambda: called([[[1.0, 2.0], [1.0]]], X, X), "queries is a list that makes no array"),
     "a masked array": (lambda: called(np.ma.masked_less(X, 0), X, X), r"queries is a masked array.*filled.*valid_lens"),
     "lengths as the third argument": (lambda: called(X, X, np.array([1, 2]), X), "order is MultiHeadAttention"),
     "three lengths for two items": (lambda: called(X, X, X, [1, 2, 3]), r"valid_lens.*\(3,\).*\(2,\)"),
-    "one length": (lambda: called(X, X, X, 3), "valid_lens"),
+    "one length": (lambda: called(X, X, X, 3), r"valid_lens.*\(2,\).*a length for each item"),
     "a mask as lengths": (lambda: called(X, X, X, [True, False]), r"valid_lens has dtype bool.*mask.sum\(-1\)"),
     "a mask of all pairs": (lambda: called(X, X, X, np.ones((2, 3, 3), bool)), "valid_lens has dtype bool.*keep_mask"),
     "a length of NaN": (lambda: called(X, X, X, [1.0, np.nan]), "valid_lens must be finite.*position 1"),
@@ -134,6 +140,9 @@ NUMPY = {
     "show_heatmaps(layer)": (lambda: mha_c.show_heatmaps(layer(), "a", "b"), "give its attention_weights"),
     "view of one row": (lambda: mha_c.viz.view(np.ones(3)), r"weights.*rank 2 \(queries, keys\)"),
     "view before a call": (lambda: layer().view(), "call the layer first"),
+    "a page as a picture": (lambda: mha_c.viz.view(np.eye(3)).save("a.png"), r"name it a.html; a picture is.*savefig"),
+    "patch(3)": (lambda: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
+    "patch(mha_c)": (lambda: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
     "too many tokens": (lambda: mha_c.viz.view(np.ones((3, 3)) / 3, tokens="a b c d"), "4 tokens for 3 queries"),
     "mha_c.patch": (lambda: mha_c.patch(), r"did you mean mha_c\.d2l\.patch\?"),
     "mha_c.view": (lambda: mha_c.view, r"did you mean mha_c\.viz\.view\?"),
@@ -172,6 +181,19 @@ TORCH = {
     "arrays": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(X, X, X), r"queries.*torch.as_tensor\(queries\)"),
     "arrays of a function": (lambda mt, T: mt.functional.dot_product_attention(X, X, X), r"q.*torch.as_tensor\(q\)"),
     "whole numbers": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.long(), T, T), "queries.*float32"),
+    "whole numbers alone": (
+        lambda mt, T: mt.DotProductAttention(0.1)(T.int(), T.int(), T.int()),
+        r"no float type: queries torch.int32.*float\(\)",
+    ),
+    "names of torch.nn": (
+        lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(query=T, key=T, value=T),
+        "did you mean queries",
+    ),
+    "a text": (lambda mt, T: mt.DotProductAttention(0.1)("the cat", T, T), "queries must.*got words"),
+    "a whole model": (
+        lambda mt, T: mha_c.explain(needs.module("torch").nn.Sequential(mt.MultiHeadAttention(8, 2, 0.1)), T),
+        "Sequential holds 0: give one",
+    ),
     "two types": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.double(), T, T), r"different types.*\.to\(dtype\)"),
     "other features": (lambda mt, T: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.1)(T[..., :4], T, T), "queries has 4"),
     "one item without its axis": (lambda mt, T: mt.DotProductAttention(0.1)(T[0], T[0], T[0]), r"queries\[None\]"),

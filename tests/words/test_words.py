@@ -340,7 +340,7 @@ def test_a_mask_as_lengths_is_told_the_sum_and_the_place_for_masks(side, kind):
     ("queries", "advice"), [([["a", "b"]], False), (np.array([[[1j]]]), False), (np.array([[[1]]]), True)]
 )
 def test_astype_is_advised_to_numbers_alone(queries, advice):
-    with pytest.raises(TypeError, match="queries has dtype") as caught:
+    with pytest.raises(TypeError, match=r"queries has dtype|queries must.*got words") as caught:
         mha_c.DotProductAttention(0.0)(queries, X, X)
     assert ("astype" in str(caught.value)) == advice
 
@@ -387,7 +387,9 @@ def test_fewer_tokens_than_keys_that_have_weights(side):
     layer, ones = built(side, "MultiHeadAttention")
     queries, keys = ones((1, 4, 4)), ones((1, 6, 4))
     layer(queries, keys, keys)
-    with pytest.raises(ValueError, match="tokens: 2 for 6 keys, and those behind them have weights"):
+    with pytest.raises(
+        ValueError, match="tokens has 2 tokens for 6 keys, and those behind them have weights too: give 6"
+    ):
         layer.view(tokens="a b")
     layer(queries, keys, keys, [2])
     assert "2 queries x 2 keys" in layer.view(tokens="a b").text
