@@ -236,7 +236,7 @@ def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[
     lines += [] if sliced else [share]
     if output in facts["projections"]:
         lines += _projections({output: facts["projections"][output]}, not sliced)
-    lines.append(("memory", _memory(facts)))
+    lines.append(("memory", _bytes_in_words(facts)))
     return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", {"call": name, **facts}, lines)
 
 
@@ -331,7 +331,7 @@ def _threads(share: Facts) -> str:
     return f"{n}, all that set_num_threads allows: {work} of work in {_count(tasks, 'task')}"
 
 
-def _memory(facts: Facts) -> str:
+def _bytes_in_words(facts: Facts) -> str:
     text = f"{in_words(facts['scratch_bytes'])} during the call"
     if "kept" not in facts:
         return text

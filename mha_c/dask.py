@@ -86,7 +86,7 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
     node = delayed(frozen, traverse=False, name=f"layer-{tokenize(frozen)}")
     for each in (layer, layer._child):
         if each is not None:
-            each._last = ("elsewhere", _ELSEWHERE), False
+            each._last = _ELSEWHERE, False
     return dask.array.map_blocks(
         _call, q, k, v, *lens, layer=node, chunks=(q.chunks[0], (q.shape[1],), (features,)), dtype=q.dtype,
         meta=np.empty((0, 0, 0), q.dtype), name=f"attention-{tokenize(node, q, k, v, lens)}",

@@ -74,6 +74,9 @@ class State:
             packed = self._packed[key] = weight, bias, (self.out_features, self.in_features)
         return packed
 
+    def forget_packed(self) -> None:
+        self._packed.clear()
+
     def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
         """ShapeError unless this shape fits the weight or bias; `what` goes before the name in the message."""
         expected: tuple[Any, ...] = (self.out_features,)

@@ -155,7 +155,7 @@ class KernelAttention(Trained):
         numbers = arrays[0].ndim == 1
         q, k, v = with_items(arrays)
         lens = to_lengths(valid_lens)
-        bias = self._log_kernel(distances(q, k, self._width))
+        bias = self._log_kernel(distances(q, seen_keys(q, k, lens), self._width))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, lens, bias=bias, empty_rows=self._empty_rows, return_weights=True
         )
@@ -223,6 +223,7 @@ class KernelAttention(Trained):
         _, _, grad_v, of_bias = dot_product_attention_backward(
             grad, q[..., :0], k[..., :0], v, record.lens, bias=record.bias, empty_rows=self._empty_rows
         )
+        k = seen_keys(q, k, record.lens)
         u = distances(q, k, record.width)
         grad_q, grad_k, grad_width = _of_distances(q, k, record.width, *self._slopes(record, u, of_bias))
         self._record = None
@@ -299,6 +300,16 @@ def check_of_distances(name: str, found: tuple[int, ...], wanted: tuple[int, ...
 def with_items(given: Any) -> Any:
     """The inputs with three axes: 1-D inputs, as in the book, become rows of one feature in one item."""
     return (x.reshape(1, -1, 1) for x in given) if given[0].ndim == 1 else given
+
+
+def seen_keys(q: Array, k: Array, lens: Any) -> Array:
+    """k with zeros for keys that no query sees, which are not read; the core refuses lengths of a wrong shape."""
+    if lens is None or lens.shape not in (q.shape[:1], q.shape[:2]):
+        return k
+    seen = np.zeros(k.shape, k.dtype)
+    for item, n in enumerate(lens.reshape(len(k), -1).max(axis=1, initial=0)):
+        seen[item, :n] = k[item, :n]
+    return seen
 
 
 @np.errstate(over="ignore")  # what is too far for a number is inf

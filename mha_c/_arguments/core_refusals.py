@@ -258,8 +258,12 @@ def projection(name: str) -> Exception:
     return TypeError(f"{name} must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))")
 
 
+class PackedForOthers(ValueError):
+    """A weight is packed for another instruction set than the active one, which another thread may have selected."""
+
+
 def packed(name: str, sizes: Sizes, expected: Sizes) -> Exception:
-    return ValueError(
+    return PackedForOthers(
         f"{name}: not a weight of {sizes[0]} x {sizes[1]} packed for the active instruction set ({_core.isa()}), which "
         f"makes {expected} of it: pack it again"
     )

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
+from .._arguments.core_refusals import PackedForOthers
 from .._arguments.scalars import LateSeed
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..errors import ShapeError
@@ -126,12 +127,15 @@ class AttentionLayer(Layer, Viewable):
             and plan.states is plan.parameters.states
             and plan.isa == isa()
         ):
-            if self.training:
-                return self._run_training(plan, (queries, keys, values), valid_lens, False)
-            projections, w_v, num_heads, empty_rows = plan.in_core
-            out, saved = layer_forward(
-                queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
-            )
+            try:
+                if self.training:
+                    return self._run_training(plan, (queries, keys, values), valid_lens, False)
+                projections, w_v, num_heads, empty_rows = plan.in_core
+                out, saved = layer_forward(
+                    queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
+                )
+            except PackedForOthers:
+                return self._call(queries, keys, values, valid_lens, training)
             self._last = saved, False, queries, keys, values, valid_lens
             if plan.child is not None:
                 plan.child._last = saved, False
@@ -192,17 +196,27 @@ class AttentionLayer(Layer, Viewable):
         size, and draws no numbers from a stream that others may draw from, too."""
         plan = self._current_plan(inputs[0])
         if plan is not None:
-            return run(plan)
+            self._plan, out = self._run_packed(plan, inputs[0], run)
+            return out
         parameters = self._parameters
         with parameters.lock:
             states = parameters.states
             if parameters.is_open():  # else another thread has just set the sizes
-                check(self._plan_of_zeros(inputs))
+                self._run_packed(self._plan_of_zeros(inputs), inputs[0], check)
                 states = self._drawn(states, self._features(inputs))
-            plan = self._make_plan(inputs[0], states)
-            out = run(plan)
+            plan, out = self._run_packed(self._make_plan(inputs[0], states), inputs[0], run)
             parameters.states, self._plan = states, plan
         return out
+
+    def _run_packed(self, plan: Plan, queries: Array, run: Callable[[Plan], Any]) -> tuple[Plan, Any]:
+        """(plan, run(plan)); where another thread has selected another instruction set, with weights packed again."""
+        while True:
+            try:
+                return plan, run(plan)
+            except PackedForOthers:
+                for state in plan.states.values():
+                    state.forget_packed()
+                plan = self._make_plan(queries, plan.states)
 
     def _features(self, inputs: Sequence[Array]) -> dict[str, int]:
         return dict(zip(self._roles, (array.shape[-1] if array.ndim else 0 for array in inputs)))
@@ -247,8 +261,8 @@ class AttentionLayer(Layer, Viewable):
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
         saved, as_tensor = self._last[:2]
-        if saved[0] == "elsewhere":  # mha_c.dask called it in other processes
-            raise RuntimeError(saved[1])
+        if isinstance(saved, str):  # why there are none: mha_c.dask called the layer in other processes
+            raise RuntimeError(saved)
         return saved_weights(saved), as_tensor
 
     @property

@@ -6,6 +6,7 @@ operations in the book's order.  A call of a small layer takes about ten microse
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -14,25 +15,21 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .._arguments import calls, scalars
-from .._arguments.arrays import to_lengths
-from .._arguments.scalars import LateSeed
+from .._arguments.core_refusals import PackedForOthers
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import attention, core, formulas, ops
 from ._call.checks import checked_lengths
 from ._call.children import Layout, is_changed, plain_attention
-from ._call.choice import CORE, GENERAL, OPERATOR, choose, looked_at
-from ._call.inputs import check_call, checked_inputs, in_one_type, materialize
-from ._call.records import AttentionCall, AttentionTensors, LayerCall
+from ._call.choice import GENERAL, OPERATOR, PLAIN, choose, looked_at, parts_for_core
+from ._call.inputs import check_call, checked_inputs, materialize
+from ._call.records import AttentionCall, AttentionTensors
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
-from ._tensors import FLOATS, autocasting, draw_seed, exporting, result_type
+from ._tensors import exporting
 from ._weights.last import Assigned, Last, last_of, restored
 from .masking import masked_softmax
-
-OWN_TYPES = frozenset((Tensor, nn.Parameter))
-_INT64 = torch.int64
 
 
 def leaf_of_a_graph(module: nn.Module, inputs: Any, training: Optional[bool]) -> Any:
@@ -175,61 +172,46 @@ class AttentionModule(TakesArrays, Viewable):
             calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
         if training is not None:
             training = scalars.flag(training, "training")
+        parts = parts_for_core(self, queries, keys, values, valid_lens)
+        try:
+            if parts is not None and cache is None:
+                return core.call(self, parts, (queries, keys, values), valid_lens, training)
+        except (BufferError, PackedForOthers):  # tried again, then computed by torch
+            pass
+        except ShapeError as error:  # in a traceback the caller's line comes next, not ours
+            raise error.with_traceback(None) from None
+        try:
+            return self._otherwise(queries, keys, values, valid_lens, training, cache)
+        except ShapeError as error:
+            raise error.with_traceback(None) from None
+
+    def _otherwise(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool],
+        cache: Optional[KeyValueCache],
+    ) -> Any:  # fmt: skip
+        """A call that the core does not take as it is given."""
+        if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
+            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
         projected, steps = False, None
-        if not (type(queries) in OWN_TYPES and type(keys) in OWN_TYPES and type(values) in OWN_TYPES):
-            if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-                return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
-            if isinstance(keys, ProjectedKeyValues):
-                projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
+        if isinstance(keys, ProjectedKeyValues):
+            projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
+        if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN):
             calls.check_order(type(self).__name__, values, valid_lens)
             queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values)
+        materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
         if cache is not None:
-            materialize(self, queries, keys, values)
             steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
         way, parts = choose(self, queries, keys, values, valid_lens)
-        if way is not CORE:
-            try:
-                if materialize(self, queries, keys, values, valid_lens, projected):
-                    way, parts = choose(self, queries, keys, values, valid_lens)
-                if way is GENERAL or parts is None:
-                    self._check(queries, keys, values, valid_lens, projected)
-            except ShapeError as error:  # in a traceback the caller's line comes next, not our four
-                raise error.with_traceback(None) from None
-        if way is GENERAL or parts is None:
-            return self._generally(queries, keys, values, valid_lens, training, projected, steps)
-        parameters, holder, dropout, packed = parts
-        if projected:
-            parameters, packed = parameters.for_projected(), packed and packed.for_projected()
-        dtype, W_q = queries.dtype, parameters.W_q
-        if not (dtype in FLOATS and keys.dtype is values.dtype is dtype and (W_q is None or W_q.dtype is dtype)):
-            calls.check_order(type(self).__name__, values, valid_lens)
-            queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
-            packed = None
-        p = dropout.p if (dropout.training if training is None else training) else 0.0
-        if steps is not None:
-            out, kept, source = steps.by_core((queries, keys, values), parameters, packed)
-        elif way is OPERATOR:
-            lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-            call = LayerCall(lens, self.num_heads, self.empty_rows, p)
-            out, kept, source = ops.layer((queries, keys, values), parameters, call)
-        else:
-            if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
-                valid_lens = to_lengths(valid_lens)
-            seed = LateSeed(draw_seed) if p else 0
-            call = core.new_record(LayerCall, (valid_lens, self.num_heads, self.empty_rows, p, seed))
-            try:
-                out, kept, source = core.layer((queries, keys, values), parameters, call, packed)
-            except ShapeError as error:
-                raise error.with_traceback(None) from None
-            except BufferError:  # no plain memory after all: a negated view, zeros never written, left by a transform
-                self._check(queries, keys, values, valid_lens, projected)
-                return self._generally(queries, keys, values, valid_lens, training, projected, None)
-        if autocasting():
-            dtype = result_type(dtype)
-        if self._last is not None:
-            self.__dict__["_last"] = None  # perhaps assigned
-        holder["_last"] = Last(kept, dtype, source)
-        return out if out.dtype is dtype else out.to(dtype)
+        if parts is not None and way is not GENERAL:
+            parts = parts.for_projected() if projected else parts
+            if way is OPERATOR and steps is None:
+                return ops.call(self, parts, (queries, keys, values), valid_lens, training)
+            with suppress(
+                BufferError, PackedForOthers
+            ):  # no plain memory after all: negated, zeros never written, left by a transform
+                return core.call(self, parts, (queries, keys, values), valid_lens, training, steps)
+        self._check(queries, keys, values, valid_lens, projected)
+        return self._generally(queries, keys, values, valid_lens, training, projected, steps)
 
     def _check(self, queries: Any, keys: Any, values: Any, valid_lens: Any, projected: bool) -> None:
         """What the core would refuse; another attention inside may have lengths of its own."""

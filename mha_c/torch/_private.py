@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import sys
 import warnings
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ has_dlpack_of_bools = not isinstance(tensor_exchange, tuple) or _takes(
     tensor_exchange[0], torch.zeros(1, dtype=torch.bool, device="cpu")
 )
 tracing_state = _needed("torch._C._get_tracing_state")  # not None: torch.jit.trace, or ONNX by it, records the call
+is_tracing = _needed("torch._C._is_tracing")  # the same question in half the time, but not for compilers
 set_tracing_state = _needed("torch._C._set_tracing_state")  # None: stops the recording for a while
 _needed("torch.autograd.forward_ad._current_level")
 # Whether modes are active: a number of them, or the one that is, or None.
@@ -171,10 +173,13 @@ if _found("torch.Tensor.is_cpu"):
         """Whether it is in the CPU's memory."""
         return tensor.is_cpu
 
+    quickly_on_cpu: Any = operator.attrgetter("is_cpu")  # the same, which compilers do not know, in half the time
 else:
 
     def on_cpu(tensor: Tensor) -> bool:
         return tensor.device.type == "cpu"
+
+    quickly_on_cpu = on_cpu
 
 
 def _unflatten(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:

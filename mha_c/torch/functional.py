@@ -21,7 +21,16 @@ from ._call.attention import attend
 from ._call.dropout import Rng
 from ._call.records import AttentionCall, AttentionTensors
 from ._private import on_cpu
-from ._tensors import HALVES, check_inputs, is_compiling, refuse_half_fake, refuse_types, result_type
+from ._tensors import (
+    FLOATS,
+    HALVES,
+    autocasting,
+    check_inputs,
+    is_compiling,
+    refuse_half_fake,
+    refuse_types,
+    result_type,
+)
 from ._twins import twin
 from .positions import alibi_slopes, rotary, t5_buckets
 from .summary import weights_summary
@@ -165,8 +174,9 @@ def _attention(
 ) -> Any:  # fmt: skip
     if unknown:
         raise unknown_option(unknown)
-    terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
-    check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
+    if not (type(q) is type(k) is type(v) is Tensor and q.dtype in FLOATS and bias is relative_bias is sinks is None):
+        terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
+        check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
     if keep_mask is not None and not isinstance(keep_mask, Tensor):
         keep_mask = torch.as_tensor(keep_mask)
     left, right = (-1, -1) if window is None else core_window(window)
@@ -177,7 +187,7 @@ def _attention(
     )  # fmt: skip
     found = attend(call, AttentionTensors(q, k, v, w_v, keep_mask, bias, relative_bias, sinks), rng)
     wanted = [x for x, want in zip(found, (True, return_weights, return_lse)) if want]
-    if on_cpu(q) or q.is_meta:
+    if autocasting() and (on_cpu(q) or q.is_meta):
         wanted = [x.to(result_type(q.dtype)) for x in wanted]
     return wanted[0] if len(wanted) == 1 else tuple(wanted)
 

@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from .. import similarity as of_numpy
 from .._arguments import scalars
+from .._arguments.arrays import to_lengths
 from ._call import formulas
 from ._call.checks import checked_lengths
 from ._module import TakesArrays
+from ._private import on_cpu
 from ._tensors import check_inputs, has_numbers
 from ._twins import twin
 from .functional import dot_product_attention
@@ -113,8 +117,14 @@ class KernelAttention(TakesArrays):
 
 
 def seen_keys(q: Tensor, k: Tensor, valid_lens: Any) -> Tensor:
-    """k with zeros for keys that no query sees: else a key of NaN would make gradients NaN, even times 0."""
-    visible: Any = formulas.visible_keys(q, k, checked_lengths(valid_lens, q))
+    """k with zeros for keys that no query sees, which the CPU does not read: else a key of NaN would make gradients
+    NaN, even times 0."""
+    lens = checked_lengths(valid_lens, q)
+    if len(k) and all(on_cpu(x) and has_numbers(x) for x in (k, lens)):
+        counts = to_lengths(lens).reshape(len(k), -1).max(axis=1, initial=0).tolist()
+        rows = pad_sequence([one[:n] for one, n in zip(k, counts)], batch_first=True)
+        return pad(rows, (0, 0, 0, k.shape[1] - rows.shape[1]))
+    visible: Any = formulas.visible_keys(q, k, lens)
     return formulas.without_unseen(k[:, None], visible, None)[:, 0]
 
 

@@ -104,7 +104,7 @@ function Grid(app, spec) {
     if (!numbers) return;
     context.font = (h < 14 ? 9.5 : (w >= 44 && h >= 24 ? 13 : 11.5) * (size / 12)) + "px " + FONT;
     context.fillStyle = ink;
-    if (!masked) context.fillText(digits(spec.data[i][j], w), box[0] + box[2] / 2, box[1] + box[3] / 2 + 0.5);
+    if (!masked) context.fillText(digits(spec.data[i][j], w), left + (j + 0.5) * w, top + (i + 0.5) * h + 0.5);
   }
 
   function drawLabels(context, look) {

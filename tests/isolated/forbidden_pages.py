@@ -96,6 +96,7 @@ LAYERS = {
     "DotProductAttention": lambda of, **given: of.DotProductAttention(0.5, **given),
     "AdditiveAttention": lambda of, **given: of.AdditiveAttention(16, 0.5, **given),
     "MultiHeadAttention": lambda of, **given: of.MultiHeadAttention(FEATURES, HEADS, 0.5, **given),
+    "KernelAttention": lambda of, empty_rows, **_: of.KernelAttention(width=9.0, empty_rows=empty_rows),
 }
 LENGTHS = [name for name, (options, *_) in HIDDEN.items() if "valid_lens" in options]
 

@@ -10,7 +10,7 @@
 
 /* What a `Layout` of mha_c.torch holds, in its order. */
 enum { SLOTS, INNER, LINEAR, DROPOUT, METHODS, ALL_HOOKS, HOOKS, WORDS, TENSORS, RECORD, N_PARTS };
-enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, FROZEN, N_WORDS };
+enum { STATE, FORWARD, MODULES, PARAMETERS, WEIGHT, BIAS, DROPS, INPLACE, FROZEN, N_WORDS };
 enum { FROZEN_ISA, FROZEN_PARAMETERS, N_FROZEN = 3 }; /* of a `Packed` */
 enum { N_PARAMETERS = 9, N_PROJECTIONS = 4 };
 
@@ -53,8 +53,10 @@ plain_state(reading *r, PyObject *module, PyObject *type)
         PyObject *hooks = PyObject_GetItem(state, PyTuple_GetItem(r->part[HOOKS], i));
 
         plain = is_empty(hooks);
+        if (hooks == NULL) { /* there are none by this name */
+            PyErr_Clear();
+        }
         Py_XDECREF(hooks); /* held while it was looked at, as another thread may put other hooks there */
-        PyErr_Clear();     /* there are none by this name */
     }
     return plain ? state : NULL;
 }
@@ -152,6 +154,17 @@ frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
     return same ? frozen : Py_None;
 }
 
+/* An empty record of a NamedTuple's class; the class's own constructor takes four times as long. */
+static PyObject *
+new_record(PyObject *type)
+{
+    const allocfunc allocate = PyType_Check(type) && PyType_IsSubtype((PyTypeObject *)type, &PyTuple_Type)
+                                   ? (allocfunc)PyType_GetSlot((PyTypeObject *)type, Py_tp_alloc)
+                                   : NULL;
+
+    return allocate == NULL ? NULL : allocate((PyTypeObject *)type, N_PARAMETERS);
+}
+
 /*
  * (Parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL if one call of the core
  * cannot stand for the calls of all children.
@@ -159,7 +172,7 @@ frozen_of(reading *r, PyObject *state, PyObject *const *parameters)
 static PyObject *
 read_layer(reading *r, PyObject *layer)
 {
-    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *tuple, *record, *result;
+    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *record, *result;
     int plain = 1;
 
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -183,15 +196,18 @@ read_layer(reading *r, PyObject *layer)
         modules = get(r, inner, r->word[MODULES]);
     }
     dropout = get(r, modules, r->word[DROPS]);
-    if (!plain || plain_state(r, dropout, r->part[DROPOUT]) == NULL) {
-        return NULL;
+    if (!plain || get(r, plain_state(r, dropout, r->part[DROPOUT]), r->word[INPLACE]) != Py_False) {
+        return NULL; /* in place it would change attention_weights */
+    }
+    record = new_record(r->part[RECORD]);
+    for (Py_ssize_t i = 0; record != NULL && i < N_PARAMETERS; i++) {
+        Py_INCREF(parameters[i]);
+        if (PyTuple_SetItem(record, i, parameters[i]) < 0) {
+            Py_CLEAR(record);
+        }
     }
     frozen = frozen_of(r, state, parameters);
-    tuple = PyTuple_Pack(N_PARAMETERS, parameters[0], parameters[1], parameters[2], parameters[3], parameters[4],
-                         parameters[5], parameters[6], parameters[7], parameters[8]);
-    record = tuple == NULL ? NULL : PyObject_CallFunctionObjArgs(r->part[RECORD], tuple, NULL);
     result = record == NULL ? NULL : PyTuple_Pack(4, record, inner, dropout, frozen);
-    Py_XDECREF(tuple);
     Py_XDECREF(record);
     return result;
 }

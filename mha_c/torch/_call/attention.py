@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .._private import (
+    in_functorch,
     in_mode,
-    in_transform,
+    is_tracing,
     n_dispatch_modes,
     n_function_modes,
     on_cpu,
@@ -20,6 +21,7 @@ from .._tensors import (
     OWN_TYPES,
     autocast_on,
     check_devices,
+    check_inputs,
     common_type,
     elsewhere,
     exporting,
@@ -36,9 +38,9 @@ from .records import Attended, AttentionCall, AttentionTensors
 
 def watched() -> bool:
     """Whether somebody sees or transforms torch's operations, of which a call of the core is none."""
-    return (
-        tracing_state() is not None or in_transform() or bool((n_function_modes() or n_dispatch_modes()) and in_mode())
-    )
+    if is_tracing() or in_functorch() or forward_ad._current_level >= 0:
+        return True
+    return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
 
 
 def readable(*tensors: Any) -> bool:
@@ -63,21 +65,45 @@ def attend(call: AttentionCall, tensors: AttentionTensors, rng: Rng = None, clea
     rng     for dropout: None (torch's generator), a whole number or a generator
     clean   keys and values that no query sees are finite
     """
-    dtype: Any = None if autocast_on(tensors.q) and not on_cpu(tensors.q) else tensors.q.dtype  # None: the kernels'
-    check_mask(tensors.keep_mask)
-    tensors = in_one_type(tensors)
-    found: Any = None
-    if not (is_compiling() or watched()) and readable(*tensors) and not elsewhere(call.valid_lens):
-        for_core = call._replace(valid_lens=lengths(call.valid_lens), seed=late_seed(call.dropout, rng))
-        with suppress(BufferError):  # no plain memory after all: a negated view, zeros never written
-            found = run_attention(for_core, tensors)
-        if found is not None and torch.is_grad_enabled() and any_needs_grad(tensors):
-            found = connect_attention(for_core.drawn(), found, *tensors)
+    q, found = tensors.q, None
+    dtype = q.dtype
+    plain = _is_for_core(tensors, dtype)
+    if not plain:
+        check_mask(tensors.keep_mask)
+        tensors = in_one_type(tensors)
+        plain = _is_for_core(tensors, tensors.q.dtype)
+    if plain and not (is_compiling() or watched() or (call.valid_lens is not None and elsewhere(call.valid_lens))):
+        try:
+            found = _by_core(call, tensors, rng)
+        except BufferError:  # no plain memory after all: a negated view, zeros never written
+            pass
     if found is None:
         call = _checked(call, tensors)
         fuses = rng is None and not (call.return_weights or call.return_lse)
         found = formulas.attention(call, tensors, drop_in_torch(call.dropout, rng, tensors.q), fuses, clean)
-    return Attended(*[x if x is None or dtype in (None, x.dtype) else x.to(dtype) for x in found[:3]])
+    if tensors.q is q or (autocast_on(q) and not on_cpu(q)):  # there autocast decides, in torch's kernels
+        return found
+    return Attended(*[None if x is None else x.to(dtype) for x in found])
+
+
+def _is_for_core(tensors: AttentionTensors, dtype: torch.dtype) -> bool:
+    """Whether the core may compute these: plain tensors of one type, on the CPU (where q is, or it is an error)."""
+    mask = tensors.keep_mask
+    if dtype not in FLOATS or not on_cpu(tensors.q) or (mask is not None and mask.dtype is not torch.bool):
+        return False
+    for x in tensors:
+        if x is not None and not (type(x) in OWN_TYPES and (x.dtype is dtype or x is mask)):
+            return False
+    return True
+
+
+def _by_core(call: AttentionCall, tensors: AttentionTensors, rng: Rng) -> Attended:
+    if call.valid_lens is not None or call.dropout or rng is not None:
+        call = call._replace(valid_lens=lengths(call.valid_lens), seed=late_seed(call.dropout, rng))
+    done = run_attention(call, tensors)
+    if torch.is_grad_enabled() and any_needs_grad(tensors):
+        return Attended(*connect_attention(call.drawn(), done, *tensors))
+    return Attended(*done[:3])
 
 
 def in_one_type(tensors: AttentionTensors) -> AttentionTensors:
@@ -100,6 +126,7 @@ def _checked(call: AttentionCall, tensors: AttentionTensors) -> AttentionCall:
     check_options(call.empty_rows, call.dropout, keep_mask)
     refuse_half_fake(**named)
     if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
+        check_inputs(q=q, k=k, v=v)
         check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
     if tracing_state() is None:
         check_terms(q, relative_bias, sinks)

@@ -43,30 +43,40 @@ class LayerFunction(Function):
         out, kept = done
         if out.numel() * out.element_size() < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
-            ctx.kept = kept
+            ctx.of_call = call, kept
         else:
             W_q, W_k = tensors[N_INPUTS], tensors[N_INPUTS + 1]  # without them, copies for attention_weights alone
             large = None if W_q is None else kept.q, None if W_k is None else kept.k, *kept[5:7], *kept[10:]
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
-            ctx.kept = None
-        ctx.call = call
+            ctx.of_call = call, None
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
-        kept, call = ctx.kept, ctx.call
+        call, kept = ctx.of_call
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, call.valid_lens, *others)
         needs = ctx.needs_input_grad[2:]
         if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; a mode is active
             try:
-                queries, keys, values, *parameters = tensors
-                return None, None, *layer_backward(
-                    grad_out, kept, queries, keys, values, call.valid_lens, tuple(parameters), parameters[-1],
-                    *call[1:], needs, True,
-                )  # fmt: skip
+                lens, *options = call
+                return (
+                    None,
+                    None,
+                    *layer_backward(
+                        grad_out,
+                        kept,
+                        *tensors[:N_INPUTS],
+                        lens,
+                        tensors[N_INPUTS:],
+                        tensors[-1],
+                        *options,
+                        needs,
+                        True,
+                    ),
+                )
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)
@@ -138,7 +148,7 @@ class LayerSource(Source):
     ) -> None:
         of_keys = None if keys is queries else keys
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        super().__init__((queries, of_keys, W_q, W_k, b_q, b_k, w_v), compiled, compiled)
+        Source.__init__(self, (queries, of_keys, W_q, W_k, b_q, b_k, w_v), compiled, compiled)
         self._call = call
 
     def weights(self, *tensors: Any) -> Tensor:

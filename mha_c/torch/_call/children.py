@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
@@ -28,7 +27,7 @@ class Layout(NamedTuple):
     hooks: tuple[str, ...]
     words: tuple[str, ...]
     tensors: tuple[type, ...]  # types of parameters
-    record: Any  # makes Parameters of a tuple
+    record: type[Parameters]
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
@@ -40,10 +39,9 @@ class Layout(NamedTuple):
             called.append((torch, "tanh"))
         methods = (*[(owner, name, getattr(owner, name)) for owner, name in called], *methods)
         methods = tuple((vars(x) if isinstance(x, ModuleType) else x, *method) for x, *method in methods)
-        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "_frozen"
-        record = partial(tuple.__new__, Parameters)
+        words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "inplace", "_frozen"
         types = Tensor, nn.Parameter
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, record)
+        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
 
 
 class Parts(NamedTuple):
@@ -54,14 +52,18 @@ class Parts(NamedTuple):
     dropout: Any
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
+    def for_projected(self) -> Parts:
+        """For a call whose keys and values have been through W_k and W_v already."""
+        packed = None if self.packed is None else self.packed.for_projected()
+        return self._replace(parameters=self.parameters.for_projected(), packed=packed)
+
 
 def standard_parts(module: Any) -> Optional[Parts]:
     """The parts of a layer; None where one call cannot replace the calls of all children."""
     if is_compiling():
         return parts_in_python(module)
     found = layer_parts(module, module._layout)
-    parts = parts_in_python(module) if found is None else Parts._make(found)  # it takes parameters of any class
-    return None if parts is None or parts.dropout.inplace else parts  # in place: it changes attention_weights
+    return parts_in_python(module) if found is None else Parts._make(found)  # it takes parameters of any class
 
 
 def parts_in_python(module: Any) -> Optional[Parts]:

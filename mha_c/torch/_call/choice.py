@@ -12,15 +12,15 @@ A call with a cache, or with projected keys, is one of these with other keys.  m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
 from ..._core import layer_parts
-from .._private import any_overridden, has_operators, in_mode, on_cpu
-from .._tensors import elsewhere, exporting, is_compiling
+from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu
+from .._tensors import exporting, is_compiling
 from .attention import watched
-from .children import standard_parts
+from .children import Parts, standard_parts
 
 PLAIN = frozenset((Tensor, nn.Parameter))
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
@@ -31,16 +31,20 @@ WHY = {
 }
 
 
-def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Any]:
+def parts_for_core(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
+    """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
+    if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
+        return None
+    if not quickly_on_cpu(queries) or (isinstance(valid_lens, Tensor) and not quickly_on_cpu(valid_lens)) or watched():
+        return None
+    return layer_parts(module, module._layout)
+
+
+def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Optional[Parts]]:
     """(the way of a call with these inputs, the Parts of the layer that it reads or None)."""
-    if not is_compiling() and on_cpu(queries) and type(queries) in PLAIN and type(keys) in PLAIN:
-        parts = layer_parts(module, module._layout)
-        if (
-            parts is not None
-            and type(values) in PLAIN
-            and not (parts[2].inplace or (valid_lens is not None and elsewhere(valid_lens)) or watched())
-        ):
-            return CORE, parts
+    parts = parts_for_core(module, queries, keys, values, valid_lens)
+    if parts is not None:
+        return CORE, Parts._make(parts)
     found = standard_parts(module)
     if is_compiling() and not exporting() and found is not None and has_operators and on_cpu(queries):
         return (GENERAL if any_overridden(queries, keys, values) else OPERATOR), found

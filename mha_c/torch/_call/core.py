@@ -7,42 +7,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._arguments import calls
+from ..._arguments.arrays import to_lengths
+from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward
 from ..._layer.kept_weights import Kept
 from .._private import profiler
+from .._tensors import FLOATS, autocasting, draw_seed, result_type
+from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
-from .records import CallResult, LayerCall, Parameters
+from .inputs import in_one_type
+from .records import LayerCall
 
 new_record: Any = tuple.__new__  # a third of the time of a record's own constructor
+_INT64 = torch.int64
 
 
-def layer(inputs: Any, parameters: Parameters, call: LayerCall, packed: Any = None) -> CallResult:
-    """The call of a layer whose inputs and parameters the core can read; 16-bit floats are computed in float32.
+def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None) -> Tensor:
+    """The output, in the type of queries; 16-bit floats are computed in float32.
 
-    packed  weights packed by `frozen`, for calls that record no gradient; they replace the parameters
+    parts   Parts of the module, perhaps as a tuple
+    steps   the `decoding.Steps` of a call with a cache
+    BufferError where a tensor has no plain memory; nothing has been computed then, and no random number drawn.
     """
+    parameters, holder, dropout, packed = parts
     queries, keys, values = inputs
-    lens, num_heads, empty_rows, dropout, seed = call
-    records = torch.is_grad_enabled() and any_needs_grad(parameters, inputs)
-    weights = parameters if packed is None or records else packed.ready
-    given = queries, keys, values, lens, weights, parameters[-1], num_heads, empty_rows, dropout, seed, records
-    out, kept = run(layer_forward, given) if profiler._is_profiler_enabled else layer_forward(*given)
-    if not records:
-        return new_record(CallResult, (out, kept, None))
-    tape: Kept = new_record(Kept, kept)
-    seed = seed.number if dropout else 0
-    call = new_record(LayerCall, (tape.lengths, num_heads, empty_rows, dropout, seed))
-    out = connect_layer(call, (out, tape), queries, keys, values, *parameters)
-    return new_record(CallResult, (out, tape.for_weights(), LayerSource(queries, keys, parameters, call)))
-
-
-def run(function: Any, call: Any) -> tuple[Tensor, Any]:
-    """(out, what is kept) of layer_forward or layer_step."""
-    found: tuple[Tensor, Any]
-    if profiler._is_profiler_enabled:
-        with torch.autograd.profiler.record_function("mha_c::layer_forward"):
-            found = function(*call)
+    dtype = computed = queries.dtype
+    W_q = parameters[0]
+    if not (
+        dtype in FLOATS
+        and keys.dtype is dtype
+        and (values is keys or values.dtype is dtype)
+        and (W_q is None or W_q.dtype is dtype)
+    ):
+        calls.check_order(type(module).__name__, values, valid_lens)
+        queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
+        computed, packed = queries.dtype, None
+    records = torch.is_grad_enabled() and any_needs_grad(
+        parameters, (queries,) if keys is values is queries else inputs
+    )
+    weights = parameters if packed is None or records else packed.ready  # what is packed replaces the parameters
+    source = None
+    if steps is not None:
+        out, kept = steps.by_core((queries, keys, values), parameters, weights)
     else:
-        found = function(*call)
-    return found
+        if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
+            valid_lens = to_lengths(valid_lens)
+        p = dropout.p if (dropout.training if training is None else training) else 0.0
+        seed: Any = LateSeed(draw_seed) if p else 0
+        heads, empty_rows = module.num_heads, module.empty_rows
+        given = queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records
+        out, kept = named_for_profiler(layer_forward, given) if profiler._is_profiler_enabled else layer_forward(*given)
+        if records:
+            tape: Kept = new_record(Kept, kept)
+            done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, seed.number if p else 0))
+            out = connect_layer(done, (out, tape), queries, keys, values, *parameters)
+            kept, source = tape.for_weights(), LayerSource(queries, keys, parameters, done)
+    if autocasting():
+        dtype = result_type(dtype)
+    if module._last is not None:
+        module.__dict__["_last"] = None  # perhaps assigned
+    holder["_last"] = Last(kept, dtype, source)
+    return out if computed is dtype else out.to(dtype)
+
+
+def named_for_profiler(function: Any, given: Any) -> Any:
+    """function(*given), shown by torch's profiler."""
+    with torch.autograd.profiler.record_function("mha_c::layer_forward"):
+        return function(*given)

@@ -15,12 +15,16 @@ from torch import Tensor
 from ..._core import layer_backward, layer_forward
 from ..._layer.kept_weights import Kept, for_backward
 from .._private import has_operators
-from .._tensors import draw_seed_tensor, lengths, refuse_half_fake, without_subclass
+from .._tensors import draw_seed_tensor, lengths, refuse_half_fake, result_type, without_subclass
+from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, layer_gradients
+from .checks import checked_lengths
+from .children import Parts
 from .dropout import number
 from .formulas import split_heads
-from .records import CallResult, LayerCall, Parameters
+from .inputs import in_one_type
+from .records import LayerCall, Parameters
 from .scored import Scored
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -36,22 +40,26 @@ SCHEMAS = {
 }
 
 
-def layer(inputs: Any, parameters: Parameters, call: LayerCall) -> CallResult:
-    """A call of a layer by the operator; the seed of `call` is not used."""
-    queries, keys, values = inputs
+def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any) -> Tensor:
+    """The output of a call of a layer, in the type of queries."""
+    parameters, holder, dropout, _ = parts
+    dtype, p = result_type(inputs[0].dtype), dropout.p if (dropout.training if training is None else training) else 0.0
+    queries, keys, values, parameters = in_one_type(*inputs, parameters)
+    lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     one = next((x for x in parameters if x is not None), None)
-    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=call.valid_lens)
-    seed = draw_seed_tensor() if call.dropout else None
-    out, q, k, _, _, _, _, lens = torch.ops.mha_c.layer(
-        queries, keys, values, call.valid_lens, *parameters, call.num_heads, call.empty_rows, float(call.dropout), seed
-    )
-    call = call._replace(valid_lens=None if call.valid_lens is None else lens)
-    W_q, W_k, w_v = parameters.W_q, parameters.W_k, parameters.w_v
-    used = [x.clone() if W is None else y for y, W, x in ((q, W_q, queries), (k, W_k, keys))]
-    q, k = (split_heads(x.detach(), call.num_heads) for x in used)
-    kept = Scored(q, k, None if w_v is None else w_v.detach().clone(), call.valid_lens, call.empty_rows)
-    records = torch.is_grad_enabled() and any_needs_grad(inputs, parameters)
-    return CallResult(out, kept, LayerSource(queries, keys, parameters, call, True) if records else None)
+    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
+    options = module.num_heads, module.empty_rows, float(p), draw_seed_tensor() if p else None
+    out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *options)
+    done = LayerCall(None if lens is None else met, *options)
+    used = [x.clone() if W is None else y for y, W, x in zip((q, k), parameters, (queries, keys))]
+    q, k = (split_heads(x.detach(), module.num_heads) for x in used)
+    w_v = None if parameters.w_v is None else parameters.w_v.detach().clone()
+    records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values), parameters)
+    if module._last is not None:
+        module.__dict__["_last"] = None
+    source = LayerSource(queries, keys, parameters, done, True) if records else None
+    holder["_last"] = Last(Scored(q, k, w_v, done.valid_lens, module.empty_rows), dtype, source)
+    return out.to(dtype)
 
 
 # --- The kernels --------------------------------------------------------------------------------------------

@@ -109,11 +109,3 @@ class Attended(NamedTuple):
     out: Tensor
     weights: Optional[Tensor] = None
     lse: Optional[Tensor] = None
-
-
-class CallResult(NamedTuple):
-    """The result of a call of a layer, and what its attention weights are computed from when they are read."""
-
-    out: Tensor
-    kept: Any  # a `Kept` of the core, or a Scored (`scored.py`)
-    source: Any = None  # what their gradient flows back to: a Source (`autograd.py`), None where none was recorded

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ..._core import layer_step
 from ..._decoder import caches
-from .._call import core
 from .._call.attention import any_needs_grad
-from .._call.records import CallResult, Parameters
+from .._call.records import Parameters
 from .._private import on_cpu
 from .._tensors import OWN_TYPES, check_inputs, elsewhere, refuse_transforms
 
@@ -179,8 +178,8 @@ class Steps(NamedTuple):
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
         return cls(cache, module.num_heads, n_steps, counts, Held.by(module))
 
-    def by_core(self, inputs: Any, parameters: Parameters, packed: Any) -> CallResult:
-        """Append the steps and attend, in one call of the core."""
+    def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
+        """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
         after = cache._check(self.held, self.counts)
         widths: Any = 0, 0  # not needed once the cache has rows
@@ -188,12 +187,12 @@ class Steps(NamedTuple):
             pairs = (keys, parameters.W_k), (values, parameters.W_v)
             widths = [x.shape[2] if W is None else W.shape[0] for x, W in pairs]
         room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
-        lens, weights = cache._visible_keys(after, self.n_steps), parameters if packed is None else packed.ready
+        lens = cache._visible_keys(after, self.n_steps)
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
         options = self.num_heads, "zero", 0.0, 0, *room, cache._steps, self.counts, caches.most(after)
-        found = core.run(layer_step, (queries, keys, values, lens, weights, parameters.w_v, *options))
+        found = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
         cache._keep(self.held, after)
-        return CallResult(*found)
+        return found
 
     def appended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
