@@ -245,6 +245,13 @@ def in_mode() -> bool:
     )
 
 
+def watched() -> bool:
+    """Whether somebody sees or transforms torch's operations, of which a call of the core is none."""
+    if is_tracing() or in_functorch() or forward_ad._current_level >= 0:
+        return True
+    return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
+
+
 def _in_mode(active: Any, modes: Any, harmless: Any) -> bool:
     found = active()
     active_ones = (modes() if modes else [found]) if found else []

@@ -177,12 +177,12 @@ def is_type_checking(node):
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-def imported_names(path):
-    """Absolute dotted names of all imports, inside functions too, but those for type checkers only."""
+def imported_names(path, of_types=False):
+    """Absolute dotted names of all imports, inside functions too; of_types: those for type checkers as well."""
     package = ("mha_c", *path.relative_to(PACKAGE).parent.parts)
 
     def visit(node):
-        if is_type_checking(node):
+        if is_type_checking(node) and not of_types:
             return
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -215,34 +215,25 @@ def test_imports(path):
             assert top in STANDARD or owner == module, f"{label(path)} imports {name}"
 
 
-def torch_imports():
-    """For each module of mha_c.torch, those of them that it imports, inside functions too."""
-    files = {path.relative_to(PACKAGE / "torch"): path for path in (PACKAGE / "torch").glob("**/*.py")}
-    names = {".".join((*place.parent.parts, *([] if place.stem == "__init__" else [place.stem]))) for place in files}
+def imports_of_modules():
+    """For each module of mha_c, those of them that it imports: for types, and inside functions, too."""
+    names = {path: ".".join(("mha_c", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in PYTHON_FILES}
+    names = {path: name[: -len(".__init__")] if path.stem == "__init__" else name for path, name in names.items()}
     found = {}
-    for place, path in files.items():
-        name = ".".join((*place.parent.parts, *([] if place.stem == "__init__" else [place.stem])))
-        imported = [x[len("mha_c.torch.") :] for x in imported_names(path) if x.startswith("mha_c.torch.")]
-        found[name] = {x if x in names else x.rpartition(".")[0] for x in imported} - {name}
+    for path, name in names.items():
+        imported = imported_names(path, of_types=True)
+        modules = {x if x in names.values() else x.rpartition(".")[0] for x in imported}
+        found[name] = modules.intersection(names.values()) - {name, "mha_c"}  # mha_c._core, which is no file of these
     return found
 
 
-def test_torch_has_no_circle_of_imports():
-    found = torch_imports()
-    assert len(found) > 20 and "layers" in found["convert"]
-
-    def beneath(name):
-        reached, ahead = set(), [name]
-        while ahead:
-            new = found.get(ahead.pop(), set()) - reached
-            reached |= new
-            ahead += new
-        return reached
-
-    assert [name for name in found if name in beneath(name)] == []
+def test_no_circle_of_imports():
+    found = imports_of_modules()
+    assert "mha_c.torch.layers" in found["mha_c.torch.convert"] and "mha_c._types" in found["mha_c.layers"]
+    assert len(list(graphlib.TopologicalSorter(found).static_order())) > 80
     # What several processes do stands on top: nobody below knows of it.
-    knows = {name for name, imported in found.items() if any(x.startswith("distributed") for x in imported)}
-    assert all(name.startswith("distributed") for name in knows)
+    top = "mha_c.torch.distributed"
+    assert all(name.startswith(top) for name, imported in found.items() if any(x.startswith(top) for x in imported))
 
 
 @pytest.mark.skipif(not STANDARD, reason="needs Python 3.10")

@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
-from .._private import (
-    in_functorch,
-    in_mode,
-    is_tracing,
-    n_dispatch_modes,
-    n_function_modes,
-    on_cpu,
-    tracing_state,
-)
+from .._private import on_cpu, tracing_state, watched
 from .._tensors import (
     FLOATS,
     OWN_TYPES,
@@ -34,13 +25,6 @@ from .autograd import connect_attention, run_attention
 from .checks import check_attention, check_mask, check_options, check_terms, checked_lengths
 from .dropout import Rng, drop_in_torch, late_seed
 from .records import Attended, AttentionCall, AttentionTensors
-
-
-def watched() -> bool:
-    """Whether somebody sees or transforms torch's operations, of which a call of the core is none."""
-    if is_tracing() or in_functorch() or forward_ad._current_level >= 0:
-        return True
-    return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
 
 
 def readable(*tensors: Any) -> bool:

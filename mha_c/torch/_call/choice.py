@@ -17,9 +17,8 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from ..._core import layer_parts
-from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu
+from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
 from .._tensors import exporting, is_compiling
-from .attention import watched
 from .children import Parts, standard_parts
 
 PLAIN = frozenset((Tensor, nn.Parameter))

@@ -16,11 +16,11 @@ from ..._arguments import calls
 from ..._core import linear
 from ..._decoder import caches
 from ...errors import ShapeError
-from .._call.attention import any_needs_grad, readable, watched
+from .._call.attention import any_needs_grad, readable
 from .._call.children import standard_parts
 from .._call.inputs import materialize
 from .._call.records import Parameters
-from .._private import FakeTensor
+from .._private import FakeTensor, watched
 from .._tensors import FLOATS, check_devices, check_inputs, elsewhere, exporting, is_compiling
 from .decoding import NO_GRADIENT, Held, order_of_tensors
 

@@ -8,7 +8,7 @@ a `__call__` of their classes.  All that is there while one watches at least, an
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 
 import torch
 from torch.nn import functional as F
@@ -19,9 +19,6 @@ from .._tensors import exporting, is_compiling
 from . import functions, modules
 from .operands import Operands
 
-if TYPE_CHECKING:
-    from ..watch import watch
-
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None) if functions.SDPA is not None else None
 HANDLERS: dict[Any, Callable[..., Any]] = {F.multi_head_attention_forward: functions.multi_head_attention_forward}
 if functions.SDPA is not None:
@@ -29,7 +26,7 @@ if functions.SDPA is not None:
 
 
 class _Local(threading.local):
-    watching: tuple[watch, ...] = ()  # in this thread, the outermost first
+    watching: tuple[Any, ...] = ()  # each a `watch`; in this thread, the outermost first
     mode: Any = None
     handling = False  # what is called now is noted already
 
@@ -41,7 +38,7 @@ _NOTHING = object()
 _n_watching = 0  # in all threads
 
 
-def begin(one: watch) -> None:
+def begin(one: Any) -> None:
     """From now on `one` is told of calls in this thread."""
     global _n_watching
     with _lock:
@@ -55,7 +52,7 @@ def begin(one: watch) -> None:
     _local.watching = (*_local.watching, one)
 
 
-def end(one: watch) -> None:
+def end(one: Any) -> None:
     """No longer.  When nobody watches, everything is as it was."""
     global _n_watching
     _local.watching = tuple(x for x in _local.watching if x is not one)
