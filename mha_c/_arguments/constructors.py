@@ -108,7 +108,7 @@ class TwoForms(inspect.Signature):
     other = ""  # of the subclass that `shows` makes
 
     def bind(self, *args: Any, **named: Any) -> inspect.BoundArguments:
-        named = _as_bias(named) if "bias" in self.parameters else named
+        named = dict(_as_bias(named)) if "bias" in self.parameters else named
         try:
             return super().bind(*args, **named)
         except TypeError:

@@ -58,7 +58,7 @@ class KeyValueCache:
     """
 
     __slots__ = ("_batch", "_keys", "_max_len", "_steps", "_values", "_weights")
-    _same = staticmethod(same_weights)
+    _same: Any = staticmethod(same_weights)
 
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = scalars.whole(max_len, "max_len")
@@ -118,7 +118,7 @@ class KeyValueCache:
     def __repr__(self) -> str:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
 
-    def _check(self, weights: Weights, counts: Counts) -> Counts:
+    def _check(self, weights: Any, counts: Counts) -> Counts:
         """How many steps each item will have after `counts` more.  ValueError where there is no room, or where the
         cache was filled by other weights than these, the layer's W_k and W_v."""
         after = self._steps + counts
@@ -144,7 +144,7 @@ class KeyValueCache:
             raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {dtype}")
         return self._keys, self._values
 
-    def _keep(self, weights: Weights, after: Counts) -> None:
+    def _keep(self, weights: Any, after: Counts) -> None:
         """Count the rows that the core has appended; `weights` projected them, and `_check` returned `after`."""
         self._weights, self._steps = weights, after if isinstance(after, int) else one_count(after)
 
@@ -169,7 +169,7 @@ class ProjectedKeyValues:
     """
 
     __slots__ = ("_as_tensor", "_keys", "_valid_lens", "_values", "_weights")
-    _same = staticmethod(same_weights)
+    _same: Any = staticmethod(same_weights)
 
     def __init__(self, keys: Array, values: Optional[Array], valid_lens: Any, weights: Any, as_tensor: bool) -> None:
         self._keys, self._values = keys, values
@@ -196,8 +196,8 @@ class ProjectedKeyValues:
         return self._of(checked_index(index, self._keys.shape[0]))
 
     def _of(self: Kept, order: Any) -> Kept:
-        parts = (x if x is None else x[order] for x in (self._keys, self._values, self._valid_lens))
-        return type(self)(*parts, self._weights, self._as_tensor)
+        keys, values, lens = (x if x is None else x[order] for x in (self._keys, self._values, self._valid_lens))
+        return type(self)(keys, values, lens, self._weights, self._as_tensor)  # type: ignore[arg-type]
 
     @property
     def _projections(self) -> tuple[str, ...]:

@@ -172,13 +172,13 @@ class DecodingLayer(AttentionLayer):
             weights = weights_of(*states)
             after = cache._check(weights, counts)
             n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
-            room = cache._room((n_k, n_v), queries.dtype.type)
+            k_room, v_room = cache._room((n_k, n_v), queries.dtype.type)
             lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
             projections, w_v, num_heads, _ = plan.in_core
             # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
             out, saved = layer_step(
-                queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, *room, cache._steps, counts,
-                n_steps,
+                queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
+                cache._steps, counts, n_steps,
             )  # fmt: skip
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)

@@ -34,8 +34,9 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     queries, keys, values = inputs
     projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
     if isinstance(keys, ProjectedKeyValues):
-        valid_lens = keys._valid_lens if valid_lens is None else valid_lens
-        keys, values = keys._keys, keys._values if values is None else values
+        kv: Any = keys
+        valid_lens = kv._valid_lens if valid_lens is None else valid_lens
+        keys, values = kv._keys, kv._values if values is None else values
     queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)
@@ -70,7 +71,8 @@ def _draw(module: Any, inputs: Any) -> None:
 
 def _of_core(module: Any, inputs: Any, parameters: Parameters, lens: Any, dropout: float) -> Facts:
     learns = torch.is_grad_enabled() and any_needs_grad(inputs, parameters)
-    *tensors, parameters = in_one_type(*inputs, parameters)
+    queries, keys, values = inputs
+    *tensors, parameters = in_one_type(queries, keys, values, parameters)
     pairs = zip(map(optional_array, parameters[:4]), map(optional_array, parameters[4:8]))
     projections, w_v = tuple(None if W is None else (W, b) for W, b in pairs), optional_array(parameters.w_v)
     call: Any = (

@@ -18,17 +18,14 @@ from .._arguments import calls, scalars
 from .._arguments.core_refusals import PackedForOthers
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from ._call import attention, core, formulas, ops
-from ._call.checks import checked_lengths
-from ._call.children import Layout, is_changed, plain_attention
-from ._call.choice import GENERAL, OPERATOR, PLAIN, choose, looked_at, parts_for_core
-from ._call.inputs import check_call, checked_inputs, materialize
-from ._call.records import AttentionCall, AttentionTensors
+from ._call import core, general, ops
+from ._call.children import Layout
+from ._call.choice import GENERAL, OPERATOR, PLAIN, choose, parts_for_core
+from ._call.inputs import checked_inputs, materialize
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
-from ._tensors import exporting
-from ._weights.last import Assigned, Last, last_of, restored
+from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
 
 
@@ -189,7 +186,7 @@ class AttentionModule(TakesArrays, Viewable):
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool],
         cache: Optional[KeyValueCache],
     ) -> Any:  # fmt: skip
-        """A call that the core does not take as it is given."""
+        """A call that the core does not take as it is given: inputs are made plain tensors, then `choose` chooses."""
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
             return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
         projected, steps = False, None
@@ -202,70 +199,14 @@ class AttentionModule(TakesArrays, Viewable):
         if cache is not None:
             steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
         way, parts = choose(self, queries, keys, values, valid_lens)
+        inputs = queries, keys, values
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts
             if way is OPERATOR and steps is None:
-                return ops.call(self, parts, (queries, keys, values), valid_lens, training)
-            with suppress(
-                BufferError, PackedForOthers
-            ):  # no plain memory after all: negated, zeros never written, left by a transform
-                return core.call(self, parts, (queries, keys, values), valid_lens, training, steps)
-        self._check(queries, keys, values, valid_lens, projected)
-        return self._generally(queries, keys, values, valid_lens, training, projected, steps)
-
-    def _check(self, queries: Any, keys: Any, values: Any, valid_lens: Any, projected: bool) -> None:
-        """What the core would refuse; another attention inside may have lengths of its own."""
-        lens = valid_lens if isinstance(self._inner(), AttentionModule) else None
-        check_call(self, queries, keys, values, lens, projected)
-
-    def _generally(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool], projected: bool,
-        steps: Optional[Steps],
-    ) -> Tensor:  # fmt: skip
-        """The call in the book's lines, W_o(attention(W_q(queries), W_k(keys), W_v(values))), child by child.
-
-        projected  keys and values have been through W_k and W_v already
-        steps      of a call with a cache
-        """
-        children = {slot: getattr(self, name) for slot, name in self._layout.slots}
-        W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
-        empty_rows, clean, inner = self.empty_rows, False, None
-        scores = scorer is None or (_is_plain(scorer) and scorer.bias is None)
-        # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
-        own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
-        if scores and not looked_at(queries, keys, values, *own):
-            inner = plain_attention(self)
-        # Another attention may see what it likes, and have lengths of its own.
-        if valid_lens is not None and steps is None and isinstance(self._inner(), AttentionModule):
-            valid_lens = checked_lengths(valid_lens, queries)
-            keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
-            clean = all(W is None or _is_plain(W) for W in (W_k, W_v))
-        if projected:
-            W_k = W_v = None
-        if steps is not None:
-            rows = [x if W is None else W(x) for x, W in ((keys, W_k), (values, W_v))]
-            keys, values, valid_lens = steps.appended(*rows)
-            W_k, W_v, clean, empty_rows = None, None, True, "zero"
-        if self._last is not None:
-            self.__dict__["_last"] = None
-        if inner is None:
-            q, k, v = (x if W is None else W(x) for x, W in ((queries, W_q), (keys, W_k), (values, W_v)))
-            return self._by_children(q, k, v, valid_lens, training)
-        dropout = inner.dropout
-        p = float(dropout.p) if (dropout.training if training is None else training) else 0.0
-
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))
-            call = AttentionCall(valid_lens, dropout=p, empty_rows=empty_rows)
-            given = call, tensors
-            if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
-                visible = formulas.visible_keys(queries, keys, valid_lens)
-                given = call._replace(valid_lens=None), tensors._replace(keep_mask=visible)
-            found = attention.attend(*given, clean=clean)
-            inner.__dict__["_last"] = last_of(call, tensors, found, (W_q is None, W_k is None))
-            return found.out
-
-        return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), self.num_heads, attend)
+                return ops.call(self, parts, inputs, valid_lens, training)
+            with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
+                return core.call(self, parts, inputs, valid_lens, training, steps)
+        return general.call(self, inputs, valid_lens, training, projected, steps)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
         """The call after the projections, as d2l writes it: one child after the other."""
@@ -341,7 +282,3 @@ class AttentionModule(TakesArrays, Viewable):
         weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's
         super().__setstate__({name: value for name, value in state.items() if name not in ("_frozen", *weights)})
         self._last = weights.get("attention_weights") or restored(state.get("_last"))
-
-
-def _is_plain(linear: Any) -> bool:
-    return type(linear) is nn.Linear and not is_changed(linear)

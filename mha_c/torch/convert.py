@@ -218,7 +218,7 @@ def _with_numbers(module: nn.Module) -> Any:
 
 def _results(module: Any, lens: Any, rows: tuple[int, ...] = (3, 5)) -> list[Tensor]:
     """Output, gradients of the inputs, and attention weights where the book's module has them."""
-    generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)
+    generator, sizes = torch.Generator().manual_seed(0), (4, 4, 4)  # type: tuple[Any, tuple[int, ...]]
     if hasattr(module, "W_qkv"):
         rows, sizes, lens = rows[1:], (module.W_qkv.in_features,), None
     elif hasattr(module, "W_q"):

@@ -52,7 +52,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     for name, module in model.named_modules():
         parts = standard_parts(module) if isinstance(module, AttentionModule) else None
         weights = () if parts is None else parts.parameters.weights()
-        if weights and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in weights):
+        if parts is not None and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in weights):
             found.append((name, module, Packed.of(parts.parameters)))
     for _, module, packed in found:
         module.__dict__["_frozen"] = packed

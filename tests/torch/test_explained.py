@@ -11,7 +11,7 @@ torch = needs.module("torch")
 import mha_c  # noqa: E402
 import own_device  # noqa: E402  torch must be there
 from mha_c import torch as ours  # noqa: E402
-from mha_c.torch._call import attention, choice, core, formulas  # noqa: E402
+from mha_c.torch._call import attention, choice, core, formulas, general  # noqa: E402
 from mha_c.torch._decoder import decoding  # noqa: E402
 
 
@@ -56,7 +56,7 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         for owner, function, way in (
             (core, "layer_forward", "core"),
             (decoding, "layer_step", "core"),
-            (type(layer), "_generally", "general"),
+            (general, "call", "general"),
         ):
             before = getattr(owner, function)
 

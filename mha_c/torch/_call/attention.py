@@ -98,8 +98,8 @@ def in_one_type(tensors: AttentionTensors) -> AttentionTensors:
     if len(kinds) == 1 and (not on_cpu(q) or kinds.issubset(FLOATS)):
         return tensors
     common = common_type(q=q, k=k, v=v, w_v=w_v, **terms)
-    numbers = [None if x is None else x.to(common) for x in (q, k, v, w_v, *terms.values())]
-    return AttentionTensors(*numbers[:4], mask, *numbers[4:])
+    numbers: Any = [None if x is None else x.to(common) for x in (q, k, v, w_v, *terms.values())]
+    return AttentionTensors._make((*numbers[:4], mask, *numbers[4:]))
 
 
 def _checked(call: AttentionCall, tensors: AttentionTensors) -> AttentionCall:

@@ -61,22 +61,12 @@ class LayerFunction(Function):
         needs = ctx.needs_input_grad[2:]
         if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; a mode is active
             try:
-                lens, *options = call
-                return (
-                    None,
-                    None,
-                    *layer_backward(
-                        grad_out,
-                        kept,
-                        *tensors[:N_INPUTS],
-                        lens,
-                        tensors[N_INPUTS:],
-                        tensors[-1],
-                        *options,
-                        needs,
-                        True,
-                    ),
-                )
+                queries, keys, values, *parameters = tensors
+                lens, heads, empty_rows, dropout, seed = call
+                return None, None, *layer_backward(
+                    grad_out, kept, queries, keys, values, lens, tuple(parameters), parameters[-1], heads, empty_rows,
+                    dropout, seed, needs, True,
+                )  # fmt: skip
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)
@@ -260,9 +250,8 @@ class AttentionFunction(Function):
             try:
                 mask, terms = mask_for_core(given.keep_mask), given.terms(call.softcap)
                 operands = grad_out, out, (row_max, row_sum), *given[:4], call.valid_lens, mask, given.bias
-                of_q, of_k, of_v, of_w_v, of_bias, *of_terms = attention_backward(
-                    *operands, *call[1:8], needs[5], None, terms
-                )
+                every: Any = *operands, *call[1:8], needs[5], None, terms
+                of_q, of_k, of_v, of_w_v, of_bias, *of_terms = attention_backward(*every)
                 found = (of_q, of_k, of_v, of_w_v, None, of_bias, *(of_terms or (None, None)))
                 return None, None, *(grad if need else None for grad, need in zip(found, needs))
             except BufferError:

@@ -35,7 +35,7 @@ def check_sizes(queries: Tensor, keys: Tensor, values: Tensor, linears: Any, num
 
 def rank_of(name: str, x: Tensor) -> Exception:
     """The error for an input that is not (B, rows, features)."""
-    error = core_refusals.rank(x, name, 3, f"(B, {'Q' if name == 'queries' else 'K'}, features)")  # type: ignore[arg-type]
+    error = core_refusals.rank(x, name, 3, f"(B, {'Q' if name == 'queries' else 'K'}, features)")
     assert error is not None
     return error
 

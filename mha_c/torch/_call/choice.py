@@ -3,8 +3,8 @@
     way        when                                                                  who
     core       plain CPU tensors, children that do what torch's own classes do       core.py
     operator   the same inside a compiler (torch.compile)                            ops.py
-    general    all else: hooks, other children, names replaced in d2l or torch,      `_generally` of the layers,
-               modes, classes of tensors, other devices, export, tracing,            attention.py, formulas.py
+    general    all else: hooks, other children, names replaced in d2l or torch,      general.py, over
+               modes, classes of tensors, other devices, export, tracing,            attention.py and formulas.py
                torch.func, forward-mode AD
 
 A call with a cache, or with projected keys, is one of these with other keys.  mha_c.explain and mha_c.cost print `WHY`.

@@ -65,7 +65,7 @@ def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid
         checked_lengths(valid_lens, queries)
 
 
-def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, int]]:
+def _sizes(linear: Any, n_features: Optional[int]) -> Any:
     """(out_features, in_features) of a projection; None where there is none, or where it fits all that comes."""
     if linear is None or (n_features is None and isinstance(linear, nn.LazyLinear)):
         return None
@@ -78,7 +78,8 @@ def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, int]]:
 def copied(module: Any) -> Any:
     """A deep copy, also of a module with open sizes, whose parameters not every torch can copy."""
     lazy = [x for x in module.parameters() if is_lazy(x)]
-    twins: Any = {id(x): UninitializedParameter(x.requires_grad, x.device, x.dtype) for x in lazy}
+    new: Any = UninitializedParameter
+    twins: Any = {id(x): new(x.requires_grad, x.device, x.dtype) for x in lazy}
     return copy.deepcopy(module, twins)
 
 

@@ -43,8 +43,9 @@ SCHEMAS = {
 def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any) -> Tensor:
     """The output of a call of a layer, in the type of queries."""
     parameters, holder, dropout, _ = parts
-    dtype, p = result_type(inputs[0].dtype), dropout.p if (dropout.training if training is None else training) else 0.0
-    queries, keys, values, parameters = in_one_type(*inputs, parameters)
+    queries, keys, values = inputs
+    dtype, p = result_type(queries.dtype), dropout.p if (dropout.training if training is None else training) else 0.0
+    queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     one = next((x for x in parameters if x is not None), None)
     refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
@@ -134,7 +135,7 @@ def _autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
     *inputs, seed = ctx.saved_tensors[:14]
     tape = ctx.saved_tensors[14:]
     if torch.is_grad_enabled():  # create_graph
-        call = LayerCall(inputs[3], *ctx.options, seed)
+        call = LayerCall._make((inputs[3], *ctx.options, seed))
         grads = layer_gradients([*inputs[:3], *inputs[4:]], call, ctx.needs, grad_out)
     else:
         grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)

@@ -189,7 +189,7 @@ class Steps(NamedTuple):
         room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
         lens = cache._visible_keys(after, self.n_steps)
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-        options = self.num_heads, "zero", 0.0, 0, *room, cache._steps, self.counts, caches.most(after)
+        options: Any = self.num_heads, "zero", 0.0, 0, *room, cache._steps, self.counts, caches.most(after)
         found = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
         cache._keep(self.held, after)
         return found

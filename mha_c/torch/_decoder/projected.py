@@ -34,6 +34,7 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     """
 
     __slots__ = ("_recorded",)
+    _recorded: bool
     _same = staticmethod(Held.same)
 
     def _given_to(self, module: Any, queries: Any, values: Any, valid_lens: Any) -> Any:
@@ -84,7 +85,7 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
         if x.dtype is not keys.dtype:
             raise TypeError(f"{name} must be {keys.dtype} as keys, got {x.dtype}")
     materialize(module, None, keys, values)
-    rows = _rows(module, keys, values)
+    rows: Any = _rows(module, keys, values)
     held: Any = None if _without_numbers(keys) else Held.by(module)  # versions of tensors have a meaning
     kv = ProjectedKeyValues(rows[0], rows[1], _copied(valid_lens, keys), held, True)
     kv._recorded = torch.is_grad_enabled()

@@ -78,7 +78,7 @@ if Mode is not None:
             return _handled(HANDLERS[func], func, args, kwargs or {})
 
         # What torch.compiler.disable sets: compilers leave these frames to Python.  It would import them, for seconds.
-        __torch_function__._torchdynamo_disable = True
+        __torch_function__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _handled(handler: Any, function: Any, args: Any, options: Any) -> Any:

@@ -1,0 +1,71 @@
+"""A call of a layer in the book's lines, child by child: W_o(attention(W_q(queries), W_k(keys), W_v(values)))."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from .._tensors import exporting
+from .._weights.last import last_of
+from . import attention, formulas
+from .checks import checked_lengths
+from .children import is_changed, plain_attention
+from .choice import looked_at
+from .inputs import check_call
+from .records import AttentionCall, AttentionTensors
+
+
+def call(
+    module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool, steps: Any = None
+) -> Tensor:
+    """The output; the module whose attention computes it keeps the call.
+
+    projected  keys and values have been through W_k and W_v already
+    steps      the `decoding.Steps` of a call with a cache
+    """
+    queries, keys, values = inputs
+    ours = hasattr(module._inner(), "_layout")  # another attention may see what it likes, and have lengths of its own
+    check_call(module, queries, keys, values, valid_lens if ours else None, projected)
+    children = {slot: getattr(module, name) for slot, name in module._layout.slots}
+    W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
+    empty_rows, clean, inner = module.empty_rows, False, None
+    scores = scorer is None or (_is_plain(scorer) and scorer.bias is None)
+    # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
+    own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
+    if scores and not looked_at(queries, keys, values, *own):
+        inner = plain_attention(module)
+    if valid_lens is not None and steps is None and ours:
+        valid_lens = checked_lengths(valid_lens, queries)
+        keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
+        clean = all(W is None or _is_plain(W) for W in (W_k, W_v))
+    if projected:
+        W_k = W_v = None
+    if steps is not None:
+        rows = [x if W is None else W(x) for x, W in ((keys, W_k), (values, W_v))]
+        keys, values, valid_lens = steps.appended(*rows)
+        W_k, W_v, clean, empty_rows = None, None, True, "zero"
+    if module._last is not None:
+        module.__dict__["_last"] = None  # perhaps assigned
+    if inner is None:
+        q, k, v = (x if W is None else W(x) for x, W in ((queries, W_q), (keys, W_k), (values, W_v)))
+        return module._by_children(q, k, v, valid_lens, training)
+    dropout = inner.dropout
+    p = float(dropout.p) if (dropout.training if training is None else training) else 0.0
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))
+        options = AttentionCall(valid_lens, dropout=p, empty_rows=empty_rows)
+        given = options, tensors
+        if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
+            visible = formulas.visible_keys(queries, keys, valid_lens)
+            given = options._replace(valid_lens=None), tensors._replace(keep_mask=visible)
+        found = attention.attend(*given, clean=clean)
+        inner.__dict__["_last"] = last_of(options, tensors, found, (W_q is None, W_k is None))
+        return found.out
+
+    return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), module.num_heads, attend)
+
+
+def _is_plain(linear: Any) -> bool:
+    return type(linear) is nn.Linear and not is_changed(linear)
