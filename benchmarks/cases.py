@@ -2,7 +2,7 @@
 
 A case is built by `case.contenders(libs)`, which returns {name: function without arguments}; "mha_c" is
 ours, the others are measured against it.  All of them compute the same thing from the same numbers.
-M and A are the call sites of the book (d2l) by number; S are plain attention, as in
+M, A and G are the call sites of the book (d2l) by number; S are plain attention, as in
 torch.nn.functional.scaled_dot_product_attention.
 """
 
@@ -154,6 +154,50 @@ class Additive:
 
 
 @dataclass(frozen=True)
+class Grouped:
+    """GQAAttention of the book's third generation, causal, of one input: beside its lines on torch."""
+
+    name: str
+    where: str
+    batch: int
+    queries: int
+    num_hiddens: int
+    num_heads: int
+    num_kv_heads: int
+    target: Optional[float] = None
+    reference = ("torch SDPA",)
+
+    @property
+    def shape(self):
+        return f"{self.batch},{self.queries},{self.num_hiddens},{self.num_heads}/{self.num_kv_heads}"
+
+    def flops(self):
+        share = self.num_kv_heads / self.num_heads
+        projections = 2 * self.batch * self.queries * self.num_hiddens**2 * (2 + 2 * share)
+        return projections + 2 * self.batch * self.queries**2 * self.num_hiddens  # half of all pairs
+
+    def layer(self, mha_c):
+        sizes = self.num_hiddens, self.num_heads, self.num_kv_heads
+        return mha_c.GQAAttention(*sizes, rng=SEED)
+
+    def contenders(self, libs):
+        torch, ours = libs.torch, self.layer(libs.mha_c)
+        x = draw(self.batch, self.queries, self.num_hiddens)
+        tx = torch.from_numpy(x)
+        linear, attend = torch.nn.functional.linear, torch.nn.functional.scaled_dot_product_attention
+        W_q, W_k, W_v, W_o = (torch.tensor(ours.state_dict()[f"W_{part}.weight"]) for part in "qkvo")
+
+        def theirs():
+            rows = (
+                linear(tx, W).reshape(*tx.shape[:2], -1, self.num_hiddens // self.num_heads) for W in (W_q, W_k, W_v)
+            )
+            out = attend(*(x.transpose(1, 2) for x in rows), is_causal=True, enable_gqa=True)
+            return linear(out.transpose(1, 2).reshape(tx.shape), W_o)
+
+        return {"mha_c": lambda: ours(x, x, x), "torch SDPA": theirs}
+
+
+@dataclass(frozen=True)
 class Plain:
     """Attention without projections, (B, H, Q or K, D)."""
 
@@ -214,6 +258,8 @@ CASES = [
     Additive("A3", "Bahdanau decoder of d2l 1.0", 128, 1, 9, 256, 256, 256, None, "random", target=2.5),
     Additive("A4", "Bahdanau decoder of d2l 1.0 predicting", 4, 1, 9, 256, 256, 256, None, "random"),
     Additive("A5", "Bahdanau decoder, first example", 4, 1, 7, 16, 16, 16, None, None, target=8),
+    Grouped("G1", "language model of the third generation", 1, 128, 256, 8, 2),
+    Grouped("G2", "language model of the third generation, batch 32 of 64 tokens", 32, 64, 128, 4, 2),
     # Pairs that must not differ: a length that is no multiple of any vector, hidden keys beside seen ones.
     Plain(1, 12, 127, 127, 64, target=1.5),
     Plain(1, 12, 128, 128, 64, target=1.5),

@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"
 MAKERS = "AMD", "Intel", "ARM"
-COLOURS = {"M": "#1b6ca8", "A": "#c8553d", "S": "#588157"}
+COLOURS = {"M": "#1b6ca8", "A": "#c8553d", "G": "#8a5a9e", "S": "#588157"}
 LEGEND = {
     "M": "MultiHeadAttention, beside the faster d2l",
     "A": "AdditiveAttention, beside the faster d2l",
+    "G": "GQAAttention, beside its lines on torch",
     "S": "dot_product_attention, beside torch's",
 }
 

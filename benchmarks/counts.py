@@ -38,8 +38,11 @@ def calls_of(case, mha_c, draw):
         q = draw(case.batch, case.heads, case.queries, case.head_dim)
         k, v = draw(2, case.batch, case.heads, case.keys, case.head_dim)
         return lambda: mha_c.functional.dot_product_attention(q, k, v, causal=case.causal), None
-    lens = case.valid_lens()
-    if hasattr(case, "num_heads"):
+    lens = None if hasattr(case, "num_kv_heads") else case.valid_lens()
+    if hasattr(case, "num_kv_heads"):
+        layer = case.layer(mha_c)
+        q = k = v = draw(case.batch, case.queries, case.num_hiddens)
+    elif hasattr(case, "num_heads"):
         layer = mha_c.MultiHeadAttention(case.num_hiddens, case.num_heads, 0.1, rng=0)
         q = draw(case.batch, case.queries, case.num_hiddens)
         k = v = q if case.self_attention else draw(case.batch, case.keys, case.num_hiddens)
