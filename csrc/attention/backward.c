@@ -86,7 +86,7 @@ add_additive_grads(const mha_walk *walk, const mha_result *grad_q, void *grad_w)
     const mha_rows *tile = &walk->tile;
     const mha_interval keys = walk->block.keys;
     const mha_result *grad_k = &walk->job->grads->grad_k;
-    const mha_additive scores = mha_describe_additive(walk->problem, tile, keys);
+    const mha_additive scores = mha_describe_additive(walk, tile, keys);
     const mha_additive_grads grads = {
         .rows = scores.rows,
         .keys = scores.keys,

@@ -124,7 +124,7 @@ mha_attend_columns(const mha_walk *walk)
 static void
 score_item(const mha_walk *walk, size_t column)
 {
-    mha_additive additive = mha_describe_additive(walk->problem, &walk->task, walk->task.keys);
+    mha_additive additive = mha_describe_additive(walk, &walk->task, walk->task.keys);
 
     additive.scores = walk->room->scores + column * walk->problem->kernels->itemsize;
     additive.scores_step = (ptrdiff_t)walk->plan->score_stride;

@@ -22,15 +22,15 @@ take(size_t *used, size_t count, size_t size)
     return (void *)(uintptr_t)at;
 }
 
-/* Rows of the packed panels, of head_dim numbers each. */
+/* Numbers of the packed panels, or of the exponentials of additive scores (mha_additive). */
 static size_t
-panel_rows(const mha_plan *plan, size_t width, size_t keys)
+panel_numbers(const mha_plan *plan, const mha_kernels *k, size_t features, size_t keys)
 {
     switch (plan->way) {
-    case MHA_WAY_PACKED: return keys;
-    case MHA_WAY_IN_PLACE: return width;
-    case MHA_WAY_COLUMNS: return mha_round_up(plan->tile_rows, width);
-    default: return 0;
+    case MHA_WAY_PACKED: return keys * features;
+    case MHA_WAY_IN_PLACE: return k->panel_width * features;
+    case MHA_WAY_COLUMNS: return mha_round_up(plan->tile_rows, k->panel_width) * features;
+    default: return (plan->tile_rows + 4) * (mha_round_up(features, k->lanes) + k->lanes);
     }
 }
 
@@ -50,7 +50,7 @@ mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *roo
     const size_t ends = plan->way == MHA_WAY_ITEMS || (by_columns && !problem->same_visibility) ? stride : 0;
     size_t at = 0;
 
-    room->panels = take(&at, panel_rows(plan, k->panel_width, keys) * args->head_dim, number);
+    room->panels = take(&at, panel_numbers(plan, k, args->head_dim, keys), number);
     room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
     room->dense_rows = take(&at, plan->copies_rows ? keys * (backward ? features : values) : 0, number);
     room->visible_rows = take(&at, masked_rows * mha_max(features, values), number);

@@ -8,7 +8,8 @@
 
 /* Addresses of numbers, unless a comment says otherwise; room.c says how many, and which of them a call needs. */
 typedef struct {
-    char *panels;       /* packed: keys of a block, or queries of a tile, or one panel of keys: see mha_way */
+    char
+        *panels; /* packed: keys of a block, or queries of a tile, or one panel of keys: see mha_way; or exponentials */
     char *value_panels; /* backward: packed values of a block */
     char *dense_rows;   /* rows of a key block, copied side by side: values; in the backward pass keys */
     char *visible_rows; /* such rows for one row of the tile, with 0 for those that it may not see */

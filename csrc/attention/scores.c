@@ -43,10 +43,10 @@ dot_scores(const mha_walk *walk)
 }
 
 mha_additive
-mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_interval keys)
+mha_describe_additive(const mha_walk *walk, const mha_rows *rows, mha_interval keys)
 {
-    const mha_attention_args *args = problem->args;
-    const mha_kernels *k = problem->kernels;
+    const mha_attention_args *args = walk->problem->args;
+    const mha_kernels *k = walk->problem->kernels;
 
     return (mha_additive){
         .rows = rows->rows,
@@ -57,14 +57,15 @@ mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_inte
         .w = args->additive_weights,
         .q_row = args->q.row_stride,
         .k_row = args->k.row_stride,
-        .scale = problem->score_scale,
+        .exps = walk->room->panels,
+        .scale = walk->problem->score_scale,
     };
 }
 
 static void
 additive_scores(const mha_walk *walk)
 {
-    mha_additive additive = mha_describe_additive(walk->problem, &walk->tile, walk->block.keys);
+    mha_additive additive = mha_describe_additive(walk, &walk->tile, walk->block.keys);
 
     additive.scores = mha_score_at(walk, walk->room->scores, 0, walk->block.keys.first);
     additive.scores_row = (ptrdiff_t)walk->plan->score_stride;

@@ -26,7 +26,7 @@ typedef struct {
 mha_relative mha_relative_keys(const mha_attention_args *args, size_t query, mha_interval keys);
 
 /* Describes additive scores of these rows and keys; the caller adds where they go. */
-mha_additive mha_describe_additive(const mha_problem *problem, const mha_rows *rows, mha_interval keys);
+mha_additive mha_describe_additive(const mha_walk *walk, const mha_rows *rows, mha_interval keys);
 
 /* Writes the tile's scores against its block, masks applied, to room->scores, and their columns to walk->block. */
 void mha_score_tile(mha_walk *walk);

@@ -64,6 +64,7 @@ typedef struct {
     size_t rows, keys, depth;
     const void *q, *k, *w;
     ptrdiff_t q_row, k_row;
+    void *exps; /* room for rows + 4 rows of exponentials, of whole vectors and one more */
     void *scores;
     ptrdiff_t scores_row, scores_step;
     double scale;

@@ -21,7 +21,7 @@
 enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, ZERO_LT, POW2, SCALE2, WORDS };
 
 /*
- * exp, tanh: n numbers from `in` to `out`, n a multiple of the lanes
+ * exp, exp_double, tanh: n numbers from `in` to `out`, n a multiple of the lanes
  * words: a vector of each word's result. SELECT_LT is a < b ? a : c, ZERO_LT a < b ? 0 : c, COPYSIGN has
  *   |a| with the sign of b; POW2 is 2^a and SCALE2 is a 2^b, a and b without base
  */
@@ -31,6 +31,7 @@ enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, Z
         size_t lanes; \
         int fused; /* is fma one rounding? */ \
         void (*exp)(real * out, const real *in, size_t n); \
+        void (*exp_double)(real * out, const real *in, size_t n); \
         void (*tanh)(real * out, const real *in, size_t n); \
         void (*words)(real out[WORDS][MOST_LANES], const real *a, const real *b, const real *c); \
         void (*load_first)(real * out, const real *p, size_t n); \
@@ -55,6 +56,7 @@ struct math_isa {
      lanes_##type##_##isa, \
      fused_##type##_##isa, \
      exp_array_##type##_##isa, \
+     exp_double_array_##type##_##isa, \
      tanh_array_##type##_##isa, \
      words_##type##_##isa, \
      load_first_##type##_##isa, \

@@ -69,6 +69,7 @@
 #define vf_bits VF_NAME(vf_bits)
 #define vf_copysign VF_NAME(vf_copysign)
 #define vf_exp VF_NAME(vf_exp)
+#define vf_exp_double VF_NAME(vf_exp_double)
 #define vf_exp_falling VF_NAME(vf_exp_falling)
 #define vf_first_lanes VF_NAME(vf_first_lanes)
 #define vf_fma VF_NAME(vf_fma)

@@ -29,6 +29,7 @@
 #define ISAS (sizeof isas / sizeof isas[0])
 #define BLOCK 2048
 #define EXP_BOUND 1.0
+#define EXP_DOUBLE_BOUND 2.0
 #define TANH_BOUND 2.0
 
 static int failures;
@@ -347,6 +348,32 @@ check_bits_of_scalar(void)
     }
 }
 
+/* e^2x is for -10 .. 10 and NaN. */
+static void
+check_exp_double(const struct math_f32 *f32, const struct math_f64 *f64)
+{
+    static float in32[BLOCK], out32[BLOCK];
+    static double in64[BLOCK], out64[BLOCK];
+    const double slack = sizeof(long double) > sizeof(double) ? 0 : 1;
+    double worst32 = 0, worst64 = 0;
+
+    for (size_t i = 0; i < BLOCK; i++) {
+        in64[i] = in32[i] = (float)((double)i * 20 / (BLOCK - 1) - 10);
+    }
+    in64[7] = in32[7] = NAN;
+    f32->exp_double(out32, in32, BLOCK);
+    f64->exp_double(out64, in64, BLOCK);
+    for (size_t i = 0; i < BLOCK; i++) {
+        if (i != 7) {
+            worst32 = fmax(worst32, ulps_f32(out32[i], exp(2.0 * (double)in32[i])));
+            worst64 = fmax(worst64, ulps_f64(out64[i], expl(2 * (long double)in64[i])));
+        }
+    }
+    printf("%-7s e^2x: float32 %.3f ULP, float64 %.3f ULP\n", f32->isa, worst32, worst64);
+    CHECK(worst32 <= EXP_DOUBLE_BOUND && worst64 <= EXP_DOUBLE_BOUND + slack, "%s: e^2x", f32->isa);
+    CHECK(isnan(out32[7]) && isnan(out64[7]), "%s: e^2x of NaN", f32->isa);
+}
+
 static double
 now(void)
 {
@@ -422,6 +449,7 @@ main(int argc, char **argv)
         if (isas[k].available()) {
             check_words_f32(&isas[k].f32, page_end);
             check_words_f64(&isas[k].f64, page_end);
+            check_exp_double(&isas[k].f32, &isas[k].f64);
         } else {
             printf("%s: not on this CPU, or not asked for\n", isas[k].f32.isa);
         }
