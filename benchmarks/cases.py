@@ -214,7 +214,8 @@ class Plain:
     @property
     def name(self):
         size = f"{self.queries}" if self.queries == self.keys else f"{self.queries}x{self.keys}"
-        return f"S{size}d{self.head_dim}" + ("c" if self.causal else "")
+        few = f"b{self.batch}" if self.batch == 8 else ""  # of the same as a larger case
+        return f"S{size}d{self.head_dim}" + few + ("c" if self.causal else "")
 
     @property
     def shape(self):
@@ -272,6 +273,7 @@ CASES = [
     Plain(1, 8, 4096, 4096, 64, causal=True, target=1.3),
     Plain(1, 4, 512, 512, 128, target=1.15),
     Plain(1, 4, 512, 512, 128, causal=True, target=1.4),
+    Plain(8, 8, 37, 37, 64),  # 2.4 MB of queries, keys, values and results: in the cache; those of 64 items are not
     Plain(64, 8, 37, 37, 64, target=2.5),
     Plain(64, 8, 37, 37, 64, causal=True, target=2.5),
     Plain(64, 4, 10, 10, 8, target=6),
