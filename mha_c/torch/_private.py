@@ -254,8 +254,9 @@ def watched() -> bool:
 
 def _in_mode(active: Any, modes: Any, harmless: Any) -> bool:
     found = active()
-    active_ones = (modes() if modes else [found]) if found else []
-    return not all(isinstance(mode, harmless) or _sees_layers(mode) for mode in active_ones)
+    if not found:  # each backward pass of a layer asks
+        return False
+    return not all(isinstance(mode, harmless) or _sees_layers(mode) for mode in (modes() if modes else [found]))
 
 
 def _sees_layers(mode: Any) -> bool:
