@@ -55,6 +55,8 @@ function Address(open) {
     if (now === written) return;
     written = now;
     said = "";
+    clearTimeout(waiting); // what was to be written is of the state before
+    late = null;
     open(now);
   });
 

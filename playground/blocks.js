@@ -191,7 +191,7 @@ function Gradients(page, drawn) {
       columns: null, masked: hidden }));
     const scene = line(made, [], null);
     grids.replaceChildren(el("div", {}, scene.node));
-    scene.fit((grids.clientWidth || 320) - 44);
+    scene.fit((grids.clientWidth || 320) - 44, TALLEST);
     scene.draw({ cell: { i, j: c } });
     const size = (row) => Math.hypot(...row);
     const lengths = columns.map((_, j) => [call.head_dim ? size(part(found.grad_k, call.keys, head_dim)[j]) : 0,

@@ -18,6 +18,11 @@ function Chapter(page, chapter) {
   const table = el("details", { class: "mhac-tables" }, el("summary", { text: T("The same as tables") }), el("div"));
   const live = el("div", { class: "mhac-unseen", "aria-live": "polite" });
   const share = Share(page, () => (numbers && chapter.python ? chapter.python(numbers, core) : null), () => stage);
+  // The control that arrows do not move: the space bar does.
+  const third = controls.find((each) => each.name !== chapter.across && each.name !== chapter.along);
+  const labelOfField = (name) => T(controls.find((each) => each.name === name).label);
+  const hint = "← → " + labelOfField(chapter.across) + " · ↑ ↓ " + labelOfField(chapter.along) + " · " + T("space") + " "
+    + T(third.name ? labelOfField(third.name) : third.label) + ".";
   const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
     onclick: () => store.set(startOf(chapter.fields)) });
   const node = el("section", { class: "mhac-chapter" },
@@ -43,9 +48,8 @@ function Chapter(page, chapter) {
     lines.replaceChildren(...(numbers ? chapter.formula(numbers) : []).map(([title, what]) =>
       el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ",
         el("span", { class: "mhac-arith" }, ...formula(what)))));
-    setText(note, [chapter.signed && T("Red is above zero, blue below."),
+    setText(note, [hint, chapter.signed && T("Red is above zero, blue below."),
       numbers && chapter.note && chapter.note(numbers, page.data)].filter(Boolean).join(" "));
-    note.hidden = !note.textContent;
     share.draw();
     fold();
     draw();
@@ -101,22 +105,23 @@ function Chapter(page, chapter) {
   table.addEventListener("toggle", fold);
 
   function step(name, by) {
-    const { stops, of } = controls.find((each) => each.name === name);
+    const { stops: all, of, most } = controls.find((each) => each.name === name);
+    const stops = most ? all.slice(0, most(store.state)) : all;
     const now = of(store.state);
     const near = stops.reduce((best, x, i) => (Math.abs(x - now) < Math.abs(stops[best] - now) ? i : best), 0);
     const at = (stops.includes(now) ? stops.indexOf(now) : near) + by;
     store.set({ [name]: stops[name === third.name ? (at + stops.length) % stops.length : clamp(at, 0, stops.length - 1)] });
   }
-  // The control that arrows do not move: the space bar does, so that the projector's picture needs no other.
-  const third = controls.find((each) => each.name !== chapter.across && each.name !== chapter.along);
-  stage.addEventListener("keydown", (event) => {
+  function keys(event) {
     const move = { ArrowLeft: [chapter.across, -1], ArrowRight: [chapter.across, 1], ArrowUp: [chapter.along, -1],
       ArrowDown: [chapter.along, 1], " ": [third.name, event.shiftKey ? -1 : 1] }[event.key];
-    if (!move || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!move || event.ctrlKey || event.metaKey || event.altKey) return false;
     event.preventDefault();
     if (move[0]) step(...move);
     else third.node.click();
-  });
+    return true;
+  }
+  stage.addEventListener("keydown", keys);
 
   const later = once(() => {
     if (!node.isConnected) return;
@@ -125,10 +130,10 @@ function Chapter(page, chapter) {
   });
   parts.add(store.subscribe(later));
   if (chapter.effect) parts.add(chapter.effect(page));
-  return { node, start: update, draw, end: parts.end, focus: () => stage.focus({ preventScroll: true }) };
+  return { node, start: update, draw, keys, end: parts.end, focus: () => stage.focus({ preventScroll: true }) };
 }
 
-// A control from its description: {kind, name, label, stops, say, of} or {kind: "button", label, press(state)}; `of` is what
+// A control from its description: {kind, name, label, stops, say, of, most(state): how many of the stops there are} or {kind: "button", label, press(state)}; `of` is what
 // a state means, where that is not the field itself.
 function Control(store, spec) {
   const { kind, name, label, stops, say, of = (state) => state[spec.name] } = spec;
@@ -137,19 +142,19 @@ function Control(store, spec) {
   if (kind === "button") {
     const node = el("button", { type: "button", class: "mhac-button", text: T(label),
       onclick: () => store.set(spec.press(store.state)) });
-    return { node, show: (state) => setText(node, T(spec.pressed && spec.isPressed(state) ? spec.pressed : label)) };
+    return { label, node, show: (state) => setText(node, T(spec.pressed && spec.isPressed(state) ? spec.pressed : label)) };
   }
   if (kind === "slider") {
     const node = slider(T(label), store.state[name], stops, change, text);
-    return { name, stops, of, node, show: (state) => node.show(state[name]) };
+    return { name, label, stops, of, most: spec.most, node, show: (state) => node.show(state[name], spec.most && spec.most(state)) };
   }
   if (kind === "select") {
     const node = select(T(label), stops.map((x, i) => [String(i), text(x)]), String(stops.indexOf(store.state[name])),
       (i) => change(stops[i]));
-    return { name, stops, of, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
+    return { name, label, stops, of, node, show: (state) => node.show(String(stops.indexOf(state[name]))) };
   }
   const group = choice(T(label), stops.map(text), Math.max(0, stops.indexOf(of(store.state))), (i) => change(stops[i]));
-  return { name, stops, of, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
+  return { name, label, stops, of, node: el("div", { class: "mhac-field" }, el("span", { text: T(label) }), group),
     show: (state) => group.set(stops.indexOf(of(state))) };
 }
 

@@ -46,10 +46,9 @@ const exact = (x) => (Math.abs(x) >= 1e6 ? x.toExponential(3) : Math.abs(x) >= 1
 
 // "exp(−u² / 2)" with its u and its result.
 function kernelText(kernel, u) {
-  const said = { gaussian: "exp(−" + exact(u) + "² / 2)", boxcar: T("1 where u < 1, else 0"),
-    epanechnikov: "max(0, 1 − " + exact(u) + ")",
-    constant: "1" }[kernel];
-  return said + " = " + exact(kernelOf(kernel, u));
+  const said = { gaussian: "exp(−" + exact(u) + "² / 2) = ", boxcar: T("1 where u < 1, else 0") + ": ",
+    epanechnikov: "max(0, 1 − " + exact(u) + ") = ", constant: "" }[kernel];
+  return said + exact(kernelOf(kernel, u));
 }
 
 function scoreText(model, h, i, j) {

@@ -75,7 +75,8 @@ function slider(label, value, stops, change, say) {
     change(stops[box.value]);
   });
   show();
-  return Object.assign(labelled(label, box, said), { show(now) {
+  return Object.assign(labelled(label, box, said), { show(now, most) {
+    if (most) box.max = most - 1;
     if (stops[box.value] === now) return;
     box.value = nearest(now);
     show();

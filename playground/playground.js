@@ -62,7 +62,7 @@ async function buildPlayground(host, data, core) {
     if (root.isConnected) part.start();
   }
 
-  let [nav, note, main] = [];
+  let [nav, note, main, large] = [];
   function frame() {
     nav = el("nav", { "aria-label": T("Chapters") }, el("ol", {}, ...chapters.map((each, i) => el("li", {},
       el("a", { text: (each === ALL ? "" : i + 1 + " ") + T(each.nav || each.title) })))));
@@ -76,7 +76,7 @@ async function buildPlayground(host, data, core) {
     main = el("main", { class: "mhac-part" });
     const { state } = page.store;
     const language = select(T("Language"), LANGUAGES, state.lang, (lang) => page.store.set({ lang }));
-    const large = el("button", { type: "button", class: "mhac-button", text: T("Projector"), title: T("Projector") + " (p)",
+    large = el("button", { type: "button", class: "mhac-button", "aria-label": T("Projector"), title: T("Projector") + " (p)",
       onclick: () => page.store.set({ p: page.store.state.p ? "" : "1" }) });
     root.replaceChildren(el("header", {}, nav, language, large), note, main,
       el("footer", {}, el("p", { text: T("Keys: 1 to 7 a chapter, Page Down the next, 0 all controls, p the projector, arrows and space the picture. Computed here by mha_c's C core; nothing leaves this page.") })));
@@ -92,42 +92,47 @@ async function buildPlayground(host, data, core) {
     const { lang, p } = page.store.state;
     nav.querySelectorAll("a").forEach((link, i) => {
       link.setAttribute("href", "#" + writeState({ ...startOf({ ...COMMON, ...chapters[i].fields }), lang, p }, chapters[i]));
-      if (chapters[i] === page.chapter) {
-        link.setAttribute("aria-current", "page");
-        link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone they are wider than the screen
-      } else link.removeAttribute("aria-current");
+      if (chapters[i] === page.chapter) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
     });
-    root.toggleAttribute("data-projector", page.store.state.p === "1");
-    pen.type = page.store.state.p && root.clientWidth >= 620 ? 18 : 12;
-    if (root.isConnected) part.draw();
+    root.toggleAttribute("data-projector", p === "1");
+    setText(large, p ? "×" : T("Projector"));
+    pen.type = p && root.clientWidth >= 620 ? 15 : 12;
+    if (root.isConnected) redraw();
   }
 
-  root.addEventListener("keydown", (event) => {
-    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.composedPath()[0].tagName);
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  function redraw() {
+    const list = nav.firstChild; // on a phone it is wider than the screen
+    const now = list.querySelector("[aria-current]");
+    list.scrollLeft = now.offsetLeft - list.offsetLeft - (list.clientWidth - now.offsetWidth) / 2;
+    part.draw();
+  }
+
+  // The page's keys work wherever the focus is, behind a click on the margin, too; but where text is typed they are text.
+  document.addEventListener("keydown", (event) => {
+    const field = event.composedPath()[0];
+    const turn = { PageDown: 1, PageUp: -1 }[event.key]; // what a presenter's clicker sends
+    const typing = field.tagName === "TEXTAREA" || (field.tagName === "INPUT" && field.type !== "range")
+      || (field.tagName === "SELECT" && !turn);
+    if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key)
       + chapters.length - 1) % chapters.length];
-    const turn = { PageDown: 1, PageUp: -1 }[event.key]; // what a presenter's clicker sends
     if (turn) nav.querySelectorAll("a")[clamp(chapters.indexOf(page.chapter) + turn, 0, chapters.length - 1)].click();
     if (turn) setTimeout(() => part.focus());
-    else if (event.key === "p") page.store.set({ p: page.store.state.p ? "" : "1" });
+    else if (event.key === "p" || (event.key === "Escape" && page.store.state.p)) page.store.set({ p: page.store.state.p ? "" : "1" });
     else if (link) {
       link.click();
       setTimeout(() => part.focus());
-    } else return;
+    } else if (root.contains(field) || !part.keys || !part.keys(event)) return;
     event.preventDefault();
   });
 
   themed(root, theme);
   document.body.style.padding = "8px"; // all of a chapter stands on the first screen
   open(address.start() || (data.own ? "ch=heads" : ""));
-  let greeted = false;
   return {
     root,
-    first: { focus() {
-      if (!greeted) part.focus();
-      greeted = true;
-    } },
+    first: page.chapter.build ? part : null, // chapters take arrows without the focus
     ready() {
       followTheme(host, (now) => {
         themed(root, now);
@@ -139,7 +144,7 @@ async function buildPlayground(host, data, core) {
         if (size === root.clientWidth + "," + window.innerHeight) return;
         size = root.clientWidth + "," + window.innerHeight;
         root.setAttribute("data-size", root.clientWidth < 620 ? "small" : "large");
-        part.draw();
+        redraw();
       });
       new ResizeObserver(look).observe(root);
       window.addEventListener("resize", look);

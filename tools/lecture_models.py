@@ -9,9 +9,9 @@ no way around it, and a query is the word, its place and the word two to the rig
 place.  `translation` has two heads, and reads English while it writes French, the next word from the last one.
 
 Both are trained with MultiHeadAttention of NumPy and its backward pass.  What is held out are pairs of noun and last
-word, and every tenth pair of sentences.  Of the seeds 0 to 4 the one is kept whose referent has the largest weight in
-the sentences that the page shows (translation: the noun, for "la" and "le"), among those that are right on what was
-held out.
+word, and every tenth pair of sentences.  Of the seeds 0 to 9 the one is kept whose referent has the largest weight in
+the sentences that the page shows (translation: the noun, for "la" and "le", there and on average), among those that are
+right on what was held out.
 Weights are rounded to 1 / 2048, which is all that the file holds: two bytes each.
 """
 
@@ -33,7 +33,7 @@ TARGET = ROOT / "playground" / "lecture_models.json"
 PAIRS = ROOT / "examples" / "data" / "fra_eng_small.txt"
 STEP = 2048  # weights are whole numbers divided by it
 FEATURES = 32
-SEEDS = range(5)
+SEEDS = range(10)
 
 ANIMALS = {"cat": "il", "dog": "il", "horse": "il", "cow": "elle", "mouse": "elle", "goat": "elle"}
 MEALS = {"soup": "elle", "salad": "elle", "pear": "elle", "bread": "il", "cake": "il", "rice": "il"}
@@ -41,6 +41,7 @@ VERBS = ["eat", "want", "like", "touch"]
 OF_ANIMALS, OF_MEALS = ["tired", "ill", "full", "shy"], ["cold", "stale", "burnt", "salty"]
 SENTENCE = "the {} did not {} the {} because it was {}".split()
 ANIMAL, MEAL, IT, LAST = 1, 6, 8, 10  # places in the sentence
+TRANSLATED = [("the car is red .", "la voiture est rouge ."), ("the cat is red .", "le chat est rouge .")]
 SHOWN = [("cat", "eat", "soup", last) for last in ("tired", "cold", "ill", "salty")]
 
 
@@ -208,7 +209,7 @@ def as_numbers(model, pairs):
 
 
 def train_translation(seed):
-    """(model, share of held-out words that are right, mean weight of the noun for its article)"""
+    """(model, share of held-out words that are right, weight of the noun for its article)"""
     pairs = read_pairs()
     rng = np.random.default_rng(seed)
     english = ["", *sorted({word for source, _ in pairs for word in source})]
@@ -232,16 +233,18 @@ def train_translation(seed):
 
 
 def weight_of_nouns(model, pairs):
-    """What "le" and "la" (the next word) give to the word behind "the", in the head that gives it more."""
-    source, lens, last, *_ = as_numbers(model, pairs)
+    """What "le" and "la" (the next word) give to the word behind "the", in the head that gives it more: the least of
+    what they give in the sentences shown, and on average."""
+    shown = [(english.split(), french.split()) for english, french in TRANSLATED]
+    source, lens, last, *_ = as_numbers(model, [*pairs, *shown])
     model.forward(source, lens, last)
     weights = model.mha.attention_weights
-    found = []
-    for i, (english, french) in enumerate(pairs):
+    found = {"le": [], "la": []}
+    for i, (english, french) in enumerate([*pairs, *shown]):
         for j, word in enumerate(french):
-            if word in ("le", "la") and english.count("the") == 1:
-                found.append(weights[i, :, j, english.index("the") + 1].max())
-    return float(np.mean(found))
+            if word in found and english.count("the") == 1:
+                found[word].append(weights[i, :, j, english.index("the") + 1].max())
+    return float(min(min(np.mean(each), each[-1]) for each in found.values()))
 
 
 # ---- the file --------------------------------------------------------------------------------------------------------

@@ -81,11 +81,12 @@ def written(module):
 def main():
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     target = BUILD / "playground.html"
+    print("compiling the core for the browser: a minute or two, several on a busy machine", flush=True)
     text = written(compiled()).encode()
     if len(text) > MOST_BYTES:
         raise SystemExit(f"{target.name} has {len(text)} bytes, at most {MOST_BYTES}")
     target.write_bytes(text)
-    print(f"{target.relative_to(ROOT)}: {len(text) / 1000:.0f} kB")
+    print(f"Open {target.relative_to(ROOT)} ({len(text) / 1000:.0f} kB) in a browser.")
 
 
 if __name__ == "__main__":

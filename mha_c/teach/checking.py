@@ -173,6 +173,10 @@ def _beside(run: _Run) -> tuple[list[str], list[Any]]:
     types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [f"Inputs of {wanted} give a result of {types[0]}; it should have their type."] if types else []
+    if _takes_no_lens(run.student) and not any("mask" in name for name in run.student.takes):
+        mistakes += ["no_mask"]
+        signature = ", ".join(run.student.arguments)
+        parts += [f"It takes no valid_lens, so it hides no key; the book's is {run.student.kind}({signature})."]
     for inputs, outcome in zip(run.probes, run.outcomes):
         for name, now in outcome.changed:
             if not _masks_in_place(run.student.kind, inputs, name, now):
@@ -180,6 +184,10 @@ def _beside(run: _Run) -> tuple[list[str], list[Any]]:
                 example = Example({}, np.asarray(inputs[name]), now, ("before", "after"))
                 return [*mistakes, "changes_inputs"], [*parts, words, example]
     return mistakes, parts
+
+
+def _takes_no_lens(student: Student) -> bool:
+    return "valid_lens" in student.arguments and "valid_lens" not in student.takes.values()
 
 
 def _masks_in_place(kind: str, inputs: Inputs, name: str, now: Any) -> bool:
@@ -192,7 +200,7 @@ def _notes(run: _Run) -> list[str]:
     student, changed = run.student, any(outcome.changed for outcome in run.outcomes)
     if changed and student.kind == "masked_softmax":
         notes += ["it writes the mask into X, as the book's own does.  A caller who needs X afterwards passes a copy."]
-    if "valid_lens" in student.arguments and "valid_lens" not in student.takes.values():
+    if _takes_no_lens(student):
         notes += ["it takes no valid_lens, so no mask was tried."]
     if student.kind == "causal":
         inputs = probes("causal")[-1]

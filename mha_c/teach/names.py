@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from difflib import get_close_matches
 from typing import Any, Optional
 
 from .mistakes import KINDS
@@ -55,10 +56,20 @@ def taken(mine: Any, wanted: list[str]) -> dict[str, str]:
     return names or {name: name for name in wanted}
 
 
+def unknown_kind(kind: Any) -> ValueError:
+    """The error for a kind that there is not."""
+    near = get_close_matches(str(kind).lower(), KINDS, 1)
+    return ValueError(
+        f"kind: {kind!r} is none of {', '.join(KINDS)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    )
+
+
 def told(mine: Any, kind: Optional[str]) -> str:
     """The kind: the one asked for, or what name and signature tell."""
+    if callable(kind) and isinstance(mine, str):
+        raise TypeError("the function comes first, then its kind: write check(your_function, kind)")
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+        raise unknown_kind(kind)
     if not callable(mine):
         raise TypeError(f"mine: a function, a class or a layer expected, got {type(mine).__name__}")
     name = getattr(mine, "__name__", type(mine).__name__)

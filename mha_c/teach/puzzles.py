@@ -13,6 +13,7 @@ from .._arguments import scalars
 from .answers import NEAR, Answer
 from .checking import check
 from .mistakes import KINDS, Mistake, function, known, sources
+from .names import unknown_kind
 from .probes import Sizes, probes
 
 
@@ -40,7 +41,8 @@ class Puzzle:
     def __repr__(self) -> str:
         lines = "Two lines are" if len(self.mistakes) == 2 else "One line is"
         start = f"Puzzle {self.seed}, {self.kind}, level {self.level}.  {lines} not as the book has it: which?"
-        return f"{start}\n\n{self.source}\nMend it, and give the function to puzzle.check."
+        again = f"teach.puzzle({self.seed}, {self.kind!r}, {self.level})"
+        return f"{start}\n\n{self.source}\nCorrect it, then call {again}.check({self.kind})."
 
     def check(self, mended: Any) -> Answer:
         """Grade an attempt.
@@ -97,7 +99,7 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     True
     """
     if kind not in KINDS:
-        raise ValueError(f"kind: {kind!r} is none of {', '.join(KINDS)}")
+        raise unknown_kind(kind)
     if scalars.whole(level, "level") not in (1, 2, 3):
         raise ValueError(f"level: 1, 2 or 3 expected, got {level}")
     seed = int(np.random.default_rng().integers(10000)) if seed is None else scalars.whole(seed, "seed", least=0)

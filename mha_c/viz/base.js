@@ -71,7 +71,7 @@ function hatch(context, [x, y, w, h], color) {
   context.rect(x, y, w, h);
   context.clip();
   context.strokeStyle = color;
-  context.globalAlpha = 0.45;
+  context.globalAlpha = 0.6;
   context.lineWidth = 1;
   for (let at = -h; at < w; at += 6) {
     context.beginPath();

@@ -85,7 +85,7 @@ def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: 
     largest, share = rows.max(axis=1).mean(), entropy.mean() / max(np.log2(visible).mean(), 1e-9)
     even = largest < max(0.4, 1.2 * (1 / visible).mean())  # with two or three keys an entropy says little
     if words is None or (share > 0.93 and even):
-        words = "spread evenly" if share > 0.8 and even else "mixed"
+        words = "spread evenly" if share > 0.93 and even else "spread widely" if share > 0.8 and even else "mixed"
     return HeadStats(float(entropy.mean()), float(largest), words)
 
 

@@ -18,11 +18,11 @@ function cellSize(room, columns, rows, tall) {
 // the row and the column that make a cell meet in it.
 function product(left, top, result) {
   const node = el("div", { class: "mhac-product" }, el("span"), top.node, left.node, result.node);
-  function fit(width) {
+  function fit(width, tall) {
     const [a, b, c] = [left.margins(), top.margins(), result.margins()];
     const side = Math.max(b.left, c.left);
     const room = width - a.left - side - Math.max(b.right, c.right) - 34;
-    const cell = cellSize(room, left.width + result.width, top.height + result.height, 470 - b.top - c.top);
+    const cell = cellSize(room, left.width + result.width, top.height + result.height, tall - b.top - c.top);
     const head = Math.max(a.top, c.top);
     const below = cellSize(width - 100, Math.max(left.width, top.width, result.width), 3 * left.height, 900);
     const stacks = cell.w < WITH_NUMBERS && below.w >= WITH_NUMBERS; // one below the other, where numbers fit only so
@@ -48,7 +48,7 @@ function product(left, top, result) {
 function line(grids, signs, result) {
   const node = el("div", { class: "mhac-line" }, ...grids.flatMap((grid, i) =>
     (i ? [el("span", { class: "mhac-sign", text: signs[i - 1] || "" }), grid.node] : [grid.node])));
-  function fit(width) {
+  function fit(width, tall) {
     const margins = grids.map((grid) => grid.margins());
     const head = Math.max(...margins.map((m) => m.top));
     const matrices = grids.filter((grid) => grid.spec.kind !== "plain"); // plain columns are numbers at any size
@@ -56,7 +56,7 @@ function line(grids, signs, result) {
     const columns = matrices.reduce((sum, grid) => sum + grid.width, 0);
     const widest = Math.max(...grids.map((grid) => grid.width));
     const rows = Math.max(...grids.map((grid) => grid.height));
-    let cell = cellSize(width - extra, columns, rows, 400);
+    let cell = cellSize(width - extra, columns, rows, Math.min(400, tall - head - 40));
     const below = cellSize(width - 100, widest, rows, 300);
     const wraps = cell.w < 11 || (cell.w < WITH_NUMBERS && below.w >= WITH_NUMBERS); // one below the other
     if (wraps) cell = below;

@@ -3,6 +3,7 @@
 
 const STEP_MS = { steps: 3200, tiles: 2200, layer: 3200 };
 const REVEAL_MS = 700;
+const TALLEST = 470; // pixels of a scene
 
 async function buildPlayer(host, data) {
   const player = makePlayer(data, Store({}));
@@ -60,10 +61,16 @@ function makePlayer(data, store) {
     return (i, j) => i * width + j < part * width * height;
   }
 
+  // A page of its own stands on one screen, where that is possible; 130: names of matrices, and the edges of the stage.
+  function tall() {
+    const around = ui.root.offsetHeight - ui.stage.offsetHeight + 2 * (ui.root.getBoundingClientRect().top + window.scrollY);
+    return alone() ? clamp(window.innerHeight - around - 130, 200, TALLEST) : TALLEST;
+  }
+
   function draw() {
     const width = ui.stage.clientWidth;
     if (!width) return;
-    scene.fit(width);
+    scene.fit(width, tall());
     scene.draw({ cell: cell(), shown: shown() });
     ui.explain(scene.explain(cell()));
   }
@@ -75,7 +82,7 @@ function makePlayer(data, store) {
     const heights = scenes.slice(0, 6).map((each) => {
       const made = each.make();
       ui.stage.replaceChildren(made.node);
-      made.fit(ui.stage.clientWidth);
+      made.fit(ui.stage.clientWidth, tall());
       made.draw({ cell: { i: 0, j: 0 }, shown: null });
       return made.node.offsetHeight;
     });

@@ -10,7 +10,7 @@ const ADDITIVE = {
     "These vectors are random, as a layer has them before it has learned."],
   fields: { key: wholeOf(3, 0, ADDITIVE_KEYS - 1), unit: wholeOf(0, 0, HIDDEN - 1), gain: realOf(2, 0, 16),
     draw: wholeOf(1, 0, 4294967295) },
-  across: "key", along: "unit",
+  across: "unit", along: "key",
   controls: () => [
     { kind: "slider", name: "key", label: "key", stops: range(0, ADDITIVE_KEYS - 1) },
     { kind: "slider", name: "unit", label: "hidden unit", stops: range(0, HIDDEN - 1) },
@@ -74,7 +74,9 @@ const ADDITIVE = {
     const terms = n.w_v.map((w, m) => signedText(w) + " · " + signedText(n.plane[j][m]));
     return [[T("Unit {n}", { n: u }), "tanh(" + exact(n.a[u]) + " + " + plainSigned(n.b[j][u]) + ") = " + exact(n.plane[j][u])],
       [T("Score of key {n}", { n: j }), sumOf(terms, 8) + " = " + exact(n.scores[j])],
-      [T("Weight"), softmaxText(n.scores, j, 10) + " = " + exact(n.weights[j])]];
+      [T("Weight"), softmaxText(n.scores, j, 10) + " = " + exact(n.weights[j])],
+      [T("Output of {query}, feature {n}", { query: T("query"), n: 0 }), sumOf(n.weights.map((w, m) => digits(w, 40)
+        + " · " + n.v[m][0]), 4) + " = " + exact(n.output[0])]];
   },
   said: (n) => T("key {n}: score {score}, weight {weight}", { n: n.s.key, score: exact(n.scores[n.s.key]),
     weight: exact(n.weights[n.s.key]) }),

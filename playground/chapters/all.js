@@ -275,7 +275,7 @@ function Attend(page, drawn) {
     const width = boards.clientWidth || 320;
     scenes = [first, second];
     boards.replaceChildren(...scenes.map((scene) => el("div", { class: "mhac-board" }, el("div", {}, scene.node))));
-    for (const scene of scenes) scene.fit((width > 900 ? width / 2 - 20 : width) - 44);
+    for (const scene of scenes) scene.fit((width > 900 ? width / 2 - 20 : width) - 44, TALLEST);
     scenes.parts = { weights, keyGrid: asProduct ? null : keyGrid };
     scores.canvas.addEventListener("click", (event) => {
       const at = scores.at(event);

@@ -3,8 +3,8 @@
 
 const DOT = {
   id: "dot", title: "The dot product", nav: "Dot product", signed: true,
-  says: ["Each word asks with its query q; each word before it, and itself, answers with a key k and offers a value v: it counts more, the larger q · k is.",
-    "These vectors are learned: change the last word, and “it” looks at the other noun."],
+  says: ["Each word asks with its query q. It and the words before it answer: the larger q · k with a word's key k, the larger the weight of that word's value v.",
+    "The vectors are learned, and a query also holds the word two places on, so that “it” knows the last word: change it, and “it” looks at the other noun."],
   fields: { query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS), root: one("yes", "no"), key: wholeOf(-1, -1, 10) },
   across: "query", along: "last",
   controls: () => [
@@ -59,7 +59,7 @@ const DOT = {
       cell(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), cell(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
-      lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il {il}, elle {elle}",
+      lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il (le chat, the cat) {il}, elle (la soupe, the soup) {elle}",
         { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);
@@ -79,7 +79,7 @@ const DOT = {
       [T("Weight"), softmaxText(seen.map((m) => n.scores[i][m]), j, 11) + " = " + exact(n.weights[i][j])],
       [T("Output of {query}", { query: words[i] }), "o = " + sumOf(mixed, 4)]];
   },
-  note: (n, { models }) => T("One head, trained on such sentences by tools/lecture_models.py: right for {right} of the pairs of noun and last word it had not seen; of {seeds} seeds the one that looks most at the noun meant.",
+  note: (n, { models }) => T("A holds all α; m, the largest score, is subtracted so that exp stays small, which changes nothing.") + " " + T("One head, trained on such sentences by tools/lecture_models.py: right for {right} of the pairs of noun and last word it had not seen; of {seeds} seeds the one that looks most at the noun meant.",
     { right: percent(models.reference.right), seeds: models.reference.seeds }),
   said: (n) => T("{query} looks at {key}: {weight}", { query: n.words[n.i], key: n.words[n.j],
     weight: exact(n.weights[n.i][n.j]) }),

@@ -2,45 +2,49 @@
 // by d2l's names and shapes.  The layer is a small translation's, or the reader's own (layer.playground()).
 
 const HEAD_COUNTS = [1, 2, 4, 8, 16, 32];
-const TRANSLATED = ["the car is red .", "la voiture est rouge ."];
+const TRANSLATED = [["the car is red .", "la voiture est rouge ."], ["the cat is red .", "le chat est rouge ."]];
+const ASKED = 6; // queries of each
 
 // What the chapter shows: inputs (where they are known), parameters (or null), the weights of a call (own, without inputs).
-function layerOf(data) {
-  if (data.own) return data.own;
+function layerOf(data, query) {
+  if (data.own) return { ...data.own, asked: data.own.qt.map((word, at) => at + " " + word) };
   const { weights, english, french } = data.models.translation;
-  const [source, target] = TRANSLATED.map((text) => text.split(" "));
+  const [source, target] = TRANSLATED[Math.min(Math.floor(query / ASKED), TRANSLATED.length - 1)].map((text) => text.split(" "));
   const keys = source.map((word, i) => added(weights.source[english.indexOf(word)], weights.source_place[i]));
   const queries = ["<bos>", ...target].map((word, i) => added(weights.target[french.indexOf(word)], weights.target_place[i]));
   return { heads: 2, queries, keys, values: keys, W: ["W_q", "W_k", "W_v", "W_o"].map((name) => weights[name]), bias: null,
-    lens: null,
-    qt: [...target, "<eos>"], kt: source };
+    lens: null, qt: [...target, "<eos>"], kt: source,
+    asked: [...target, "<eos>"].map((word, i) => ["<bos>", ...target][i] + " → " + word) };
 }
 
 const HEADS = {
   id: "heads", title: "Many heads", nav: "Many heads", signed: true,
-  says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads, each of which attends by itself; transpose_output joins the heads, and W_o mixes them.",
-    "Queries are French words that are about to be written, keys and values English ones."],
+  says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads; each head attends by itself; transpose_output joins the heads, and W_o mixes them.",
+    "A query is the French word written last, and asks for the next: the row “<bos> → la” asks for “la”. Keys and values are English words."],
   saysOf: ({ own }) => (own ? [HEADS.says[0], "Your own layer."] : HEADS.says),
-  fields: { heads: wholeOf(0, 0, 32), head: wholeOf(1, 0, 31), query: wholeOf(0, 0, 63) },
+  fields: { heads: wholeOf(0, 0, 32), head: wholeOf(0, 0, 31), query: wholeOf(0, 0, 63) },
   across: "head", along: "query",
   controls({ data }) {
-    const layer = layerOf(data);
+    const layer = layerOf(data, 0);
     const features = layer.W ? layer.W[0].length : 0;
     const counts = features ? HEAD_COUNTS.filter((h) => features % h === 0) : [layer.heads];
     return [
       { kind: "choice", name: "heads", label: "heads", stops: counts, say: String, of: (state) => state.heads || layer.heads },
-      { kind: "slider", name: "head", label: "head", stops: range(0, Math.max(...counts, layer.heads) - 1) },
-      { kind: "select", name: "query", label: "word", stops: range(0, layer.qt.length - 1), say: (i) => i + " " + layer.qt[i] },
+      { kind: "slider", name: "head", label: "head", stops: range(0, Math.max(...counts, layer.heads) - 1),
+        most: (state) => state.heads || layer.heads },
+      { kind: "select", name: "query", label: "word", stops: range(0, (data.own ? layer.qt.length : ASKED * TRANSLATED.length) - 1),
+        say: (i) => (data.own ? layer.asked[i] : layerOf(data, i).asked[i % ASKED]) },
     ];
   },
 
   numbers(s, core, data) {
-    const layer = layerOf(data);
+    const layer = layerOf(data, s.query);
     const { qt, kt } = layer;
     const heads = layer.W && s.heads && layer.W[0].length % s.heads === 0 ? s.heads : layer.heads;
     const h = Math.min(s.head, heads - 1);
-    const i = Math.min(s.query, qt.length - 1);
-    const shown = { s, layer, heads, h, i, qt, kt, own: Boolean(data.own) };
+    const first = data.own ? 0 : Math.min(Math.floor(s.query / ASKED), TRANSLATED.length - 1) * ASKED;
+    const i = Math.min(s.query - first, qt.length - 1);
+    const shown = { s, layer, heads, h, i, first, qt, kt, own: Boolean(data.own) };
     if (!layer.queries) return { ...shown, weights: layer.weights };
     const [W_q, W_k, W_v, W_o] = layer.W;
     const through = (x, weight, at) => projected(core, x, weight).map((row) => (layer.bias ? added(row, layer.bias[at]) : row));
@@ -56,17 +60,16 @@ const HEADS = {
   picture(n, { width, height, small, pen }) {
     const { heads, h, i, qt, kt } = n;
     const type = pen.type;
-    const rows = names(qt, qt.length);
+    const rows = names(small || n.own ? qt : n.layer.asked, qt.length);
     const columns = names(kt, kt.length);
     const f = n.q ? n.q[0].length : 1;
-    const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, width * 0.1);
+    const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, width * 0.075);
     const w = Math.max(1, room / f);
     const tall = Math.max(3, Math.min(small ? 7 : 16, (height * 0.72) / (qt.length + 2 * kt.length)));
     const band = n.q ? [h * n.d, (h + 1) * n.d] : null;
-    const strip = (name, data, shape) => stack(el("p", { class: "mhac-step-name" }, ...formula(name),
-      el("span", { class: "mhac-note", text: " " + shape })),
-      placed(pen, "", data, { w, h: tall, look: { band: n.layer.queries && data !== n.layer.queries && data !== n.layer.keys
-        ? band : null, row: data.length === qt.length ? i : null } }));
+    const strip = (name, data, shape, inHeads) => stack(el("p", { class: "mhac-step-name" }, ...formula(name),
+      el("span", { class: "mhac-note", text: shape })),
+      placed(pen, "", data, { w, h: tall, look: { band: inHeads ? band : null, row: data.length === qt.length ? i : null } }));
     const arrow = (...texts) => el("div", { class: "mhac-through" }, ...texts.map((text) =>
       el("span", {}, ...(text.startsWith("transpose") ? [text] : formula(text)))), el("b", { text: "→" }));
     const top = Math.max(...n.weights.flat(2));
@@ -86,19 +89,19 @@ const HEADS = {
     const chosen = stack(el("p", { class: "mhac-step-name" }, T("Head {h}", { h }),
       el("span", { class: "mhac-note", text: " (" + qt.length + ", " + kt.length + ")" })),
       placed(pen, "", n.weights[h], { w: large, h: large, rows, columns, kind: "weight", top, numbers: true,
-        masked: n.sees ? (a, b) => !n.sees(a, b) : null, look: { row: i }, pick: (at) => ({ query: at.i }) }));
+        masked: n.sees ? (a, b) => !n.sees(a, b) : null, look: { row: i }, pick: (at) => ({ query: n.first + at.i }) }));
     if (!n.q) return rowOf(thumbs, chosen);
     const [m, k] = [qt.length, kt.length];
     const dh = f / heads;
     const inputs = stack(strip("queries", n.layer.queries, "(1, " + m + ", " + f + ")"),
-      strip("keys", n.layer.keys, "(1, " + k + ", " + f + ")"));
-    const projections = stack(strip("q", n.q, "(" + heads + ", " + m + ", " + dh + ")"),
-      strip("k", n.k, "(" + heads + ", " + k + ", " + dh + ")"), strip("v", n.v, "(" + heads + ", " + k + ", " + dh + ")"));
-    const ends = [stack(strip("α v", n.joined, "(" + heads + ", " + m + ", " + dh + ")")),
-      stack(strip("output", n.output, "(1, " + m + ", " + f + ")"))];
+      strip(n.layer.keys === n.layer.values ? "keys, values" : "keys", n.layer.keys, "(1, " + k + ", " + f + ")"),
+      n.layer.keys === n.layer.values ? null : strip("values", n.layer.values, "(1, " + k + ", " + f + ")"));
+    const shape = (rows_) => "(" + heads + ", " + rows_ + ", " + dh + ")";
+    const projections = stack(strip("q", n.q, shape(m), true), strip("k", n.k, shape(k), true), strip("v", n.v, shape(k), true));
+    const ends = [strip("α v", n.joined, shape(m), true), strip("output", n.output, "(1, " + m + ", " + f + ")")];
     if (small) return stack(rowOf(inputs, projections, thumbs), chosen, rowOf(...ends));
     return rowOf(inputs, arrow("W_q W_k W_v", "transpose_qkv"), projections, arrow("softmax", "q k^T / √" + dh), thumbs,
-      chosen, arrow("transpose_output", "W_o"), stack(...ends));
+      chosen, ends[0], arrow("transpose_output", "W_o"), ends[1]);
   },
 
   formula(n) {

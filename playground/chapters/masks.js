@@ -2,10 +2,10 @@
 
 const MASKS = {
   id: "masks", title: "Masks", nav: "Masks", signed: true,
-  says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the others share what is free.",
+  says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the other weights grow.",
     "The vectors are those of chapter 2; the last words play the padding."],
   fields: { len: wholeOf(6, 0, 11), causal: one("no", "yes"), query: wholeOf(2, 0, 10), last: one(...LAST_WORDS) },
-  across: "query", along: "len",
+  across: "len", along: "query",
   controls: () => [
     { kind: "slider", name: "len", label: "words before the padding", stops: range(0, 11) },
     { kind: "choice", name: "causal", label: "causal", stops: ["no", "yes"], say: (x) => T(x) },

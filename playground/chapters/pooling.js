@@ -6,7 +6,7 @@ const WIDTHS = [0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1, 1.5, 2, 3, 5];
 
 const POOLING = {
   id: "pooling", title: "Pooling by distance", nav: "Pooling",
-  says: ["A query asks, keys say what there is, and values are what is given: attention answers with a mean of the values, in which a value counts more, the better its key fits the query.",
+  says: ["A query asks; keys say what there is, and each key has a value. The answer is a weighted mean of the values: the better a key fits the query, the larger its weight.",
     "Here keys are places x, values are noisy heights y, and a key fits if it is near the query."],
   fields: { width: realOf(0.5, 0.01, 1000), kernel: one(...Object.keys(KERNELS)), at: realOf(2.5, 0, 5),
     draw: wholeOf(1, 0, 4294967295) },
@@ -63,7 +63,7 @@ const POOLING = {
       + exact(1 / n.x.length)],
       [T("Estimate"), T("the mean of all values") + " = " + exact(n.estimate)]];
     const u = n.distances[best] / s.width;
-    const terms = n.weights.map((w, j) => [w, j]).sort((a, b) => b[0] - a[0]).map(([w, j]) => exact(w) + " · "
+    const terms = n.weights.map((w, j) => [w, j]).filter(([w]) => w > 0).sort((a, b) => b[0] - a[0]).map(([w, j]) => exact(w) + " · "
       + signedText(n.y[j]));
     return [[T("Distance of the nearest key"), "u = |" + s.at + " − " + n.x[best] + "| / " + s.width + " = " + exact(u)
       + ";  K(u) = " + kernelText(s.kernel, u)],
@@ -75,5 +75,5 @@ const POOLING = {
     n.x.map((_, j) => String(j)),
     [T("key"), T("value"), T("weight")], 4)],
   python: (n, core) => pythonOfState(core, { from: "nadaraya", kind: "distance", kernel: n.s.kernel, width: n.s.width,
-    draw: n.s.draw }),
+    draw: n.s.draw, q: writeRows([[n.s.at]]) }),
 };

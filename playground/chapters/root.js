@@ -59,7 +59,7 @@ function histogram(list, reach, bins) {
 
 const ROOT = {
   id: "root", title: "Why √d", nav: "Why √d",
-  says: ["A dot product of d random numbers has the variance d: the more features, the further scores spread, until softmax sees one key alone and its gradient is gone.",
+  says: ["Let q and k have d independent numbers of mean 0 and variance 1: then q · k has the variance d. The more features, the further scores spread, until softmax sees one key alone and its gradient gets small.",
     "Divided by √d, scores have the variance 1 at any d. 256 random queries, 16 random keys."],
   fields: { d: wholeOf(64, 1, 512), factor: realOf(1, 0.01, 16), draw: wholeOf(1, 0, 4294967295) },
   across: "d", along: "factor",
@@ -96,7 +96,7 @@ const ROOT = {
     const plots = [bars(n.raw, n.variance, T("scores q · k"), "other"),
       bars(n.scaled, n.scaledVariance, T("scores q · k · {factor} / √{d}", { factor: s.factor, d: s.d }), "line"),
       curves(T("entropy of the weights in bits (dashed: undivided)"), 4, (each) => each.entropy),
-      curves(T("norm of the softmax's Jacobian (dashed: undivided)"), 0.5, (each) => each.jacobian)].map((plot) => plot.node);
+      curves(T("gradient of the weights, norm of ∂α/∂s (dashed: undivided)"), 0.5, (each) => each.jacobian)].map((plot) => plot.node);
     return small ? stack(...plots) : stack(rowOf(plots[0], plots[1]), rowOf(plots[2], plots[3]));
   },
 
@@ -106,7 +106,7 @@ const ROOT = {
       + s.d + " = " + exact(n.scaledVariance)],
       [T("Entropy"), T("undivided") + " " + exact(here.raw.entropy) + ";  " + T("divided") + " " + exact(here.scaled.entropy)
         + ";  log₂ 16 = 4 " + T("for weights all alike")],
-      [T("Jacobian"), T("undivided") + " " + exact(here.raw.jacobian) + ";  " + T("divided") + " "
+      [T("Gradient, norm of ∂α/∂s"), T("undivided") + " " + exact(here.raw.jacobian) + ";  " + T("divided") + " "
         + exact(here.scaled.jacobian) + ";  " + T("largest weight on average") + " " + exact(here.raw.largest) + ", "
         + exact(here.scaled.largest)]];
   },
@@ -114,7 +114,16 @@ const ROOT = {
     scaled: short(n.here.scaled.entropy) }),
   table: (n) => [table(T("by the number of features"), n.curves.map((each) =>
     [each.raw.entropy, each.scaled.entropy, each.raw.jacobian, each.scaled.jacobian]), n.curves.map((each) => "d = " + each.d),
-    [T("entropy") + ", " + T("undivided"), T("divided"), T("Jacobian") + ", " + T("undivided"), T("divided")], 4)],
+    [T("entropy") + ", " + T("undivided"), T("divided"), T("Gradient, norm of ∂α/∂s") + ", " + T("undivided"), T("divided")], 4)],
+  python: ({ s }) => ["import numpy as np", "import mha_c", "", "d, factor = " + s.d + ", " + s.factor,
+    "draw = np.random.RandomState(" + s.draw + ")",
+    "queries, keys = (draw.standard_normal((n, d)).astype(np.float32) for n in (" + ROOT_QUERIES + ", " + ROOT_KEYS + "))",
+    "raw = queries @ keys.T", "", "for scores in (raw, raw * factor / np.sqrt(d)):",
+    "    weights = mha_c.masked_softmax(scores[None])[0]",
+    "    entropy = -(weights * np.log2(np.maximum(weights, 1e-30))).sum(axis=1).mean()",
+    "    jacobian = weights[:, :, None] * np.eye(" + ROOT_KEYS + ") - weights[:, :, None] * weights[:, None, :]",
+    "    norm = np.sqrt((jacobian**2).sum(axis=(1, 2))).mean()",
+    '    print(f"variance {scores.var():.4f}, entropy {entropy:.4f} bits, norm of the Jacobian {norm:.4f}")', ""].join("\n"),
 };
 
 const short = (x) => (Math.abs(x) >= 100 ? x.toFixed(0) : x.toFixed(2)).replace("-", "−");

@@ -33,7 +33,8 @@ WIDE, HIGH = 1280, 900
 PATIENCE = 180  # seconds: what a page has not done by then it will not do, whatever else the machine does
 KEYS = {
     "ArrowUp": "\ue013", "ArrowDown": "\ue015", "ArrowLeft": "\ue012", "ArrowRight": "\ue014",
-    "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c", "Tab": "\ue004", "Enter": "\ue007", "Space": " ",
+    "PageUp": "\ue00e", "PageDown": "\ue00f", "Home": "\ue011", "End": "\ue010", "Escape": "\ue00c",
+    "Tab": "\ue004", "Enter": "\ue007", "Space": " ",
 }  # fmt: skip
 
 

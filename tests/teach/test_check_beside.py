@@ -99,6 +99,14 @@ def test_the_books_own_change_is_a_note():
     assert answer.ok and "writes the mask into X, as the book's own does" in answer.notes[0]
 
 
+def test_a_function_that_cannot_hide_a_key():
+    answer = teach.check(lambda q, k, v: book.dot_product(q, k, v), "dot_product")
+    assert answer.mistakes == ["no_mask"] and not answer.ok
+    assert "It takes no valid_lens, so it hides no key; the book's is dot_product(queries, keys, values" in str(answer)
+    answer = teach.check(lambda q, k, v: book.softmax(q @ k.swapaxes(1, 2), -1) @ v, "dot_product")
+    assert answer.mistakes == ["no_scale", "no_mask"]
+
+
 def test_dropout_that_always_acts():
     rng = np.random.default_rng(0)
 
@@ -162,7 +170,7 @@ def test_the_kind_is_told_by_name_and_signature():
     def masked_softmax(X, valid_lens):
         return book.masked_softmax(X, valid_lens)
 
-    def scaled_dot_product_attention(query, key, value):
+    def scaled_dot_product_attention(query, key, value, attn_mask=None):
         return book.dot_product(query, key, value)
 
     def f(q, k, v, lens):
@@ -177,6 +185,12 @@ def test_the_kind_is_told_by_name_and_signature():
     for mine in (masked_softmax, scaled_dot_product_attention, f, g, merge_heads):
         assert teach.check(mine).ok, teach.check(mine)
     assert "it takes no valid_lens, so no mask was tried." in teach.check(scaled_dot_product_attention).notes
+    with pytest.raises(TypeError, match=r"the function comes first, then its kind: write check\(your_function, kind\)"):
+        teach.check("dot_product", f)
+    with pytest.raises(ValueError, match="did you mean 'dot_product'"):
+        teach.check(f, "dot-product")
+    with pytest.raises(ValueError, match="did you mean 'multi_head'"):
+        teach.puzzle(3, "multihead")
     with pytest.raises(ValueError, match="its name does not tell what it is; give kind, one of masked_softmax"):
         teach.check(lambda a: a)
     with pytest.raises(ValueError, match="'softmax' is none of masked_softmax, dot_product"):

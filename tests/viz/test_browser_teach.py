@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+import mha_c
 from chromium import HIGH
 from mha_c import teach
 
@@ -113,3 +114,17 @@ def test_a_saved_player_answers_keys_at_once_and_says_so(show, steps):
     shown.press("ArrowRight")
     assert step_of(shown) == "Scores"
     assert "Keys work as soon as the page is open" in shown.run("return R.querySelector('footer').textContent")
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1024, 768)])
+def test_a_page_of_its_own_stands_on_a_projectors_screen(show, browser, steps, width, height):
+    layer = mha_c.MultiHeadAttention(num_hiddens=4, num_heads=2, dropout=0.0, rng=0)
+    X = np.random.default_rng(4).standard_normal((1, 3, 4)).round(1)
+    layer(X, X, X)
+    for player in (steps, steps.tiles(2), teach.multi_head(layer, tokens="the cat sat")):
+        browser.size(width, height)
+        shown = show(player)
+        for _ in range(len(player.data["steps"])):
+            assert shown.browser.run("return document.documentElement.scrollHeight") <= height
+            if not shown.run("return R.querySelector('.mhac-primary').disabled"):
+                shown.click(".mhac-primary")

@@ -73,7 +73,7 @@ def test_pairs_of_noun_and_last_word_that_it_has_not_seen():
     assert np.mean(looks) >= 0.7
 
 
-def test_la_looks_at_its_noun():
+def test_each_article_looks_at_its_noun_in_every_sentence_shown():
     parts, told = arrays("translation"), TRAINED["translation"]
     for english, french in (
         ("the car is red .", "<bos> la voiture est rouge ."),
@@ -87,8 +87,7 @@ def test_la_looks_at_its_noun():
         out = mha(queries[None], keys[None], keys[None])[0] + queries
         said = [told["french"][i] for i in (out @ parts["next_word"].T).argmax(-1)]
         assert said == [*french.split()[1:], "<eos>"]
-        if "la" in french.split():  # "le" is what it says of itself, "la" has to be read off the noun
-            assert mha.attention_weights[0, :, 0, 1].max() >= 0.66
+        assert mha.attention_weights[0, :, 0, 1].max() >= 0.8
 
 
 # --- layer.playground() ----------------------------------------------------------------------------------------------

@@ -140,3 +140,17 @@ def test_the_page_speaks(play, turn, language, attend, why):
         shown.settle()
         assert shown.overflow() == 0
     assert why in turn(f"lang={language}&part=tiles").texts(".mhac-choice")
+
+
+def test_an_own_layer_is_computed_by_the_page(page, show):
+    """layer.playground() with inputs: the page's numbers are the layer's; without: its weights are shown."""
+    mha = mha_c.MultiHeadAttention(num_hiddens=16, num_heads=4, dropout=0, bias=True, rng=0)
+    x = np.random.default_rng(1).standard_normal((1, 5, 16)).astype(np.float32)
+    out = mha(x, x, x, [3])
+    for more in ({"inputs": x, "valid_lens": [3]}, {}):
+        shown = show(mha.playground("a b c d e", page=page, **more))
+        found = shown.browser.run("return mha_c.numbers('ch=heads')")
+        np.testing.assert_allclose(found["weights"], mha.attention_weights[0], atol=2e-5)
+        assert shown.texts("h1") == ["Many heads"] and "Your own layer." in " ".join(shown.texts(".mhac-says p"))
+        if more:
+            np.testing.assert_allclose(found["output"], out[0], atol=1e-4)
