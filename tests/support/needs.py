@@ -71,6 +71,13 @@ def torch_has(feature):
         return argument in (found.__doc__ or "")
 
 
+def export():
+    """Skips where torch.export goes through the compiler (2.6), which ends in errors inside layers, d2l's too."""
+    of_torch("torch.export.export")
+    if inspect.signature(module("torch").export.export).parameters["strict"].default:
+        skip_without("torch.export without its compiler")
+
+
 def torch_does(what, attempt):
     """Skips unless `attempt` gives something true, on a torch that has the names for it but does not do it."""
     try:

@@ -70,6 +70,8 @@ def layers():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_wrong_shapes(way):
+    if way == "export":
+        needs.export()
     for layer in layers():
         module = layer.to("meta") if way == "meta" else layer
         for words, shapes in WRONG_LAYERS.items():

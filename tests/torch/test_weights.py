@@ -185,6 +185,7 @@ def test_reading_too_early_or_behind_an_exporter():
         assert not hasattr(module, "attention_weights") and getattr(module, "attention_weights", None) is None
     with pytest.raises(AttributeError, match="no attribute 'attention_weight'"):
         _ = layer.attention_weight
+    needs.export()
     torch.export.export(layer, (x, x, x))
     for module in (layer, layer.attention):
         with pytest.raises(AttributeError, match="traced for export, so it has no attention weights"):
