@@ -34,7 +34,10 @@ class Kept(NamedTuple):
 
     def for_weights(self) -> Kept:
         """Without what only the backward pass reads."""
-        return tuple.__new__(Kept, (*self[:10], None, None))
+        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None))
+
+
+N_FOR_WEIGHTS = 10  # elements of a Kept that determine the weights; the others are for the backward pass
 
 
 def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> Kept:
@@ -51,7 +54,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
     """
     try:
         kept = Kept(*saved)
-        if len(saved) not in (10, 12):
+        if len(saved) not in (N_FOR_WEIGHTS, 12):
             raise ValueError(f"{len(saved)} elements")
         if kept.weights is not None:
             if kept.weights.ndim == 4 and kept.weights.dtype in (np.float32, np.float64):

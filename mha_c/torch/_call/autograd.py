@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from ..._core import attention_backward, attention_forward, layer_backward
 from ..._layer.kept_weights import Kept, for_backward
-from .._private import in_functorch, in_mode, quick_apply
+from .._private import quick_apply, watched
 from .._tensors import mask_for_core, optional_tensor
 from . import formulas
 from .dropout import core_dropout
@@ -59,7 +59,7 @@ class LayerFunction(Function):
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, call.valid_lens, *others)
         needs = ctx.needs_input_grad[2:]
-        if not (torch.is_grad_enabled() or in_functorch() or in_mode()):  # create_graph; a mode is active
+        if not (torch.is_grad_enabled() or watched()):  # create_graph; a mode is active
             try:
                 queries, keys, values, *parameters = tensors
                 lens, heads, empty_rows, dropout, seed = call
@@ -246,7 +246,7 @@ class AttentionFunction(Function):
     def backward(ctx: Any, grad_out: Optional[Tensor], *of_extras: Any) -> Any:
         *tensors, out, row_max, row_sum = ctx.saved_tensors
         given, call, needs = AttentionTensors._make(tensors), ctx.call, ctx.needs_input_grad[2:]
-        if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or in_functorch()):
+        if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or watched()):
             try:
                 mask, terms = mask_for_core(given.keep_mask), given.terms(call.softcap)
                 operands = grad_out, out, (row_max, row_sum), *given[:4], call.valid_lens, mask, given.bias

@@ -11,7 +11,7 @@ from ..._arguments import calls
 from ..._arguments.arrays import to_lengths
 from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward
-from ..._layer.kept_weights import Kept
+from ..._layer.kept_weights import N_FOR_WEIGHTS, Kept
 from .._private import profiler
 from .._tensors import FLOATS, autocasting, draw_seed, result_type
 from .._weights.last import Last
@@ -63,7 +63,7 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
             tape: Kept = new_record(Kept, kept)
             done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, seed.number if p else 0))
             out = connect_layer(done, (out, tape), queries, keys, values, *parameters)
-            kept, source = tape.for_weights(), LayerSource(queries, keys, parameters, done)
+            kept, source = kept[:N_FOR_WEIGHTS], LayerSource(queries, keys, parameters, done)
     if autocasting():
         dtype = result_type(dtype)
     if module._last is not None:
