@@ -202,7 +202,7 @@ class AttentionModule(TakesArrays, Viewable):
         inputs = queries, keys, values
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts
-            if way is OPERATOR and steps is None:
+            if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
                 return ops.call(self, parts, inputs, valid_lens, training)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
                 return core.call(self, parts, inputs, valid_lens, training, steps)

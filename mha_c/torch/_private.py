@@ -238,7 +238,7 @@ def in_mode() -> bool:
     """Whether a mode wants to see each of torch's operations, of which a call of the core is none.
 
     Not that of torch.device, which sees new tensors alone, nor that of `watch`, which sees layers whole, nor that of
-    fake tensors, for which there are our operators.
+    fake tensors, of which torch's operations make fake ones.
     """
     return _in_mode(n_function_modes, _function_modes, DeviceContext) or _in_mode(
         n_dispatch_modes, _dispatch_modes, FakeTensorMode

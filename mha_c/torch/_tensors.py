@@ -22,7 +22,6 @@ from ._private import (
     autocast_type,
     autocasting_on,
     has_dlpack_of_bools,
-    has_operators,
     in_functorch,
     in_transform,
     is_exporting,
@@ -45,11 +44,6 @@ HALVES = (torch.float16, torch.bfloat16)  # computed in float32, then rounded
 def exporting() -> bool:
     """Whether the call is recorded for programs without mha_c: torch.export, torch.jit.trace, ONNX by either."""
     return is_exporting() or tracing_state() is not None
-
-
-def traced(*tensors: Any) -> bool:
-    """Whether the operators of `ops.py` must compute: a compiler or tracer is active, or a tensor is not plain."""
-    return is_compiling() or tracing_state() is not None or any(type(x) not in OWN_TYPES for x in tensors)
 
 
 OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
@@ -76,7 +70,7 @@ def autocast_on(tensor: Tensor) -> bool:
 
 
 def float32_if_half(tensor: Any) -> Any:
-    """The tensor, 16-bit floats as float32, in which `mathematics` computes them; other types unchanged."""
+    """The tensor, 16-bit floats as float32, in which the formulas compute them; other types unchanged."""
     return tensor.float() if tensor is not None and tensor.dtype in HALVES else tensor
 
 
@@ -253,11 +247,6 @@ def draw_seed_tensor(generator: Optional[torch.Generator] = None) -> Tensor:
     if generator is None:
         return torch.randint(0, SEEDS, (), device="cpu")
     return torch.randint(0, SEEDS, (), generator=generator, device="cpu")
-
-
-def draw_seed_for_torch(generator: Optional[torch.Generator] = None) -> Any:
-    """The seed of a call of torch's operations: a tensor where an operator takes it, inside transforms too."""
-    return draw_seed_tensor(generator) if has_operators else draw_seed(generator)
 
 
 def seed_tensor(seed: int) -> Tensor:

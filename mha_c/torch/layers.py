@@ -1,8 +1,8 @@
 """The attention layers of the book as torch modules: MultiHeadAttention, DotProductAttention, AdditiveAttention.
 
 They can replace d2l's: real nn.Linear children with d2l's names in d2l's order (so that weights load both ways and
-Xavier initialization finds them), training mode at the start, gradients by autograd.  Each forward call is one call of
-the compiled core, and so is each backward call.
+Xavier initialization finds them), training mode at the start, gradients by autograd.  A plain call is one call of the
+compiled core, and so is its backward pass.
 """
 
 from __future__ import annotations

@@ -18,13 +18,11 @@ from .._private import on_cpu, tracing_state, without_tracing
 from .._tensors import array, float32_if_half, has_numbers
 
 
-def check_layer(queries: Tensor, keys: Tensor, values: Tensor, weights: Any, num_heads: int) -> None:
-    """ShapeError unless inputs and weights fit together: W_q, W_k, W_v, W_o, None where the layer has none."""
-    check_sizes(queries, keys, values, [None if W is None else tuple(_sized(W).shape) for W in weights], num_heads)
-
-
 def check_sizes(queries: Tensor, keys: Tensor, values: Tensor, linears: Any, num_heads: int) -> None:
-    """The same with (out_features, in_features) of the four projections; None: of these nothing is known."""
+    """ShapeError unless inputs and projections fit together.
+
+    linears   (out_features, in_features) of W_q, W_k, W_v, W_o, None where the layer has none; None: nothing is known
+    """
     queries, keys, values = map(_sized, (queries, keys, values))
     error = core_refusals.inputs(queries, keys, values)
     if error is None and linears is not None:

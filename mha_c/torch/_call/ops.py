@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._core import layer_backward, layer_forward
 from ..._layer.kept_weights import Kept, for_backward
 from .._private import has_operators
-from .._tensors import draw_seed_tensor, lengths, refuse_half_fake, result_type, without_subclass
+from .._tensors import draw_seed_tensor, lengths, result_type, without_subclass
 from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, layer_gradients
@@ -47,8 +47,6 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any)
     dtype, p = result_type(queries.dtype), dropout.p if (dropout.training if training is None else training) else 0.0
     queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    one = next((x for x in parameters if x is not None), None)
-    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=lens)
     options = module.num_heads, module.empty_rows, float(p), draw_seed_tensor() if p else None
     out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *options)
     done = LayerCall(None if lens is None else met, *options)

@@ -35,10 +35,6 @@ class Parameters(NamedTuple):
         pairs = zip(self[:4], self[4:8])
         return [None if W is None else partial(linear, weight=W, bias=b) for W, b in pairs]
 
-    def of_scores(self) -> Parameters:
-        """Those that determine the attention weights."""
-        return Parameters(W_q=self.W_q, W_k=self.W_k, b_q=self.b_q, b_k=self.b_k, w_v=self.w_v)
-
     def for_projected(self) -> Parameters:
         """Those of a call whose keys and values have been through W_k and W_v already."""
         return self._replace(W_k=None, W_v=None, b_k=None, b_v=None)
@@ -51,11 +47,7 @@ class LayerCall(NamedTuple):
     num_heads: int = 1
     empty_rows: Any = "uniform"
     dropout: float = 0.0
-    seed: Any = 0  # a number, a LateSeed, a tensor of an operator, or None
-
-    def drawn(self) -> LayerCall:
-        """With the number that the core has drawn."""
-        return self._replace(seed=self.seed.number) if isinstance(self.seed, LateSeed) else self
+    seed: Any = 0  # a number, a tensor of an operator, or None
 
 
 class AttentionCall(NamedTuple):
