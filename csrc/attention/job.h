@@ -11,15 +11,12 @@ typedef struct {
     mha_problem problem;
     mha_plan plan;
 
-    /* Scratch memory: addresses count from 0 on, until mha_attention_place adds where the memory begins. */
-    mha_room measured;
-    mha_room *rooms; /* one for each worker */
-    char *first_room;
-    size_t room_bytes;
-    size_t row_keys_at;
-    const mha_interval *row_keys; /* what each query sees, if that is the same in all items; else NULL */
-    void *row_max, *row_sum;      /* the caller's, or the job's own if the weights need them, or NULL */
-    char *partials;               /* results of blocks abreast; backward: a gradient of q for each span abreast */
+    /* Scratch memory, from scratch_at on; no addresses before mha_attention_place. */
+    size_t scratch_at;
+    mha_room *rooms;         /* one for each worker */
+    mha_interval *row_keys;  /* what each query sees, if that is the same in all items; else NULL */
+    void *row_max, *row_sum; /* the caller's, or the job's own if the weights need them, or NULL */
+    char *partials;          /* results of blocks abreast; backward: a gradient of q for each span abreast */
     size_t partial_bytes;
     char *grad_w; /* backward: n_grad_w gradients of the additive weights, one per task */
     size_t grad_w_bytes, n_grad_w;

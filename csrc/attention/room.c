@@ -1,11 +1,9 @@
 /*
- * room.c: how large the buffers of a worker are, and where they lie: the list in mha_room_measure says both.
+ * room.c: how large the buffers of a worker are, and where they lie: the list in mha_room_lay_out says both.
  */
 #include "room.h"
 
 #include "runtime/common.h"
-
-#include <string.h>
 
 #define LARGEST ((size_t)PTRDIFF_MAX)
 
@@ -35,7 +33,7 @@ panel_numbers(const mha_plan *plan, const mha_kernels *k, size_t features, size_
 }
 
 size_t
-mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *room)
+mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, mha_room *room)
 {
     const mha_attention_args *args = problem->args;
     const mha_kernels *k = problem->kernels;
@@ -48,7 +46,7 @@ mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *roo
     const size_t joined = args->keys > plan->key_block ? values : 0;
     const size_t masked_rows = mha_hides_single_keys(problem) ? mha_max(keys, tile) : 0;
     const size_t ends = plan->way == MHA_WAY_ITEMS || (by_columns && !problem->same_visibility) ? stride : 0;
-    size_t at = 0;
+    size_t at = (uintptr_t)base;
 
     room->panels = take(&at, panel_numbers(plan, k, args->head_dim, keys), number);
     room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
@@ -75,18 +73,5 @@ mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *roo
     room->span_grad_q = take(&at, plan->n_spans > 1 && plan->spans_abreast == 1 ? task * args->head_dim : 0, number);
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
     room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
-    return at;
-}
-
-void
-mha_room_place(const mha_room *measured, char *base, mha_room *room)
-{
-    uintptr_t places[sizeof(mha_room) / sizeof(void *)]; /* it consists of addresses alone */
-
-    _Static_assert(sizeof places == sizeof *room && sizeof *places == sizeof(void *), "a room has addresses alone");
-    memcpy(places, measured, sizeof places);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        places[i] += (uintptr_t)base;
-    }
-    memcpy(room, places, sizeof places);
+    return at - (uintptr_t)base;
 }

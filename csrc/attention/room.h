@@ -28,10 +28,10 @@ typedef struct {
     mha_interval *row_keys;         /* what each query of the task sees */
 } mha_room;
 
-/* Lays out a room that begins at address 0.  Returns its bytes: if they overflow, more than any memory has. */
-size_t mha_room_measure(const mha_problem *problem, const mha_plan *plan, mha_room *room);
-
-/* The same room at `base`. */
-void mha_room_place(const mha_room *measured, char *base, mha_room *room);
+/*
+ * Lays out a room at `base`, or, if that is NULL, measures it.  Returns its bytes: if they overflow, more than any
+ * memory has.
+ */
+size_t mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, mha_room *room);
 
 #endif

@@ -100,14 +100,6 @@ plan_projections(mha_layer_job *job, mha_pass pass)
     job->gathered_bytes = mha_round_up((most_rows * widest + job->kernels->lanes) * job->kernels->itemsize, MHA_ALIGN);
 }
 
-void *
-mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize)
-{
-    const size_t at = mha_scratch_add(scratch, count, itemsize);
-
-    return scratch->base == NULL ? NULL : scratch->base + at;
-}
-
 /* Lays out scratch memory: called once to measure it, and once more when it has an address. */
 static void
 lay_out(mha_layer_job *job, mha_scratch *scratch)
@@ -119,16 +111,16 @@ lay_out(mha_layer_job *job, mha_scratch *scratch)
         mha_layer_input *in = &job->inputs[i];
         in->projected = in->kept;
         if (in->linear->weight != NULL && in->kept == NULL) {
-            in->projected = mha_layer_take(scratch, a->batch * in->rows, in->features * itemsize);
+            in->projected = mha_scratch_take(scratch, a->batch * in->rows, in->features * itemsize);
         }
     }
     job->context = a->W_o.weight == NULL ? a->out : a->context;
     if (job->context == NULL) {
-        job->context = mha_layer_take(scratch, a->batch * a->queries, value_bytes);
+        job->context = mha_scratch_take(scratch, a->batch * a->queries, value_bytes);
     }
-    job->needed = mha_layer_take(scratch, a->batch, 2 * sizeof(mha_interval));
-    job->gathered = mha_layer_take(scratch, job->n_workers, job->gathered_bytes);
-    job->panels = mha_layer_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
+    job->needed = mha_scratch_take(scratch, a->batch, 2 * sizeof(mha_interval));
+    job->gathered = mha_scratch_take(scratch, job->n_workers, job->gathered_bytes);
+    job->panels = mha_scratch_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
 }
 
 void

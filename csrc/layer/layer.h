@@ -63,9 +63,6 @@ MHA_MUST_CHECK mha_status mha_layer_describe(mha_layer_job *job, const mha_kerne
 MHA_MUST_CHECK mha_status mha_layer_plan(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_args *args,
                                          mha_pass pass);
 
-/* Takes the next `count` elements of scratch memory; NULL while the memory is only measured and has no address yet. */
-void *mha_layer_take(mha_scratch *scratch, size_t count, size_t itemsize);
-
 /* Runs all steps of a planned job whose scratch memory is there. */
 void mha_layer_run(mha_layer_job *job);
 

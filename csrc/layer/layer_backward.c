@@ -80,21 +80,21 @@ lay_out(backward_job *job, mha_scratch *scratch)
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const mha_layer_input *in = &job->layer.inputs[i];
-        job->projected[i] = mha_layer_take(scratch, a->batch * in->rows, in->features * itemsize);
+        job->projected[i] = mha_scratch_take(scratch, a->batch * in->rows, in->features * itemsize);
         if (in->linear->weight != NULL) {
             n_rows = mha_max(n_rows, a->batch * in->rows);
             widest = mha_max(widest, in->linear->in_features);
             widest_projected = mha_max(widest_projected, in->features);
         }
     }
-    job->layer.needed = mha_layer_take(scratch, a->batch, 2 * sizeof(mha_interval));
+    job->layer.needed = mha_scratch_take(scratch, a->batch, 2 * sizeof(mha_interval));
     if (a->W_o.weight != NULL) {
-        job->context = mha_layer_take(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
+        job->context = mha_scratch_take(scratch, a->batch * a->queries, a->W_o.in_features * itemsize);
     }
-    job->rows = mha_layer_take(scratch, n_rows, widest * itemsize);
-    job->row_grads = mha_layer_take(scratch, n_rows, widest_projected * itemsize);
-    job->grad_rows = mha_layer_take(scratch, n_rows, widest * itemsize);
-    job->room.memory = mha_layer_take(scratch, job->room.n_workers, job->room.bytes);
+    job->rows = mha_scratch_take(scratch, n_rows, widest * itemsize);
+    job->row_grads = mha_scratch_take(scratch, n_rows, widest_projected * itemsize);
+    job->grad_rows = mha_scratch_take(scratch, n_rows, widest * itemsize);
+    job->room.memory = mha_scratch_take(scratch, job->room.n_workers, job->room.bytes);
 }
 
 /* Back through W_o: returns the gradient of the attention output. */

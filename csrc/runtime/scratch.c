@@ -48,6 +48,14 @@ mha_scratch_add(mha_scratch *scratch, size_t count, size_t itemsize)
     return offset;
 }
 
+void *
+mha_scratch_take(mha_scratch *scratch, size_t count, size_t itemsize)
+{
+    const size_t at = mha_scratch_add(scratch, count, itemsize);
+
+    return scratch->base == NULL ? NULL : scratch->base + at;
+}
+
 mha_status
 mha_scratch_open(mha_scratch *scratch)
 {

@@ -23,6 +23,12 @@ typedef struct {
  */
 size_t mha_scratch_add(mha_scratch *scratch, size_t count, size_t itemsize);
 
+/*
+ * The same, as an address: NULL while there is no base.  So a function that takes all parts of its memory is called
+ * twice: to measure them, and, with a scratch of the same start and the base of the open one, to place them.
+ */
+void *mha_scratch_take(mha_scratch *scratch, size_t count, size_t itemsize);
+
 MHA_MUST_CHECK mha_status mha_scratch_open(mha_scratch *scratch);
 void mha_scratch_close(mha_scratch *scratch);
 
