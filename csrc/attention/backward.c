@@ -8,8 +8,8 @@
  *
  * The keys are cut into spans of MHA_SPAN_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
  * these are added up in order: so the bits depend neither on threads nor on batch size nor on keys behind
- * the lengths.  A task is one key head of one item, with all its spans in turn; where heads are few, a task
- * is one span, and several run side by side.
+ * the lengths.  A task is one span of one key head of one item; where heads are few, several of its spans run side
+ * by side, in rounds.
  */
 #include "backward.h"
 
@@ -20,22 +20,21 @@
 
 #include <string.h>
 
-/* Where the gradient of q of the task's head goes: the caller's array, or the span's own in the room or in partials. */
+/* Where the gradient of q of the task's head goes: the caller's array, or, of several spans, the span's own. */
 static mha_result
 grad_q_rows(const mha_walk *walk, size_t span)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
     const mha_result *q = &walk->job->grads->grad_q;
-    const size_t head = walk->task.head, n_abreast = walk->plan->spans_abreast;
+    const size_t head = walk->task.head;
 
     if (walk->plan->n_spans == 1) {
         return (mha_result){mha_result_at(k, q, walk->task.item, head, 0), 0, 0, q->row_stride};
     }
     const size_t row = (walk->task.item * args->heads + head) * args->queries;
-    char *own = walk->job->partials + span % n_abreast * walk->job->partial_bytes;
-    return (mha_result){n_abreast == 1 ? walk->room->span_grad_q : own + row * args->head_dim * k->itemsize, 0, 0,
-                        (ptrdiff_t)args->head_dim};
+    char *own = walk->job->partials + span % walk->plan->spans_abreast * walk->job->partial_bytes;
+    return (mha_result){own + row * args->head_dim * k->itemsize, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
 /* Describes dV += (P F)^T G, or dK += dS^T Q (= in place of +=, to overwrite): rows are keys, depth is queries. */
@@ -177,7 +176,7 @@ add_span(const mha_walk *walk, size_t span)
     const mha_kernels *k = walk->problem->kernels;
     const mha_result q = grad_q_rows(walk, span);
 
-    for (size_t i = 0; i < args->queries && walk->plan->n_spans > 1; i++) {
+    for (size_t i = 0; i < args->queries; i++) {
         char *out = mha_result_at(k, &walk->job->grads->grad_q, walk->task.item, walk->task.head, i);
         if (span == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
@@ -191,14 +190,11 @@ static void
 backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first, void *grad_w)
 {
     const mha_attention_args *args = walk->problem->args;
-    const mha_plan *plan = walk->plan;
     const mha_result grad_q = grad_q_rows(walk, span);
     const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
     const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
-    if (span == 0 || walk->problem->group > 1 || plan->spans_abreast > 1) { /* else they are those of the span before */
-        mha_backward_rows(walk);
-    }
+    mha_backward_rows(walk);
     if (!stores || args->additive_weights != NULL) {
         clear_rows(walk->problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
     }
@@ -208,9 +204,6 @@ backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first,
                        stores && walk->block.first_key == span_keys.first);
     }
     add_uniform_rows(walk, span_keys);
-    if (plan->spans_abreast == 1) {
-        add_span(walk, span);
-    }
 }
 
 /* All heads that share a key head against one span of its keys. */
@@ -237,25 +230,20 @@ run_span(mha_walk *walk, size_t span, void *grad_w)
     walk->task.head = first_head;
 }
 
-/* One span of this round, or all spans in turn. */
+/* One span of this round. */
 static void
 run_task(void *context, size_t number, unsigned worker)
 {
     const mha_attention_job *job = context;
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
-    const int in_turn = plan->spans_abreast == 1;
-    const size_t task = number / plan->spans_abreast;
-    const size_t first = in_turn ? 0 : job->first_span + number % plan->spans_abreast;
-    const size_t last = in_turn ? plan->n_spans : mha_min(first + 1, plan->n_spans);
-    char *grad_w = job->grad_w + (in_turn ? task : task * plan->n_spans + first) * job->grad_w_bytes;
+    const size_t task = number / plan->spans_abreast, span = job->first_span + number % plan->spans_abreast;
+    char *grad_w = job->grad_w + (task * plan->n_spans + span) * job->grad_w_bytes;
     mha_walk walk;
 
-    mha_walk_task(&walk, job, task, worker);
-    if (first < last) {
+    if (span < plan->n_spans) {
+        mha_walk_task(&walk, job, task, worker);
         job->problem.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
-    }
-    for (size_t span = first; span < last; span++) {
         run_span(&walk, span, grad_w);
     }
 }
@@ -288,10 +276,9 @@ mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads)
     job->grads = grads;
     for (job->first_span = 0; job->first_span < plan->n_spans; job->first_span += plan->spans_abreast) {
         mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, job);
-        if (plan->spans_abreast == 1) {
-            break; /* the tasks went through all spans */
+        if (plan->n_spans > 1) {
+            mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, job);
         }
-        mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, job);
     }
     if (grad_w != NULL && args->additive_weights != NULL) {
         k->fill(args->head_dim, 0, grad_w);

@@ -70,7 +70,6 @@ mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, m
     room->block_sum = take(&at, in_tile, number);
     room->mean = take(&at, backward ? 0 : values, number);
     room->mean_compensation = take(&at, backward ? 0 : joined, number);
-    room->span_grad_q = take(&at, plan->n_spans > 1 && plan->spans_abreast == 1 ? task * args->head_dim : 0, number);
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
     room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
     return at - (uintptr_t)base;

@@ -23,7 +23,6 @@ typedef struct {
     char *out_compensation;                               /* what the task's outputs lose to rounding; as block_out */
     char *rescale, *factor, *block_max, *block_sum;       /* one for each row of a tile */
     char *mean, *mean_compensation; /* a row like those of block_out: the mean of all values, for empty rows */
-    char *span_grad_q;              /* backward: one span's gradient of the queries of one head */
     double *table;                  /* backward: sums of the gradients of a head's relative biases */
     mha_interval *row_keys;         /* what each query of the task sees */
 } mha_room;
