@@ -411,7 +411,7 @@ main(int argc, char **argv)
             test_tiny_blocks();
             test_overflow();
             for (int kind = 0; kind < 4; kind++) {
-                test_poison(kind & 1, kind & 2, quick ? 2 : 1);
+                test_poison(kind & 1, kind & 2, quick ? 5 : 1);
             }
         }
     }
