@@ -56,7 +56,7 @@ def main():
     torch.manual_seed(options.seed)
     corpus = translation.Corpus(options.data, options.pairs, options.num_steps)
     sizes = len(corpus.source_vocab), len(corpus.target_vocab)
-    print(f"{len(corpus.pairs)} pairs, {sizes[0]} English and {sizes[1]} French tokens")
+    print(f"{len(corpus.pairs)} pairs, {sizes[0]} English and {sizes[1]} French tokens", flush=True)
     model = Translator(*sizes, options.num_hiddens, options.num_hiddens, options.num_layers, options.dropout)
     translation.train(model, corpus, options.epochs, options.batch_size, options.learning_rate)
     translation.show_translations(model, corpus, n_sentences=12)

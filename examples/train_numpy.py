@@ -16,6 +16,7 @@ would give a loss of log(20) = 3.0 and 5 % right answers.
 """
 
 import argparse
+import functools
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def progress(steps):
     try:
         from tqdm import tqdm
     except ImportError:
-        return range(steps), print
+        return range(steps), functools.partial(print, flush=True)  # in a pipe, too
     bar = tqdm(range(steps), unit="step")
     return bar, bar.write
 

@@ -134,7 +134,7 @@ def main():
     torch.manual_seed(options.seed)
     corpus = translation.Corpus(options.data, options.pairs, options.num_steps)
     sizes = len(corpus.source_vocab), len(corpus.target_vocab)
-    print(f"{len(corpus.pairs)} pairs, {sizes[0]} English and {sizes[1]} French tokens")
+    print(f"{len(corpus.pairs)} pairs, {sizes[0]} English and {sizes[1]} French tokens", flush=True)
     model = Transformer(
         *sizes, options.num_hiddens, options.ffn_num_hiddens, options.num_heads, options.num_layers, options.dropout
     )

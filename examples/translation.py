@@ -105,9 +105,9 @@ class Progress:
         if self.bar is not None:
             self.bar.set_postfix_str(note)
             self.bar.update()
-        elif sys.stderr.isatty() or self.done == self.total:
+        elif sys.stderr.isatty() or self.done * 10 // self.total != (self.done - 1) * 10 // self.total:  # each tenth
             filled = 30 * self.done // self.total
-            end = "\n" if self.done == self.total else "\r"
+            end = "\r" if sys.stderr.isatty() and self.done != self.total else "\n"
             shown = f"{self.label} [{'#' * filled}{'.' * (30 - filled)}] {self.done}/{self.total}  {note}"
             print(shown, end=end, file=sys.stderr, flush=True)
 

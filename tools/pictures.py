@@ -2,12 +2,15 @@
 
     python tools/pictures.py             # writes docs/img/*.png; needs what notebooks need, torch and chromium
     python tools/pictures.py playground  # those of build/playground.html alone; needs chromium
+    python tools/pictures.py seeing      # those of the code of docs/seeing.md alone
 
-The pages are those that the notebooks show, the figures those that they draw.
+The pages are those that the notebooks show, and the figures those that they draw; those of docs/seeing.md are made by
+the code above them.
 """
 
 import base64
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -44,11 +47,25 @@ def outputs(name):
                 yield "image/png", base64.b64decode(data["image/png"])
 
 
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def written_by_the_page(folder, *files):
+    """What the first blocks of docs/seeing.md write into the folder; ends with the last of these files."""
+    os.chdir(folder)
+    names = {}
+    for code in CODE.findall((ROOT / "docs" / "seeing.md").read_text(encoding="utf-8")):
+        exec(code, names)
+        if (folder / files[-1]).exists():
+            return [folder / file for file in files]
+    raise RuntimeError(f"docs/seeing.md does not write {files[-1]}")
+
+
 def shown(browser, blob, width, hands):
     """A screenshot of a page at double density, after `hands` have done something in it."""
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
-        page.write_text(FRAME + blob, encoding="utf-8")
+        page.write_text(blob if blob.startswith("<!") else FRAME + blob, encoding="utf-8")
         browser.size(width, 800, 1.5)
         browser.scheme("light")
         browser.open(page.as_uri())
@@ -115,21 +132,32 @@ def write(name, data):
     print(f"{path.relative_to(ROOT)}  {small.width} x {small.height}  {path.stat().st_size / 1024:.0f} KiB")
 
 
+def seeing(browser):
+    with tempfile.TemporaryDirectory() as folder:
+        view, heads, steps, tiles = written_by_the_page(
+            Path(folder), "attention.html", "heads.png", "steps.html", "tiles.html"
+        )
+        write("view", shown(browser, view.read_text(encoding="utf-8"), 1180, lambda view: None))
+        write("heads", heads.read_bytes())
+        for page in steps, tiles:
+            text = page.read_text(encoding="utf-8")
+            write(page.stem, shown(browser, text, 860, lambda view: press_next(view, 4)))
+        os.chdir(ROOT)
+
+
 def main():
     FOLDER.mkdir(exist_ok=True)
     browser = Browser(shutil.which("chromium"), shutil.which("chromedriver"))
     try:
-        playground(browser)
+        if "seeing" not in sys.argv[1:]:
+            playground(browser)
         if "playground" in sys.argv[1:]:
             return
-        multihead = list(outputs("multihead"))
-        pages, figures = ([data for kind, data in multihead if kind == wanted] for wanted in ("text/html", "image/png"))
-        write("view", shown(browser, pages[1], 1180, lambda view: None))
+        seeing(browser)
+        if "seeing" in sys.argv[1:]:
+            return
+        figures = [data for kind, data in outputs("multihead") if kind == "image/png"]
         write("pruning", figures[3])
-        (steps,) = (data for kind, data in outputs("scoring") if kind == "text/html")
-        write("steps", shown(browser, steps, 860, lambda view: press_next(view, 4)))
-        (tiles,) = (data for kind, data in outputs("long_sequences") if kind == "text/html")
-        write("tiles", shown(browser, tiles, 860, lambda view: press_next(view, 4)))
         (figure,) = (data for kind, data in outputs("bahdanau") if kind == "image/png")
         write("bahdanau", figure)
         _, heads, _ = (data for kind, data in outputs("inside_any_model") if kind == "image/png")
