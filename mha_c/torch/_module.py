@@ -205,7 +205,7 @@ class AttentionModule(TakesArrays, Viewable):
             if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
                 return ops.call(self, parts, inputs, valid_lens, training)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
-                return core.call(self, parts, inputs, valid_lens, training, steps)
+                return core.call(self, parts.of_one_type(), inputs, valid_lens, training, steps)
         return general.call(self, inputs, valid_lens, training, projected, steps)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:

@@ -63,3 +63,15 @@ def test_autocast_rounds_once(name, dtype):
             steps = [layer(new, new, new, cache=cache) for new in x.split(1, dim=1)]
             assert torch.equal(torch.cat(steps, 1), layer(x, x, x, torch.tensor([[1, 2, 3]] * 2)))
             assert steps[0].dtype == dtype == layer.attention_weights.dtype
+
+
+@pytest.mark.parametrize("child", ["W_q", "W_k", "W_v", "W_o"])
+def test_one_child_of_16_bits(child):
+    """16-bit parameters mixed with float32 are computed in float32, whichever they are; gradients have their types."""
+    layer, x = mt.MultiHeadAttention(16, 16, 16, 16, 4, 0.0), torch.randn(2, 5, 16)
+    getattr(layer, child).bfloat16()
+    found = layer(x, x, x, torch.tensor([3, 5]))
+    found.sum().backward()
+    expected = copy.deepcopy(layer).float()(x, x, x, torch.tensor([3, 5]))
+    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    assert all(p.grad.dtype == p.dtype for p in layer.parameters())
