@@ -108,8 +108,8 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     TypeError
         Where types differ or are not the types named here.
     ValueError
-        Where a number or a length is not allowed, such as a num_hiddens that num_heads does not divide.  A call that
-        raises an error changes nothing in the layer.
+        Where a number is not allowed, such as a length of NaN or a num_hiddens that num_heads does not divide.  A
+        call that raises an error changes nothing in the layer.
 
     Notes
     -----
@@ -120,7 +120,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
                 without gradient.  The result has the same type, and is a tensor if one input is.  The call does not
                 modify its inputs.
     valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
-                values beyond these lengths are never read.
+                values beyond these lengths are never read.  A length above K means all keys, one below 0 means 0.
     training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In
                 training mode weights are dropped, and the layer keeps what `backward` needs until `backward`.
 

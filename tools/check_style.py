@@ -25,6 +25,9 @@ PHRASES = {
     r"taken before; to reach": "was imported before patch()",
     r"put these layers under": "replace",
     r"changes? no bit of": "results are bit-identical",
+    r"looks anywhere": "its weights are random",
+    r"behind the import": "after the import",
+    r"Two lines after its import": "two lines after the one that imports d2l",
     r"needs a call in training mode before it": "call backward once after each call in training mode",
 }
 BANNED = [

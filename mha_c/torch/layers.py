@@ -92,7 +92,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     TypeError
         Where types differ, or where tensors are of another kind or on another device.
     ValueError
-        Where a number or a length is not allowed.
+        Where a number is not allowed, such as a length of NaN or a num_hiddens that num_heads does not divide.
     RuntimeError
         For the gradient of the output with respect to attention_weights: the output is computed without these.
 
@@ -105,7 +105,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
                 also mixed with float32, are computed in float32; the result is rounded to the type of queries.  Under
                 autocast all but float64 results have its type.  If `keys` is a result of `project`, leave out values
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
-                (rounded up); keys and values beyond these lengths are never read
+                (rounded up); keys and values beyond these lengths are never read.  A length above K means all
+                keys, one below 0 means 0
     training    True or False: overrides the mode of the dropout for one call
     cache       made by `new_cache`: holds the earlier steps
 
