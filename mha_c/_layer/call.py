@@ -114,6 +114,7 @@ class AttentionLayer(Layer, Viewable):
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
+        """Compute the layer: the arguments and the result are those that the class describes."""
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
         plan = self._plan
         if (

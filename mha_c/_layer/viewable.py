@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .._arguments.names import did_you_mean
 
 if TYPE_CHECKING:
     from ..viz.page import Page
@@ -43,7 +46,12 @@ class Viewable:
         >>> print(mha.view(tokens="the cat sat").text.splitlines()[0])
         MultiHeadAttention: 2 heads, 3 queries x 3 keys
         """
-        return import_module("mha_c.viz").view(self, tokens, **options)
+        view = import_module("mha_c.viz").view
+        known = inspect.signature(view).parameters
+        for name in options:
+            if name not in known:
+                raise TypeError(f"view() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+        return view(self, tokens, **options)
 
     def playground(self, tokens: Any = None, **options: Any) -> Page:
         """The page that computes attention in any browser, opened at this layer: its chapter "Many heads" shows it.

@@ -143,6 +143,7 @@ NUMPY = {
     "a page as a picture": (lambda: mha_c.viz.view(np.eye(3)).save("a.png"), r"name it a.html; a picture is.*savefig"),
     "patch(3)": (lambda: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
     "patch(mha_c)": (lambda: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
+    "view(token=)": (lambda: layer().view(token="a b"), r"view\(\).*'token': did you mean tokens\?"),
     "too many tokens": (lambda: mha_c.viz.view(np.ones((3, 3)) / 3, tokens="a b c d"), "4 tokens for 3 queries"),
     "mha_c.patch": (lambda: mha_c.patch(), r"did you mean mha_c\.d2l\.patch\?"),
     "mha_c.view": (lambda: mha_c.view, r"did you mean mha_c\.viz\.view\?"),
