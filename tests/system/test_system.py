@@ -48,7 +48,7 @@ def test_show_config(capsys):
     assert ("torch" in config) == ("torch" in sys.modules)
     for name in ("version", "isa", "threads", "threads_from", "numpy"):
         assert str(config[name]) in text
-    assert len(text.splitlines()) == 4 + ("torch" in config)
+    assert len(text.splitlines()) == 5 + ("torch" in config)
 
 
 def test_version():

@@ -177,7 +177,7 @@ def test_what_follows_the_tokens_is_padding(weights):
     padded[:, :, :6] = weights(2, 8, 6)
     panel = view(padded, SENTENCE).data["panels"][0]
     assert (panel["q"], panel["k"], panel["qt"], panel["kt"]) == (6, 6, SENTENCE, SENTENCE)
-    with pytest.raises(ValueError, match="6 for 8 keys, and those behind them have weights"):  # then it is no padding
+    with pytest.raises(ValueError, match="6 tokens for 8 keys, and those behind them"):  # then it is no padding
         view(weights(2, 8, 8), SENTENCE)
     assert view(weights(2, 8, 8), SENTENCE, valid_lens=[6]).data["panels"][0]["k"] == 6
     with pytest.raises(ValueError, match="6 tokens for 4 queries"):
