@@ -33,6 +33,18 @@ def test_queries_alone(n_queries, depth, isa, dtype, rng):
         assert bits([out[:, i : i + 1], grad_q[:, i : i + 1]]) == bits([out_alone, grad_alone]), i
 
 
+@pytest.mark.parametrize("n_queries", [1, 4])
+def test_keys_alone(n_queries, isa, dtype, rng):
+    """A score of a key among others, some of which are large, is that of the key alone."""
+    q, k = (rng.standard_normal((1, n, 33)).astype(dtype) for n in (n_queries, 11))
+    k[:, 2, 9], k[:, 5, 0], w_v = 300, -11, rng.standard_normal(33).astype(dtype)
+    for j in range(11):
+        only = np.broadcast_to(np.arange(11) == j, (n_queries, 11))
+        among = _core.attention_forward(q, k, k, w_v, keep_mask=only, return_stats=True)[3]
+        alone = _core.attention_forward(q, k[:, j : j + 1], k[:, j : j + 1], w_v, return_stats=True)[3]
+        assert bits(among) == bits(alone), j
+
+
 def test_weights_of_any_size(isa, dtype, rng):
     """Sums of exponentials overflow before those of tanh do."""
     largest = np.finfo(dtype).max / 64
