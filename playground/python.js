@@ -3,7 +3,7 @@
 function pythonOf(model) {
   const drawn = model.source.python && !model.edited;
   const numbers = drawn ? model.source.python : ["q", "k", "v"].map((name) => literal(name, model[name]));
-  const w = model.w ? ["w = np.array([" + model.w.join(", ") + "], np.float32)"] : [];
+  const w = model.w ? ["w = np.array([" + model.w.map(shortest).join(", ") + "], np.float32)"] : [];
   return ["import numpy as np", "import mha_c", "", ...numbers, ...w, ...headsOf(model), "", ...oursOf(model), "",
     ...bookOf(model),
     ""].join("\n");
@@ -12,8 +12,14 @@ function pythonOf(model) {
 // A chapter's numbers as a call of "All controls": the lines are the same.
 const pythonOfState = (core, state) => pythonOf(modelOf({ ...startOf(ALL.fields), ...state }, core));
 
+// A number as the shortest text that float32 reads as it.
+function shortest(x) {
+  const places = range(1, 9).find((n) => Math.fround(Number(x.toPrecision(n))) === Math.fround(x)) || 9;
+  return String(Number(x.toPrecision(places)));
+}
+
 function literal(name, rows) {
-  const lines = rows.map((row) => "[" + row.join(", ") + "]");
+  const lines = rows.map((row) => "[" + row.map(shortest).join(", ") + "]");
   return name + " = np.array([" + lines.join(",\n" + " ".repeat(name.length + 13)) + "], np.float32)";
 }
 
