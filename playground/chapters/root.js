@@ -95,26 +95,26 @@ const ROOT = {
         { kind: "points", at: [[s.d, of(n.here.scaled)]], color: "line", size: 6 }] });
     const plots = [bars(n.raw, n.variance, T("scores q · k"), "other"),
       bars(n.scaled, n.scaledVariance, T("scores q · k · {factor} / √{d}", { factor: s.factor, d: s.d }), "line"),
-      curves(T("entropy of the weights in bits (dashed: undivided)"), 4, (each) => each.entropy),
-      curves(T("gradient of the weights, norm of ∂α/∂s (dashed: undivided)"), 0.5, (each) => each.jacobian)].map((plot) => plot.node);
+      curves(T("entropy of the weights in bits (dashed: unscaled)"), 4, (each) => each.entropy),
+      curves(T("gradient of the weights, norm of ∂α/∂s (dashed: unscaled)"), 0.5, (each) => each.jacobian)].map((plot) => plot.node);
     return small ? stack(...plots) : stack(rowOf(plots[0], plots[1]), rowOf(plots[2], plots[3]));
   },
 
   formula(n) {
     const { s, here } = n;
-    return [[T("Variance"), T("undivided") + " " + exact(n.variance) + ";  " + s.factor + "² · " + exact(n.variance) + " / "
+    return [[T("Variance"), T("unscaled") + " " + exact(n.variance) + ";  " + s.factor + "² · " + exact(n.variance) + " / "
       + s.d + " = " + exact(n.scaledVariance)],
-      [T("Entropy"), T("undivided") + " " + exact(here.raw.entropy) + ";  " + T("divided") + " " + exact(here.scaled.entropy)
+      [T("Entropy"), T("unscaled") + " " + exact(here.raw.entropy) + ";  " + T("scaled") + " " + exact(here.scaled.entropy)
         + ";  log₂ 16 = 4 " + T("for weights all alike")],
-      [T("Gradient, norm of ∂α/∂s"), T("undivided") + " " + exact(here.raw.jacobian) + ";  " + T("divided") + " "
+      [T("Gradient, norm of ∂α/∂s"), T("unscaled") + " " + exact(here.raw.jacobian) + ";  " + T("scaled") + " "
         + exact(here.scaled.jacobian) + ";  " + T("largest weight on average") + " " + exact(here.raw.largest) + ", "
         + exact(here.scaled.largest)]];
   },
-  said: (n) => T("d = {d}: entropy {raw} undivided, {scaled} divided", { d: n.s.d, raw: short(n.here.raw.entropy),
+  said: (n) => T("d = {d}: entropy {raw} unscaled, {scaled} scaled", { d: n.s.d, raw: short(n.here.raw.entropy),
     scaled: short(n.here.scaled.entropy) }),
   table: (n) => [table(T("by the number of features"), n.curves.map((each) =>
     [each.raw.entropy, each.scaled.entropy, each.raw.jacobian, each.scaled.jacobian]), n.curves.map((each) => "d = " + each.d),
-    [T("entropy") + ", " + T("undivided"), T("divided"), T("Gradient, norm of ∂α/∂s") + ", " + T("undivided"), T("divided")], 4)],
+    [T("entropy") + ", " + T("unscaled"), T("scaled"), T("Gradient, norm of ∂α/∂s") + ", " + T("unscaled"), T("scaled")], 4)],
   python: ({ s }) => ["import numpy as np", "import mha_c", "", "d, factor = " + s.d + ", " + s.factor,
     "draw = np.random.RandomState(" + s.draw + ")",
     "queries, keys = (draw.standard_normal((n, d)).astype(np.float32) for n in (" + ROOT_QUERIES + ", " + ROOT_KEYS + "))",
