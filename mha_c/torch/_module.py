@@ -16,6 +16,7 @@ from torch.fx import Proxy
 
 from .._arguments import calls, scalars
 from .._arguments.core_refusals import PackedForOthers
+from .._decoder.steps import DecodingLayer
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general, ops
@@ -25,6 +26,7 @@ from ._call.inputs import checked_inputs, materialize
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
+from ._twins import twin
 from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
 
@@ -79,24 +81,13 @@ class AttentionModule(TakesArrays, Viewable):
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
 
+    @twin(DecodingLayer.new_cache)
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Make a cache for the projected keys and values of max_len steps of `batch` items.
 
         module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
         cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n steps
-        of each item count.  In eval mode and without gradients only.  Rules and errors are those of the NumPy layers.
-
-        Parameters
-        ----------
-        batch : int
-            How many items.
-        max_len : int
-            The largest number of steps.
-
-        Returns
-        -------
-        KeyValueCache
-            An empty cache.
+        of each item count.  In eval mode and without gradients only.
 
         Examples
         --------
@@ -111,23 +102,12 @@ class AttentionModule(TakesArrays, Viewable):
         """
         return KeyValueCache(batch, max_len)
 
+    @twin(DecodingLayer.project)
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
         Where gradients are recorded, they flow back to keys, values, W_k and W_v; calls under torch.no_grad() are the
-        fastest.  module(queries, kv) takes the result kv in the place of both; see `project` of the NumPy layers.
-
-        Parameters
-        ----------
-        keys, values : Tensor (B, K, .)
-            The keys and values that a call would take.
-        valid_lens : numbers (B,) or (B, Q), optional
-            Used by calls that give no valid_lens.
-
-        Returns
-        -------
-        ProjectedKeyValues
-            If W_k or W_v has changed since, a call refuses it (ValueError): project again then.
+        fastest.
 
         Examples
         --------

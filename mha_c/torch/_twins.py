@@ -16,7 +16,7 @@ def twin(original: Any) -> Callable[[Twin], Twin]:
     def completed(own: Twin) -> Twin:
         if own.__doc__ and original.__doc__:  # not under python -OO
             theirs, mine = _sections(_of_tensors(inspect.cleandoc(original.__doc__))), _sections(own.__doc__)
-            names = [name for name in inspect.signature(own).parameters if name not in ("args", "kwargs")]
+            names = [name for name in inspect.signature(own).parameters if name not in ("self", "args", "kwargs")]
             parameters = {**_parameters(theirs), **_parameters(mine)}
             told = {**theirs, **mine, "Parameters": "\n".join(dict.fromkeys(parameters[name] for name in names))}
             parts = [f"{title}\n{'-' * len(title)}\n{told[title]}" for title in _ORDER if told.get(title)]

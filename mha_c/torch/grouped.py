@@ -14,6 +14,7 @@ from ._call.records import AttentionCall
 from ._heads import AttendsHeads
 from ._private import in_transform
 from ._tensors import FLOATS, check_inputs, elsewhere, exporting, is_compiling
+from ._twins import twin
 
 
 class RotatesHeads(AttendsHeads):
@@ -31,6 +32,7 @@ class RotatesHeads(AttendsHeads):
         return self._attended(AttentionCall(lens, causal or None), q, k, v).transpose(1, 2).flatten(2)
 
 
+@twin(of_numpy.GQAAttention)
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
@@ -40,15 +42,6 @@ class GQAAttention(RotatesHeads):
 
     Parameters
     ----------
-    num_hiddens, num_heads, num_kv_heads : int
-        Features of inputs and result; heads of queries, which divide num_hiddens; heads of keys and values, which
-        divide num_heads: query head h uses number h // (num_heads // num_kv_heads).
-    bias : bool
-        Whether the four projections add a bias.
-    rope : bool
-        Whether queries and keys are rotated by their positions, 0 for the first of each (neighbours are pairs).
-    causal : bool
-        Whether query i sees keys 0..i only; where valid_lens are given, keys 0..i + K - Q.
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 

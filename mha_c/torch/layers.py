@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .._types import EmptyRows
 
 
+@twin(of_numpy.DotProductAttention)
 class DotProductAttention(AttentionModule):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
@@ -35,14 +36,8 @@ class DotProductAttention(AttentionModule):
 
     Parameters
     ----------
-    dropout : float
-        Probability in 0..1 with which a weight is dropped, in training mode only.
     empty_rows : {"uniform", "zero"}
         As in `MultiHeadAttention`.
-
-    Notes
-    -----
-    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
 
     Examples
     --------
@@ -193,6 +188,7 @@ MultiHeadAttention._layout = Layout.of(
 ProjectedKeys = ProjectedKeyValues  # an AdditiveAttention may project keys only
 
 
+@twin(of_numpy.AdditiveAttention)
 class AdditiveAttention(AttentionModule):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
@@ -209,10 +205,6 @@ class AdditiveAttention(AttentionModule):
 
     Parameters
     ----------
-    key_size, query_size : int
-        Features of keys and queries.  The first form has no such arguments: the first call sets these sizes.
-    num_hiddens : int
-        Features of the projected keys and queries, which are added.
     dropout : float
         As in `MultiHeadAttention`.
     empty_rows : {"uniform", "zero"}

@@ -10,11 +10,13 @@ from torch import Tensor
 from .. import functional as of_numpy
 from .._summary import WeightsSummary
 from ._tensors import HALVES, array, check_inputs, refuse_transforms
+from ._twins import twin
 
 if TYPE_CHECKING:
     from .._types import Causal, EmptyRows, Window
 
 
+@twin(of_numpy.weights_summary)
 def weights_summary(
     q: Tensor, k: Tensor, valid_lens: Any = None, *, keep_mask: Any = None, bias: Any = None, causal: Causal = False,
     window: Window = None, scale: Any = None, softcap: Any = None, relative_bias: Any = None, sinks: Any = None,
@@ -26,10 +28,6 @@ def weights_summary(
     ----------
     q, k : Tensor (B, [H,] Q, D), (B, [Hkv,] K, D)
         Of one type, on one device.  16-bit floats are computed in float32, and the results are float32.
-    valid_lens, keep_mask, bias, causal, window : as in mha_c.functional.weights_summary
-        What each query sees.
-    scale, softcap, relative_bias, sinks, empty_rows, top : as in mha_c.functional.weights_summary
-        How scores become weights, and how many of the largest are wanted.
 
     Returns
     -------
