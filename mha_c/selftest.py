@@ -83,10 +83,11 @@ def functions(rng: np.random.Generator, dtype: np.dtype[Any]) -> tuple[Any, Any]
     y = np.concatenate([rng.uniform(-10, 10, 5000), rng.uniform(-1e-3, 1e-3, 500)]).astype(dtype)
     exact_exp, exact_tanh = np.exp(x.astype(np.float64)), np.tanh(y.astype(np.float64))
     # The smallest calls that compute them: a softmax over scores 0 and x; one score tanh(y + 0), which equals its lse.
+    # A second feature, of weight 0, is too large for scores by exponentials, whose errors are those of numbers near 1.
     scores = np.stack([np.zeros_like(x), x], axis=-1)[None]
     found_exp = masked_softmax(scores)[0, :, 1] / (exact_exp / (1 + exact_exp))
-    q, one = y[None, :, None], np.ones((1, 1, 1), dtype)
-    _, lse = functional.additive_attention(q, 0 * one, one, one[0, 0], return_lse=True)
+    q, k = np.stack([y, np.full_like(y, 100)], axis=-1)[None], np.zeros((1, 1, 2), dtype)
+    _, lse = functional.additive_attention(q, k, k, np.array([1, 0], dtype), return_lse=True)
     return (found_exp, lse[0] / exact_tanh), (np.ones_like(exact_exp), np.ones_like(exact_tanh))
 
 

@@ -36,6 +36,7 @@ from binding_calls import (
 from core_calls import STUB
 from core_calls import core as _core
 from mha_c import _core as extension
+from mha_c._arguments.core_refusals import PackedForOthers
 
 ShapeError = _core.ShapeError
 
@@ -75,7 +76,8 @@ def test_other_dtypes_are_type_errors_with_a_hint(argument, dtype):
         hint = "float32 or float64$"
     if (name, dtype) == ("bias", "bool"):
         hint = "keep_mask"
-    with pytest.raises(TypeError, match=rf"^{name} has dtype .*{hint}"):
+    said = f"{name} must be an array of numbers, got words" if dtype in ("U3", "S3") else rf"{name} has dtype .*{hint}"
+    with pytest.raises(TypeError, match=f"^{said}"):
         call(np.zeros(good.shape, dtype))
 
 
@@ -266,7 +268,7 @@ def test_other_values_are_refused_by_name(case):
     call, kind, words = VALUES[case]
     with pytest.raises(kind, match=words) as caught:
         call()
-    assert caught.type is kind
+    assert caught.type is (PackedForOthers if "a weight of" in words else kind)
 
 
 @pytest.mark.parametrize("good", [0, 1, 0.5, np.float32(0.5), np.float64(1), np.int64(0), np.array(0.25)])
