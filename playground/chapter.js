@@ -133,8 +133,8 @@ function Chapter(page, chapter) {
   return { node, start: update, draw, keys, end: parts.end, focus: () => stage.focus({ preventScroll: true }) };
 }
 
-// A control from its description: {kind, name, label, stops, say, of, most(state): how many of the stops there are} or {kind: "button", label, press(state)}; `of` is what
-// a state means, where that is not the field itself.
+// A control from its description: {kind, name, label, stops, say, of, most} or {kind: "button", label, press(state)}; `of` is
+// what a state means, where that is not the field itself, `most` how many of the stops a state has.
 function Control(store, spec) {
   const { kind, name, label, stops, say, of = (state) => state[spec.name] } = spec;
   const text = (x) => (say ? say(x) : String(x));
