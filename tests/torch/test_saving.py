@@ -31,6 +31,7 @@ def weights_of(layer):
 @pytest.mark.parametrize("name", ["multi-head", "additive", "dot"])
 @pytest.mark.parametrize("n", [4, 40])  # the core keeps the weights of few keys themselves
 def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how, name, n):
+    needs.of_torch("torch.load(weights_only)")
     device = torch.device("meta") if place == "meta" else own_device.load()
     layer, x, file = layers()[name].eval(), torch.randn(2, n, 12), io.BytesIO()
     with torch.set_grad_enabled(how != "no gradients"):
