@@ -141,8 +141,6 @@ NUMPY = {
     "view of one row": (lambda: mha_c.viz.view(np.ones(3)), r"weights.*rank 2 \(queries, keys\)"),
     "view before a call": (lambda: layer().view(), "call the layer first"),
     "a page as a picture": (lambda: mha_c.viz.view(np.eye(3)).save("a.png"), r"name it a.html; a picture is.*savefig"),
-    "patch(3)": (lambda: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
-    "patch(mha_c)": (lambda: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
     "view(token=)": (lambda: layer().view(token="a b"), r"view\(\).*'token': did you mean tokens\?"),
     "too many tokens": (lambda: mha_c.viz.view(np.ones((3, 3)) / 3, tokens="a b c d"), "4 tokens for 3 queries"),
     "mha_c.patch": (lambda: mha_c.patch(), r"did you mean mha_c\.d2l\.patch\?"),
@@ -205,6 +203,8 @@ TORCH = {
     "mask= of a function": (lambda mt, T: mt.functional.dot_product_attention(T, T, T, mask=T), "mean keep_mask"),
     "weights before a call": (lambda mt, T: mt.DotProductAttention(0.1).attention_weights, "call the layer first"),
     "devices": (lambda mt, T: mt.DotProductAttention(0.1)(T, T.to("meta"), T), "queries.*on cpu.*on meta"),
+    "patch(3)": (lambda mt, T: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
+    "patch(mha_c)": (lambda mt, T: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
 }
 
 
