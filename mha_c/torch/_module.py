@@ -31,9 +31,9 @@ from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
 
 
-def leaf_of_a_graph(module: nn.Module, inputs: Any, training: Optional[bool]) -> Any:
+def leaf_of_a_graph(module: nn.Module, inputs: Any, **named: Any) -> Any:
     """One graph node that calls the module: torch.fx does not trace into its `forward`."""
-    tracer, given = inputs[0].tracer, {} if training is None else {"training": training}
+    tracer, given = inputs[0].tracer, {name: x for name, x in named.items() if x is not None}
     return tracer.create_proxy("call_module", tracer.path_of_module(module), inputs, given)
 
 
@@ -168,7 +168,7 @@ class AttentionModule(TakesArrays, Viewable):
     ) -> Any:  # fmt: skip
         """A call that the core does not take as it is given: inputs are made plain tensors, then `choose` chooses."""
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training)
+            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training=training, cache=cache)
         projected, steps = False, None
         if isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)

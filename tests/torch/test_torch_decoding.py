@@ -85,6 +85,27 @@ def test_one_changed_number_is_noticed(kind, rng):
                     module(x, kv)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_fx_keeps_the_cache_of_a_call(kind, rng):
+    module, _ = module_of(kind)
+
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x, cache):
+            return self.attention(x, x, x, cache=cache)
+
+    traced = torch.fx.symbolic_trace(Step())
+    x = torch.from_numpy(rng.standard_normal((2, 5, 24), dtype=np.float32))
+    caches = module.new_cache(2, 9), module.new_cache(2, 9)
+    with torch.no_grad():
+        for new in x.split([3, 1, 1], dim=1):
+            assert torch.equal(traced(new, caches[0]), Step()(new, caches[1]))
+    assert caches[0].lengths.tolist() == [5, 5]
+
+
 def test_refusals(rng):
     module, _ = module_of("multi-head")
     x = torch.from_numpy(rng.standard_normal((1, 2, 24))).float()
