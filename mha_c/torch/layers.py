@@ -110,7 +110,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On other devices than the
     CPU torch's own kernels compute.
     Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
-    after a training step).  A child that was replaced, or that has hooks, is called as d2l would call it.
+    after a training step).  A child that was replaced, or that has hooks, is called as d2l would call it, with 0 in
+    the rows of keys and values that no query sees.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples
