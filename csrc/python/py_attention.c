@@ -84,13 +84,14 @@ zeros_like(mha_py_call *call, const char *name, const mha_py_array *operand)
     return operand->array == NULL ? NULL : mha_py_zeros(call, name, operand->rank, operand->shape, operand->type);
 }
 
-/* The gradient of a bias has the bias's shape: it is summed over the axes along which the bias broadcasts. */
+/* The gradient of a bias has the bias's shape: it is summed over the axes along which the bias broadcasts.  Without
+ * numbers NumPy's strides are 0, and the core would take that for one number that all scores share. */
 static mha_mask_result
 bias_gradient(mha_py_call *call, const mha_py_attention *attention, PyArrayObject *grad_bias)
 {
     mha_py_array written = {0};
 
-    if (grad_bias == NULL) {
+    if (grad_bias == NULL || PyArray_SIZE(grad_bias) == 0) {
         return (mha_mask_result){.data = NULL};
     }
     mha_py_lay_out(call, grad_bias, "grad_bias", MHA_PY_LOOSE, &written);
