@@ -160,7 +160,7 @@ sanitize: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$(CURDIR)/build/sanitizer \
 		LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)"; \
 	$(PYTEST) $(SIDE_BY_SIDE) ../../tests $(call without,browser playground site c_core notebooks packaging) \
-		-k 'not takes_little_longer' $(ARGS) || { cat $(CURDIR)/build/sanitizer.*; exit 1; }
+		-k 'not takes_little_longer and not first_minute' $(ARGS) || { cat $(CURDIR)/build/sanitizer.*; exit 1; }
 
 # The C programs under memcheck, which sees numbers used before they were written.  It knows no AVX-512.  Silent in
 # children: those of test_guards touch a forbidden page to see that it is one.
