@@ -420,3 +420,12 @@ def test_both_sides_agree_on_what_the_core_keeps(rng, isa, dtype):
     expected = _core.attention_backward(grad, out, stats, q, k, v, valid_lens=[5, 13])[:3]
     for a, b in zip(F.dot_product_attention_backward(grad, q, k, v, [5, 13]), expected):
         same(a, b)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)], ids=str)
+def test_a_bias_without_numbers_gets_a_gradient_without_numbers(sizes):
+    """NumPy's strides of such an array are 0; make sanitize sees what is written behind it."""
+    batch, heads, n_queries, n_keys = sizes
+    q, k = np.ones((batch, heads, n_queries, 5), np.float32), np.ones((batch, heads, n_keys, 5), np.float32)
+    grad_q, _, _, grad_bias = F.dot_product_attention_backward(q, q, k, k, bias=np.ones(sizes, np.float32))
+    assert grad_bias.shape == sizes and not grad_q.any()
