@@ -16,6 +16,7 @@ from ._call import formulas
 from ._call.attention import any_needs_grad
 from ._call.checks import checked_lengths
 from ._call.choice import CORE, GENERAL, WHY, choose
+from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, copied, in_one_type, materialize
 from ._call.records import Parameters
 from ._decoder.decoding import check_cache
@@ -54,7 +55,7 @@ def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     parameters = parameters.for_projected() if projected else parameters
     if way == CORE:
         lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-        dropout = own_dropout.p if (own_dropout.training if training is None else training) else 0.0
+        dropout = rate(own_dropout, training)
         return {**facts, **_of_core(module, inputs, parameters, lens, dropout)}
     return {**facts, **_of_torch(inputs, parameters, counts)} if way == GENERAL else facts
 

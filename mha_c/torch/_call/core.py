@@ -17,6 +17,7 @@ from .._tensors import FLOATS, autocasting, draw_seed, result_type
 from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
+from .dropout import rate
 from .inputs import in_one_type
 from .records import LayerCall
 
@@ -54,7 +55,7 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
     else:
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
             valid_lens = to_lengths(valid_lens)
-        p = dropout.p if (dropout.training if training is None else training) else 0.0
+        p = rate(dropout, training)
         seed: Any = LateSeed(draw_seed) if p else 0
         heads, empty_rows = module.num_heads, module.empty_rows
         given = queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records

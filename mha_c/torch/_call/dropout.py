@@ -25,6 +25,11 @@ Rng = Union[None, int, torch.Generator]
 WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 
+def rate(dropout: Any, training: Optional[bool]) -> Any:
+    """What a call drops with this nn.Dropout; training: what the call says, None: as the module stands."""
+    return dropout.p if (dropout.training if training is None else training) else 0.0
+
+
 def number(seed: Optional[Tensor]) -> int:
     """A seed that an operator gets as a tensor of int64: 64 bits without sign."""
     return 0 if seed is None else int(seed.item()) % 2**64

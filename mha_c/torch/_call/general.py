@@ -12,6 +12,7 @@ from . import attention, formulas
 from .checks import checked_lengths
 from .children import is_changed, plain_attention
 from .choice import looked_at
+from .dropout import rate
 from .inputs import check_call
 from .records import AttentionCall, AttentionTensors
 
@@ -50,8 +51,7 @@ def call(
     if inner is None:
         q, k, v = (x if W is None else W(x) for x, W in ((queries, W_q), (keys, W_k), (values, W_v)))
         return module._by_children(q, k, v, valid_lens, training)
-    dropout = inner.dropout
-    p = float(dropout.p) if (dropout.training if training is None else training) else 0.0
+    p = float(rate(inner.dropout, training))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))

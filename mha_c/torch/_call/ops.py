@@ -21,7 +21,7 @@ from .attention import any_needs_grad
 from .autograd import LayerSource, layer_gradients
 from .checks import checked_lengths
 from .children import Parts
-from .dropout import number
+from .dropout import number, rate
 from .formulas import split_heads
 from .inputs import in_one_type
 from .records import LayerCall, Parameters
@@ -44,10 +44,10 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any)
     """The output of a call of a layer, in the type of queries."""
     parameters, holder, dropout, _ = parts
     queries, keys, values = inputs
-    dtype, p = result_type(queries.dtype), dropout.p if (dropout.training if training is None else training) else 0.0
+    dtype, p = result_type(queries.dtype), float(rate(dropout, training))
     queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    options = module.num_heads, module.empty_rows, float(p), draw_seed_tensor() if p else None
+    options = module.num_heads, module.empty_rows, p, draw_seed_tensor() if p else None
     out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *options)
     done = LayerCall(None if lens is None else met, *options)
     used = [x.clone() if W is None else y for y, W, x in zip((q, k), parameters, (queries, keys))]

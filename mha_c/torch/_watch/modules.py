@@ -61,9 +61,7 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
     scored = last.scored()
     if scored is None:
         return _with_heads(last.weights(heads), heads)
-    q, k, w_v, lens, empty_rows, causal = (
-        scored  # not to be copied: the layer has done so where the caller may change them
-    )
+    q, k, w_v, lens, empty_rows, causal = scored  # no copy: the layer has made one where the caller may change them
     if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
         q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
         lens = None if lens is None else lens[::heads]

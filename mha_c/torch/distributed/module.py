@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..._arguments import scalars
 from .._call.children import has_own_attention, is_changed
+from .._call.dropout import rate
 from ..layers import MultiHeadAttention
 from ._group import Ranks, ranks_of
 from ._sequence import LAYOUTS
@@ -99,7 +100,7 @@ class _SpreadAttention(nn.Module):
                 f"attention.dropout is a {type(dropout).__name__} that is replaced or hooked: where a sequence is "
                 f"spread it is never called, for no rank has all the weights; only a plain Dropout can be served"
             )
-        p = dropout.p if (dropout.training if training is None else training) else 0.0
+        p = rate(dropout, training)
         q, k, v = (x.unflatten(0, (-1, self.num_heads)) for x in (queries, keys, values))
         lens = None if valid_lens is None else valid_lens[:: self.num_heads]
         options: Any = {"layout": self.layout, "group": self.ranks.group, "empty_rows": self.empty_rows}
