@@ -48,8 +48,6 @@ static void
 lay_out(mha_attention_job *job, mha_scratch *scratch)
 {
     const mha_attention_args *args = job->problem.args;
-    mha_room measured;
-    const size_t room_bytes = mha_room_lay_out(&job->problem, &job->plan, NULL, &measured);
 
     if (has_own_statistics(job)) {
         const size_t n_rows = args->batch * args->heads * args->queries;
@@ -58,9 +56,9 @@ lay_out(mha_attention_job *job, mha_scratch *scratch)
     }
     take_partials(job, scratch);
     job->rooms = mha_scratch_take(scratch, job->plan.n_workers, sizeof(mha_room));
-    char *base = mha_scratch_take(scratch, job->plan.n_workers, room_bytes);
+    char *base = mha_scratch_take(scratch, job->plan.n_workers, job->room_bytes);
     for (unsigned i = 0; i < job->plan.n_workers && base != NULL; i++) {
-        (void)mha_room_lay_out(&job->problem, &job->plan, base + i * room_bytes, &job->rooms[i]);
+        (void)mha_room_lay_out(&job->problem, &job->plan, base + i * job->room_bytes, &job->rooms[i]);
     }
     if (shares_row_keys(job)) {
         job->row_keys = mha_scratch_take(scratch, args->queries, sizeof(mha_interval));
@@ -76,6 +74,8 @@ mha_attention_init(mha_attention_job *job, const mha_kernels *kernels, const mha
 
     if (status == MHA_OK) {
         (pass == MHA_PASS_BACKWARD ? mha_plan_backward : mha_plan_forward)(&job->plan, &job->problem);
+        mha_room measured;
+        job->room_bytes = mha_room_lay_out(&job->problem, &job->plan, NULL, &measured);
         lay_out(job, scratch);
     }
     return status;
