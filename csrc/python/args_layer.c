@@ -204,7 +204,7 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
 
     kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* no arrays of numbers */
-    kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = 0;
+    kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = kept[MHA_PY_KEPT_SEED].wanted = 0;
     kept[MHA_PY_KEPT_WEIGHTS] =
         (mha_py_kept_array){"attention_weights", 4, !again, {batch, heads, queries, keys}, &args->weights};
     kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries",

@@ -42,8 +42,8 @@ PyObject *mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *con
  * What a forward call keeps of itself, a tuple in this order.  The first ten are enough for the attention weights:
  * the instruction set; the weights themselves, or queries and keys as they were scored (projected by the core, or
  * copies of the inputs), a copy of w_v and the row statistics; a copy of the lengths; two options.  A call in training
- * keeps more for the backward call: the projected values, and what W_o was applied to (without W_o, a copy of the
- * output).  An entry that is not kept is None.
+ * keeps more for the backward call: the projected values, what W_o was applied to (without W_o, a copy of the
+ * output), and the seed.  An entry that is not kept is None.
  */
 enum {
     MHA_PY_KEPT_ISA,
@@ -59,6 +59,7 @@ enum {
     MHA_PY_N_KEPT_FOR_WEIGHTS,
     MHA_PY_KEPT_V = MHA_PY_N_KEPT_FOR_WEIGHTS,
     MHA_PY_KEPT_CONTEXT,
+    MHA_PY_KEPT_SEED,
     MHA_PY_N_KEPT
 };
 

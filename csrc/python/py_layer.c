@@ -126,13 +126,14 @@ tuple_of_kept(mha_py_call *call, const mha_py_layer *layer, PyObject *const *val
               int training)
 {
     const Py_ssize_t n = training ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS;
+    PyObject *const seed = training ? mha_py_own(call, PyLong_FromUnsignedLongLong(layer->args.seed)) : NULL;
 
     return PyTuple_Pack(n, mha_py_active_isa(call), mha_py_or_none(kept[MHA_PY_KEPT_WEIGHTS]),
                         mha_py_or_none(kept[MHA_PY_KEPT_Q]), mha_py_or_none(kept[MHA_PY_KEPT_K]),
                         mha_py_or_none(kept[MHA_PY_KEPT_W_V]), mha_py_or_none(kept[MHA_PY_KEPT_ROW_MAX]),
                         mha_py_or_none(kept[MHA_PY_KEPT_ROW_SUM]), mha_py_or_none(layer->lengths.array),
                         values[MHA_PY_HEADS], values[MHA_PY_EMPTY], mha_py_or_none(kept[MHA_PY_KEPT_V]),
-                        mha_py_or_none(kept[MHA_PY_KEPT_CONTEXT]));
+                        mha_py_or_none(kept[MHA_PY_KEPT_CONTEXT]), seed == NULL ? Py_None : seed);
 }
 
 PyObject *

@@ -7,7 +7,7 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy import ndarray
 from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._arguments.core_refusals import PackedForOthers
-from .._arguments.scalars import LateSeed
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
@@ -32,6 +31,12 @@ if TYPE_CHECKING:
     from ..linear import States
 
 BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
+
+
+@cache
+def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
+    """The parameters of the four projections and w_v, in the order in which the core gives their gradients."""
+    return *(f"{role}.{suffix}" for suffix in ("weight", "bias") for role in roles), "w_v.weight"
 
 
 class Plan:
@@ -71,7 +76,6 @@ class Record(NamedTuple):
     out: Array  # read only where there is no W_o, and then a copy: callers may change their result (`out += x`)
     kept: Kept
     dropout: float
-    seed: int
     as_tensor: bool
 
 
@@ -229,10 +233,10 @@ class AttentionLayer(Layer, Viewable):
 
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
-        seed = LateSeed(partial(scalars.draw_seed, self._rng)) if p else None
-        out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed or 0, True)
+        seed = partial(scalars.draw_seed, self._rng) if p else 0  # drawn behind all checks: a refused call draws none
+        out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed, True)
         kept = Kept._make(kept)
-        self._record = Record(plan, inputs, out, kept, p, seed.number if seed else 0, as_tensor)
+        self._record = Record(plan, inputs, out, kept, p, as_tensor)
         return self._finish(out, kept.for_weights(), as_tensor, (*inputs, valid_lens))
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, given: tuple[Any, ...] = ()) -> Any:
@@ -348,8 +352,7 @@ class AttentionLayer(Layer, Viewable):
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
             self._record = None
-            names = [f"{name}.{suffix}" for suffix in ("weight", "bias") for name in self._roles]
-            for name, gradient in zip([*names, "w_v.weight"], grads[3:]):
+            for name, gradient in zip(_gradient_names(self._roles), grads[3:]):
                 if gradient is not None:
                     self._parameters.add_grad(name, gradient)
         return tuple(like_input(grad, record.as_tensor) for grad in grads[:3])
@@ -363,6 +366,6 @@ class AttentionLayer(Layer, Viewable):
         w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
         *grads, grad_w_v = layer_backward(
             grad_output, record.kept, *record.inputs, record.kept.lengths, (*weights, None, None, None, None, w_v),
-            w_v, self._num_heads, self._empty_rows, record.dropout, record.seed, needs,
+            w_v, self._num_heads, self._empty_rows, record.dropout, record.kept.seed, needs,
         )  # fmt: skip
         return (*grads, None if grad_w_v is None else grad_w_v[None])

@@ -31,10 +31,11 @@ class Kept(NamedTuple):
     empty_rows: Any = None
     values: Any = None  # after a call in training: the projected values, or None
     context: Any = None  # and the attended ones
+    seed: Any = None  # of the call's dropout
 
     def for_weights(self) -> Kept:
         """Without what only the backward pass reads."""
-        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None))
+        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None, None))
 
 
 N_FOR_WEIGHTS = 10  # elements of a Kept that determine the weights; the others are for the backward pass
@@ -54,7 +55,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
     """
     try:
         kept = Kept(*saved)
-        if len(saved) not in (N_FOR_WEIGHTS, 12):
+        if len(saved) not in (N_FOR_WEIGHTS, 12, len(Kept._fields)):  # 12: version 0.1.0
             raise ValueError(f"{len(saved)} elements")
         if kept.weights is not None:
             if kept.weights.ndim == 4 and kept.weights.dtype in (np.float32, np.float64):

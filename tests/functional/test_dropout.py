@@ -232,7 +232,7 @@ def test_items_keep_their_numbers_in_slices(rng, threads):
 
     W_q, W_k, W_v, W_o = layer._plan.in_core[0]
     attended, *_ = _core.attention_forward(heads(x, W_q), heads(x, W_k), heads(x, W_v), None, None,
-                                           dropout=0.4, seed=layer._record.seed)  # fmt: skip
+                                           dropout=0.4, seed=layer._record.kept.seed)  # fmt: skip
     context = np.ascontiguousarray(attended.transpose(0, 2, 1, 3)).reshape(40, 70, 64)
     assert np.array_equal(out, _core.linear(context, W_o))
 

@@ -22,7 +22,7 @@ from .._private import quick_apply, watched
 from .._tensors import mask_for_core, optional_tensor
 from . import formulas
 from .dropout import core_dropout
-from .records import AttentionCall, AttentionTensors, LayerCall, Parameters
+from .records import AttentionCall, AttentionTensors, LayerCall, Parameters, new_record
 from .scored import Scored
 
 # For outputs of this size or more, what the core kept for the backward pass is saved as tensors: autograd frees them
@@ -46,7 +46,8 @@ class LayerFunction(Function):
             ctx.of_call = call, kept
         else:
             W_q, W_k = tensors[N_INPUTS], tensors[N_INPUTS + 1]  # without them, copies for attention_weights alone
-            large = None if W_q is None else kept.q, None if W_k is None else kept.k, *kept[5:7], *kept[10:]
+            q, k = None if W_q is None else kept.q, None if W_k is None else kept.k
+            large = q, k, kept.row_max, kept.row_sum, kept.values, kept.context
             ctx.save_for_backward(*tensors, *map(optional_tensor, large))
             ctx.of_call = call, None
         return out
@@ -61,12 +62,10 @@ class LayerFunction(Function):
         needs = ctx.needs_input_grad[2:]
         if not (torch.is_grad_enabled() or watched()):  # create_graph; a mode is active
             try:
-                queries, keys, values, *parameters = tensors
-                lens, heads, empty_rows, dropout, seed = call
-                return None, None, *layer_backward(
-                    grad_out, kept, queries, keys, values, lens, tuple(parameters), parameters[-1], heads, empty_rows,
-                    dropout, seed, needs, True,
-                )  # fmt: skip
+                inputs, parameters = tensors[:N_INPUTS], tensors[N_INPUTS:]
+                lens, *options = call
+                given: Any = *inputs, lens, parameters, parameters[-1], *options, needs, True
+                return None, None, *layer_backward(grad_out, kept, *given)
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)
@@ -98,52 +97,57 @@ def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor)
 # --- Attention weights ------------------------------------------------------------------------------------
 
 
-class Source:
+class Source(NamedTuple):
     """What the gradient of a call's attention weights flows back to, as long as the call's graph lives.
 
     It refers to tensors weakly: they live as long as somebody can go back from the output, and are freed with it.
+    Not so to parameters, which live with their module, and in compilers, exporters and transforms, whose tensors
+    nobody else holds.
     """
 
-    __slots__ = ("_refs", "_versions")
-
-    def __init__(self, tensors: tuple[Optional[Tensor], ...], strong: bool = False, compiled: bool = False) -> None:
-        """strong: in compilers, exporters and transforms, whose tensors nobody else holds"""
-        self._refs: Any = tensors if strong else [x if x is None else ref(x) for x in tensors]
-        self._versions = None if compiled else [x._version for x in tensors if x is not None]
+    refs: Any  # the tensors, or weak references to them; None where there is none
+    versions: Any  # autograd's counts of changes in place; None in compiled calls, where only the numbers tell
+    call: Any  # what the weights are computed from, without the tensors
 
     def arguments(self) -> Optional[list[Any]]:
         """The tensors; None if one is gone."""
-        found = [x() if type(x) is ref else x for x in self._refs]
-        return None if any(x is not None and y is None for x, y in zip(self._refs, found)) else found
+        found = [x() if type(x) is ref else x for x in self.refs]
+        return None if any(x is not None and y is None for x, y in zip(self.refs, found)) else found
 
     def has_changed(self, tensors: Any) -> bool:
-        return self._versions is not None and self._versions != [x._version for x in tensors if x is not None]
+        return self.versions is not None and self.versions != versions_of(tensors)
 
     def compares(self) -> bool:
         """Whether only the numbers tell that a tensor has changed: in compiled calls."""
-        return self._versions is None
+        return self.versions is None
 
     def weights(self, *tensors: Any) -> Tensor:
         """The weights (B, H, Q, K), computed from `arguments` by torch's operations."""
         raise NotImplementedError
 
 
+def versions_of(tensors: Any) -> list[int]:
+    return [x._version for x in tensors if x is not None]
+
+
 class LayerSource(Source):
-    """For a call of a whole layer: its queries, keys and the parameters of its scores."""
+    """For a call of a whole layer: its queries, keys and the parameters of its scores; `call` is a LayerCall."""
 
-    __slots__ = ("_call",)
+    __slots__ = ()
 
-    def __init__(
-        self, queries: Tensor, keys: Tensor, parameters: Parameters, call: LayerCall, compiled: bool = False
-    ) -> None:
-        of_keys = None if keys is queries else keys
+    @staticmethod
+    def of(queries: Tensor, keys: Tensor, parameters: Parameters, call: LayerCall, compiled: bool = False) -> Source:
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        Source.__init__(self, (queries, of_keys, W_q, W_k, b_q, b_k, w_v), compiled, compiled)
-        self._call = call
+        of_keys = None if keys is queries else keys
+        tensors = queries, of_keys, W_q, W_k, b_q, b_k, w_v
+        if compiled:
+            return LayerSource(tensors, None, call)
+        refs = ref(queries), None if of_keys is None else ref(keys), *tensors[2:]
+        return new_record(LayerSource, (refs, versions_of(tensors), call))
 
     def weights(self, *tensors: Any) -> Tensor:
         queries, keys, W_q, W_k, b_q, b_k, w_v = tensors
-        call, keys = self._call, queries if keys is None else keys
+        call, keys = self.call, queries if keys is None else keys
         keys, _ = formulas.without_hidden(queries, keys, keys, call.valid_lens, call.empty_rows)
         into = Parameters(W_q, W_k, b_q=b_q, b_k=b_k).projections()
         q, k = (formulas.split_heads(x if W is None else W(x), call.num_heads) for x, W in zip((queries, keys), into))
@@ -153,17 +157,20 @@ class LayerSource(Source):
 class HeadsSource(Source):
     """For a call of attention on heads: q, k, w_v as they were scored, or the weights themselves."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ()
 
-    def __init__(self, kept: Any, node: Any) -> None:
+    @staticmethod
+    def of(kept: Any, node: Any) -> Source:
         """node: of the call's output, None in compilers, exporters and transforms"""
-        super().__init__(kept.tensors(), node is None)
-        self._kept = kept.detached()
-        if node is not None:
-            node.metadata["mha_c"] = kept  # nobody else may hold these tensors as long as the graph lives
+        tensors = kept.tensors()
+        if node is None:
+            return HeadsSource(tensors, versions_of(tensors), kept.detached())
+        node.metadata["mha_c"] = kept  # nobody else may hold these tensors as long as the graph lives
+        refs = [x if x is None else ref(x) for x in tensors]
+        return HeadsSource(refs, versions_of(tensors), kept.detached())
 
     def weights(self, *tensors: Any) -> Tensor:
-        return self._kept.weights(*tensors)
+        return self.call.weights(*tensors)
 
 
 class Shown(NamedTuple):

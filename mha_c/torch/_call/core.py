@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..._arguments import calls
 from ..._arguments.arrays import to_lengths
-from ..._arguments.scalars import LateSeed
 from ..._core import layer_forward
 from ..._layer.kept_weights import N_FOR_WEIGHTS, Kept
 from .._private import profiler
@@ -19,9 +18,8 @@ from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
 from .dropout import rate
 from .inputs import in_one_type
-from .records import LayerCall
+from .records import LayerCall, new_record
 
-new_record: Any = tuple.__new__  # a third of the time of a record's own constructor
 _INT64 = torch.int64
 
 
@@ -56,15 +54,15 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
         if valid_lens is not None and not (type(valid_lens) is Tensor and valid_lens.dtype is _INT64):
             valid_lens = to_lengths(valid_lens)
         p = rate(dropout, training)
-        seed: Any = LateSeed(draw_seed) if p else 0
         heads, empty_rows = module.num_heads, module.empty_rows
+        seed: Any = draw_seed if p else 0  # drawn behind all checks: a refused call draws none
         given = queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records
         out, kept = named_for_profiler(layer_forward, given) if profiler._is_profiler_enabled else layer_forward(*given)
         if records:
             tape: Kept = new_record(Kept, kept)
-            done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, seed.number if p else 0))
+            done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed))
             out = connect_layer(done, (out, tape), queries, keys, values, *parameters)
-            kept, source = kept[:N_FOR_WEIGHTS], LayerSource(queries, keys, parameters, done)
+            kept, source = kept[:N_FOR_WEIGHTS], LayerSource.of(queries, keys, parameters, done)
     if autocasting():
         dtype = result_type(dtype)
     if module._last is not None:

@@ -56,7 +56,7 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any)
     records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values), parameters)
     if module._last is not None:
         module.__dict__["_last"] = None
-    source = LayerSource(queries, keys, parameters, done, True) if records else None
+    source = LayerSource.of(queries, keys, parameters, done, True) if records else None
     holder["_last"] = Last(Scored(q, k, w_v, done.valid_lens, module.empty_rows), dtype, source)
     return out.to(dtype)
 

@@ -195,5 +195,5 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
     source = None
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in kept.tensors()):
         alone = is_compiling() or exporting()
-        source = HeadsSource(kept, None if alone else found.out.grad_fn)
+        source = HeadsSource.of(kept, None if alone else found.out.grad_fn)
     return Last(kept.detached(), found.out.dtype, source)
