@@ -39,10 +39,6 @@ PARTS = {
         for version, row in torches().items()
     },
 }
-for line in (ROOT / "tools" / "torches.txt").read_text(encoding="utf-8").splitlines():
-    if not line.startswith("#"):
-        torch, python = line.split()[:2]
-        PARTS[f"torch-{torch}"] = ["test-torch", f"TORCH={torch}", f"PYTHON={python}"]
 # The line in which a program says how it ended: pytest, then whatever others print last.
 ENDED = re.compile(r"^=*\s*(\d+ (?:passed|failed|error).* in [\d.]+s.*?)\s*=*$", re.MULTILINE)
 

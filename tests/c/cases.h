@@ -6,26 +6,17 @@
 #ifndef CASES_H
 #define CASES_H
 
-#include "first_isa.h"
+#include "check.h"
 #include "mha.h"
 
 #include "guarded.h"
 
 #include <math.h>
 
-#define CHECK(ok, ...) \
-    do { \
-        if (!(ok) && n_failed++ < 20) { \
-            printf("failed: " __VA_ARGS__); \
-            putchar('\n'); \
-        } \
-    } while (0)
-
 enum { MOST = 130 }; /* sizes go up to this */
 
 static const double QUARTER = 0.25; /* a scale */
 
-static int n_failed;
 static mha_dtype dtype; /* of all operands of this round */
 
 /* An operand whose address is reckoned from a row that is not its first; the rows before need not exist. */

@@ -15,18 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "first_isa.h"
+#include "check.h"
 #include "mha.h"
-
-static int failures;
-
-#define CHECK(ok, ...) \
-    do { \
-        if (!(ok) && failures++ < 20) { \
-            printf("failed: " __VA_ARGS__); \
-            putchar('\n'); \
-        } \
-    } while (0)
 
 /* --- Drawing ------------------------------------------------------------------------------- */
 
@@ -67,36 +57,32 @@ below(size_t n)
 }
 #endif
 
+/* Memory of exactly this size, until free_all(). */
+static struct {
+    void **all;
+    size_t n, room;
+} blocks;
+
 static void *
 allocate(size_t n_bytes)
 {
+    if (blocks.n == blocks.room) {
+        blocks.room = 2 * blocks.room + 64;
+        blocks.all = realloc(blocks.all, blocks.room * sizeof *blocks.all);
+    }
     void *memory = malloc(n_bytes ? n_bytes : 1);
-    if (memory == NULL) {
+    if (blocks.all == NULL || memory == NULL) {
         exit(EXIT_FAILURE);
     }
-    return memory;
+    return blocks.all[blocks.n++] = memory;
 }
 
-static double
-get(mha_dtype dtype, const void *x, size_t i)
+static inline void
+free_all(void)
 {
-    return dtype == MHA_F64 ? ((const double *)x)[i] : ((const float *)x)[i];
-}
-
-static void
-set(mha_dtype dtype, void *x, size_t i, double value)
-{
-    if (dtype == MHA_F64) {
-        ((double *)x)[i] = value;
-    } else {
-        ((float *)x)[i] = (float)value;
+    while (blocks.n > 0) {
+        free(blocks.all[--blocks.n]);
     }
-}
-
-static size_t
-size_of(mha_dtype dtype)
-{
-    return dtype == MHA_F64 ? sizeof(double) : sizeof(float);
 }
 
 static void *
@@ -107,6 +93,21 @@ numbers(mha_dtype dtype, size_t n, double scale)
         set(dtype, x, i, scale * uniform());
     }
     return x;
+}
+
+/* A projection whose weight, rows of in_features numbers `stride` apart, is packed. */
+static inline mha_linear
+packed_linear(mha_dtype dtype, size_t out_features, size_t in_features, const void *weight, size_t stride,
+              const void *bias)
+{
+    mha_linear linear = {.out_features = out_features, .in_features = in_features, .bias = bias};
+    size_t n = 0;
+
+    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &n, &linear.panel_width) == MHA_OK, "packed size");
+    void *packed = allocate(n * size_of(dtype));
+    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
+    linear.weight = packed;
+    return linear;
 }
 
 /* --- One drawn attention call ---------------------------------------------------------------- */
@@ -225,21 +226,6 @@ draw_call(mha_dtype dtype, size_t most)
     const double scale = args->scale != NULL ? third : additive ? 1 : 1 / sqrt((double)D);
     call.tolerance = 16 * unit * (2 + scale * (double)D);
     return call;
-}
-
-static inline void
-release(attention_call *call)
-{
-    free(call->q);
-    free(call->k);
-    free(call->v);
-    free(call->out);
-    free(call->weights);
-    free(call->lse);
-    free(call->w);
-    free(call->bias);
-    free(call->keep);
-    free(call->lens);
 }
 
 static inline void *

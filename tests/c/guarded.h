@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "check.h"
 #include "flags.h"
 #include "mha.h"
 #include "pages.h"
@@ -142,12 +143,6 @@ uniform(void)
     return (double)(random_state >> 40) / (1 << 23) - 1.0;
 }
 
-static size_t
-size_of(mha_dtype dtype)
-{
-    return dtype == MHA_F64 ? sizeof(double) : sizeof(float);
-}
-
 /* n numbers in -most .. most in guarded memory. */
 static void *
 numbers_up_to(double most, mha_dtype dtype, size_t n)
@@ -155,12 +150,7 @@ numbers_up_to(double most, mha_dtype dtype, size_t n)
     void *x = guarded(n * size_of(dtype));
 
     for (size_t i = 0; i < n; i++) {
-        const double value = most * uniform();
-        if (dtype == MHA_F64) {
-            ((double *)x)[i] = value;
-        } else {
-            ((float *)x)[i] = (float)value;
-        }
+        set(dtype, x, i, most * uniform());
     }
     return x;
 }

@@ -50,11 +50,7 @@ test_draw(mha_dtype dtype, size_t draw, size_t most)
     call.args.weights = NULL;
     CHECK(mha_attention_forward(&call.args) == MHA_OK, "three threads, draw %zu", draw);
     CHECK(memcmp(serial, call.out, call.n_out * item) == 0, "three threads change bits, draw %zu", draw);
-    free(serial);
-    free(exact);
-    free(exact_lse);
-    free(exact_weights);
-    release(&call);
+    free_all();
 }
 
 /* Keys at and beyond the length are never read: NaN there changes nothing. */
@@ -69,28 +65,19 @@ test_hidden_keys(mha_dtype dtype)
         set(dtype, k, i, NAN);
         set(dtype, v, i, NAN);
     }
-    mha_attention_args args = {.dtype = dtype,
-                               .batch = 1,
-                               .heads = 1,
-                               .kv_heads = 1,
-                               .queries = Q,
-                               .keys = K,
-                               .head_dim = D,
-                               .value_dim = D,
-                               .scale = &(const double){1},
-                               .q = {q, 0, 0, D},
-                               .k = {k, 0, 0, D},
-                               .v = {v, 0, 0, D},
-                               .out = {out, 0, 0, D},
-                               .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    mha_attention_args args = one_head(dtype, Q, K, D, D);
+    args.scale = &(const double){1};
+    args.q.data = q;
+    args.k.data = k;
+    args.v.data = v;
+    args.out.data = out;
+    args.visible.valid_lens = lens;
+    args.visible.lens_per_batch = 1;
     CHECK(mha_attention_forward(&args) == MHA_OK, "hidden keys");
     for (size_t i = 0; i < Q * D; i++) {
         CHECK(!isnan(get(dtype, out, i)), "a hidden key was read");
     }
-    free(q);
-    free(k);
-    free(v);
-    free(out);
+    free_all();
 }
 
 /* Few queries on many keys: threads share the key blocks of a task, and join them with the bits of one thread. */
@@ -99,28 +86,21 @@ test_many_keys(mha_dtype dtype, size_t draw)
 {
     state = draw * 97 + 13;
     const size_t Q = 1 + draw % 3, K = 3000 + below(3000), D = 1 + below(70), Dv = 1 + below(70), item = size_of(dtype);
-    const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)Dv;
     int64_t lens[1] = {(int64_t)(draw % 4 == 0 ? 0 : draw % 4 == 1 ? 700 : K)};
     void *q = numbers(dtype, Q * D, 1.0), *k = numbers(dtype, K * D, 1.0), *v = numbers(dtype, K * Dv, 1.0);
     void *out = numbers(dtype, Q * Dv, 1.0), *weights = numbers(dtype, Q * K, 1.0), *lse = numbers(dtype, Q, 1.0);
-    mha_attention_args args = {
-        .dtype = dtype,
-        .batch = 1,
-        .heads = 1,
-        .kv_heads = 1,
-        .queries = Q,
-        .keys = K,
-        .head_dim = D,
-        .value_dim = Dv,
-        .scale = &(const double){0.5},
-        .q = {q, 0, 0, d},
-        .k = {k, 0, 0, d},
-        .v = {v, 0, 0, dv},
-        .out = {out, 0, 0, dv},
-        .weights = draw % 2 ? weights : NULL,
-        .lse = lse,
-        .empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM,
-        .visible = {lens, 1, draw % 3 ? MHA_CAUSAL_NONE : MHA_CAUSAL_BOTTOM_RIGHT, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    mha_attention_args args = one_head(dtype, Q, K, D, Dv);
+    args.scale = &(const double){0.5};
+    args.q.data = q;
+    args.k.data = k;
+    args.v.data = v;
+    args.out.data = out;
+    args.weights = draw % 2 ? weights : NULL;
+    args.lse = lse;
+    args.empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;
+    args.visible.valid_lens = lens;
+    args.visible.lens_per_batch = 1;
+    args.visible.causal = draw % 3 ? MHA_CAUSAL_NONE : MHA_CAUSAL_BOTTOM_RIGHT;
     const double tolerance = 16 * (dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON) * (2 + 0.5 * (double)D);
 
     CHECK(textbook_attention(&args) == MHA_OK, "many keys, reference");
@@ -137,10 +117,7 @@ test_many_keys(mha_dtype dtype, size_t draw)
     CHECK(memcmp(out, alone, Q * Dv * item) == 0 && memcmp(lse, alone_lse, Q * item) == 0 &&
               memcmp(weights, w, Q * K * item) == 0,
           "many keys: four threads change bits, draw %zu", draw);
-    void *const all[] = {q, k, v, out, weights, lse, exact, exact_lse, alone, alone_lse, w};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        free(all[i]);
-    }
+    free_all();
 }
 
 /* --- Projections ------------------------------------------------------------------------------ */
@@ -152,11 +129,7 @@ test_linear(mha_dtype dtype, size_t draw)
     const size_t rows = draw_size(130), outputs = draw_size(513), inputs = draw_size(513), item = size_of(dtype);
     void *x = numbers(dtype, rows * inputs, 1.0), *weight = numbers(dtype, outputs * inputs, 1.0);
     void *bias = below(2) ? numbers(dtype, outputs, 1.0) : NULL, *y = allocate(rows * outputs * item);
-    size_t n_packed = 0, width = 0;
-    CHECK(mha_linear_packed_size(dtype, outputs, inputs, &n_packed, &width) == MHA_OK, "packed size");
-    void *packed = allocate(n_packed * item);
-    CHECK(mha_linear_pack(dtype, outputs, inputs, weight, (ptrdiff_t)inputs, packed) == MHA_OK, "pack");
-    const mha_linear linear = {packed, bias, outputs, inputs, MHA_WEIGHT_PACKED, 0, width};
+    const mha_linear linear = packed_linear(dtype, outputs, inputs, weight, inputs, bias);
     memset(y, 0xff, rows * outputs * item);
     CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)inputs, y, (ptrdiff_t)outputs) == MHA_OK, "linear");
     /* Rounding of a sum of `inputs` products of at most 1: inputs^2 / 2 half units at worst, sqrt(inputs) typically. */
@@ -172,11 +145,7 @@ test_linear(mha_dtype dtype, size_t draw)
                   mha_isa_name(mha_isa_active()), rows, outputs, inputs, i, j, got, sum);
         }
     }
-    free(x);
-    free(weight);
-    free(bias);
-    free(y);
-    free(packed);
+    free_all();
 }
 
 /* --- Failing memory ------------------------------------------------------------------------------ */
@@ -215,8 +184,7 @@ test_failing_memory(mha_dtype dtype, size_t draw)
         }
     }
     mha_set_allocator(allocate_subnormals, free);
-    free(before);
-    release(&call);
+    free_all();
 }
 
 static void
@@ -234,14 +202,10 @@ test_status_texts(void)
 int
 main(int argc, char **argv)
 {
-    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const int quick = is_quick(argc, argv);
     test_status_texts();
     mha_set_allocator(allocate_subnormals, free);
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int dtype = MHA_F32; dtype <= MHA_F64; dtype++) {
             for (size_t draw = 0; draw < (quick ? 60 : 400); draw++) {
                 test_draw((mha_dtype)dtype, draw, draw % 10 == 0 ? 600 : 140);
@@ -255,8 +219,7 @@ main(int argc, char **argv)
             }
             test_hidden_keys((mha_dtype)dtype);
         }
-        printf("%-7s %s\n", mha_isa_name(isa), failures ? "see above" : "agrees with the reference");
+        printf("%-7s %s\n", mha_isa_name(isa), n_failed ? "see above" : "agrees with the reference");
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

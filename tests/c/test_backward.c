@@ -39,9 +39,8 @@ test_draw(mha_dtype dtype, size_t draw, size_t most)
     for (int i = 0; i < N_GRADS; i++) {
         CHECK(memcmp(serial[i], b.got[i], b.n[i] * item) == 0, "three threads change %s, draw %zu", grad_names[i],
               draw);
-        free(serial[i]);
     }
-    release_backward(&b);
+    free_all();
 }
 
 /* A bias shared by items, heads, queries or keys: its gradient is the sum of what the whole one's would be. */
@@ -50,7 +49,6 @@ test_broadcast_bias(mha_dtype dtype, size_t draw)
 {
     state = draw * 31 + 7;
     attention_call call = draw_call(dtype, 140);
-    free(call.bias);
     mha_attention_args *a = &call.args;
     const size_t H = a->heads, Q = a->queries, K = a->keys, kept = draw % 8;
     const size_t rows = kept & 1 ? Q : 1, cols = kept & 2 ? K : 1, heads = kept & 4 ? H : 1, n = heads * rows * cols;
@@ -73,9 +71,7 @@ test_broadcast_bias(mha_dtype dtype, size_t draw)
         CHECK(fabs(get(dtype, narrow, i) - sums[i]) <= tolerance,
               "broadcast bias, draw %zu [%zu]: %.9g, should be %.9g", draw, i, get(dtype, narrow, i), sums[i]);
     }
-    free(sums);
-    free(narrow);
-    release_backward(&b);
+    free_all();
 }
 
 /* --- Projections -------------------------------------------------------------------------------- */
@@ -132,12 +128,7 @@ test_linear(mha_dtype dtype, size_t draw)
         }
         CHECK(fabs(get(dtype, grad_bias, o) - column) <= tolerance, "grad_bias, draw %zu", draw);
     }
-    free(x);
-    free(weight);
-    free(grad_y);
-    free(grad_x);
-    free(grad_weight);
-    free(grad_bias);
+    free_all();
 }
 
 /* --- Parts of the keys ------------------------------------------------------------------------------- */
@@ -215,14 +206,8 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
     for (int i = 0; i < N_OF_PARTS; i++) {
         CHECK(memcmp(alone[i], c.results[i], n[i] * item) == 0, "%s, gradient %d: other bits alone than among %d items",
               mha_isa_name(mha_isa_active()), i, ITEMS);
-        free(alone[i]);
-        free(c.results[i]);
-        free(c.stats[i]);
     }
-    for (int i = 0; i < 4; i++) {
-        free(c.operands[i]);
-    }
-    free(w);
+    free_all();
 }
 
 /* --- Layers --------------------------------------------------------------------------------------- */
@@ -305,18 +290,10 @@ run_layer_forward(layer_call *c)
     a->additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
     for (int i = 0; i < N_WEIGHTS; i++) {
         mha_linear *w = c->linears[i];
-        size_t n = 0;
-        if (w->weight == NULL) {
-            continue;
+        if (w->weight != NULL) {
+            *w = packed_linear(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i], w->in_features,
+                               c->narrow[N_INPUTS + N_WEIGHTS + i]);
         }
-        CHECK(mha_linear_packed_size(a->dtype, w->out_features, w->in_features, &n, &w->panel_width) == MHA_OK,
-              "packed size");
-        void *packed = w->weight == (void *)c ? allocate(n * size_of(a->dtype)) : (void *)(uintptr_t)w->weight;
-        CHECK(mha_linear_pack(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
-                              (ptrdiff_t)w->in_features, packed) == MHA_OK,
-              "pack");
-        w->weight = packed;
-        w->bias = c->narrow[N_INPUTS + N_WEIGHTS + i];
     }
     CHECK(mha_layer_forward(a) == MHA_OK, "layer forward");
     for (size_t i = 0; i < c->n_out; i++) {
@@ -392,7 +369,6 @@ check_differences(layer_call *c, size_t draw)
         CHECK(fabs(slope - expected) <= 1e-7 * (1 + fabs(expected)) * sqrt(1 + (double)c->n[i]),
               "%s layer draw %zu, part %d: slope %.12g, gradient %.12g", mha_isa_name(mha_isa_active()), draw, i, slope,
               expected);
-        free(direction);
     }
 }
 
@@ -420,35 +396,16 @@ test_layer(size_t draw)
         }
     }
     check_differences(&calls[MHA_F64], draw);
-    for (int type = MHA_F32; type <= MHA_F64; type++) {
-        layer_call *c = &calls[type];
-        for (int i = 0; i < N_PARTS; i++) {
-            free(c->x[i]);
-            free(c->narrow[i]);
-            free(c->got[i]);
-        }
-        for (int i = 0; i < 8; i++) {
-            free(c->kept[i]);
-        }
-        for (int i = 0; i < N_WEIGHTS; i++) {
-            free((void *)(uintptr_t)c->linears[i]->weight);
-        }
-        free((void *)(uintptr_t)c->args.visible.valid_lens);
-        free(c->grad_out);
-    }
+    free_all();
 }
 
 int
 main(int argc, char **argv)
 {
-    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const int quick = is_quick(argc, argv);
 
     mha_set_allocator(allocate_subnormals, free);
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int dtype = MHA_F32; dtype <= MHA_F64; dtype++) {
             for (size_t draw = 0; draw < (quick ? 40 : 200); draw++) {
                 test_draw((mha_dtype)dtype, draw, draw % 10 == 0 ? 600 : 140);
@@ -465,8 +422,7 @@ main(int argc, char **argv)
         for (size_t draw = 0; draw < (quick ? 20 : 100); draw++) {
             test_layer(draw);
         }
-        printf("%-7s %s\n", mha_isa_name(isa), failures ? "see above" : "agrees with the textbook");
+        printf("%-7s %s\n", mha_isa_name(isa), n_failed ? "see above" : "agrees with the textbook");
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

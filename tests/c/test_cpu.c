@@ -8,17 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "runtime/cpu.h"
 #include "mha.h"
-
-static int n_failed;
-
-static void
-check(int ok, const char *name)
-{
-    printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
-    n_failed += !ok;
-}
 
 /* The names of /proc/cpuinfo are the kernel's reading of the same bits. */
 static int
@@ -66,6 +58,5 @@ int
 main(void)
 {
     check_features();
-    printf("%d failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

@@ -8,6 +8,7 @@
  */
 #include <stdio.h>
 
+#include "check.h"
 #include "mha.h"
 #include "runtime/cpu.h"
 
@@ -15,7 +16,7 @@
 static struct {
     unsigned highest_leaf, leaf1_ecx, leaf7_ebx, xcr0;
 } cpu;
-static int n_failed, n_xcr0_reads;
+static int n_xcr0_reads;
 
 int mha_pretended_cpuid(unsigned leaf, unsigned subleaf, unsigned *eax, unsigned *ebx, unsigned *ecx, unsigned *edx);
 unsigned mha_pretended_xcr0(void);
@@ -41,13 +42,11 @@ mha_pretended_xcr0(void)
 }
 
 static void
-check(int avx2, int avx512, const char *name)
+check_offers(int avx2, int avx512, const char *name)
 {
-    const int ok = mha_cpu_offers(MHA_ISA_SCALAR) == 1 && mha_cpu_offers(MHA_ISA_AVX2) == avx2 &&
-                   mha_cpu_offers(MHA_ISA_AVX512) == avx512;
-
-    printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
-    n_failed += !ok;
+    check(mha_cpu_offers(MHA_ISA_SCALAR) == 1 && mha_cpu_offers(MHA_ISA_AVX2) == avx2 &&
+              mha_cpu_offers(MHA_ISA_AVX512) == avx512,
+          name);
 }
 
 static void
@@ -66,38 +65,37 @@ main(void)
     static const unsigned avx512_bits[] = {16, 17, 30, 31}, ymm_states[] = {1, 2}, zmm_states[] = {5, 6, 7};
 
     restore();
-    check(1, 1, "a CPU with everything");
+    check_offers(1, 1, "a CPU with everything");
     cpu.highest_leaf = 0;
-    check(0, 0, "a CPU without leaf 1");
+    check_offers(0, 0, "a CPU without leaf 1");
     cpu.highest_leaf = 6;
-    check(0, 0, "a CPU without leaf 7");
+    check_offers(0, 0, "a CPU without leaf 7");
     restore();
     cpu.leaf1_ecx &= ~(1u << 27);
-    check(0, 0, "no OSXSAVE");
+    check_offers(0, 0, "no OSXSAVE");
     n_failed += n_xcr0_reads != 0; /* reading it would be an illegal instruction */
     restore();
     cpu.leaf1_ecx &= ~(1u << 12);
-    check(0, 0, "no FMA");
+    check_offers(0, 0, "no FMA");
     restore();
     cpu.leaf7_ebx &= ~(1u << 5);
-    check(0, 0, "no AVX2: no AVX-512 kernels either, which use it");
+    check_offers(0, 0, "no AVX2: no AVX-512 kernels either, which use it");
     for (int i = 0; i < 4; i++) {
         restore();
         cpu.leaf7_ebx &= ~(1u << avx512_bits[i]);
-        check(1, 0, "one part of AVX-512 is missing");
+        check_offers(1, 0, "one part of AVX-512 is missing");
     }
     for (int i = 0; i < 2; i++) {
         restore();
         cpu.xcr0 &= ~(1u << ymm_states[i]);
-        check(0, 0, "the system does not save SSE or AVX registers");
+        check_offers(0, 0, "the system does not save SSE or AVX registers");
     }
     for (int i = 0; i < 3; i++) {
         restore();
         cpu.xcr0 &= ~(1u << zmm_states[i]);
-        check(1, 0, "the system does not save a part of the AVX-512 registers");
+        check_offers(1, 0, "the system does not save a part of the AVX-512 registers");
     }
-    printf("%d failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }
 #else
 int

@@ -162,15 +162,11 @@ check_sharing(void)
 int
 main(int argc, char **argv)
 {
-    const size_t n_sizes = argc > 1 && strcmp(argv[1], "quick") == 0 ? 20 : 200;
+    const size_t n_sizes = is_quick(argc, argv) ? 20 : 200;
 
     guarded_start();
     mha_set_allocator(noting_alloc, free);
-    for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (size_t i = 0; i < n_sizes; i++) {
             const size_t D = 1 + i * 37 % MOST, K = 1 + i * 53 % MOST;
             dtype = i % 2 ? MHA_F64 : MHA_F32;
@@ -182,6 +178,5 @@ main(int argc, char **argv)
         }
         check_sharing();
     }
-    printf("%d checks failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

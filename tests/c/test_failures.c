@@ -240,7 +240,7 @@ check_failing_threads(size_t D, const int *limits, size_t n_limits)
 int
 main(int argc, char **argv)
 {
-    const size_t n_sizes = argc > 1 && strcmp(argv[1], "quick") == 0 ? 4 : 24;
+    const size_t n_sizes = is_quick(argc, argv) ? 4 : 24;
 
     guarded_start();
     mha_set_allocator(failing_alloc, failing_free);
@@ -251,11 +251,7 @@ main(int argc, char **argv)
     check_failing_threads(66, (const int[]){-1}, 1);
     check_failing_threads(20, (const int[]){-1}, 1);
 #endif
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (size_t i = 0; i < n_sizes * N_OPERATIONS * 2; i++) {
             const size_t D = 1 + i * 37 % MOST, K = 1 + i * 53 % MOST;
             dtype = i % 2 ? MHA_F64 : MHA_F32;
@@ -270,6 +266,5 @@ main(int argc, char **argv)
     for (size_t i = 0; i < N_SLOTS; i++) {
         free(saved[i]);
     }
-    printf("%d checks failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

@@ -296,17 +296,12 @@ main(int argc, char **argv)
     guarded_start();
     check_guards();
     mha_threads_set(1);
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int type = MHA_F32; type <= MHA_F64; type++) {
             dtype = (mha_dtype)type;
             run_sizes(argc > 1 ? argv[1] : "");
         }
         printf("%-7s %zu calls, no fault\n", mha_isa_name(isa), n_cases);
     }
-    printf("%d checks failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

@@ -24,6 +24,7 @@
 #include <time.h>
 
 #include "callers.h"
+#include "check.h"
 #include "pages.h"
 
 #define ISAS (sizeof isas / sizeof isas[0])
@@ -31,16 +32,6 @@
 #define EXP_BOUND 1.0
 #define EXP_DOUBLE_BOUND 2.0
 #define TANH_BOUND 2.0
-
-static int failures;
-
-#define CHECK(ok, ...) \
-    do { \
-        if (!(ok) && failures++ < 20) { \
-            printf("failed: " __VA_ARGS__); \
-            putchar('\n'); \
-        } \
-    } while (0)
 
 #undef real /* the last vocabulary's */
 #define real float
@@ -276,7 +267,7 @@ measure_share(void *argument)
 }
 
 static void
-report(const char *isa, const char *type, const struct worst *a, const struct worst *b, double slack)
+report_accuracy(const char *isa, const char *type, const struct worst *a, const struct worst *b, double slack)
 {
     static const char *const names[2] = {"exp", "tanh"};
     const double bounds[2] = {EXP_BOUND + slack, TANH_BOUND + slack};
@@ -286,7 +277,7 @@ report(const char *isa, const char *type, const struct worst *a, const struct wo
         const struct worst *const worst = a->error[which] > b->error[which] ? a : b;
         const int ok = worst->error[which] <= bounds[which];
         printf("  %s %.3f ULP at %a%s", names[which], worst->error[which], worst->at[which], ok ? "" : " TOO MUCH");
-        failures += !ok;
+        n_failed += !ok;
     }
     putchar('\n');
 }
@@ -311,8 +302,8 @@ check_accuracy(uint64_t step, uint64_t dull_step, uint64_t points)
     join(thread);
     for (size_t k = 0; k < ISAS; k++) {
         if (isas[k].available()) {
-            report(isas[k].f32.isa, "float32", &shares[0].f32[k], &shares[1].f32[k], 0);
-            report(isas[k].f32.isa, "float64", &shares[0].f64[k], &shares[1].f64[k], slack);
+            report_accuracy(isas[k].f32.isa, "float32", &shares[0].f32[k], &shares[1].f32[k], 0);
+            report_accuracy(isas[k].f32.isa, "float64", &shares[0].f64[k], &shares[1].f64[k], slack);
         }
     }
 }
@@ -460,6 +451,5 @@ main(int argc, char **argv)
     } else {
         check_accuracy(1, strcmp(mode, "full") == 0 ? 1 : 257, 10000000);
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

@@ -200,6 +200,5 @@ main(void)
     check_rounding();
     check_how_many();
     free(w);
-    printf("%d checks failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

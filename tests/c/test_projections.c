@@ -35,13 +35,6 @@ new_matrix(size_t rows, size_t cols, size_t gap)
     return m;
 }
 
-static void
-release_matrix(matrix *m)
-{
-    free(m->whole);
-    free(m->data);
-}
-
 /* Compares dense results, rows x cols, with sum_p a(i, p) b(p, j) + added[j]. */
 static void
 check_product(const char *what, const void *found, size_t rows, size_t cols, size_t depth, const int *a, size_t a_row,
@@ -69,13 +62,8 @@ check_projection(size_t rows, size_t outs, size_t ins)
     void *y = allocate(rows * outs * item), *grad_x = allocate(rows * ins * item);
     void *grad_weight = allocate(outs * ins * item), *grad_bias = allocate(outs * item);
     int *ones = allocate(rows * sizeof(int));
-    size_t size = 0, width = 0;
 
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
-    void *packed = allocate(size * item);
-    CHECK(mha_linear_pack(dtype, outs, ins, weight.data, (ptrdiff_t)ins, packed) == MHA_OK, "pack");
-    const mha_linear linear = {
-        .weight = packed, .bias = bias.data, .out_features = outs, .in_features = ins, .panel_width = width};
+    const mha_linear linear = packed_linear(dtype, outs, ins, weight.data, ins, bias.data);
     CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK,
           "forward");
     check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
@@ -98,16 +86,7 @@ check_projection(size_t rows, size_t outs, size_t ins)
     check_product("grad_x", grad_x, rows, ins, outs, grad_y.whole, outs, 1, weight.whole, ins, 1, NULL);
     check_product("grad_weight", grad_weight, outs, ins, rows, grad_y.whole, 1, outs, x.whole, ins, 1, NULL);
     check_product("grad_bias", grad_bias, 1, outs, rows, ones, 0, 1, grad_y.whole, outs, 1, NULL);
-    release_matrix(&x);
-    release_matrix(&weight);
-    release_matrix(&bias);
-    release_matrix(&grad_y);
-    free(y);
-    free(grad_x);
-    free(grad_weight);
-    free(grad_bias);
-    free(packed);
-    free(ones);
+    free_all();
 }
 
 /* A weight in rows, read as it lies by few rows of x and packed for many, gives the bits of one packed before. */
@@ -118,28 +97,20 @@ check_layouts(size_t rows, size_t outs, size_t ins)
     void *x = numbers(dtype, rows * ins, 1.0), *weight = numbers(dtype, outs * stride, 1.0);
     void *bias = below(2) ? numbers(dtype, outs, 1.0) : NULL;
     void *y = allocate(rows * outs * item), *from_rows = allocate(rows * outs * item);
-    size_t size = 0, width = 0;
 
     for (size_t i = 0; i < outs; i++) {
         for (size_t j = ins; j < stride; j++) {
             set(dtype, weight, i * stride + j, (double)NAN);
         }
     }
-    CHECK(mha_linear_packed_size(dtype, outs, ins, &size, &width) == MHA_OK, "packed size");
-    void *packed = allocate(size * item);
-    CHECK(mha_linear_pack(dtype, outs, ins, weight, (ptrdiff_t)stride, packed) == MHA_OK, "pack");
-    const mha_linear of_packed = {
-        .weight = packed, .bias = bias, .out_features = outs, .in_features = ins, .panel_width = width};
+    const mha_linear of_packed = packed_linear(dtype, outs, ins, weight, stride, bias);
     const mha_linear of_rows = {weight, bias, outs, ins, MHA_WEIGHT_ROWS, (ptrdiff_t)stride, 0};
     memset(from_rows, 0xff, rows * outs * item);
     CHECK(mha_linear_forward(dtype, &of_packed, rows, x, (ptrdiff_t)ins, y, (ptrdiff_t)outs) == MHA_OK, "packed");
     CHECK(mha_linear_forward(dtype, &of_rows, rows, x, (ptrdiff_t)ins, from_rows, (ptrdiff_t)outs) == MHA_OK, "rows");
     CHECK(memcmp(y, from_rows, rows * outs * item) == 0, "%s, %zu rows x %zu x %zu: other bits from a weight in rows",
           mha_isa_name(mha_isa_active()), rows, outs, ins);
-    void *const all[] = {x, weight, bias, y, from_rows, packed};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        free(all[i]);
-    }
+    free_all();
 }
 
 /* Without a fused multiply-add the vectors of WebAssembly do what scalar does to each number, in the same order. */
@@ -176,13 +147,8 @@ check_bits_of_scalar(size_t rows, size_t outs, size_t ins)
     for (int i = 0; i < 4; i++) {
         CHECK(memcmp(found[0][i], found[1][i], sizes[i] * size_of(dtype)) == 0,
               "%zu rows x %zu x %zu: other bits than scalar's in result %d", rows, outs, ins, i);
-        free(found[0][i]);
-        free(found[1][i]);
     }
-    void *const all[] = {x, weight, bias, grad_y};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        free(all[i]);
-    }
+    free_all();
 }
 
 /* --- Softmax of equal scores ---------------------------------------------------------------------- */
@@ -206,7 +172,7 @@ check_softmax(size_t keys, size_t valid, mha_empty empty_rows)
         CHECK(get(dtype, x, j) == rounded, "%s, softmax of %zu of %zu: [%zu] is %.17g, not %.17g",
               mha_isa_name(mha_isa_active()), valid, keys, j, get(dtype, x, j), rounded);
     }
-    free(x);
+    free_all();
 }
 
 static void
@@ -244,13 +210,9 @@ run_all(int quick)
 int
 main(int argc, char **argv)
 {
-    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const int quick = is_quick(argc, argv);
 
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int type = MHA_F32; type <= MHA_F64; type++) {
             dtype = (mha_dtype)type;
             mha_threads_set(type == MHA_F32 ? 1 : 2);
@@ -261,6 +223,5 @@ main(int argc, char **argv)
         dtype = n % 2 ? MHA_F64 : MHA_F32;
         check_bits_of_scalar(1 + below(n < 100 ? 12 : 300), 1 + below(100), 1 + below(n < 100 ? 600 : 100));
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

@@ -494,6 +494,5 @@ main(void)
         }
         check_own_isa();
     }
-    printf("%d checks failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

@@ -1,25 +1,15 @@
 /*
  * test_scratch.c: scratch memory and the allocator behind it.  Prints a line per check; exit status 1 if one fails.
- *
- *     cc -g -O2 -std=c11 -Icsrc tests/c/test_scratch.c csrc/runtime/scratch.c csrc/runtime/status.c -o
- * build/test_scratch SPDX-License-Identifier: BSD-3-Clause
+ * SPDX-License-Identifier: BSD-3-Clause
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "runtime/common.h"
 #include "mha.h"
 #include "runtime/scratch.h"
-
-static int n_failed;
-
-static void
-check(int ok, const char *name)
-{
-    printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
-    n_failed += !ok;
-}
 
 /* --- An allocator that counts, fails on demand, and aligns as badly as it likes -------------- */
 
@@ -208,6 +198,5 @@ main(void)
     check_overflow();
     check_allocator_choice();
     check_texts();
-    printf("%d failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

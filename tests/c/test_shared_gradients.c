@@ -11,38 +11,31 @@ enum { BATCH = 2, ROWS = 5, SIZE = 6, GAP = 3, N = BATCH * ROWS * SIZE, WIDE = B
 static mha_dtype dtype;
 static int64_t lens[BATCH] = {4, 0};
 
-/* A layer with W_q, W_k, W_v, W_o by the bits of `projected`; all memory is of its own. */
+/* A layer with W_q, W_k, W_v, W_o by the bits of `projected`. */
 typedef struct {
     mha_layer_args args;
     mha_layer_grads grads;
-    void *blocks[40];
-    size_t n_blocks;
 } self_attention;
 
 static void *
-owned(self_attention *s, size_t n)
+drawn(size_t n)
 {
-    return s->blocks[s->n_blocks++] = numbers(dtype, n, 1.0);
+    return numbers(dtype, n, 1.0);
 }
 
 static mha_linear
 projection(self_attention *s, int i)
 {
-    const void *weight = owned(s, SIZE * SIZE);
-    size_t n = 0, width = 0;
-
-    CHECK(mha_linear_packed_size(dtype, SIZE, SIZE, &n, &width) == MHA_OK, "size");
-    void *packed = owned(s, n);
-    CHECK(mha_linear_pack(dtype, SIZE, SIZE, weight, SIZE, packed) == MHA_OK, "pack");
+    const void *weight = drawn(SIZE * SIZE);
     s->grads.weight[i] = weight;
-    return (mha_linear){packed, owned(s, SIZE), SIZE, SIZE, MHA_WEIGHT_PACKED, 0, width};
+    return packed_linear(dtype, SIZE, SIZE, weight, SIZE, drawn(SIZE));
 }
 
 static self_attention
 new_layer(unsigned projected, int with_lengths)
 {
-    self_attention s = {.n_blocks = 0};
-    const mha_operand x = {owned(&s, N), ROWS * SIZE, 0, SIZE};
+    self_attention s = {0};
+    const mha_operand x = {drawn(N), ROWS * SIZE, 0, SIZE};
     mha_layer_args *a = &s.args;
     mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
     void **kept[4] = {&a->q_projected, &a->k_projected, &a->v_projected, &a->context};
@@ -66,13 +59,13 @@ new_layer(unsigned projected, int with_lengths)
     for (int i = 0; i < 4; i++) {
         if (projected >> i & 1) {
             *linears[i] = projection(&s, i);
-            *kept[i] = owned(&s, N);
+            *kept[i] = drawn(N);
         }
     }
-    a->out = owned(&s, N);
-    a->row_max = owned(&s, N);
-    a->row_sum = owned(&s, N);
-    s.grads.grad_out = owned(&s, N);
+    a->out = drawn(N);
+    a->row_max = drawn(N);
+    a->row_sum = drawn(N);
+    s.grads.grad_out = drawn(N);
     CHECK(mha_layer_forward(a) == MHA_OK, "forward");
     return s;
 }
@@ -118,10 +111,6 @@ check_sharing(self_attention *s, const int place[3], int wide, const char *doing
                   mha_isa_name(mha_isa_active()), doing, i, n, found, sum);
         }
     }
-    for (int i = 0; i < 3; i++) {
-        free(ours[i]);
-        free(theirs[i]);
-    }
 }
 
 static void
@@ -136,25 +125,18 @@ check_layers(void)
             snprintf(doing, sizeof doing, "projections %x, lengths %u, places %zu", variant & 15, variant >> 4, p);
             check_sharing(&s, places[p / 2], (int)(p % 2), doing);
         }
-        for (size_t i = 0; i < s.n_blocks; i++) {
-            free(s.blocks[i]);
-        }
+        free_all();
     }
 }
 
 int
 main(void)
 {
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int type = MHA_F32; type <= MHA_F64; type++) {
             dtype = (mha_dtype)type;
             check_layers();
         }
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

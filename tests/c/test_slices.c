@@ -59,18 +59,8 @@ static mha_linear
 packed(size_t out_features, size_t in_features)
 {
     void *weight = numbers(dtype, out_features * in_features, 0.3);
-    mha_linear linear = {
-        .out_features = out_features, .in_features = in_features, .bias = numbers(dtype, out_features, 1.0)};
-    size_t size;
 
-    CHECK(mha_linear_packed_size(dtype, out_features, in_features, &size, &linear.panel_width) == MHA_OK,
-          "packed size");
-    linear.weight = allocate(size * size_of(dtype));
-    CHECK(mha_linear_pack(dtype, out_features, in_features, weight, (ptrdiff_t)in_features, (void *)linear.weight) ==
-              MHA_OK,
-          "pack");
-    free(weight);
-    return linear;
+    return packed_linear(dtype, out_features, in_features, weight, in_features, numbers(dtype, out_features, 1.0));
 }
 
 /* Item number `item` of the call, alone. */
@@ -118,8 +108,6 @@ check_call(const mha_layer_args *all, unsigned wanted, const char *what)
     }
     CHECK(memcmp(sliced.memory, alone.memory, sliced.n_bytes) == 0, "%s, %s, %u threads: other bits in slices", what,
           mha_isa_name(mha_isa_active()), mha_threads_get());
-    free(sliced.memory);
-    free(alone.memory);
 }
 
 /* Weights over several key blocks are a second pass, which wants statistics: nobody's, if the caller has none. */
@@ -147,9 +135,6 @@ check_weights_alone(const mha_layer_args *all, const void *x, const void *keys)
     a.row_sum = stats + STATS * size_of(dtype);
     CHECK(mha_layer_forward(&a) == MHA_OK, "weights beside statistics");
     CHECK(memcmp(alone, beside, n_bytes) == 0, "%s: other weights without statistics", mha_isa_name(mha_isa_active()));
-    free(alone);
-    free(beside);
-    free(stats);
 }
 
 /*
@@ -180,7 +165,6 @@ check_last_item(size_t keys)
         .visible = {NULL, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
         .out = out,
     };
-    const mha_linear made[] = {a.W_q, a.W_k};
 
     for (size_t beyond = 1; beyond > 0; a.batch -= beyond) {
         CHECK(mha_layer_explain(&a, NOTING_FACTS) == MHA_OK && count_of("n_slices") > 1, "no last slice of one item");
@@ -194,20 +178,12 @@ check_last_item(size_t keys)
     a.out = last;
     CHECK(mha_layer_forward(&a) == MHA_OK, "the last item");
     CHECK(memcmp(out + before * WIDE * bytes, last, WIDE * bytes) == 0, "%zu keys: other bits in the last slice", keys);
-    for (int i = 0; i < 2; i++) {
-        free((void *)made[i].weight);
-        free((void *)made[i].bias);
-    }
-    free(x);
-    free(w);
-    free(out);
-    free(last);
 }
 
 int
 main(int argc, char **argv)
 {
-    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const int quick = is_quick(argc, argv);
     int64_t lens[BATCH * ROWS];
 
     for (size_t i = 0; i < BATCH * ROWS; i++) {
@@ -238,7 +214,6 @@ main(int argc, char **argv)
                 .visible = {lens, round % 4 < 2 ? 1 : ROWS, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
                 .empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO,
             };
-            const mha_linear made[] = {a.W_q, a.W_k, a.W_v, a.W_o};
             check_weights_alone(&a, x, keys);
             check_last_item(1);
             check_last_item(5);
@@ -249,15 +224,9 @@ main(int argc, char **argv)
             a.queries = 0;
             a.out = x; /* where nothing is written */
             CHECK(mha_layer_forward(&a) == MHA_OK, "no queries");
-            for (int i = 0; i < 4; i++) {
-                free((void *)made[i].weight);
-                free((void *)made[i].bias);
-            }
-            free(x);
-            free(keys);
+            free_all();
         }
     }
     mha_threads_set(1);
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

@@ -202,6 +202,5 @@ main(void)
     check_signals();
     check_idle(w);
     free(w);
-    printf("%d failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

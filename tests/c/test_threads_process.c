@@ -243,6 +243,5 @@ main(void)
     check_oversubscribed(w);
     check_exit();
     free(w);
-    printf("%d failed\n", n_failed);
-    return n_failed != 0;
+    return report();
 }

@@ -19,22 +19,10 @@ static const double one = 1; /* a scale */
 static mha_attention_args
 plain_call(size_t queries, size_t keys, size_t head_dim, size_t value_dim)
 {
-    const ptrdiff_t d = (ptrdiff_t)head_dim, v = (ptrdiff_t)value_dim;
+    mha_attention_args a = one_head(dtype, queries, keys, head_dim, value_dim);
 
-    return (mha_attention_args){.dtype = dtype,
-                                .batch = 1,
-                                .heads = 1,
-                                .kv_heads = 1,
-                                .queries = queries,
-                                .keys = keys,
-                                .head_dim = head_dim,
-                                .value_dim = value_dim,
-                                .scale = &one,
-                                .q = {.row_stride = d},
-                                .k = {.row_stride = d},
-                                .v = {.row_stride = v},
-                                .out = {.row_stride = v},
-                                .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    a.scale = &one;
+    return a;
 }
 
 /* --- One key that counts ------------------------------------------------------------------------ */
@@ -68,11 +56,6 @@ check_one_key(size_t keys, size_t hot, double top, double rest, const void *valu
     for (size_t j = 0; j < keys; j++) {
         CHECK(get(dtype, weights, j) == (j == hot), "key %zu of %zu: weight %zu", hot, keys, j);
     }
-    free(q);
-    free(k);
-    free(out);
-    free(weights);
-    free(stats);
 }
 
 static void
@@ -89,7 +72,7 @@ test_one_key(int quick)
         check_one_key(MOST_KEYS, hot, 1000, 0, values);
         check_one_key(MOST_KEYS, hot, -1000, -9000, values);
     }
-    free(values);
+    free_all();
 }
 
 /* Zero scores and whole-numbered values: 2^n keys give the exact mean, whatever the order of the sum. */
@@ -118,11 +101,8 @@ test_mean(void)
         for (size_t i = 0; i < 10; i++) {
             CHECK(get(dtype, out, i) == sums[i % 5] / (double)keys, "%zu keys: not the mean", keys);
         }
-        free(q);
-        free(zeros);
-        free(v);
-        free(out);
     }
+    free_all();
 }
 
 /* One weight of 1, and in every later block of keys one that is less than half of its last digit: none of them is lost.
@@ -152,10 +132,7 @@ test_tiny_blocks(void)
     const double sum = 1 + BLOCKS * unit / 4;
     CHECK(fabs(get(dtype, results, 2) - sum) <= unit, "%s: 1 and %d times a quarter of its last digit is 1 + %g digits",
           mha_isa_name(mha_isa_active()), BLOCKS, (get(dtype, results, 2) - 1) / unit);
-    free(q);
-    free(k);
-    free(v);
-    free(results);
+    free_all();
 }
 
 /*
@@ -196,12 +173,6 @@ check_overflow(size_t keys, mha_empty empty_rows, const int64_t *lens)
         CHECK(empty_rows == MHA_EMPTY_ZERO ? weight == 0 : (weight > 0) == seen, "%zu keys overflow: weight %zu is %g",
               keys, j, weight);
     }
-    free(q);
-    free(k);
-    free(v);
-    free(results);
-    free(weights);
-    free(lse);
 }
 
 /* Dropout of half the weights: each factor is 0 or 2, whatever keys it begins and ends at, and none is written beside.
@@ -233,7 +204,7 @@ test_dropout_factors(void)
                   k->isa, key, key + keys, i / (keys + GAP), i % (keys + GAP), x);
         }
     }
-    free(factors);
+    free_all();
 }
 
 static void
@@ -245,6 +216,7 @@ test_overflow(void)
             check_overflow(keys, i & 1 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO, i & 2 ? &len : NULL);
         }
     }
+    free_all();
 }
 
 /* --- Numbers that are none -------------------------------------------------------------------------- */
@@ -381,28 +353,16 @@ test_poison(int additive, int by_mask, size_t step)
             poison(&c, clean, operand, i / cols_of_operand[operand], i % cols_of_operand[operand], values[n++ % 3]);
         }
     }
-    for (size_t i = 0; i < N_OPERANDS; i++) {
-        free(c.operands[i]);
-    }
-    for (size_t i = 0; i < N_RESULTS; i++) {
-        free(c.results[i]);
-        free(clean[i]);
-    }
-    free(c.w);
-    free(c.stats);
+    free_all();
 }
 
 int
 main(int argc, char **argv)
 {
-    const int quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+    const int quick = is_quick(argc, argv);
 
     mha_threads_set(1);
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        if (!mha_isa_available(isa)) {
-            continue;
-        }
-        CHECK(mha_isa_select(isa) == MHA_OK, "select %s", mha_isa_name(isa));
+    FOR_EACH_ISA (isa) {
         for (int type = MHA_F32; type <= MHA_F64; type++) {
             dtype = (mha_dtype)type;
             test_one_key(quick);
@@ -415,6 +375,5 @@ main(int argc, char **argv)
             }
         }
     }
-    printf("%d checks failed\n", failures);
-    return failures != 0;
+    return report();
 }

@@ -70,19 +70,6 @@ with_backward(attention_call call)
     return b;
 }
 
-static void
-release_backward(backward_call *b)
-{
-    for (int i = 0; i < N_GRADS; i++) {
-        free(b->got[i]);
-        free(b->exact[i]);
-    }
-    free(b->stats[0]);
-    free(b->stats[1]);
-    free(b->grad_out);
-    release(&b->call);
-}
-
 /* Where row (item, head, row) of an operand begins, as a count of numbers. */
 static size_t
 row_of(const mha_operand *x, size_t item, size_t head, size_t row)

@@ -15,6 +15,7 @@
 #include <time.h>
 #endif
 
+#include "check.h"
 #include "runtime/threads.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -35,16 +36,6 @@ __tsan_default_options(void)
 #else
 #define WITH_TSAN 0
 #endif
-
-static int n_failed;
-
-static void
-check(int ok, const char *name)
-{
-    printf("%s  %s\n", ok ? "ok  " : "FAIL", name);
-    fflush(stdout);
-    n_failed += !ok;
-}
 
 static void
 sleep_ms(long ms)

@@ -31,7 +31,7 @@ start(const uint8_t *data, size_t n_bytes)
     }
     choices = data;
     choices_end = data + n_bytes;
-    failures = 0;
+    n_failed = 0;
     for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {
         if (mha_isa_available(isa)) {
             offered[n++] = isa;

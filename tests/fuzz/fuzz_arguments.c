@@ -100,10 +100,8 @@ run_small(mha_attention_args *a)
             const double weight = get(a->dtype, b.call.weights, i);
             REQUIRE(weight >= 0 && weight <= 1 + 8 * FLT_EPSILON);
         }
-        release_backward(&b);
-        return;
     }
-    release(&call);
+    free_all();
 }
 
 static void

@@ -60,13 +60,6 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes)
     memset(call.weights, 0xff, call.n_weights * item);
     REQUIRE(mha_attention_weights(&call.args) == MHA_OK);
     REQUIRE(memcmp(weights, call.weights, call.n_weights * item) == 0);
-
-    free(weights);
-    free(first);
-    free(exact);
-    free(exact_lse);
-    free(exact_weights);
-    free(stats);
-    release(&call);
+    free_all();
     return 0;
 }
