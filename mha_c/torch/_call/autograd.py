@@ -25,8 +25,9 @@ from .dropout import core_dropout
 from .records import AttentionCall, AttentionTensors, LayerCall, Parameters, new_record
 from .scored import Scored
 
-# For outputs of this size or more, what the core kept for the backward pass is saved as tensors: autograd frees them
-# after it and passes them to its hooks (checkpointing).  If smaller, the node keeps it: some microseconds less a call.
+# For attended values of this size or more, what the core kept for the backward pass is saved as tensors: autograd
+# frees them after it and passes them to its hooks (checkpointing).  If smaller, the node keeps it: some microseconds
+# less a call.
 LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 N_INPUTS = 3
@@ -41,7 +42,7 @@ class LayerFunction(Function):
     @staticmethod
     def forward(ctx: Any, call: LayerCall, done: tuple[Tensor, Kept], *tensors: Any) -> Tensor:
         out, kept = done
-        if out.numel() * out.element_size() < LARGE_BYTES:
+        if kept.context.nbytes < LARGE_BYTES:
             ctx.save_for_backward(*tensors)
             ctx.of_call = call, kept
         else:
@@ -62,10 +63,13 @@ class LayerFunction(Function):
         needs = ctx.needs_input_grad[2:]
         if not (torch.is_grad_enabled() or watched()):  # create_graph; a mode is active
             try:
-                inputs, parameters = tensors[:N_INPUTS], tensors[N_INPUTS:]
-                lens, *options = call
-                given: Any = *inputs, lens, parameters, parameters[-1], *options, needs, True
-                return None, None, *layer_backward(grad_out, kept, *given)
+                queries, keys, values = tensors[:N_INPUTS]
+                lens, heads, empty_rows, dropout, seed = call
+                grads: Any = layer_backward(
+                    grad_out, kept, queries, keys, values, lens, tensors[N_INPUTS:], tensors[-1], heads, empty_rows,
+                    dropout, seed, needs, True,
+                )  # fmt: skip
+                return None, None, *grads
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)

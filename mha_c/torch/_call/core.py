@@ -56,8 +56,8 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
         p = rate(dropout, training)
         heads, empty_rows = module.num_heads, module.empty_rows
         seed: Any = draw_seed if p else 0  # drawn behind all checks: a refused call draws none
-        given = queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records
-        out, kept = named_for_profiler(layer_forward, given) if profiler._is_profiler_enabled else layer_forward(*given)
+        run: Any = forward_for_profiler if profiler._is_profiler_enabled else layer_forward
+        out, kept = run(queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records)
         if records:
             tape: Kept = new_record(Kept, kept)
             done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed))
@@ -71,7 +71,7 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
     return out if computed is dtype else out.to(dtype)
 
 
-def named_for_profiler(function: Any, given: Any) -> Any:
-    """function(*given), shown by torch's profiler."""
+def forward_for_profiler(*given: Any) -> Any:
+    """layer_forward, shown by torch's profiler."""
     with torch.autograd.profiler.record_function("mha_c::layer_forward"):
-        return function(*given)
+        return layer_forward(*given)
