@@ -205,7 +205,7 @@ class AdditiveAttention(DecodingLayer):
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
     *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
-    may also be the result of `project_keys`.
+    may also be the result of `project_keys`.  `attention_weights` is (B, Q, K).
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class AdditiveAttention(DecodingLayer):
     num_hiddens : int
         Features of the projected keys and queries, which are added.
     dropout, dtype, rng, empty_rows : as in `MultiHeadAttention`
-        The last three are keyword-only.
+        All but dropout are keyword-only.
 
     Notes
     -----

@@ -8,19 +8,27 @@ from typing import Any, Callable, TypeVar
 
 Twin = TypeVar("Twin", bound=Callable[..., Any])
 _ORDER = "Parameters", "Attributes", "Returns", "Raises", "Notes", "Examples"
+_PLACE = "optional\n    Device and type of the parameters, as in torch's modules."
 
 
 def twin(original: Any) -> Callable[[Twin], Twin]:
-    """Complete a docstring by the sections, and the parameters of its signature, that only the original's has."""
+    """Complete a docstring by what only the original's has: the sections but for examples, the parameters of its
+    signature, and what stands between the first line and the first section."""
 
     def completed(own: Twin) -> Twin:
         if own.__doc__ and original.__doc__:  # not under python -OO
             theirs, mine = _sections(_of_tensors(inspect.cleandoc(original.__doc__))), _sections(own.__doc__)
             names = [name for name in inspect.signature(own).parameters if name not in ("self", "args", "kwargs")]
-            parameters = {**_parameters(theirs), **_parameters(mine)}
-            told = {**theirs, **mine, "Parameters": "\n".join(dict.fromkeys(parameters[name] for name in names))}
+            known = {**_parameters(theirs), **({"device": _PLACE, "dtype": _PLACE} if "device" in names else {})}
+            known.update(_parameters(mine))
+            alike: dict[str, list[str]] = {}
+            for name in names:
+                alike.setdefault(known[name], []).append(name)
+            parameters = "\n".join(f"{', '.join(group)} : {text}" for text, group in alike.items())
+            told = {**theirs, "Examples": "", **mine, "Parameters": parameters}
             parts = [f"{title}\n{'-' * len(title)}\n{told[title]}" for title in _ORDER if told.get(title)]
-            own.__doc__ = "\n\n".join((told[""], *parts))
+            summary, *paragraphs = mine[""].split("\n\n")
+            own.__doc__ = "\n\n".join((summary, *(paragraphs or theirs[""].split("\n\n")[1:]), *parts))
         return own
 
     return completed
@@ -33,9 +41,9 @@ def _sections(doc: str) -> dict[str, str]:
 
 
 def _parameters(sections: dict[str, str]) -> dict[str, str]:
-    """{name: its lines}; names that are explained together have the same lines."""
-    blocks = [block for block in re.split(r"\n(?=\S)", sections.get("Parameters", "")) if block]
-    return {name: block for block in blocks for name in block.partition(" : ")[0].split(", ")}
+    """{name: its type and text}; names that are explained together have the same."""
+    blocks = [block.partition(" : ") for block in re.split(r"\n(?=\S)", sections.get("Parameters", "")) if block]
+    return {name: text for names, _, text in blocks for name in names.split(", ")}
 
 
 def _of_tensors(doc: str) -> str:

@@ -18,6 +18,7 @@ from ..errors import ShapeError
 from ._call.children import is_changed
 from ._call.inputs import copied
 from ._module import AttentionModule
+from ._twins import twin
 from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
@@ -272,15 +273,9 @@ def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tens
     return renamed
 
 
+@twin(to_torch_state)
 def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The reverse of `to_torch_state`: nn.MultiheadAttention's entries under d2l's names.
-
-    Parameters
-    ----------
-    state : dict
-        {name: Tensor}.
-    prefix : str
-        The prefix of the names, including its dot.
 
     Returns
     -------

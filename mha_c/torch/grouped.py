@@ -40,11 +40,6 @@ class GQAAttention(RotatesHeads):
     gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
     then (B, num_heads, Q, K).
 
-    Parameters
-    ----------
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
-
     Notes
     -----
     Children, in d2l's order: W_q, W_k, W_v, W_o, so that state_dicts load both ways.  No keys are copied for the heads

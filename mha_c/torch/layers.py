@@ -31,14 +31,6 @@ if TYPE_CHECKING:
 class DotProductAttention(AttentionModule):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) gives
-    (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
-
-    Parameters
-    ----------
-    empty_rows : {"uniform", "zero"}
-        As in `MultiHeadAttention`.
-
     Examples
     --------
     >>> import torch, mha_c.torch
@@ -64,21 +56,11 @@ DotProductAttention._layout = Layout.of(())
 class MultiHeadAttention(AttentionModule, TransposesHeads):
     """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
 
-    There are two forms of the constructor, one of each generation of the book; the arguments tell which is meant:
-
-        # d2l 1.0
-        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)
-        # d2l 0.16-0.17
-        MultiHeadAttention(key_size, query_size, value_size, num_hiddens,
-                           num_heads, dropout, bias=False)
-
     Parameters
     ----------
     key_size, query_size, value_size : int
         Features of the inputs.  The first form has no such arguments: the projections are nn.LazyLinear until the first
         call sets these sizes, as in d2l.
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
 
     Raises
     ------
@@ -193,26 +175,6 @@ ProjectedKeys = ProjectedKeyValues  # an AdditiveAttention may project keys only
 class AdditiveAttention(AttentionModule):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
-    There are two forms of the constructor, one of each generation of the book:
-
-        # d2l 1.0
-        AdditiveAttention(num_hiddens, dropout)
-        # d2l 0.16-0.17
-        AdditiveAttention(key_size, query_size, num_hiddens, dropout)
-
-    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
-    training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys` may also be
-    the result of `project_keys`.  `attention_weights` is (B, Q, K).
-
-    Parameters
-    ----------
-    dropout : float
-        As in `MultiHeadAttention`.
-    empty_rows : {"uniform", "zero"}
-        As in `MultiHeadAttention`.
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
-
     Notes
     -----
     Children in d2l's order: W_k, W_q, w_v, dropout.  Unlike d2l's, it never builds the (B, Q, K, num_hiddens) tensor of
@@ -253,25 +215,9 @@ class AdditiveAttention(AttentionModule):
         self.w_v = linear(hiddens if "key_size" in given else None, 1, False, place)
         self.dropout = nn.Dropout(scalars.probability(given["dropout"]))
 
+    @twin(of_numpy.AdditiveAttention.project_keys)
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
-        """Project the keys by W_k once, for a decoder that uses the same keys at every step.
-
-        Parameters
-        ----------
-        keys : Tensor (B, K, key_size)
-            The keys that a call would take.
-        valid_lens : numbers (B,) or (B, Q), optional
-            Used by calls that give no valid_lens.
-
-        Returns
-        -------
-        ProjectedKeys
-            A call takes it in the place of `keys`, attention(queries, keys, values), and skips W_k.
-
-        Notes
-        -----
-        d2l has no such call and projects the keys again at each step.
-        """
+        """Project the keys by W_k once, for a decoder that uses the same keys at every step."""
         return project(self, keys, None, valid_lens)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:

@@ -34,11 +34,6 @@ class KernelAttention(TakesArrays):
     parameter that is learned like w = 1/width of the book's NWKernelRegression
     (`attention.width.requires_grad_(False)` keeps it constant).
 
-    Parameters
-    ----------
-    device, dtype : optional
-        Device and type of `width`, as in torch's modules.
-
     Examples
     --------
     >>> import torch, mha_c.torch

@@ -62,11 +62,6 @@ class MultiHeadedSelfAttention(AttendsHeads):
     Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  A child
     that was replaced, or that has hooks, is called.
 
-    Parameters
-    ----------
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
-
     Examples
     --------
     >>> import torch
@@ -126,14 +121,6 @@ class _AISummer(TakesArrays):
 class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
-    of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).  Scores are scaled by dim**-0.5.
-
-    Parameters
-    ----------
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
-
     Examples
     --------
     >>> import torch
@@ -151,14 +138,6 @@ class SelfAttentionAISummer(_AISummer):
 @twin(of_numpy.MultiHeadSelfAttentionAISummer)
 class MultiHeadSelfAttentionAISummer(_AISummer):
     """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
-
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
-    are scaled by dim_head**-0.5.
-
-    Parameters
-    ----------
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
 
     Examples
     --------

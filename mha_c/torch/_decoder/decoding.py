@@ -17,6 +17,7 @@ from .._call.attention import any_needs_grad
 from .._call.records import Parameters
 from .._private import on_cpu
 from .._tensors import OWN_TYPES, check_inputs, elsewhere, refuse_transforms
+from .._twins import twin
 
 NO_GRADIENT = "{} is not differentiable: call it under torch.no_grad(), or project with gradients enabled"
 
@@ -66,15 +67,9 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a.device == b.device and a.dtype is b.dtype and torch.equal(a, b))
 
 
+@twin(caches.KeyValueCache)
 class KeyValueCache(caches.KeyValueCache):
-    """The projected keys and values of all steps so far: see mha_c.KeyValueCache.
-
-    Parameters
-    ----------
-    batch : int
-        How many items.
-    max_len : int
-        How many steps there is room for.
+    """The projected keys and values of all steps so far, for one layer; made by `layer.new_cache(batch, max_len)`.
 
     Examples
     --------

@@ -22,6 +22,7 @@ from .._call.inputs import materialize
 from .._call.records import Parameters
 from .._private import FakeTensor, watched
 from .._tensors import FLOATS, check_devices, check_inputs, elsewhere, exporting, is_compiling
+from .._twins import twin
 from .decoding import NO_GRADIENT, Held, order_of_tensors
 
 WHAT = "decoding with keys and values projected under torch.no_grad()"
@@ -55,19 +56,9 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
         lens = self._valid_lens if valid_lens is None else valid_lens
         return self._keys, self._values if values is None else values, lens
 
+    @twin(caches.ProjectedKeyValues.reorder)
     def reorder(self, index: Any) -> Any:
-        """Copy the items index[0], index[1], ... into a new object, for beam search.
-
-        Parameters
-        ----------
-        index : whole numbers
-            Its length is the new batch size, which may be smaller or larger than before.
-
-        Returns
-        -------
-        ProjectedKeyValues
-            The new object.
-        """
+        """Copy the items index[0], index[1], ... into a new object, for beam search."""
         keys: Any = self._keys
         order = order_of_tensors(index, keys.shape[0], elsewhere(keys))
         found = self._of(order.to(keys.device, non_blocking=elsewhere(keys)))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..._arguments import scalars
 from ...errors import ShapeError
+from .._twins import twin
 
 LAYOUTS = ("contiguous", "zigzag")
 
@@ -82,7 +83,7 @@ def piece_length(length: int, rank: int, world_size: int, layout: str) -> int:
 def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """The piece of a sequence that a rank works on.
 
-    Gradients flow back to x.  If the parts cannot be equal, their lengths differ by one.
+    Gradients flow back.  If the parts cannot be equal, their lengths differ by one.
 
     Parameters
     ----------
@@ -119,6 +120,7 @@ def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "cont
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
+@twin(split_sequence)
 def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """Join the pieces of all ranks into the whole sequence: the reverse of `split_sequence`.
 
@@ -126,10 +128,6 @@ def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: 
     ----------
     pieces : list of Tensor
         In the order of the ranks.
-    layout : {"contiguous", "zigzag"}
-        How the pieces were cut.
-    dim : int
-        The axis of the sequence.
 
     Returns
     -------

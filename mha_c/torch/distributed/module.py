@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from ..._arguments import scalars
 from .._call.children import has_own_attention, is_changed
 from .._call.dropout import rate
+from .._twins import twin
 from ..layers import MultiHeadAttention
 from ._group import Ranks, ranks_of
 from ._sequence import LAYOUTS
 from .attention import ring_attention
 
 
+@twin(ring_attention)
 def spread_sequence(
     module: nn.Module, group: Optional[dist.ProcessGroup] = None, *, layout: str = "contiguous"
 ) -> nn.Module:
@@ -33,10 +35,6 @@ def spread_sequence(
     ----------
     module : nn.Module
         A mha_c.torch.MultiHeadAttention, or a model that contains some.
-    group : ProcessGroup, optional
-        A group of torch.distributed (gloo).  Default: all processes.
-    layout : {"contiguous", "zigzag"}
-        How the pieces were cut.
 
     Returns
     -------
