@@ -30,45 +30,10 @@ from binding_calls import (
 )
 from checks import MANY, close, same
 from core_calls import core as _core
+from layouts import LAYOUTS
 from mha_c import _reference
 
 # --- Array arguments: layout ----------------------------------------------------------------------------
-
-
-def unaligned(x):
-    room = np.zeros(x.nbytes + 1, np.uint8)
-    view = room[1:].view(x.dtype).reshape(x.shape)
-    view[...] = x
-    return view
-
-
-def odd_strides(x):
-    """Rows that lie no whole number of items apart: a field of a packed record."""
-    packed = np.zeros(x.shape[:-1], np.dtype([("tag", "u1"), ("row", x.dtype, (x.shape[-1],))]))
-    packed["row"] = x
-    return packed["row"]
-
-
-def reversed_axes(x):
-    flip = (slice(None, None, -1),) * x.ndim
-    return x[flip].copy()[flip]
-
-
-class Child(np.ndarray):
-    pass
-
-
-LAYOUTS = {
-    "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
-    "unaligned": unaligned,
-    "odd strides": odd_strides,
-    "negative strides": reversed_axes,
-    "every second": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-    "rows apart": lambda x: np.concatenate([x, x], axis=-1)[..., : x.shape[-1]],
-    "column-major": np.asfortranarray,
-    "subclass": lambda x: x.view(Child),
-    "subclass with a copy": lambda x: np.asfortranarray(x).view(Child),
-}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -271,7 +236,7 @@ SAME_LENGTHS = {
     "numpy ints": [np.int64(3), np.uint8(2)],
     "strided": np.array([3, 9, 2, 9])[::2],
     "swapped": np.array([3, 2], ">i8"),
-    "unaligned": unaligned(np.array([3, 2])),
+    "unaligned": LAYOUTS["unaligned"](np.array([3, 2])),
     "read-only": np.broadcast_to(np.array([3, 2]), (2,)),
     "fortran": np.asfortranarray([[3] * Q, [2] * Q]),
     "array-like": memoryview(np.array([3, 2], "i2")),
@@ -323,7 +288,7 @@ def test_masks_broadcast_as_numpy_does(shape, kind, dtype, rng):
     mask = rng.random(shape) < 0.6 if kind == "keep_mask" else rng.standard_normal(shape).astype(dtype)
     full = np.ascontiguousarray(np.broadcast_to(mask, (B, 4, Q, K)))
     expected = _core.attention_forward(q, k, v, **{kind: full}, return_weights=True)
-    for laid in mask, np.asfortranarray(mask), np.broadcast_to(mask, (B, 4, Q, K)), reversed_axes(mask):
+    for laid in mask, np.asfortranarray(mask), np.broadcast_to(mask, (B, 4, Q, K)), LAYOUTS["all reversed"](mask):
         result = _core.attention_forward(q, k, v, **{kind: laid}, return_weights=True)
         assert np.array_equal(result[0], expected[0]) and np.array_equal(result[1], expected[1])
     exact = _reference.dot_product_attention(q, k, v, **{kind: mask})

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import mha_c
 import needs
+from layouts import LAYOUTS
 
 torch = needs.module("torch")
 
@@ -60,30 +61,7 @@ class Call:
         return self.queries, self.keys, self.values
 
 
-LAYOUTS = ("dense", "permuted", "rows apart", "reversed", "read-only", "last axis strided", "unaligned offset")
-
-
-def lay_out(array, layout):
-    """The same numbers in another arrangement of memory."""
-    if layout == "permuted":  # as Bahdanau's encoder outputs: (steps, batch, features) seen as (batch, steps, ...)
-        return np.ascontiguousarray(array.transpose(1, 0, 2)).transpose(1, 0, 2)
-    if layout == "rows apart":
-        wide = np.full((array.shape[0], 2 * array.shape[1], array.shape[2] + 3), np.nan, array.dtype)
-        wide[:, ::2, :-3] = array
-        return wide[:, ::2, :-3]
-    if layout == "reversed":
-        return np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1]
-    if layout == "read-only":
-        array = array.copy()
-        array.flags.writeable = False
-        return array
-    if layout == "last axis strided":
-        return np.ascontiguousarray(np.repeat(array, 2, axis=-1))[..., ::2]
-    if layout == "unaligned offset":
-        flat = np.empty(array.size + 1, array.dtype)
-        flat[1:] = array.ravel()
-        return flat[1:].reshape(array.shape)
-    return array
+ARRANGED = st.sampled_from([name for name in LAYOUTS if name != "other byte order"])  # which torch, the judge, refuses
 
 
 @st.composite
@@ -115,20 +93,19 @@ def calls(draw, dtype, single_head=False, same_sizes=False):
     hiddens = heads * draw(st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 17, 20, 32]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     scale = draw(st.sampled_from([1.0, 1.0, 0.05, 6.0]))  # typical; nearly uniform weights; nearly one-hot
-    layouts = st.sampled_from(LAYOUTS)
     size = st.integers(1, 40)
 
     def array(rows, features, layout):
-        return lay_out((scale * rng.standard_normal((batch, rows, features))).astype(dtype), layout)
+        return LAYOUTS[layout]((scale * rng.standard_normal((batch, rows, features))).astype(dtype))
 
     sharing = draw(st.sampled_from(["self", "keys are values", "separate"]))
-    q = array(queries, draw(size), draw(layouts))
+    q = array(queries, draw(size), draw(ARRANGED))
     if sharing == "self":
         keys = queries
         k = v = q
     else:
-        k = array(keys, q.shape[2] if same_sizes else draw(size), draw(layouts))
-        v = k if sharing == "keys are values" else array(keys, draw(size), draw(layouts))
+        k = array(keys, q.shape[2] if same_sizes else draw(size), draw(ARRANGED))
+        v = k if sharing == "keys are values" else array(keys, draw(size), draw(ARRANGED))
     lens, numbers = draw(valid_lens(batch, queries, keys))
     bias, weight_seed, training = draw(st.booleans()), draw(st.integers(0, 2**31)), draw(st.booleans())
     return Call(q, k, v, lens, numbers, hiddens, heads, bias, weight_seed, training)
@@ -279,7 +256,7 @@ def test_masked_softmax(version, isa, dtype, data):
     batch, queries, keys = (data.draw(st.integers(1, n)) for n in (4, 20, 40))
     lens, numbers = data.draw(valid_lens(batch, queries, keys))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    x = lay_out(rng.normal(0, 3, (batch, queries, keys)).astype(dtype), data.draw(st.sampled_from(LAYOUTS)))
+    x = LAYOUTS[data.draw(ARRANGED)](rng.normal(0, 3, (batch, queries, keys)).astype(dtype))
     before = np.array(x)
     theirs = needs.d2l(version).masked_softmax
     exact = theirs(tensor(x).double(), tensor(numbers)).numpy()

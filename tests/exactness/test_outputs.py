@@ -10,6 +10,7 @@ import pytest
 import mha_c
 import needs
 from checks import same
+from layouts import LAYOUTS, read_only
 from mha_c import functional as F
 from mha_c import variants
 
@@ -74,55 +75,6 @@ def inputs(rng, dtype):
 
 
 # --- Arrangements of memory -----------------------------------------------------------------------------------
-
-
-def unaligned(x):
-    raw = np.empty(x.nbytes + 1, np.uint8)
-    view = raw[1:].view(x.dtype).reshape(x.shape)
-    view[...] = x
-    return view
-
-
-def field(x):
-    """A field of packed records: strides that are no multiple of the item."""
-    records = np.zeros(x.shape, np.dtype([("tag", "u1"), ("x", x.dtype)]))
-    records["x"] = x
-    return records["x"]
-
-
-def read_only(x):
-    y = x.copy()
-    y.flags.writeable = False
-    return y
-
-
-def frombuffer(x):
-    return np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape)
-
-
-def spread(x, axis):
-    wide = np.full([2 * n if i == axis else n for i, n in enumerate(x.shape)], np.nan, x.dtype)
-    index = tuple(slice(None, None, 2 if i == axis else None) for i in range(3))
-    wide[index] = x
-    return wide[index]
-
-
-LAYOUTS = {
-    "Fortran order": np.asfortranarray,
-    "batch last": lambda x: np.ascontiguousarray(x.transpose(1, 2, 0)).transpose(2, 0, 1),
-    "rows first": lambda x: np.ascontiguousarray(x.transpose(1, 0, 2)).transpose(1, 0, 2),
-    "features strided": lambda x: spread(x, 2),
-    "rows strided": lambda x: spread(x, 1),
-    "batch strided": lambda x: spread(x, 0),
-    "all reversed": lambda x: np.ascontiguousarray(x[::-1, ::-1, ::-1])[::-1, ::-1, ::-1],
-    "rows reversed": lambda x: np.ascontiguousarray(x[:, ::-1])[:, ::-1],
-    "other byte order": lambda x: x.astype(x.dtype.newbyteorder()),
-    "unaligned": unaligned,
-    "a field of records": field,
-    "read-only": read_only,
-    "over bytes": frombuffer,
-    "a subclass": lambda x: x.view(type("Sub", (np.ndarray,), {})),
-}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -7,10 +7,10 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from numpy.lib.stride_tricks import as_strided
 
 import mha_c
 import needs
+from layouts import LAYOUTS
 from mha_c import functional as F
 
 if needs.NIGHTLY:
@@ -18,30 +18,6 @@ if needs.NIGHTLY:
 else:
     many = hypothesis.settings(max_examples=150)
 SIZES = st.one_of(st.integers(0, 20), st.sampled_from([31, 32, 33, 63, 64, 65, 129]))
-
-
-def turned(x):
-    """The first axis lies densest in memory."""
-    return np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 0, -1)), -1, 0)
-
-
-def unaligned(x):
-    room = np.zeros(x.nbytes + 1, np.uint8)[1:]
-    view = room.view(x.dtype).reshape(x.shape)
-    view[...] = x
-    return view
-
-
-LAYOUTS = {
-    "dense": np.ascontiguousarray,
-    "column-major": np.asfortranarray,
-    "reversed": lambda x: np.flip(np.flip(x).copy()),
-    "every second": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
-    "axes turned": turned,
-    "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
-    "unaligned": unaligned,
-    "read-only": lambda x: as_strided(x, writeable=False),
-}
 
 
 @st.composite

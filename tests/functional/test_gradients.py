@@ -6,6 +6,7 @@ import pytest
 import needs
 from checks import same
 from core_calls import core as _core
+from layouts import LAYOUTS
 from mha_c import ShapeError, set_num_threads
 from mha_c import functional as F
 
@@ -304,26 +305,11 @@ def test_a_batch_gives_each_item_the_bits_it_has_alone(rng, dtype):
             assert a.tobytes() == x[b : b + 1].tobytes()
 
 
-def layouts(x):
-    """The same numbers in other memory: transposed heads, each second, backwards, byte by byte odd."""
-    yield "heads last", np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
-    yield "columns first", np.asfortranarray(x)
-    wide = np.full((*x.shape[:-1], 2 * x.shape[-1]), np.nan, x.dtype)
-    wide[..., ::2] = x
-    yield "every second", wide[..., ::2]
-    yield "backwards", np.ascontiguousarray(x[..., ::-1, :])[..., ::-1, :]
-    raw = bytearray(x.nbytes + 1)
-    odd = np.frombuffer(raw, x.dtype, x.size, offset=1).reshape(x.shape)
-    np.copyto(odd, x)
-    odd.flags.writeable = False
-    yield "unaligned", odd
-
-
 def test_layout_of_the_gradient_changes_no_bit(rng, dtype):
     *inputs, grad = operands(rng, dtype=dtype)
     expected = backward(grad, *inputs)
-    for name, other in layouts(grad):
-        for a, b in zip(backward(other, *inputs), expected):
+    for name, arranged in LAYOUTS.items():
+        for a, b in zip(backward(arranged(grad), *inputs), expected):
             assert (a is None and b is None) or a.tobytes() == b.tobytes(), name
     ones = np.broadcast_to(dtype.type(1), grad.shape)  # what `out.sum()` passes back: stride 0 on every axis
     rows = np.broadcast_to(grad[..., :1, :], grad.shape)

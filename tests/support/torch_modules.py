@@ -13,6 +13,30 @@ def inputs(batch=2, queries=4, keys=6, sizes=(10, 12, 14), dtype=torch.float32, 
     return [torch.randn(batch, n, size, dtype=dtype, requires_grad=requires_grad) for n, size in zip(rows, sizes)]
 
 
+def leaf(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def seeded(function):
+    """The same dropout in every evaluation."""
+
+    def call(*arguments):
+        torch.manual_seed(3)
+        return function(*arguments)
+
+    return call
+
+
+def layers(size=12, heads=3, bias=True, **options):
+    """One of each kind, for inputs of one size."""
+    torch.manual_seed(0)
+    return {
+        "multi-head": mt.MultiHeadAttention(size, size, size, size, heads, 0.0, bias=bias, **options),
+        "additive": mt.AdditiveAttention(size, size, 8, 0.0, **options),
+        "dot": mt.DotProductAttention(0.0, **options),
+    }
+
+
 def sized_layers():
     return {
         "multi-head": mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0),

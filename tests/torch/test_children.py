@@ -12,11 +12,7 @@ from mha_c import _core  # noqa: E402
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch._call import children as layer_children  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
-
-
-def inputs(queries=4, keys=6, sizes=(10, 12, 14), requires_grad=False):
-    torch.manual_seed(0)
-    return [torch.randn(2, n, size, requires_grad=requires_grad) for n, size in zip((queries, keys, keys), sizes)]
+from torch_modules import inputs  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", ["hook on W_q", "hook on attention", "Identity dropout", "parametrized", "subclass"])

@@ -22,22 +22,9 @@ pytestmark = [
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import functional  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
+from torch_modules import leaf, seeded  # noqa: E402
 
 F64 = torch.float64
-
-
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
-
-
-def seeded(function):
-    """The same dropout in every evaluation."""
-
-    def call(*arguments):
-        torch.manual_seed(3)
-        return function(*arguments)
-
-    return call
 
 
 def check(function, *tensors):

@@ -20,9 +20,11 @@ import own_device  # noqa: E402  torch must be there
 nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
+from features import weights_of  # noqa: E402
 from mha_c import torch as ours  # noqa: E402
 from mha_c.torch import functional, variants  # noqa: E402
 from mha_c.torch._call import formulas  # noqa: E402
+from torch_modules import layers  # noqa: E402
 
 SUPPORT = Path(own_device.__file__).parent
 F64 = torch.float64
@@ -45,19 +47,6 @@ def close(found, wanted, dtype=torch.float32):
     for a, b in zip(found, wanted, strict=True):
         a, b = a.detach().cpu(), b.detach().cpu()
         torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCES[dtype] * max(1.0, float(b.abs().max())))
-
-
-def layers(**options):
-    torch.manual_seed(0)
-    return {
-        "multi-head": ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True, **options),
-        "additive": ours.AdditiveAttention(12, 12, 8, 0.0, **options),
-        "dot": ours.DotProductAttention(0.0, **options),
-    }
-
-
-def weights_of(layer):
-    return getattr(layer, "attention", layer).attention_weights
 
 
 def outcome(layer, device, lens, dtype=torch.float32):

@@ -13,13 +13,7 @@ import own_device  # noqa: E402  torch must be there
 from mha_c import torch as ours  # noqa: E402
 from mha_c.torch._call import attention, choice, core, formulas, general  # noqa: E402
 from mha_c.torch._decoder import decoding  # noqa: E402
-
-
-def layers():
-    torch.manual_seed(0)
-    yield ours.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True)
-    yield ours.AdditiveAttention(12, 12, 8, 0.0)
-    yield ours.DotProductAttention(0.0)
+from torch_modules import layers  # noqa: E402
 
 
 def twins():
@@ -35,7 +29,7 @@ def way_of(layer, *args, **options):
 @pytest.mark.parametrize("name", ["plain", "cache", "device", "hook", "fake", "mode"])
 def test_the_way_said_is_the_way_taken(name, monkeypatch):
     wanted = "core" if name in ("plain", "cache") else "general"
-    for layer in layers():
+    for layer in layers().values():
         x, options, reached, around = torch.randn(2, 4, 12), {}, [], contextlib.nullcontext()
         if name == "device":
             own = own_device.load()
@@ -74,7 +68,7 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
 
 def test_the_operator_is_said_inside_a_compiler(monkeypatch):
     needs.operators()
-    for layer in layers():
+    for layer in layers().values():
         x = torch.randn(2, 4, 12)
         for module in (choice, core, attention):
             monkeypatch.setattr(module, "is_compiling", lambda: True, raising=False)
@@ -91,7 +85,7 @@ def test_cost_says_why_it_has_no_counts():
 
 def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
     """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
-    layer, x = next(layers()), torch.randn(2, 4, 12)
+    layer, x = layers()["multi-head"], torch.randn(2, 4, 12)
     found, seen = [], []
     for owner, name in ((core, "layer_forward"), (attention, "run_attention")):
         before = getattr(owner, name)
@@ -127,7 +121,7 @@ def test_open_weights_are_drawn_in_vain():
 
 def test_what_the_call_refuses_is_refused():
     x = torch.randn(2, 4, 12)
-    for layer in layers():
+    for layer in layers().values():
         cache = layer.new_cache(2, 8)
         for options in ({"training": "no"}, {"cache": 3}, {"cache": cache}, {"cache": cache, "training": True}):
             with pytest.raises((TypeError, ValueError)) as of_call:
@@ -138,7 +132,7 @@ def test_what_the_call_refuses_is_refused():
 
 
 def test_facts_are_those_of_the_layer_for_numpy():
-    for layer, plain in zip(layers(), twins()):
+    for layer, plain in zip(layers().values(), twins()):
         x, y = torch.randn(2, 4, 12), torch.randn(2, 600, 12)
         with torch.no_grad():
             facts = mha_c.explain(layer, x, y, y, [3, 500]).as_dict()
@@ -153,7 +147,7 @@ def test_facts_are_those_of_the_layer_for_numpy():
 
 def test_on_a_device(monkeypatch):
     own = own_device.load()
-    multi, additive, _ = (layer.to(own) for layer in layers())
+    multi, additive, _ = (layer.to(own) for layer in layers().values())
     x = torch.randn(2, 4, 12, device=own)
     text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
     assert "on own:0: 2 items, 3 heads" in text and choice.WHY["general"] in text
@@ -177,7 +171,7 @@ def test_on_a_device(monkeypatch):
 
 
 def test_projected_keys():
-    multi = next(layers())
+    multi = layers()["multi-head"]
     x, y = torch.randn(2, 1, 12), torch.randn(2, 5, 12)
     facts = mha_c.explain(multi, x, multi.project(y, y, [3, 2])).as_dict()
     assert facts["way"] == "core" and list(facts["projections"]) == ["W_q", "W_o"]
@@ -187,7 +181,7 @@ def test_projected_keys():
 
 
 def test_cost():
-    for layer, plain in zip(layers(), twins()):
+    for layer, plain in zip(layers().values(), twins()):
         wanted = mha_c.cost(plain, 8, 5, batch=2, features=12, measure=False)
         for device in ("cpu", own_device.load()):
             found = mha_c.cost(copy.deepcopy(layer).to(device), 8, 5, batch=2, features=12, measure=device == "cpu")

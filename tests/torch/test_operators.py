@@ -12,24 +12,13 @@ gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradchec
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import functional  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
+from torch_modules import layers, leaf, seeded  # noqa: E402
 
 F64 = torch.float64
 
 
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
-
-
 def entropy(weights):
     return -(weights * (weights + 1e-9).log()).sum()
-
-
-def seeded(function):
-    def call(*arguments):
-        torch.manual_seed(3)
-        return function(*arguments)
-
-    return call
 
 
 class Loss(nn.Module):
@@ -113,16 +102,11 @@ class Marked(torch.Tensor):
     """As fastai's and torchvision's tensors: torch's operations on it give its class again."""
 
 
-def layers():
-    multi_head = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, True)
-    return multi_head, mt.DotProductAttention(0.0), mt.AdditiveAttention(8, 8, 6, 0.0)
-
-
 def plain(x):
     return x.as_subclass(torch.Tensor)
 
 
-@pytest.mark.parametrize("layer", layers(), ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", layers(8, 2).values(), ids=lambda layer: type(layer).__name__)
 def test_tensors_of_a_subclass(layer):
     x, lens = torch.randn(2, 5, 8), torch.tensor([2, 5])
     ours, theirs = x.as_subclass(Marked).requires_grad_(), x.clone().requires_grad_()
@@ -144,7 +128,7 @@ def test_tensors_of_a_subclass(layer):
         torch.testing.assert_close(plain(layer(ours, layer.project(ours, ours))), layer(x, layer.project(x, x)))
 
 
-@pytest.mark.parametrize("layer", layers(), ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", layers(8, 2).values(), ids=lambda layer: type(layer).__name__)
 def test_words_about_a_wrong_call(layer):
     x, name = torch.randn(2, 5, 8), type(layer).__name__
     with pytest.raises(TypeError, match=rf"{name}\.forward\(\) got an unexpected keyword argument 'mask'"):

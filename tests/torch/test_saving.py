@@ -10,20 +10,8 @@ import needs
 
 torch = needs.module("torch")
 import own_device  # noqa: E402  torch must be there
-from mha_c import torch as mt  # noqa: E402
-
-
-def layers():
-    torch.manual_seed(0)
-    return {
-        "multi-head": mt.MultiHeadAttention(12, 12, 12, 12, 3, 0.0, bias=True),
-        "additive": mt.AdditiveAttention(12, 12, 8, 0.0),
-        "dot": mt.DotProductAttention(0.0),
-    }
-
-
-def weights_of(layer):
-    return getattr(layer, "attention", layer).attention_weights
+from features import weights_of  # noqa: E402
+from torch_modules import layers  # noqa: E402
 
 
 @pytest.mark.parametrize("place", ["meta", "own"])

@@ -17,6 +17,7 @@ torch = needs.module("torch")
 import torch.autograd.forward_ad as fwAD  # noqa: E402
 
 from mha_c import torch as mt  # noqa: E402
+from torch_modules import layers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
@@ -62,17 +63,11 @@ WAYS = {
 }
 
 
-def layers():
-    yield mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0)
-    yield mt.AdditiveAttention(8, 8, 5, 0.0)
-    yield mt.DotProductAttention(0.0)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_wrong_shapes(way):
     if way == "export":
         needs.export()
-    for layer in layers():
+    for layer in layers(8, 2, bias=False).values():
         module = layer.to("meta") if way == "meta" else layer
         for words, shapes in WRONG_LAYERS.items():
             if "features" in words and type(layer) is mt.DotProductAttention:
@@ -102,7 +97,7 @@ def test_lengths_without_a_meaning():
     reads = lambda x: x.sum() * half.tolist()[0]  # noqa: E731
     needs.torch_does("Tensor.tolist inside torch.func", lambda: torch.func.grad(reads)(torch.ones(2)).all())
     lens = torch.tensor([1.0, np.nan, 2.0])
-    for layer in layers():
+    for layer in layers(8, 2, bias=False).values():
         for way in ("grad", "forward mode"):
             with pytest.raises(ValueError, match="NaN or infinity at position 1"):
                 WAYS[way](lambda *x, layer=layer: layer(*x, lens), *map(torch.ones, (Q, K, K)))
@@ -114,7 +109,7 @@ def test_shapes_on_meta():
     """Lengths and score terms, too: d2l's modules take lengths there."""
     q, x, lens = torch.ones(Q, device="meta"), torch.ones(K, device="meta"), torch.tensor([1, 2, 3])
     needs.torch_does("torch.where on device meta", lambda: torch.where(q > 0, q, 0.0).is_meta)
-    for layer in layers():
+    for layer in layers(8, 2, bias=False).values():
         for given in (lens, lens.to("meta"), lens.to("meta").double()):
             out = layer.to("meta")(q, x, x, given)
             assert out.is_meta and out.shape == Q

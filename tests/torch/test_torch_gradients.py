@@ -13,24 +13,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import functional, variants  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
+from torch_modules import leaf, seeded  # noqa: E402
 
 F64 = torch.float64
 
 
-def leaf(*shape):
-    return torch.randn(*shape, dtype=F64, requires_grad=True)
-
-
 def check(function, *tensors):
     """Against finite differences; the same dropout in every evaluation."""
-
-    def seeded(*arguments):
-        torch.manual_seed(3)
-        return function(*arguments)
-
     # Along drawn directions at once, of inputs and of outputs; number by number, which takes ten times as long, in
     # nightly runs.
-    return gradcheck(seeded, tensors, atol=1e-6, rtol=1e-5, fast_mode=not needs.NIGHTLY)
+    return gradcheck(seeded(function), tensors, atol=1e-6, rtol=1e-5, fast_mode=not needs.NIGHTLY)
 
 
 LENS = {

@@ -13,6 +13,7 @@ torch = needs.module("torch")
 nn = torch.nn
 pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
+import torch_modules  # noqa: E402
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch import functional, variants  # noqa: E402
 from mha_c.torch._call import autograd  # noqa: E402
@@ -20,13 +21,7 @@ from one_thread import one_thread  # noqa: E402, F401
 
 
 def layers():
-    torch.manual_seed(0)
-    return {
-        "multi-head": mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
-        "multi-head with bias": mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, bias=True),
-        "additive": mt.AdditiveAttention(8, 8, 6, 0.0),
-        "dot": mt.DotProductAttention(0.0),
-    }
+    return {"multi-head with bias": torch_modules.layers(8, 2)["multi-head"], **torch_modules.layers(8, 2, bias=False)}
 
 
 def results(layer, x, y, lens):

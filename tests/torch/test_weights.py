@@ -20,11 +20,7 @@ from mha_c._layer.kept_weights import Kept  # noqa: E402
 from mha_c.torch._weights import lazy  # noqa: E402
 from mha_c.torch._weights.last import OfCore  # noqa: E402
 from one_thread import one_thread  # noqa: E402, F401
-
-
-def inputs(batch=2, queries=4, keys=6, sizes=(10, 12, 14)):
-    torch.manual_seed(0)
-    return [torch.randn(batch, n, size) for n, size in zip((queries, keys, keys), sizes)]
+from torch_modules import inputs  # noqa: E402
 
 
 @pytest.mark.parametrize("keys", [6, 400])  # kept as they are; rebuilt when used
