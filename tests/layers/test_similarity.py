@@ -39,7 +39,8 @@ def test_the_books_lines(kernel, width, dtype, isa, rng):
     attention = mha_c.KernelAttention(kernel, width)
     # Only where a kernel's border does not lie within rounding of a distance, and weights exist in float64.
     edge = np.abs(np.abs(queries[:, None].astype(float) - x) / width - 1).min(1) < 1e-4
-    clear = np.isfinite(wanted) & ~(edge if kernel in ("boxcar", "epanechnikov") else False)
+    has_border = kernel in ("boxcar", "epanechnikov")
+    clear = np.isfinite(wanted) & ~(edge & has_border)
     out = attention(queries, x, y)
     assert out.dtype == dtype and out.shape == queries.shape and attention.attention_weights.shape == (50, 40)
     # The score -(d / width)**2 / 2, at most 1250 (and log(1 - d / width), at most 10, whose 1 - d / width may be
