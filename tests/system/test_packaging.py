@@ -182,13 +182,14 @@ def test_every_isa_of_this_machine_type_is_compiled():
         assert names == expected
 
 
-def test_readme_example_prints_what_the_readme_says(capsys):
-    """Runs README.md's Python block and compares with the output block after it."""
+def test_readme_example_prints_what_the_readme_says(capsys, tmp_path, monkeypatch):
+    """Runs README.md's Python block, which writes a page, and compares with the output block after it."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     at = next(i for i, (language, _) in enumerate(blocks) if language == "python")
     code, printed = blocks[at][1], blocks[at + 1][1]
+    monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip() == printed.strip()
+    assert capsys.readouterr().out.strip() == printed.strip() and (tmp_path / "attention.html").exists()
 
 
 # --- Importing where there is no core -----------------------------------------------------------------
