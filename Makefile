@@ -247,6 +247,7 @@ books: $(D2L)
 
 # One file that computes with the core in a browser, without network: tools/playground.py.
 playground: build/playground.html
+	@echo 'Open build/playground.html in a browser.'
 
 # The site: build/docs/html/index.html.  Notebooks are executed; warnings, dead links and loads from elsewhere are errors.
 docs: $(STAMPS)/installed $(STAMPS)/docs-tools build/playground.html
@@ -336,13 +337,14 @@ $(STAMPS)/%-tools: $(STAMPS)/venv pyproject.toml constraints.txt
 
 # Of what makes the wheels, the compiler alone.
 build/zig/installed: tools/wheels/requirements.txt
-	$(PYTHON) -m venv --clear build/zig
-	sed -n '/^ziglang==/,/[^\]$$/p' tools/wheels/requirements.txt > build/zig/requirements.txt
-	build/zig/bin/pip install -q --no-deps --require-hashes -r build/zig/requirements.txt
+	@echo 'Fetching the compiler, zig, into build/zig: 100 MB, once'
+	@$(PYTHON) -m venv --clear build/zig
+	@sed -n '/^ziglang==/,/[^\]$$/p' tools/wheels/requirements.txt > build/zig/requirements.txt
+	@build/zig/bin/pip install -q --no-deps --require-hashes -r build/zig/requirements.txt
 	@touch $@
 
 build/playground.html: build/zig/installed tools/playground.py $(PLAYGROUND_SOURCES)
-	build/zig/bin/python tools/playground.py
+	@build/zig/bin/python tools/playground.py
 
 # dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
 test-wheels: build/wheel-tools/installed
