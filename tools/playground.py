@@ -43,7 +43,7 @@ def compiled():
     command = [sys.executable, "-m", "ziglang", "cc", *FLAGS, "-Icsrc", "playground/core.c"]
     command += [str(path.relative_to(ROOT)) for path in sources]
     environment = {"ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
-    subprocess.run([*command, "-o", str(module)], cwd=ROOT, check=True, env={**os.environ, **environment})
+    subprocess.run([*command, "-o", str(module)], cwd=ROOT, check=True, env={**environment, **os.environ})
     return module.read_bytes()
 
 

@@ -60,9 +60,10 @@ class Viewable:
         W_q, W_k, W_v, the heads and W_o, computed in the page from the layer's parameters: change the number of heads,
         choose a head or a word, copy the layer as Python.  The other chapters are the lecture's.
 
-        The page itself, playground.html, holds the C core as WebAssembly and is no part of a package that was built
-        from the sources: `make playground` makes it in a clone, and the site has it as a download.  It is looked for in
-        the current folder, in its build folder and in that of a clone; `page=` names it where it lies elsewhere.
+        The page itself, playground.html, holds the C core as WebAssembly.  The wheels of a release bring it; a package
+        that was built from its sources does not: `make playground` makes it in a clone, and the site has it as a
+        download.  It is looked for in the current folder, in its build folder, in that of a clone and in the package;
+        `page=` names it where it lies elsewhere.
 
         Parameters
         ----------

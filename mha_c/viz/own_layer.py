@@ -17,7 +17,7 @@ from .sources import collect, on_cpu, to_numpy
 
 NAME = "playground.html"
 # Beside the notebook, where a reader puts a download; what `make playground` has made, here or in the clone of a
-# package that is used in place; beside this file, where a package may bring it.
+# package that is used in place; beside this file, where the wheels of `make wheels` have it.
 BUILT = Path("build", NAME)
 PLACES = [Path(NAME), BUILT, Path(__file__).resolve().parents[2] / BUILT, Path(__file__).with_name(NAME)]
 LARGEST, MOST_FEATURES = 64, 256  # rows that can be looked at; numbers that a page should carry
@@ -117,8 +117,9 @@ def _template(page: Optional[Union[str, Path]]) -> str:
                 raise ValueError(f"{place} is not the page of make playground")
             return text
     raise FileNotFoundError(
-        f"{places[0].name} is not there: `make playground` in a clone of mha_c makes it in build/, and the site of "
-        "mha_c has it as a download: put it into the current folder, or give its place as page="
+        f"{places[0].name} is not there: a wheel of a release brings it, a package built from its sources does not. "
+        "`make playground` in a clone of mha_c makes it in build/, and the site of mha_c has it as a download: put it "
+        "into the current folder, or give its place as page="
     )
 
 

@@ -1,14 +1,17 @@
 """What `make wheels` and its checks do where this machine is not: other mirrors, other systems' wheels, WebAssembly."""
 
 import hashlib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import needs
 import tools
+from mha_c.viz import own_layer
 
 inputs = tools.load("tools/wheels/inputs.py")
+web_page = tools.load("tools/wheels/web_page.py")
 webassembly = tools.load("tools/wheels/webassembly.py")
 
 
@@ -91,6 +94,41 @@ def test_names_of_webassembly():
 
 
 # --- Which wheels fit here --------------------------------------------------------------------------------------------
+
+
+def a_wheel(folder, **files):
+    """A wheel of a package with these files in mha_c/viz/."""
+    path = folder / "mha_c-0.1.0-cp39-abi3-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("mha_c/_core.abi3.so", b"")
+        archive.writestr("mha_c-0.1.0.dist-info/METADATA", "Name: mha_c\n")
+        for name, text in files.items():
+            archive.writestr(f"mha_c/viz/{name}.html", text)
+    return path
+
+
+PAGE = '<div class="mhac" data-mhac="playground"><p>'
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [({}, "no page"), ({"playground": "<p>"}, "is another page")],
+)
+def test_a_wheel_of_a_release_brings_the_page(tmp_path, files, said):
+    """Beside the module that looks for it, and with the place that the reader's layer is written to."""
+    assert Path(own_layer.__file__).parents[2] / web_page.PAGE in own_layer.PLACES
+    assert own_layer.ELEMENT.search(PAGE) and web_page.check(a_wheel(tmp_path, playground=PAGE)) == "0 kB"
+    with pytest.raises(AssertionError, match=said):
+        web_page.check(a_wheel(tmp_path, **files))
+
+
+def test_a_native_wheel_has_all_files_but_the_page(tmp_path):
+    needs.module("packaging")
+    compare = tools.load("tools/wheels/compare.py")
+    for name, more in (("native", {}), ("ours", {"playground": PAGE})):
+        (tmp_path / name).mkdir()
+        package, _, _ = compare.contents(a_wheel(tmp_path / name, document="<html>", **more))
+        assert list(package) == ["mha_c/viz/document.html"]
 
 
 def test_wheels_of_this_very_system_are_compared(tmp_path):

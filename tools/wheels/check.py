@@ -3,7 +3,8 @@
     python tools/wheels/check.py FILE ...     the same for Pyodide's, which another builder makes
 
 Tag: the oldest system a module runs on, read from the file itself.  ABI: symbols of the interpreter.  Symbols: one
-function goes out, nothing comes in that prints, ends the process or brings another runtime.
+function goes out, nothing comes in that prints, ends the process or brings another runtime.  Page: what
+`layer.playground()` shows, which only `make wheels` adds.
 """
 
 import importlib.util
@@ -14,10 +15,11 @@ import zipfile
 from pathlib import Path
 
 import lief
+import web_page
 import webassembly
 
 lief.logging.disable()  # it doubts an empty table of zig's linker
-LARGEST = 1_000_000  # bytes of a wheel
+LARGEST = 1_400_000  # bytes of a wheel
 HERE = Path(__file__).resolve().parent
 SYSTEM_LIBRARIES = {
     "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-(aarch64\.so\.1|x86-64\.so\.2)",
@@ -122,7 +124,7 @@ def wheel(path, module, interface, platform):
         return "twine"
 
     checks = [size, lambda: oldest_system(path, binary, platform), stable, lambda: symbols(binary, platform), metadata]
-    return [path.name, *map(result, checks)]
+    return [path.name, *map(result, [*checks, lambda: web_page.check(path)])]
 
 
 def browser_wheel(path):
@@ -169,7 +171,7 @@ def result(check):
 
 def report(rows):
     """Prints the table; the number of wheels that failed."""
-    table = [["wheel", "size", "runs on", "interpreter", "symbols", "metadata"], *rows]
+    table = [["wheel", "size", "runs on", "interpreter", "symbols", "metadata", "page"], *rows]
     widths = [max(len(cell) for cell in column if not cell.startswith("FAILED")) for column in zip(*table)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)))

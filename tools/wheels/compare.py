@@ -2,10 +2,10 @@
 
     python tools/wheels/compare.py build/native dist
 
-For each wheel of the first folder that this Python can import, and its counterpart in the second: the same files, the
-same bytes in all of them but the compiled module, the same name of that module, the same metadata that decides about
-an installation; and, on every instruction set of this CPU, the same bits as results of the calls that
-tools/record_bits.py draws, whichever compiler made the kernels.
+For each wheel of the first folder that this Python can import, and its counterpart in the second: the same files but
+for the page that `make wheels` adds, the same bytes in all of them but the compiled module, the same name of that
+module, the same metadata that decides about an installation; and, on every instruction set of this CPU, the same bits
+as results of the calls that tools/record_bits.py draws, whichever compiler made the kernels.
 """
 
 import os
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
+from web_page import PAGE
 
 TOOLS = Path(__file__).resolve().parents[1]
 FIELDS = ["Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra", "License-Expression", "Classifier"]
@@ -41,6 +42,7 @@ def contents(wheel):
     package = {name: text for name, text in files.items() if name.startswith("mha_c/")}
     (module,) = [name for name in package if name.startswith("mha_c/_core.") and name.endswith((".so", ".pyd"))]
     del package[module]
+    package.pop(PAGE, None)
     return package, module, {field: sorted(message.get_all(field, [])) for field in FIELDS}
 
 
