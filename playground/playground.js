@@ -1,6 +1,6 @@
 // The page: loads the core, hands it to scripts as `mha_c`, and shows the chapter that the address asks for.
 
-const CHAPTERS = () => [POOLING, DOT, ADDITIVE, HEADS, MASKS, ROOT, COST, ALL];
+const CHAPTERS = () => [POOLING, DOT, ADDITIVE, HEADS, MASKS, ROOT, COST, SUMMARY, ALL];
 
 function openPlayground(style, data) {
   const opening = inflate(bytesOf(data.core)).then((bytes) => startCore(bytes));
@@ -79,7 +79,7 @@ async function buildPlayground(host, data, core) {
     large = el("button", { type: "button", class: "mhac-button", "aria-label": T("Projector"), title: T("Projector") + " (p)",
       onclick: () => page.store.set({ p: page.store.state.p ? "" : "1" }) });
     root.replaceChildren(el("header", {}, nav, language, large), note, main,
-      el("footer", {}, el("p", { text: T("Keys: 1 to 7 a chapter, Page Down the next, 0 all controls, p the projector, arrows and space the picture. Computed here by mha_c's C core; nothing leaves this page.") })));
+      el("footer", {}, el("p", { text: T("Keys: 1 to 8 a chapter, Page Down the next, 0 all controls, p the projector, arrows and space the picture. Computed here by mha_c's C core; nothing leaves this page.") })));
   }
 
   function rebuild() {

@@ -18,7 +18,7 @@ function signed(theme, share) {
 }
 
 // spec: name, data (list of rows, null for a cell that holds nothing), kind "signed", "weight" or "plain", rows and columns (labels or null),
-// masked(i, j), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
+// masked(i, j), hidden (what is written in a masked cell, where it is wide enough; else the cell is hatched), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
 function Grid(app, spec) {
   const height = spec.data.length;
   const width = spec.data[0] ? spec.data[0].length : 0;
@@ -100,11 +100,12 @@ function Grid(app, spec) {
     const { fill, ink } = masked ? { fill: app.color("wash"), ink: app.color("soft") } : color(i, j);
     context.fillStyle = fill;
     context.fill();
-    if (masked) hatch(context, box, app.color("soft"));
-    if (!numbers) return;
+    const said = masked ? w >= 1.4 * size && spec.hidden : numbers && digits(spec.data[i][j], w);
+    if (masked && !said) hatch(context, box, app.color("soft"));
+    if (!said) return;
     context.font = (h < 14 ? 9.5 : (w >= 44 && h >= 24 ? 13 : 11.5) * (size / 12)) + "px " + FONT;
     context.fillStyle = ink;
-    if (!masked) context.fillText(digits(spec.data[i][j], w), left + (j + 0.5) * w, top + (i + 0.5) * h + 0.5);
+    context.fillText(said, left + (j + 0.5) * w, top + (i + 0.5) * h + 0.5);
   }
 
   function drawLabels(context, look) {

@@ -8,6 +8,7 @@ const ADDITIVE = {
   id: "additive", title: "Additive attention", nav: "Additive", signed: true,
   says: ["Query and key may have different sizes: W_q and W_k bring both to the same hidden units, where they are added, tanh bends the sum, and w_v weighs the units into one score.",
     "These vectors are random, as a layer has them before it has learned."],
+  seen: "A small network can score a query and a key of different sizes: W_q, W_k, tanh, w_v.",
   fields: { key: wholeOf(3, 0, ADDITIVE_KEYS - 1), unit: wholeOf(0, 0, HIDDEN - 1), gain: realOf(2, 0, 16),
     draw: wholeOf(1, 0, 4294967295) },
   across: "unit", along: "key",
@@ -38,14 +39,15 @@ const ADDITIVE = {
     const rows = range(0, ADDITIVE_KEYS - 1).map(String);
     const type = pen.type;
     const h = small ? 19 : Math.floor((height - 8.4 * type) / (ADDITIVE_KEYS + 3));
-    const w = small ? 20 : Math.floor(clamp((width * 0.7 - 15 * type) / (1.4 * HIDDEN), 24, 72));
+    const w = small ? 16 : Math.floor(clamp((width * 0.72 - 25 * type) / (1.4 * HIDDEN), 24, 72));
+    const wide = small ? 9 : 2.5 * type; // a feature of the values
     const number = small ? 36 : 4 * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
     const choose = (at) => ({ key: at.i, unit: at.j });
     const at = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
       + ";align-self:end" });
     const many = !small;
-    const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 3 : 4) + ",auto)" },
+    const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 4 : 5) + ",auto)" },
       ...(small ? [] : [at(grid("W_k k", n.b, w * 0.4, { rows, look: { row: s.key } }), 1, 2)]),
       at(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
       at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1,
@@ -54,11 +56,13 @@ const ADDITIVE = {
       at(grid(small ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
         { kind: "plain", numbers: true, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 2 : 3, 2),
       at(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key },
-        pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2));
+        pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2),
+      at(grid("V", n.v, wide, { numbers: many, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 4 : 5, 2),
+      at(grid(small ? "o" : "o = Σ α v", [n.output], wide, { numbers: many }), small ? 4 : 5, 3));
     const sum = n.a[s.unit] + n.b[s.key][s.unit];
     const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
       title: T("unit {n} of key {key}", { n: s.unit, key: s.key }), width: small ? width
-      : Math.max(220, Math.floor(width * 0.28)),
+      : Math.max(200, Math.floor(width * 0.22)),
       height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, ticks: [-4, -2, 0, 2, 4], label: "W_q q + W_k k" },
         y: { low: -1.2, high: 1.2 }, marks: [
         { kind: "line", at: TANH.map((x) => [x, Math.tanh(x)]), color: "soft", size: 2 },

@@ -6,6 +6,7 @@ const COST = {
   id: "cost", title: "What it costs", nav: "Cost",
   says: ["n words make n² scores: twice as many words cost four times the time, and four times the memory where all scores are kept.",
     "The core keeps only a tile of them. Press Measure: both ways are timed by the same core in this browser."],
+  seen: "n words cost n² of time, and n² of memory only where all scores are kept: tiles give the same output without it.",
   fields: { largest: wholeOf(1024, 64, 4096), depth: wholeOf(64, 16, 128) },
   across: "largest", along: "depth",
   controls: () => [

@@ -5,6 +5,7 @@ const DOT = {
   id: "dot", title: "The dot product", nav: "Dot product", signed: true,
   says: ["Each word asks with its query q. It and the words before it answer: the larger q · k with a word's key k, the larger the weight of that word's value v.",
     "The vectors are learned, and a query also holds the word two places on, so that “it” knows the last word: change it, and “it” looks at the other noun."],
+  seen: "Queries and keys are learned, so that their product says what fits: one other word, and “it” looks elsewhere.",
   fields: { query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS), root: one("yes", "no"), key: wholeOf(-1, -1, 10) },
   across: "query", along: "last",
   controls: () => [

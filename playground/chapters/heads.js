@@ -21,6 +21,7 @@ const HEADS = {
   id: "heads", title: "Many heads", nav: "Many heads", signed: true,
   says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads; each head attends by itself; transpose_output joins the heads, and W_o mixes them.",
     "A query is the French word written last, and asks for the next: the row “<bos> → la” asks for “la”. Keys and values are English words."],
+  seen: "Heads cut the same features into parts, and each part looks for something else.",
   saysOf: ({ own }) => (own ? [HEADS.says[0], "Your own layer."] : HEADS.says),
   fields: { heads: wholeOf(0, 0, 32), head: wholeOf(0, 0, 31), query: wholeOf(0, 0, 63) },
   across: "head", along: "query",

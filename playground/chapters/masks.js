@@ -4,6 +4,7 @@ const MASKS = {
   id: "masks", title: "Masks", nav: "Masks", signed: true,
   says: ["A mask hides keys: words that only fill up a batch (padding), or words that come later (causal). Their scores become −∞, so their weights are 0, and the other weights grow.",
     "The vectors are those of chapter 2; the last words play the padding."],
+  seen: "A mask sets scores to −∞: those keys have the weight 0, and the others share it.",
   fields: { len: wholeOf(6, 0, 11), causal: one("no", "yes"), query: wholeOf(2, 0, 10), last: one(...LAST_WORDS) },
   across: "len", along: "query",
   controls: () => [
@@ -40,7 +41,7 @@ const MASKS = {
       pick: choose, ...more });
     const nothing = !sees[i].some(Boolean);
     const top = Math.max(...n.scores.flat().map(Math.abs));
-    const grids = [grid("S", n.scores, { rows: words, top }), grid(T("S, hidden"), n.scores, { masked: hidden, top }),
+    const grids = [grid("S", n.scores, { rows: words, top }), grid(T("S, hidden"), n.scores, { masked: hidden, hidden: "−∞", top }),
       grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, })];
     const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]),
       color });

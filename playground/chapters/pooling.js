@@ -8,6 +8,7 @@ const POOLING = {
   id: "pooling", title: "Pooling by distance", nav: "Pooling",
   says: ["A query asks; keys say what there is, and each key has a value. The answer is a weighted mean of the values: the better a key fits the query, the larger its weight.",
     "Here keys are places x, values are noisy heights y, and a key fits if it is near the query."],
+  seen: "Attention is a weighted mean of values; how well a key fits the query is its value's weight.",
   fields: { width: realOf(0.5, 0.01, 1000), kernel: one(...Object.keys(KERNELS)), at: realOf(2.5, 0, 5),
     draw: wholeOf(1, 0, 4294967295) },
   across: "at", along: "width",

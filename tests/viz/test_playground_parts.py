@@ -94,6 +94,42 @@ def test_the_picture_is_what_is_drawn(play, state):
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100
 
 
+WATCH = """
+const write = CanvasRenderingContext2D.prototype.fillText;
+window.written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.written.push(text);
+    return write.call(this, text, ...place);
+};
+"""
+
+
+@pytest.mark.parametrize(("state", "key", "texts"), [
+    ("ch=masks", "ArrowDown", {"−∞": 55}),  # five hidden keys of eleven queries
+    ("ch=additive", "ArrowDown", {"39.0": 1, "0.0": 1, "19.6": 1}),  # values, and what they are mixed to
+])  # fmt: skip
+def test_a_picture_writes_its_numbers(play, state, key, texts):
+    shown = play(state, 1024)
+    shown.browser.run(WATCH)
+    shown.press(key)
+    shown.settle()
+    written = shown.browser.run("return window.written")
+    assert {text: written.count(text) for text in texts} == texts
+
+
+@pytest.mark.parametrize(("language", "first"), [("en", "Pooling by distance"), ("de", "Mitteln nach Abstand")])
+def test_the_lecture_ends_with_what_was_seen(play, language, first):
+    shown = play(f"ch=cost&lang={language}", 1024)
+    shown.browser.size(1024, 768)
+    shown.press("8")
+    shown.browser.until(lambda: "mhac-summary" in (shown.run("return R.activeElement && R.activeElement.className") or ""))
+    titles = shown.texts(".mhac-summary li b")
+    assert len(titles) == 7 and titles[0] == first and "layer.playground(inputs=x)" in shown.texts(".mhac-summary dt")
+    assert shown.overflow() == 0 and shown.browser.run("return document.documentElement.scrollHeight") <= 768
+    shown.press("PageUp")
+    shown.browser.until(lambda: "ch=cost" in shown.browser.run("return location.hash"))
+
+
 def texts_of_the_sources():
     """Every English text that goes through the table of words."""
     viz = ROOT / "mha_c" / "viz"
@@ -103,7 +139,7 @@ def texts_of_the_sources():
         if path.name != "words.js":
             text = path.read_text(encoding="utf-8")
             found |= set(re.findall(r'\bT\(\s*"((?:[^"\\]|\\.)*)"', text))
-            found |= set(re.findall(r'^  .*\b(?:title|nav|label): "([^"_]{2,})"', text, re.MULTILINE))
+            found |= set(re.findall(r'^  .*\b(?:title|nav|label|seen): "([^"_]{2,})"', text, re.MULTILINE))
             for says in re.findall(r"^  says: (\[.*?\]),$", text, re.MULTILINE | re.DOTALL):
                 found |= set(json.loads(says))
     found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
