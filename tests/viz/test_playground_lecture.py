@@ -269,7 +269,7 @@ def test_the_projector_shows_one_large_picture(play, chapter):
     assert formula <= 768 and wide <= 1 and high <= 0 and picture - top > 300
     assert float(shown.run("return getComputedStyle(R.querySelector('.mhac-arith')).fontSize").rstrip("px")) >= 20
     shown.press("p")
-    assert "p=1" not in shown.browser.run("return location.hash")
+    shown.browser.until(lambda: "p=1" not in shown.browser.run("return location.hash"))  # after a rest of 160 ms
 
 
 # --- Hands -----------------------------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ return low;
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("address", ["ch=dot", "ch=heads", "ch=all", "part=gradients", "part=tiles"])
+@pytest.mark.parametrize("address", ["ch=dot", "ch=heads", "ch=summary", "ch=all", "part=gradients", "part=tiles"])
 def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(play, address, scheme):
     shown = play(address, 1024, scheme)
     shown.run("R.querySelectorAll('details').forEach((each) => each.open = true)")
