@@ -122,7 +122,7 @@ def test_the_lecture_ends_with_what_was_seen(play, language, first):
     shown = play(f"ch=cost&lang={language}", 1024)
     shown.browser.size(1024, 768)
     shown.press("8")
-    shown.browser.until(lambda: "mhac-summary" in (shown.run("return R.activeElement && R.activeElement.className") or ""))
+    shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-summary")
     titles = shown.texts(".mhac-summary li b")
     assert len(titles) == 7 and titles[0] == first and "layer.playground(inputs=x)" in shown.texts(".mhac-summary dt")
     assert shown.overflow() == 0 and shown.browser.run("return document.documentElement.scrollHeight") <= 768
