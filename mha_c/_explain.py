@@ -88,7 +88,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
       W_v        5 of 8 rows of 100 features -> 100: no query sees the others
       threads    one: 9.6 us of work, less than the 30 us that waking another one is worth
       attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
-      tiles      4 queries at a time; 10 tasks of 4 queries
+      tiles      4 queries at a time; 2 tasks of 4 queries of up to 5 items or heads
                  few keys: scores stand transposed, a vector holding one key's scores of several queries
       threads    one: 0.384 us of work, less than the 30 us that waking another one is worth
       W_o        8 rows of 100 features -> 100

@@ -14,7 +14,7 @@ mha_attention_run(const mha_attention_job *job)
 {
     const mha_plan *plan = &job->plan;
     const mha_task_fn run = job->problem.pass == MHA_PASS_WEIGHTS ? mha_weights_task
-                            : plan->way == MHA_WAY_ITEMS          ? mha_items_task
+                            : plan->way == MHA_WAY_COLUMNS        ? mha_columns_task
                                                                   : mha_forward_task;
     void *context = (void *)(uintptr_t)job;
 

@@ -29,7 +29,7 @@ score_grads(const mha_walk *walk, double scale)
     const mha_key_block *block = &walk->block;
     const int drop = walk->problem->args->dropout > 0;
     const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-    const size_t at = block->from * k->itemsize, stat = mha_row_in_task(walk) * k->itemsize;
+    const size_t at = block->from * k->itemsize, stat = walk->tile.place * k->itemsize;
     const mha_score_grads grads = {
         .rows = walk->tile.rows,
         .cols = block->width,

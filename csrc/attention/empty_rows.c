@@ -109,13 +109,19 @@ fill_empty_rows(const mha_walk *walk)
 }
 
 void
+mha_finish_rows(const mha_walk *walk, int has_empty)
+{
+    if (has_empty) {
+        fill_empty_rows(walk);
+    }
+    mha_write_statistics(walk);
+}
+
+void
 mha_finish_task(mha_walk *walk, int has_empty)
 {
     for (size_t g = 0; g < walk->problem->group; g++) {
         mha_walk_describe_head(walk, g);
-        if (has_empty) {
-            fill_empty_rows(walk);
-        }
-        mha_write_statistics(walk);
+        mha_finish_rows(walk, has_empty);
     }
 }

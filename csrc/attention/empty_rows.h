@@ -16,6 +16,7 @@ mha_interval mha_mean_keys(const mha_walk *walk, size_t row);
 void mha_fill_empty_weights(const mha_walk *walk, size_t row);
 
 /* After the last block: fills empty rows, if there may be any, and writes the statistics that were asked for. */
+void mha_finish_rows(const mha_walk *walk, int has_empty); /* of the tile */
 void mha_finish_task(mha_walk *walk, int has_empty);
 
 #endif

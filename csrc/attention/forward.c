@@ -144,7 +144,7 @@ join_block(const mha_walk *walk, const block_result *result)
         .out_row = args->out.row_stride,
         .block = result->out,
         .block_row = (ptrdiff_t)block_row(walk),
-        .compensation = room->out_compensation + mha_row_in_task(walk) * block_row(walk) * k->itemsize,
+        .compensation = room->out_compensation + walk->tile.place * block_row(walk) * k->itemsize,
         .rescale = room->rescale,
         .factor = room->factor,
         .inverse = is_last ? inverse : NULL,
@@ -174,7 +174,7 @@ partial_result(const mha_walk *walk, size_t task)
 {
     const mha_plan *plan = walk->plan;
     const size_t rows = plan->task_heads * plan->task_queries, itemsize = walk->problem->kernels->itemsize;
-    const size_t row = mha_row_in_task(walk), number = walk->block.first_key / plan->key_block;
+    const size_t row = walk->tile.place, number = walk->block.first_key / plan->key_block;
     char *base = walk->job->partials + (task * plan->blocks_abreast + number) * walk->job->partial_bytes;
 
     return (block_result){
@@ -257,8 +257,6 @@ mha_forward_task(void *context, size_t task, unsigned worker)
         if (joins) {
             const block_result result = partial_result(&walk, task);
             has_empty |= join_block(&walk, &result);
-        } else if (job->plan.way == MHA_WAY_COLUMNS) {
-            has_empty |= mha_attend_columns(&walk);
         } else if (here.first == all.first && here.last == all.last) {
             has_empty |= attend_whole(&walk);
         } else {

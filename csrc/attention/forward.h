@@ -10,11 +10,8 @@
 void mha_forward_task(void *job, size_t task, unsigned worker);
 void mha_block_task(void *job, size_t number, unsigned worker);
 
-/* MHA_WAY_COLUMNS: a tile from queries to output; returns 1 if one of its rows is empty. */
-int mha_attend_columns(const mha_walk *walk);
-
-/* MHA_WAY_ITEMS: a task. */
-void mha_items_task(void *job, size_t task, unsigned worker);
+/* MHA_WAY_COLUMNS: a task. */
+void mha_columns_task(void *job, size_t task, unsigned worker);
 
 /* A task of the weights pass (weights.c): fills the task's rows of args->weights. */
 void mha_weights_task(void *job, size_t task, unsigned worker);

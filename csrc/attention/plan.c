@@ -86,11 +86,11 @@ choose_way(const mha_problem *problem)
     const size_t lanes = problem->kernels->lanes;
     const size_t by_columns = mha_ceil_div(args->queries, lanes) * args->keys;
     const size_t by_rows = args->queries * (mha_ceil_div(args->keys, lanes) + 4);
-    const int may = problem->pass != MHA_PASS_WEIGHTS && can_go_by_columns(args);
+    const int may = problem->pass != MHA_PASS_WEIGHTS && !problem->counts_keys && can_go_by_columns(args);
 
     if (args->additive_weights != NULL) {
         return may && args->queries == 1 && args->keys > 0 && args->batch * args->heads > 1 && problem->group == 1
-                   ? MHA_WAY_ITEMS
+                   ? MHA_WAY_COLUMNS
                    : MHA_WAY_ADDITIVE;
     }
     if (may && by_columns <= by_rows) {
@@ -103,9 +103,29 @@ choose_way(const mha_problem *problem)
 static size_t
 choose_tile_rows(const mha_problem *problem, const mha_plan *plan)
 {
-    const size_t tile = problem->kernels->tile_rows, low = mha_by_columns(plan) ? LOW_COLUMNS : tile;
+    const size_t tile = problem->kernels->tile_rows, low = plan->way == MHA_WAY_COLUMNS ? LOW_COLUMNS : tile;
 
     return mha_min(problem->same_visibility ? TILES_HIGH * tile : low, mha_max(problem->args->queries, 1));
+}
+
+/*
+ * By columns: the runs of a task, as many as fit.  Where several queries of an item look at as many keys as its length
+ * says, the runs are those of one item: a softmax goes to the furthest key of all of them.
+ */
+static size_t
+choose_runs(const mha_plan *plan, const mha_problem *problem, size_t most_workers)
+{
+    const mha_attention_args *args = problem->args;
+    const size_t n = args->batch * args->heads, n_tasks = most_workers > 1 ? most_workers * TASKS_PER_WORKER : 1;
+    size_t fit = mha_min(MHA_GATHERED / plan->tile_rows, mha_max(n / n_tasks, 1));
+
+    if (args->queries > plan->tile_rows || fit <= 1) {
+        return 1;
+    }
+    if (args->queries > 1 && args->visible.valid_lens != NULL) {
+        fit = mha_ceil_div(args->heads, mha_ceil_div(args->heads, fit));
+    }
+    return fit;
 }
 
 static void
@@ -120,12 +140,12 @@ choose_tasks(mha_plan *plan, const mha_problem *problem)
     queries = mha_round_up(mha_max(queries, 1), plan->tile_rows);
     queries = mha_min(queries, mha_round_up(TASK_QUERIES_MOST, plan->tile_rows));
     plan->task_queries = mha_min(queries, mha_max(args->queries, 1));
-    plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
     plan->task_heads = problem->group;
-    if (plan->way == MHA_WAY_ITEMS) {
-        const size_t n_tasks = most > 1 ? most * TASKS_PER_WORKER : 1;
-        plan->task_heads = mha_min(MHA_SHORT_ITEMS, mha_max(heads / n_tasks, 1));
+    if (plan->way == MHA_WAY_COLUMNS) {
+        plan->task_queries = plan->tile_rows;
+        plan->task_heads = choose_runs(plan, problem, most);
     }
+    plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
     const size_t n_tasks = mha_ceil_div(args->batch * args->heads, plan->task_heads) * plan->tasks_per_head;
     plan->n_tasks = writes_nothing(args) ? 0 : n_tasks;
     plan->blocks_abreast = 1;
@@ -142,8 +162,9 @@ choose_score_stride(const mha_problem *problem, const mha_plan *plan)
 {
     const mha_kernels *k = problem->kernels;
 
-    if (mha_by_columns(plan)) {
-        return mha_round_up(mha_max(plan->task_heads, plan->tile_rows), k->lanes);
+    if (plan->way == MHA_WAY_COLUMNS) { /* the last run's scores are whole vectors, wherever it begins */
+        return mha_round_up((plan->task_heads - 1) * plan->tile_rows + mha_round_up(plan->tile_rows, k->lanes),
+                            k->lanes);
     }
     return mha_round_up(mha_min(plan->key_block, problem->args->keys), k->panel_width) + k->lanes;
 }

@@ -19,8 +19,8 @@
 #define MHA_VALUE_PART ((size_t)64)
 #define MHA_GRAD_PART ((size_t)128)
 
-/* The most rows of a task of MHA_WAY_ITEMS: single queries of different items, scored by columns side by side. */
-#define MHA_SHORT_ITEMS ((size_t)64)
+/* The most queries of a task of MHA_WAY_COLUMNS that gathers runs. */
+#define MHA_GATHERED ((size_t)64)
 
 #define MHA_SPAN_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
 
@@ -28,9 +28,8 @@
 typedef enum {
     MHA_WAY_PACKED,   /* a block's keys are packed into panels, which all tiles of the task meet */
     MHA_WAY_IN_PLACE, /* one register tile of queries: keys are read where they lie, once, a panel of them at a time */
-    MHA_WAY_COLUMNS,  /* few keys: scores stand transposed and a tile's queries are packed (columns.c) */
-    MHA_WAY_ADDITIVE, /* additive scores: keys are read where they lie */
-    MHA_WAY_ITEMS     /* additive scores by columns, of one query from each of several items (columns.c) */
+    MHA_WAY_COLUMNS,  /* few keys: scores stand transposed, of runs of queries side by side (columns.c) */
+    MHA_WAY_ADDITIVE  /* additive scores: keys are read where they lie */
 } mha_way;
 
 typedef struct {
@@ -41,7 +40,7 @@ typedef struct {
     int copies_rows;       /* rows of a key block are copied side by side: values; in the backward pass keys */
     int weights_later;     /* rows may span several blocks: weights are written by a second pass */
     size_t task_queries;   /* queries per task */
-    size_t task_heads;     /* heads per task (MHA_WAY_ITEMS: rows), whose row statistics are in the room together */
+    size_t task_heads;     /* heads per task (by columns: runs), whose row statistics are in the room together */
     size_t tasks_per_head; /* tasks per key head */
     size_t n_tasks;
     size_t blocks_abreast; /* key blocks of a task that are tasks of their own and are joined afterwards; 1: none is */
@@ -51,12 +50,6 @@ typedef struct {
 
 void mha_plan_forward(mha_plan *plan, const mha_problem *problem);
 void mha_plan_backward(mha_plan *plan, const mha_problem *problem);
-
-MHA_INLINE int
-mha_by_columns(const mha_plan *plan)
-{
-    return plan->way == MHA_WAY_COLUMNS || plan->way == MHA_WAY_ITEMS;
-}
 
 /* The first key of the block that holds `key`. */
 MHA_INLINE size_t

@@ -22,13 +22,18 @@ take(size_t *used, size_t count, size_t size)
 
 /* Numbers of the packed panels, or of the exponentials of additive scores (mha_additive). */
 static size_t
-panel_numbers(const mha_plan *plan, const mha_kernels *k, size_t features, size_t keys)
+panel_numbers(const mha_plan *plan, const mha_attention_args *args, const mha_kernels *k, size_t keys)
 {
+    const size_t features = args->head_dim;
+
+    if (args->additive_weights != NULL) {
+        return (plan->tile_rows + 4) * (mha_round_up(features, k->lanes) + k->lanes);
+    }
     switch (plan->way) {
     case MHA_WAY_PACKED: return keys * features;
     case MHA_WAY_IN_PLACE: return k->panel_width * features;
     case MHA_WAY_COLUMNS: return mha_round_up(plan->tile_rows, k->panel_width) * features;
-    default: return (plan->tile_rows + 4) * (mha_round_up(features, k->lanes) + k->lanes);
+    default: return 0;
     }
 }
 
@@ -38,17 +43,16 @@ mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, m
     const mha_attention_args *args = problem->args;
     const mha_kernels *k = problem->kernels;
     const size_t number = k->itemsize;
-    const int backward = problem->pass == MHA_PASS_BACKWARD, by_columns = mha_by_columns(plan);
+    const int backward = problem->pass == MHA_PASS_BACKWARD, by_columns = plan->way == MHA_WAY_COLUMNS;
     const size_t keys = mha_round_up(mha_min(plan->key_block, args->keys), k->panel_width);
     const size_t features = mha_round_up(args->head_dim, k->lanes), values = mha_round_up(args->value_dim, k->lanes);
     const size_t tile = plan->tile_rows, in_tile = backward ? 0 : tile, stride = plan->score_stride;
     const size_t task = plan->task_queries * plan->task_heads, in_task = backward ? 0 : task;
     const size_t joined = args->keys > plan->key_block ? values : 0;
     const size_t masked_rows = mha_hides_single_keys(problem) ? mha_max(keys, tile) : 0;
-    const size_t ends = plan->way == MHA_WAY_ITEMS || (by_columns && !problem->same_visibility) ? stride : 0;
     size_t at = (uintptr_t)base;
 
-    room->panels = take(&at, panel_numbers(plan, k, args->head_dim, keys), number);
+    room->panels = take(&at, panel_numbers(plan, args, k, keys), number);
     room->value_panels = take(&at, backward ? keys * args->value_dim : 0, number);
     room->dense_rows = take(&at, plan->copies_rows ? keys * (backward ? features : values) : 0, number);
     room->visible_rows = take(&at, masked_rows * mha_max(features, values), number);
@@ -57,7 +61,7 @@ mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, m
     room->grads = take(&at, backward ? tile * stride : 0, number);
     room->slopes = take(&at, backward && args->softcap > 0 ? tile * stride : 0, number);
     room->block_out = take(&at, in_tile * values, number);
-    room->ends = take(&at, ends, number);
+    room->ends = take(&at, by_columns ? stride : 0, number);
     room->max = take(&at, task, number);
     room->sum = take(&at, task, number);
     room->sum_compensation = take(&at, in_task, number);
@@ -71,6 +75,6 @@ mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, m
     room->mean = take(&at, backward ? 0 : values, number);
     room->mean_compensation = take(&at, backward ? 0 : joined, number);
     room->table = take(&at, backward && args->relative_bias != NULL ? 2 * args->relative_reach + 1 : 0, sizeof(double));
-    room->row_keys = take(&at, plan->task_queries, sizeof(mha_interval));
+    room->row_keys = take(&at, by_columns ? task : plan->task_queries, sizeof(mha_interval));
     return at - (uintptr_t)base;
 }

@@ -19,20 +19,11 @@ mha_row_keys_here(const mha_walk *walk, size_t row)
     return mha_interval_meet(mha_row_keys(walk, row), walk->block.keys);
 }
 
-/* Number of the tile's first row in its task: row r of head g is number g * task_queries + r. */
-MHA_INLINE size_t
-mha_row_in_task(const mha_walk *walk)
-{
-    const mha_rows *task = &walk->task, *tile = &walk->tile;
-
-    return (tile->head - task->head) * walk->plan->task_queries + tile->query - task->query;
-}
-
 /* Where the tile's rows stand in the task's statistics. */
 MHA_INLINE char *
 mha_statistics_at(const mha_walk *walk, char *numbers)
 {
-    return numbers + mha_row_in_task(walk) * walk->problem->kernels->itemsize;
+    return numbers + walk->tile.place * walk->problem->kernels->itemsize;
 }
 
 /* Statistics of an earlier call for the tile's rows, into the room: max, sum, 1/sum. */

@@ -44,7 +44,7 @@ has_scores(const mha_attention_args *args)
 static void
 describe_head(mha_walk *walk, size_t item, size_t head)
 {
-    mha_walk_describe_task(walk, item * walk->problem->args->kv_heads + head / walk->problem->group);
+    mha_describe_rows(walk, item * walk->problem->args->kv_heads + head / walk->problem->group, 0, &walk->task);
     walk->task.head = head;
 }
 
@@ -108,6 +108,7 @@ add_bias_grads(mha_walk *walk, size_t task)
         if (!shared) {
             mha_walk_describe_tile(walk, 0, task * walk->plan->tile_rows);
             walk->task = walk->tile;
+            walk->task.place = 0; /* the room has these rows alone */
         }
         mha_walk_describe_head(walk, 0);
         mha_backward_rows(walk);

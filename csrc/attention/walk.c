@@ -6,18 +6,19 @@
 #include "runtime/common.h"
 
 void
-mha_walk_describe_task(mha_walk *walk, size_t task)
+mha_describe_rows(const mha_walk *walk, size_t number, size_t place, mha_rows *rows)
 {
     const mha_plan *plan = walk->plan;
     const mha_attention_args *args = walk->problem->args;
-    const size_t head = task / plan->tasks_per_head;
-    mha_rows *rows = &walk->task;
+    const size_t together = plan->way == MHA_WAY_COLUMNS ? 1 : walk->problem->group;
+    const size_t first_head = number / plan->tasks_per_head * together; /* counted through all items */
 
-    rows->item = head / args->kv_heads;
-    rows->key_head = head % args->kv_heads;
-    rows->head = rows->key_head * walk->problem->group;
-    rows->query = task % plan->tasks_per_head * plan->task_queries;
+    rows->item = first_head / args->heads;
+    rows->head = first_head % args->heads;
+    rows->key_head = rows->head / walk->problem->group;
+    rows->query = number % plan->tasks_per_head * plan->task_queries;
     rows->rows = mha_min(plan->task_queries, args->queries - rows->query);
+    rows->place = place;
     rows->row_keys = NULL;
     if (walk->problem->same_visibility) {
         rows->keys = mha_visible_keys(&args->visible, args->queries, args->keys, rows->item, rows->query);
@@ -28,9 +29,9 @@ mha_walk_describe_task(mha_walk *walk, size_t task)
         rows->keys = mha_intervals_join(rows->row_keys, rows->rows);
         return;
     }
-    rows->row_keys = walk->room->row_keys;
+    rows->row_keys = walk->room->row_keys + place;
     rows->keys = mha_visible_rows(&args->visible, args->queries, args->keys, rows->item, rows->query, rows->rows,
-                                  walk->room->row_keys);
+                                  walk->room->row_keys + place);
 }
 
 void
@@ -39,6 +40,7 @@ mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interv
     mha_walk_init(walk, other->job, other->room);
     walk->task = other->tile;
     walk->task.query += row;
+    walk->task.place += row;
     walk->task.rows = 1;
     walk->task.row_keys = NULL;
     walk->task.keys = keys;

@@ -12,6 +12,7 @@
 typedef struct {
     size_t item, head, key_head;
     size_t query, rows;           /* the first query, and the number of queries */
+    size_t place;                 /* where the first row's statistics stand in the room */
     const mha_interval *row_keys; /* what each of these rows sees; NULL: all see `keys` */
     mha_interval keys;            /* what any of them sees */
 } mha_rows;
@@ -53,15 +54,18 @@ mha_walk_init(mha_walk *walk, const mha_attention_job *job, const mha_room *room
     walk->room = room;
 }
 
-/* Makes task number `task` the one that the walk goes over; fills room->row_keys if it needs them. */
-void mha_walk_describe_task(mha_walk *walk, size_t task);
+/*
+ * Describes the rows of task number `number` (MHA_WAY_COLUMNS: run), whose statistics stand at `place` in the room;
+ * fills room->row_keys from there on if it needs them.
+ */
+void mha_describe_rows(const mha_walk *walk, size_t number, size_t place, mha_rows *rows);
 
 /* What every task begins with. */
 MHA_INLINE void
 mha_walk_task(mha_walk *walk, const mha_attention_job *job, size_t task, unsigned worker)
 {
     mha_walk_init(walk, job, &job->rooms[worker]);
-    mha_walk_describe_task(walk, task);
+    mha_describe_rows(walk, task, 0, &walk->task);
 }
 
 /*
@@ -81,6 +85,7 @@ mha_walk_describe_head(mha_walk *walk, size_t group_head)
     tile->key_head = task->key_head;
     tile->query = task->query;
     tile->rows = task->rows;
+    tile->place = task->place + group_head * walk->plan->task_queries;
     tile->row_keys = task->row_keys;
     tile->keys.first = task->keys.first;
     tile->keys.last = task->keys.last;
@@ -95,6 +100,7 @@ mha_walk_describe_tile(mha_walk *walk, size_t group_head, size_t row)
 
     mha_walk_describe_head(walk, group_head);
     tile->query += row;
+    tile->place += row;
     tile->rows = mha_min(walk->plan->tile_rows, task->rows - row);
     if (!walk->problem->same_visibility && tile->rows < task->rows) {
         tile->row_keys = task->row_keys + row;

@@ -75,6 +75,7 @@ count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
     const size_t n_tasks = plan->n_tasks > 0 ? plan->tasks_per_head : 0;
+    const size_t heads = plan->way == MHA_WAY_COLUMNS ? args->heads : args->kv_heads;
     const size_t all_blocks = mha_ceil_div(args->keys, plan->key_block);
     const size_t items_alike = args->visible.valid_lens == NULL ? mha_max(args->batch, 1) : 1;
     size_t n_tiles = 0, n_tiles_all = 0, most_blocks = 0;
@@ -91,7 +92,7 @@ count_tiles(const mha_attention_job *job, mha_emit_fn *emit, void *to)
     for (size_t item = 0; item < args->batch; item += items_alike) {
         for (size_t task = 0, alike; task < n_tasks; task += alike) {
             alike = job->problem.same_visibility && task == 0 && n_tasks > 1 ? n_tasks - 1 : 1;
-            mha_walk_describe_task(&walk, item * args->kv_heads * n_tasks + task);
+            mha_describe_rows(&walk, item * heads * n_tasks + task, 0, &walk.task);
             for (size_t row = 0; row < walk.task.rows; row += plan->tile_rows) {
                 mha_walk_describe_tile(&walk, 0, row);
                 const mha_interval keys = walk.tile.keys;
@@ -128,13 +129,13 @@ explain_job(const mha_attention_job *job, const mha_attention_args *args, const 
     emit(to, "value_dim", COUNT(args->value_dim));
     emit(to, "key_block", COUNT(plan->key_block)); /* keys that are packed, scored and summed together */
     emit(to, "tile_queries", COUNT(mha_min(plan->tile_rows, queries))); /* queries that meet a block together */
-    /* Queries of a task, for each of its heads; and its heads: those that share a key head, or, where items with one
-     * query each go side by side, those of all these items. */
+    /* Queries of a task, for each of its heads; and its heads: those that share a key head, or those, of several items
+     * too, that go side by side by columns. */
     emit(to, "task_queries", COUNT(mha_min(at_a_time->task_queries, queries)));
-    emit(to, "task_heads", COUNT(plan->task_heads / job->problem.group * (args->heads / args->kv_heads)));
-    emit(to, "n_splits", COUNT(at_a_time->blocks_abreast)); /* > 1: a task's blocks that are tasks of their own */
-    emit(to, "by_columns", FLAG(mha_by_columns(plan)));     /* scores stand transposed: see columns.c */
-    emit(to, "weights_again", FLAG(plan->weights_later));   /* weights asked for are computed by a second pass */
+    emit(to, "task_heads", COUNT(at_a_time->task_heads * (args->heads / job->problem.args->heads)));
+    emit(to, "n_splits", COUNT(at_a_time->blocks_abreast));     /* > 1: a task's blocks that are tasks of their own */
+    emit(to, "by_columns", FLAG(plan->way == MHA_WAY_COLUMNS)); /* scores stand transposed: see columns.c */
+    emit(to, "weights_again", FLAG(plan->weights_later));       /* weights asked for are computed by a second pass */
     return count_tiles(job, emit, to);
 }
 

@@ -153,9 +153,14 @@ def test_one_thread_if_no_more_are_allowed():
 
 def test_little_work_is_not_shared():
     mha_c.set_num_threads(4)
-    share = attention(2, 5, 4, 6, 20)["share"]
+    share = attention(2, 5, 4, 70, 20)["share"]
     assert share["n_threads"] == 1 and share["most_threads"] == 4 and share["n_tasks"] == 10
     assert share["reason"] == "little work" and share["seconds"] < share["least_seconds"]
+
+
+def test_few_keys_are_one_task_of_many_heads():
+    assert attention(2, 5, 4, 6, 20)["share"]["n_tasks"] == 1
+    assert attention(2, 5, 4, 6, 20)["task_heads"] == 10
 
 
 @pytest.mark.parametrize("n", [2, 3, 8])
