@@ -91,7 +91,7 @@ set(mha_dtype dtype, void *x, size_t i, double value)
     }
 }
 
-/* Dense attention of one head; its operands are still to be given. */
+/* Dense attention of one head; place() gives it operands. */
 static inline mha_attention_args
 one_head(mha_dtype dtype, size_t queries, size_t keys, size_t head_dim, size_t value_dim)
 {
@@ -110,6 +110,15 @@ one_head(mha_dtype dtype, size_t queries, size_t keys, size_t head_dim, size_t v
                                 .v = {.row_stride = v},
                                 .out = {.row_stride = v},
                                 .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+}
+
+static inline void
+place(mha_attention_args *a, const void *q, const void *k, const void *v, void *out)
+{
+    a->q.data = q;
+    a->k.data = k;
+    a->v.data = v;
+    a->out.data = out;
 }
 
 #endif

@@ -67,10 +67,7 @@ test_hidden_keys(mha_dtype dtype)
     }
     mha_attention_args args = one_head(dtype, Q, K, D, D);
     args.scale = &(const double){1};
-    args.q.data = q;
-    args.k.data = k;
-    args.v.data = v;
-    args.out.data = out;
+    place(&args, q, k, v, out);
     args.visible.valid_lens = lens;
     args.visible.lens_per_batch = 1;
     CHECK(mha_attention_forward(&args) == MHA_OK, "hidden keys");
@@ -91,10 +88,7 @@ test_many_keys(mha_dtype dtype, size_t draw)
     void *out = numbers(dtype, Q * Dv, 1.0), *weights = numbers(dtype, Q * K, 1.0), *lse = numbers(dtype, Q, 1.0);
     mha_attention_args args = one_head(dtype, Q, K, D, Dv);
     args.scale = &(const double){0.5};
-    args.q.data = q;
-    args.k.data = k;
-    args.v.data = v;
-    args.out.data = out;
+    place(&args, q, k, v, out);
     args.weights = draw % 2 ? weights : NULL;
     args.lse = lse;
     args.empty_rows = draw % 8 ? MHA_EMPTY_ZERO : MHA_EMPTY_UNIFORM;

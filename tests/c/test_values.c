@@ -39,10 +39,7 @@ check_one_key(size_t keys, size_t hot, double top, double rest, const void *valu
     for (size_t j = 0; j < keys; j++) {
         set(dtype, k, j, j == hot ? top : rest);
     }
-    a.q.data = q;
-    a.k.data = k;
-    a.v.data = values;
-    a.out.data = out;
+    place(&a, q, k, values, out);
     a.weights = weights;
     a.row_max = stats;
     a.row_sum = (char *)stats + item;
@@ -93,10 +90,7 @@ test_mean(void)
         }
         void *q = allocate(2 * 3 * item);
         memset(q, 0, 2 * 3 * item);
-        a.q.data = q;
-        a.k.data = zeros;
-        a.v.data = v;
-        a.out.data = out;
+        place(&a, q, zeros, v, out);
         CHECK(mha_attention_forward(&a) == MHA_OK, "mean");
         for (size_t i = 0; i < 10; i++) {
             CHECK(get(dtype, out, i) == sums[i % 5] / (double)keys, "%zu keys: not the mean", keys);
@@ -121,10 +115,7 @@ test_tiny_blocks(void)
         set(dtype, k, j, j == 0 ? 0.0 : j % BLOCK == 7 ? score : -1e4);
         set(dtype, v, j, 1.0);
     }
-    a.q.data = q;
-    a.k.data = k;
-    a.v.data = v;
-    a.out.data = results;
+    place(&a, q, k, v, results);
     a.row_max = (char *)results + item;
     a.row_sum = (char *)results + 2 * item;
     CHECK(mha_attention_forward(&a) == MHA_OK, "tiny blocks");
@@ -154,10 +145,7 @@ check_overflow(size_t keys, mha_empty empty_rows, const int64_t *lens)
         set(dtype, k, j, -most);
         set(dtype, v, j, 1.0);
     }
-    a.q.data = q;
-    a.k.data = k;
-    a.v.data = v;
-    a.out.data = results;
+    place(&a, q, k, v, results);
     a.weights = weights;
     a.lse = lse;
     a.empty_rows = empty_rows;
@@ -261,10 +249,7 @@ new_call(int additive, int by_mask)
         c.args.visible.valid_lens = lens;
         c.args.visible.lens_per_batch = Q;
     }
-    c.args.q.data = c.operands[0];
-    c.args.k.data = c.operands[1];
-    c.args.v.data = c.operands[2];
-    c.args.out.data = c.results[0];
+    place(&c.args, c.operands[0], c.operands[1], c.operands[2], c.results[0]);
     c.args.weights = c.results[1];
     c.args.row_max = c.stats;
     c.args.row_sum = (char *)c.stats + Q * size_of(dtype);

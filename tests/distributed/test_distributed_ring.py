@@ -3,8 +3,6 @@
 import doctest
 import importlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ if not torch.distributed.is_available():
     pytest.skip("torch without torch.distributed", allow_module_level=True)
 
 import distributed_cases as cases  # noqa: E402
+from children import python  # noqa: E402
 from mha_c import functional as F  # noqa: E402
 from mha_c.torch.distributed import join_sequence, split_sequence  # noqa: E402
 from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Plan  # noqa: E402
@@ -312,8 +311,7 @@ def test_second_derivatives_are_refused(world):
 
 def test_imported_only_when_asked_for():
     code = "import sys, mha_c.torch; print('mha_c.torch.distributed' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python("-c", code).stdout.strip() == "False"
 
 
 def test_examples_of_the_docstrings():

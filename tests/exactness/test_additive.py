@@ -5,11 +5,8 @@
 import numpy as np
 import pytest
 
+from checks import bits
 from core_calls import core as _core
-
-
-def bits(arrays):
-    return [array.tobytes() for array in arrays]
 
 
 def each_alone(q, k, v, w_v):

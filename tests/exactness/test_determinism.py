@@ -13,6 +13,7 @@ import pytest
 
 import children
 import mha_c
+from checks import bits
 from core_calls import core as _core
 
 THREADS = range(1, 9)
@@ -48,10 +49,6 @@ def draw(rng, dtype, sizes, additive=False, **options):
     q, k, v = (rng.standard_normal((batch, *shape)).astype(dtype) for shape in shapes)
     grad_out = rng.standard_normal((batch, heads, n_queries, value_dim)).astype(dtype)
     return Call(q, k, v, grad_out, rng.standard_normal(dim).astype(dtype) if additive else None, **options)
-
-
-def bits(arrays):
-    return [array.tobytes() for array in arrays]
 
 
 def masks(rng, dtype, sizes):

@@ -28,3 +28,13 @@ def same(found, expected):
     """The same bits."""
     assert found.dtype == expected.dtype and found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
+
+
+def bits(arrays):
+    return [array.tobytes() for array in arrays]
+
+
+def softmax(scores):
+    """The textbook's, over the last axis, of rows that have a largest score."""
+    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)

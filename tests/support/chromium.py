@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from checks import softmax
+
 FLAGS = [
     "--headless=new",
     "--no-sandbox",  # containers run tests as root, where Chromium's sandbox cannot start
@@ -261,9 +263,7 @@ MATRIX = ".mhac-matrix .mhac-stage"
 
 
 def weights_of(heads, tokens, seed=0):
-    scores = 2 * np.random.default_rng(seed).standard_normal((heads, tokens, tokens))
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
+    return softmax(2 * np.random.default_rng(seed).standard_normal((heads, tokens, tokens)))
 
 
 def at(box, across, down):

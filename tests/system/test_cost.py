@@ -10,13 +10,6 @@ import mha_c
 from mha_c import _cost, heads
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    before = mha_c.get_num_threads()
-    yield
-    mha_c.set_num_threads(before)
-
-
 def by_name(found):
     return {step.name: step for step in found.steps}
 

@@ -19,13 +19,6 @@ from mha_c.functional import additive_attention, dot_product_attention
 TILES = {"scalar": (1, 1), "neon": (4, 2), "wasm": (4, 2), "avx2": (8, 4), "avx512": (16, 8)}
 
 
-@pytest.fixture(autouse=True)
-def threads_as_before():
-    before = mha_c.get_num_threads()
-    yield
-    mha_c.set_num_threads(before)
-
-
 def arrays(*shapes, dtype=np.float32):
     return [np.zeros(shape, dtype) for shape in shapes]
 

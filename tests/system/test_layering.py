@@ -3,11 +3,12 @@
 import ast
 import graphlib
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import children
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC, PACKAGE = ROOT / "csrc", ROOT / "mha_c"
@@ -244,8 +245,7 @@ def test_import_brings_numpy_and_nothing_else():
         "lazy = [n for n in ('viz', 'torch', 'd2l', 'heads', 'dask') if f'mha_c.{n}' in sys.modules]; "
         "print(sorted(new), lazy)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['mha_c'] []"
+    assert children.python("-c", code).stdout.strip() == "['mha_c'] []"
 
 
 # --- Benchmarks and examples: public names only ----------------------------------------------------

@@ -6,12 +6,11 @@ The device is the tests' own (own_device.cpp), where tensors are plain ones that
 import copy
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import children
 import needs
 
 torch = needs.module("torch")
@@ -183,7 +182,7 @@ def test_the_device_may_be_late():
         "x = torch.ones(3, device=own_device.load(), requires_grad=True); x.square().sum().backward(); "
         "assert x.grad.tolist() == [2, 2, 2]"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(SUPPORT)})
+    children.python("-c", script, PYTHONPATH=f"{SUPPORT}{os.pathsep}{os.environ['PYTHONPATH']}")
 
 
 def test_tensors_on_two_devices(own):

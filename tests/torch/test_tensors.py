@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-import subprocess
-import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from binding_calls import assert_leaks_nothing
@@ -222,7 +221,7 @@ if not {fake}:
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_import_does_not_depend_on_the_default_device(fake):
     needs.of_torch("torch._subclasses.FakeTensorMode", "torch.set_default_device")
-    subprocess.run([sys.executable, "-c", ELSEWHERE.format(fake=fake)], check=True, timeout=needs.HANGS)
+    children.python("-c", ELSEWHERE.format(fake=fake))
 
 
 FIRST_USES = {

@@ -14,6 +14,7 @@ import pytest
 
 import mha_c
 import needs
+from checks import softmax
 from playground_page import python_of, results, run_python
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
@@ -29,11 +30,6 @@ def trained(name):
         key: np.frombuffer(base64.b64decode(text), "<i2").reshape(rows, columns) / TRAINED["step"]
         for key, (rows, columns, text) in TRAINED[name]["weights"].items()
     }
-
-
-def softmax(scores):
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
 
 def close(found, expected, atol=CLOSE):

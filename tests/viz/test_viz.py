@@ -15,15 +15,11 @@ import pytest
 import children
 import mha_c
 import needs
+from checks import softmax
 from mha_c.viz import labels, pack, show_heatmaps, view
 from mha_c.viz.sources import collect
 
 SENTENCE = "the cat sat on the mat".split()
-
-
-def softmax(scores):
-    e = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
 
 
 @pytest.fixture

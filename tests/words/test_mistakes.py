@@ -1,15 +1,13 @@
 """Mistakes of the first hour, each with words of the answer: the argument that is wrong, and what to write."""
 
-import os
 import re
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import mha_c.d2l
 import needs
@@ -270,9 +268,6 @@ print([str(one.message) for one in seen], {{one.filename for one in seen}})
 
 @pytest.mark.parametrize("lens", ["[-1, 3]", "np.array([-1, 3])", "[0, 9]"])
 def test_a_length_below_0_warns_once_in_the_callers_line(lens):
-    done = subprocess.run(
-        [sys.executable, "-c", NEGATIVE.format(lens=lens)], capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(mha_c.__file__).parents[1])},
-    )  # fmt: skip
+    done = children.python("-c", NEGATIVE.format(lens=lens))
     said = "['valid_lens has a length of -1: lengths below 0 count as 0 (said once)'] {'<string>'}"
     assert done.stdout.strip() == (said if "-1" in lens else "[] set()")

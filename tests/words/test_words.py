@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+import children
 import mha_c
 import needs
 from mha_c import functional as F
@@ -409,7 +410,7 @@ import mha_c
 
 
 def without_extras(code):
-    done = subprocess.run([sys.executable, "-W", "error", "-c", ABSENT + code], capture_output=True, text=True)
+    done = children.python("-W", "error", "-c", ABSENT + code, status=None)
     return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
