@@ -27,12 +27,14 @@ from ._tensors import optional_array
 Facts = dict[str, Any]
 
 
-def explained(module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], cache: Any) -> Facts:
+def explained(
+    module: Any, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+    training: Optional[bool] = None, cache: Any = None,
+) -> Facts:  # fmt: skip
     """The facts of a call of the module: those of every way, and those of the way that it takes."""
     training = None if training is None else scalars.flag(training, "training")
     if cache is not None:
         check_cache(module, cache, training)
-    queries, keys, values = inputs
     projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
     if isinstance(keys, ProjectedKeyValues):
         kv: Any = keys
@@ -115,6 +117,6 @@ def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
             getattr(torch, out.device.type).synchronize()
 
     with torch.no_grad():
-        facts = explained(module, inputs, None, None, None)
+        facts = explained(module, *inputs)
     share = facts["attention"].get("share")  # the core stays within torch's limit; torch's kernels use that limit
     return call, inputs, {**facts, "threads": torch.get_num_threads() if share is None else share["most_threads"]}

@@ -3,22 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
-
 from torch import Tensor
 
 from .._layer.viewable import Viewable
 from ._call.attention import attend
 from ._call.records import AttentionCall, AttentionTensors
-from ._module import TakesArrays
-from ._weights.last import Last, last_of, restored
+from ._module import ShowsWeights
+from ._weights.last import last_of
 
 
-class AttendsHeads(TakesArrays, Viewable):
+class AttendsHeads(ShowsWeights, Viewable):
     """Attention of projected heads, and its weights when they are read."""
 
     num_heads: int
-    _last: Optional[Last] = None
 
     def _attended(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, Dv), of q (B, H, Q, D), k (B, Hkv, K, D) and v (B, Hkv, K, Dv), which are the layer's own."""
@@ -36,12 +33,4 @@ class AttendsHeads(TakesArrays, Viewable):
         AttributeError
             Before the first call.
         """
-        if self._last is None:
-            raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
-        return self._last.weights(self.num_heads)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_last": None if self._last is None else self._last.detached()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_last": restored(state.get("_last"))})
+        return self._shown(self.num_heads)

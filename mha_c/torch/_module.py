@@ -57,7 +57,29 @@ class TakesArrays(nn.Module):
         return super().__getattr__(name)
 
 
-class AttentionModule(TakesArrays, Viewable):
+class ShowsWeights(TakesArrays):
+    """A module that shows the attention weights of its last call, also from a copy or a file."""
+
+    _last: Optional[Last] = None  # in the module that has the dropout: its last call; else what a program has assigned
+
+    def _shown(self, heads: Optional[int]) -> Any:
+        if self._last is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
+            )
+        return self._last.weights(heads)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: value for name, value in self.__dict__.items() if name != "_frozen"}
+        return {**own, "_last": None if self._last is None else self._last.detached()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's
+        super().__setstate__({name: value for name, value in state.items() if name not in ("_frozen", *weights)})
+        self._last = weights.get("attention_weights") or restored(state.get("_last"))
+
+
+class AttentionModule(ShowsWeights, Viewable):
     """Base of the layers: `forward`, and `attention_weights`, which is computed when it is read."""
 
     _layout: Layout  # of the class
@@ -65,7 +87,6 @@ class AttentionModule(TakesArrays, Viewable):
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Any = None  # a Packed
-    _last: Optional[Last] = None  # in the module that has the dropout: its last call; else what a program has assigned
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
@@ -120,14 +141,7 @@ class AttentionModule(TakesArrays, Viewable):
         """
         return project(self, keys, values, valid_lens)
 
-    def _explained(
-        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        return explained(self, (queries, keys, values), valid_lens, training, cache)
-
-    def _to_measure(self, sizes: Any, drawn: bool) -> Any:
-        return to_measure(self, sizes, drawn)
+    _explained, _to_measure = explained, to_measure  # for mha_c.explain and mha_c.cost
 
     if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
@@ -217,11 +231,6 @@ class AttentionModule(TakesArrays, Viewable):
     def _read_weights(self) -> Any:
         return self._shown(None)
 
-    def _shown(self, heads: Optional[int]) -> Any:
-        if self._last is None:
-            raise AttributeError("there are no attention_weights yet: call the layer first, then read them")
-        return self._last.weights(heads)
-
     def _reads_names(self) -> bool:
         """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
         return True
@@ -253,12 +262,3 @@ class AttentionModule(TakesArrays, Viewable):
             if "size mismatch" not in str(error):
                 raise
             raise StateShapeError(str(error)) from None
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {name: value for name, value in self.__dict__.items() if name != "_frozen"}
-        return {**own, "_last": None if self._last is None else self._last.detached()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        weights = {name: Assigned(value) for name, value in state.items() if name == "attention_weights"}  # d2l's
-        super().__setstate__({name: value for name, value in state.items() if name not in ("_frozen", *weights)})
-        self._last = weights.get("attention_weights") or restored(state.get("_last"))

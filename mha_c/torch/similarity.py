@@ -14,10 +14,11 @@ from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from ._call import formulas
 from ._call.checks import checked_lengths
-from ._module import TakesArrays
+from ._module import ShowsWeights
 from ._private import on_cpu
 from ._tensors import check_inputs, has_numbers
 from ._twins import twin
+from ._weights.last import Assigned
 from .functional import dot_product_attention
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @twin(of_numpy.KernelAttention)
-class KernelAttention(TakesArrays):
+class KernelAttention(ShowsWeights):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv).  As in the
@@ -54,7 +55,6 @@ class KernelAttention(TakesArrays):
         width = scalars.positive(width, "width")
         of_numpy.check_width(width, torch.finfo(dtype or torch.get_default_dtype()))
         self.width = nn.Parameter(torch.tensor(width, device=device, dtype=dtype))
-        self._weights: Optional[Tensor] = None
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
         """The mean of the values for each query: see the class."""
@@ -66,11 +66,8 @@ class KernelAttention(TakesArrays):
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
         )
-        self._weights = weights[0] if numbers else weights
+        self._last = Assigned(weights[0] if numbers else weights)
         return out.reshape(-1) if numbers else out
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_weights": None if self._weights is None else self._weights.detach()}
 
     if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
@@ -96,9 +93,7 @@ class KernelAttention(TakesArrays):
     @property
     def attention_weights(self) -> Tensor:
         """Weights of the last call, (B, Q, K) or (Q, K); rows sum to 1."""
-        if self._weights is None:
-            raise AttributeError("KernelAttention has no attention_weights yet: call the layer first, then read them")
-        return self._weights
+        return self._shown(None)
 
     def extra_repr(self) -> str:
         """The text between the brackets of `repr`.
