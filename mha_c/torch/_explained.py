@@ -36,10 +36,8 @@ def explained(
     if cache is not None:
         check_cache(module, cache, training)
     projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
-    if isinstance(keys, ProjectedKeyValues):
-        kv: Any = keys
-        valid_lens = kv._valid_lens if valid_lens is None else valid_lens
-        keys, values = kv._keys, kv._values if values is None else values
+    if projected:
+        keys, values, valid_lens = keys._given_to(module, queries, values, valid_lens)
     queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)

@@ -27,14 +27,6 @@ from .dropout import Rng, drop_in_torch, late_seed
 from .records import Attended, AttentionCall, AttentionTensors
 
 
-def readable(*tensors: Any) -> bool:
-    """Whether the core can read them: plain tensors on the CPU (what is left of a transform looks like one)."""
-    for x in tensors:
-        if x is not None and not (type(x) in OWN_TYPES and on_cpu(x)):
-            return False
-    return True
-
-
 def any_needs_grad(*groups: Any) -> bool:
     for group in groups:
         for tensor in group:

@@ -16,8 +16,8 @@ from ..._arguments import calls
 from ..._core import linear
 from ..._decoder import caches
 from ...errors import ShapeError
-from .._call.attention import any_needs_grad, readable
-from .._call.children import standard_parts
+from .._call.attention import any_needs_grad
+from .._call.choice import parts_for_core
 from .._call.inputs import materialize
 from .._call.records import Parameters
 from .._private import FakeTensor, watched
@@ -89,17 +89,19 @@ def _without_numbers(x: Optional[Tensor] = None) -> bool:
 
 def _rows(module: Any, keys: Tensor, values: Optional[Tensor]) -> list[Optional[Tensor]]:
     """Projected by the core as a call of it would, to the bit, where no gradient is recorded; else by the children."""
-    parts, names = standard_parts(module), dict(module._layout.slots)
-    by_core = parts is not None and not torch.is_grad_enabled() and not _without_numbers(keys)
+    names, parts = dict(module._layout.slots), None
+    if not torch.is_grad_enabled():
+        parts = parts_for_core(module, keys, keys, keys if values is None else values, None)
     found: list[Optional[Tensor]] = []
     for slot, x in ((1, keys), (2, values)):
         rows = None
         if x is None or slot not in names:
             found.append(None if x is None else x.clone())  # the caller may change it
             continue
-        if by_core and parts is not None and readable(x, parts.parameters[slot]):
+        if parts is not None:
+            parameters, _, _, packed = parts
             with suppress(BufferError):  # no plain memory after all
-                rows = _by_core(x, parts.parameters, slot, parts.packed)
+                rows = _by_core(x, parameters, slot, packed)
         if rows is None:
             child = getattr(module, names[slot])
             check_devices(**{"keys" if slot == 1 else "values": x, "parameters": tuple(child.parameters())})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -17,14 +17,12 @@ from ..._arguments.arrays import to_lengths
 from ..._arguments.options import core_window
 from ...errors import ShapeError
 from .._call.checks import check_attention
-from .._call.dropout import seed_now
+from .._call.dropout import Rng, seed_now
 from .._private import on_cpu
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of
 from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
-
-Rng = Union[None, int, torch.Generator]
 
 
 def ring_attention(
