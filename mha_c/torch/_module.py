@@ -163,11 +163,11 @@ class AttentionModule(ShowsWeights, Viewable):
             calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
         if training is not None:
             training = scalars.flag(training, "training")
-        parts = parts_for_core(self, queries, keys, values, valid_lens)
+        parts = parts_for_core(self, queries, keys, values)
         try:
             if parts is not None and cache is None:
                 return core.call(self, parts, (queries, keys, values), valid_lens, training)
-        except (BufferError, PackedForOthers):  # tried again, then computed by torch
+        except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then computed by torch, or refused
             pass
         except ShapeError as error:  # in a traceback the caller's line comes next, not ours
             raise error.with_traceback(None) from None
@@ -198,8 +198,10 @@ class AttentionModule(ShowsWeights, Viewable):
             parts = parts.for_projected() if projected else parts
             if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
                 return ops.call(self, parts, inputs, valid_lens, training)
+            calls.check_order(type(self).__name__, values, valid_lens)
+            parts, plain = parts.in_one_type(inputs)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
-                return core.call(self, parts.of_one_type(), inputs, valid_lens, training, steps)
+                return core.call(self, parts, plain, valid_lens, training, steps, queries.dtype)
         return general.call(self, inputs, valid_lens, training, projected, steps)
 
     def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:

@@ -146,8 +146,9 @@ class LayerSource(Source):
         tensors = queries, of_keys, W_q, W_k, b_q, b_k, w_v
         if compiled:
             return LayerSource(tensors, None, call)
-        refs = ref(queries), None if of_keys is None else ref(keys), *tensors[2:]
-        return new_record(LayerSource, (refs, versions_of(tensors), call))
+        versions = [x._version for x in tensors if x is not None]
+        refs = ref(queries), None if of_keys is None else ref(keys), W_q, W_k, b_q, b_k, w_v
+        return new_record(LayerSource, (refs, versions, call))
 
     def weights(self, *tensors: Any) -> Tensor:
         queries, keys, W_q, W_k, b_q, b_k, w_v = tensors

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
-from .._tensors import common_type, exporting, is_compiling
+from .._tensors import FLOATS, exporting, is_compiling
+from .inputs import in_one_type
 from .packed import Packed
 from .records import Parameters
 
@@ -52,13 +53,13 @@ class Parts(NamedTuple):
     dropout: Any
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
-    def of_one_type(self) -> Parts:
-        """With float32 in the place of 16-bit parameters, where only some are 16-bit."""
-        if len({x.dtype for x in self.parameters if x is not None}) < 2:
-            return self
-        common = common_type(parameters=tuple(self.parameters))
-        wide = Parameters(*[None if x is None else x.to(common) for x in self.parameters])
-        return self._replace(parameters=wide, packed=None)
+    def in_one_type(self, inputs: Any) -> tuple[Parts, Any]:
+        """Parts and inputs in the type that the core computes in; packed weights are of the parameters' type."""
+        found = {x.dtype for x in (*inputs, *self.parameters) if x is not None}
+        if len(found) == 1 and found.issubset(FLOATS):
+            return self, inputs
+        *inputs, parameters = in_one_type(*inputs, self.parameters)
+        return self._replace(parameters=parameters, packed=None), inputs
 
     def for_projected(self) -> Parts:
         """For a call whose keys and values have been through W_k and W_v already."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..._core import layer_parts
 from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
-from .._tensors import exporting, is_compiling
+from .._tensors import elsewhere, exporting, is_compiling
 from .children import Parts, standard_parts
 
 PLAIN = frozenset((Tensor, nn.Parameter))
@@ -30,18 +30,16 @@ WHY = {
 }
 
 
-def parts_for_core(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
+def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
     if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
         return None
-    if not quickly_on_cpu(queries) or (isinstance(valid_lens, Tensor) and not quickly_on_cpu(valid_lens)) or watched():
-        return None
-    return layer_parts(module, module._layout)
+    return layer_parts(module, module._layout) if quickly_on_cpu(queries) and not watched() else None
 
 
 def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Optional[Parts]]:
     """(the way of a call with these inputs, the Parts of the layer that it reads or None)."""
-    parts = parts_for_core(module, queries, keys, values, valid_lens)
+    parts = None if elsewhere(valid_lens) else parts_for_core(module, queries, keys, values)
     if parts is not None:
         return CORE, Parts._make(parts)
     found = standard_parts(module)

@@ -7,42 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._arguments import calls
 from ..._arguments.arrays import to_lengths
 from ..._core import layer_forward
 from ..._layer.kept_weights import N_FOR_WEIGHTS, Kept
 from .._private import profiler
-from .._tensors import FLOATS, autocasting, draw_seed, result_type
+from .._tensors import autocasting, draw_seed, result_type
 from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
 from .dropout import rate
-from .inputs import in_one_type
 from .records import LayerCall, new_record
 
 _INT64 = torch.int64
 
 
-def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None) -> Tensor:
-    """The output, in the type of queries; 16-bit floats are computed in float32.
+def call(
+    module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None
+) -> Tensor:
+    """The output.
 
     parts   Parts of the module, perhaps as a tuple
     steps   the `decoding.Steps` of a call with a cache
-    BufferError where a tensor has no plain memory; nothing has been computed then, and no random number drawn.
+    dtype   type of the result; None: that of queries
+    BufferError where a tensor has no plain memory, TypeError where types differ or are no FLOATS: nothing has been
+    computed then, and no random number drawn.
     """
     parameters, holder, dropout, packed = parts
     queries, keys, values = inputs
-    dtype = computed = queries.dtype
-    W_q = parameters[0]
-    if not (
-        dtype in FLOATS
-        and keys.dtype is dtype
-        and (values is keys or values.dtype is dtype)
-        and (W_q is None or W_q.dtype is dtype)
-    ):
-        calls.check_order(type(module).__name__, values, valid_lens)
-        queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
-        computed, packed = queries.dtype, None
     records = torch.is_grad_enabled() and any_needs_grad(
         parameters, (queries,) if keys is values is queries else inputs
     )
@@ -63,6 +54,8 @@ def call(module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, s
             done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed))
             out = connect_layer(done, (out, tape), queries, keys, values, *parameters)
             kept, source = kept[:N_FOR_WEIGHTS], LayerSource.of(queries, keys, parameters, done)
+    computed = queries.dtype
+    dtype = dtype or computed
     if autocasting():
         dtype = result_type(dtype)
     if module._last is not None:
