@@ -209,8 +209,6 @@ def test_every_public_name_is_documented_as_numpydoc_asks():
     assert list(docstrings.all_complaints()) == []
 
 
-# Those have theirs where they are tested.
-APART = {"mha_c._cost", "mha_c._explain"}
 MODULES = {
     re.sub(r"\.__init__$", "", ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     for path in PACKAGE.rglob("*.py")
@@ -218,7 +216,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODULES - APART))
+@pytest.mark.parametrize("name", sorted(MODULES))
 def test_examples_of_docstrings(name):
     if ".torch" in name or name == "mha_c.d2l":
         needs.module("torch")

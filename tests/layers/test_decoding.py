@@ -1,7 +1,6 @@
 """Decoding with a cache: step by step what the whole sequence gives at once, for ragged prompts and beams too."""
 
 import copy
-import doctest
 import pickle
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 
 import mha_c
 from decoding_layers import KINDS, causal_lens, layer_of
-from mha_c._decoder import steps as decoder_steps
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -215,8 +213,3 @@ def test_errors(rng):
     out = layer(x, kv, training=True)
     with pytest.raises(RuntimeError, match="projected"):
         layer.backward(out)
-
-
-def test_doctests():
-    found = doctest.testmod(decoder_steps)
-    assert found.attempted and not found.failed

@@ -1,7 +1,6 @@
 """mha_c.heads: importance by four methods, pruning, for NumPy layers, torch modules and models of either."""
 
 import copy
-import doctest
 import importlib
 import pickle
 import time
@@ -13,7 +12,6 @@ import mha_c
 import needs
 from checks import same
 from mha_c import _reference, heads, variants
-from mha_c.viz import bars
 
 HEADS, HIDDENS = 4, 32
 LENS = [3, 5, 2, 5, 1, 4]
@@ -465,14 +463,6 @@ def test_the_attention_of_torch_itself(batch):
         heads.importance(module, (x, y), "entropy", loss=loss)
     with pytest.raises(TypeError, match="must fill embed_dim"):
         heads.prune(module, [0])
-
-
-@pytest.mark.parametrize("module", [heads, bars])
-def test_examples_of_the_docstrings(module):
-    if module is bars:
-        needs.module("matplotlib")
-    found = doctest.testmod(module, extraglobs={"np": np})
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("role", ["W_o", "W_q"])

@@ -1,13 +1,11 @@
 """heads.patterns and heads.importance(joint=True): against loops over their definitions, and on heads made for them."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 import mha_c
 import needs
-from mha_c import _head_tables, _patterns, heads
+from mha_c import _patterns, heads
 
 CLOSE = {"rtol": 0, "atol": 1e-6}  # means of some dozen float32 weights
 
@@ -197,9 +195,3 @@ def test_numpy_layers_with_shared_heads(rng):
     assert len(found.names) == 4 and (found.scores["ablation"] > 0).all()
     with pytest.raises(TypeError, match="cannot lose heads"):
         heads.prune(layer, [0])
-
-
-@pytest.mark.parametrize("module", [_patterns, _head_tables])
-def test_examples_in_docstrings(module):
-    found = doctest.testmod(module, extraglobs={"np": np})
-    assert not found.failed

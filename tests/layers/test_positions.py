@@ -1,7 +1,6 @@
 """PositionalEncoding against the real d2l, rotary positions against complex numbers, ALiBi and T5 as published."""
 
 import copy
-import doctest
 import math
 import pickle
 
@@ -10,7 +9,7 @@ import pytest
 
 import mha_c
 import needs
-from mha_c import functional, positions
+from mha_c import functional
 
 
 def wanted_table(max_len, num_hiddens):
@@ -249,8 +248,3 @@ def test_errors_of_t5():
         functional.t5_buckets([1], 32, 8)
     with pytest.raises(TypeError, match="integers"):
         functional.t5_buckets([1.0])
-
-
-def test_doctests():
-    found = doctest.testmod(positions)
-    assert found.attempted and not found.failed

@@ -1,13 +1,10 @@
 """KernelAttention against the book's own lines in float64, NumPy and torch."""
 
-import doctest
-
 import numpy as np
 import pytest
 
 import mha_c
 import needs
-from mha_c import similarity
 
 # The book's kernels (d2l 11.2), of signed differences.
 BOOK = {
@@ -343,8 +340,3 @@ def test_torch_learns_the_width(rng):
         trainer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0] and 0 < attention.width.item() < 2
-
-
-def test_doctests():
-    found = doctest.testmod(similarity)
-    assert found.attempted and not found.failed

@@ -1,13 +1,12 @@
 """mha_c.cost: the counts against counts by hand, the table, and the measured time."""
 
-import doctest
 import tracemalloc
 
 import numpy as np
 import pytest
 
 import mha_c
-from mha_c import _cost, heads
+from mha_c import heads
 
 
 def by_name(found):
@@ -109,11 +108,6 @@ def test_bad_calls():
         mha_c.cost(mha_c.MultiHeadAttention(4, 6, 4, 8, 2, 0), 4, features=64)
     with pytest.raises(TypeError, match="attention layer of mha_c"):
         mha_c.cost(np.ones(3), 4)
-
-
-def test_the_example():
-    found = doctest.testmod(_cost)
-    assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("draw", range(12))

@@ -1,7 +1,6 @@
 """`mha_c.explain`: what it says is what happens.  The core's own test (tests/c/test_explain.c) compares memory."""
 
 import copy
-import doctest
 import pickle
 import sys
 import time
@@ -12,7 +11,7 @@ import pytest
 import children
 import mha_c
 import needs
-from mha_c import _core, _explain, functional, variants
+from mha_c import _core, functional, variants
 from mha_c.functional import additive_attention, dot_product_attention
 
 # Numbers in a vector, f32 and f64.
@@ -328,13 +327,6 @@ def test_one_input_and_nothing_else_is_taken_by_a_layer_of_one():
     for args, options in (((), {}), ((x, x), {}), ((x,), {"valid_lens": [1]})):
         with pytest.raises(TypeError, match="argument"):
             mha_c.explain(layer, *args, **options)
-
-
-def test_docstring():
-    before = mha_c.get_num_threads()
-    found = doctest.testmod(_explain)
-    mha_c.set_num_threads(before)
-    assert found.attempted >= 5 and not found.failed
 
 
 # --- threadpoolctl ------------------------------------------------------------------------------------------
