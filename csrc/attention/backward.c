@@ -238,7 +238,7 @@ run_task(void *context, size_t number, unsigned worker)
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
     const size_t task = number / plan->spans_abreast, span = job->first_span + number % plan->spans_abreast;
-    char *grad_w = job->grad_w + (task * plan->n_spans + span) * job->grad_w_bytes;
+    char *grad_w = job->grad_w == NULL ? NULL : job->grad_w + (task * plan->n_spans + span) * job->grad_w_bytes;
     mha_walk walk;
 
     if (span < plan->n_spans) {
