@@ -27,7 +27,7 @@ FLAGS = [
 CORE = ["attention", "kernels", "layer", "runtime"]
 SHARED = [
     "base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js",
-    "teach.js",
+    "lines_of_code.js", "teach.js",
 ]  # fmt: skip
 WORKER = ["core.js", "worker.js"]
 TITLE = "Attention playground"

@@ -12,7 +12,7 @@ from ..errors import ShapeError
 from ..viz.page import Page
 from ..viz.sources import to_numpy
 from .book import transpose_output, transpose_qkv
-from .stepping import LARGEST, STEPS, Array, in_words, last_call, mask, matrix_text, numbers, read, softmax
+from .stepping import LARGEST, STEPS, Array, in_words, labelled, last_call, mask, matrix_text, numbers, read, softmax
 
 
 class LayerSteps(Page):
@@ -32,7 +32,7 @@ class LayerSteps(Page):
         chosen = [step for step in STEPS[name] if hides or step.get("id") != "masked"]
         steps = [{**step, "shape": self._shape(step["grids"][-1]["matrix"], inputs, heads)} for step in chosen]
         rows = {"queries": inputs.query_tokens, "keys": inputs.key_tokens}
-        named = {each: [*(rows[each] or []), *map(str, range(len(rows[each] or []), len(made[each])))] for each in rows}
+        named = {each: labelled(rows[each], len(made[each])) for each in rows}
         size = made["q"].shape[1] // heads
         named["features"] = [f"h{i // size} {i % size}" if heads > 1 else str(i) for i in range(size * heads)]
         for each in rows:

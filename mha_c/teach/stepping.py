@@ -83,8 +83,11 @@ class Steps(Page):
         title = "Attention, step by step"
         lines = [f"{title}: {q.shape[0]} queries, {k.shape[0]} keys, {q.shape[1]} features"]
         lines += [f"\n{in_words(step)}\n{matrix_text(matrices[step['id']])}" for step in steps[1:]]
-        shown = {name: numbers(matrix) for name, matrix in matrices.items()}
-        super().__init__("teach", _player(inputs, "steps", title, steps, matrices=shown), "\n".join(lines), title)
+        shown = {name: numbers(matrix) for name, matrix in {**matrices, "keys_across": k.T}.items()}
+        sizes = {"queries": len(q), "keys": len(k)}
+        labels = {"queries": labelled(inputs.query_tokens, len(q)), "keys": labelled(inputs.key_tokens, len(k))}
+        more = {"matrices": shown, "labels": labels, "biases": {}, **sizes}
+        super().__init__("teach", _player(inputs, "layer", title, steps, **more), "\n".join(lines), title)
 
     def tiles(self, block_size: Optional[int] = None) -> Tiles:
         """The same attention, one block of keys after another.
@@ -356,6 +359,11 @@ def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> 
         **more,
         "steps": steps,
     }
+
+
+def labelled(tokens: Optional[list[str]], size: int) -> list[str]:
+    """Names of `size` rows: the tokens, then positions."""
+    return [*(tokens or []), *map(str, range(len(tokens or []), size))]
 
 
 def numbers(x: Any) -> Any:

@@ -1,5 +1,5 @@
-// The players of whole layers: each step is a line of the book's code, its result as a matrix, and where each number of
-// it comes from.  A step says `how`: a rule that finds the numbers that made a cell, and writes their arithmetic.
+// The players of attention and of whole layers: each step is a line of the book's code, its result as a matrix, and where
+// each number of it comes from.  A step says `how`: a rule that finds the numbers that made a cell, and writes their arithmetic.
 
 // (data, matrices of the step by place, the result, cell) -> [look of each matrix before the result, text]
 const HOW = {
@@ -20,8 +20,9 @@ const HOW = {
     const key = Math.floor(c.i / d.queries) * d.keys + c.j;
     return [[{ row: c.i }, { row: key }], "(" + dot(q[c.i], k[key]) + ") / √" + d.features];
   },
+  scaled: (d, [s], out, c) => [[{ cell: c }], digits(s[c.i][c.j], 40) + " / √" + d.features],
   mask: (d, [s], out, c) => [[{ cell: c }], T(hidden(d, c) ? "key {j} is beyond the length {n}" : "key {j} is before the length {n}",
-    { j: c.j, n: d.lengths[c.i % d.queries] })],
+    { j: c.j, n: d.lengths[c.i % d.queries] }) + ";  s"],
   softmax: (d, [s], out, c) => {
     if (hidden(d, c)) return [[{ cell: c }], "exp(−10⁶)"];
     const seen = s[c.i].map((_, j) => j).filter((j) => !hidden(d, { i: c.i, j }));
@@ -50,8 +51,9 @@ function layerScenes(app, data) {
 }
 
 function layerScene(app, data, step) {
+  const labels = (side) => (side ? data.labels[side].map(visible) : null);
   const grids = step.grids.map(({ name, matrix, rows, columns, kind, masked }) => Grid(app, { name, kind: kind || "signed",
-    data: data.matrices[matrix], rows: data.labels[rows] || null, columns: data.labels[columns] || null,
+    data: data.matrices[matrix], rows: labels(rows), columns: labels(columns),
     masked: masked ? (i, j) => hidden(data, { i, j }) : null }));
   const result = step.how === "none" ? null : grids[grids.length - 1];
   const scene = step.how === "product" ? product(grids[0], grids[1], result) : line(grids, step.signs || [], result);
@@ -66,7 +68,8 @@ function layerScene(app, data, step) {
       if (!result) return T("Rows are tokens, columns are features.");
       const out = matrices[matrices.length - 1];
       const bias = data.biases[step.bias] ? " + " + signedText(data.biases[step.bias][cell.j]) : "";
-      return data.labels[step.named][cell.i] + ", " + cell.j + ":  " + made(cell)[1] + bias + " = " +
+      const place = step.against ? " → " + labels(step.against)[cell.j] : ", " + cell.j;
+      return labels(step.named)[cell.i] + place + ":  " + made(cell)[1] + bias + " = " +
         digits(out[cell.i][cell.j], 40);
     } };
 }

@@ -71,7 +71,7 @@ function line(grids, signs, result) {
     } };
   function marks(grid, { cell }) {
     if (!result || grid.height !== result.height) return {};
-    return grid.width === result.width && !grid.spec.wholeRow ? { cell } : { row: cell.i };
+    return grid.width === result.width ? { cell } : { row: cell.i };
   }
 }
 
@@ -91,64 +91,6 @@ function softmaxText(scores, at, most) {
 }
 
 const dot = (a, b) => sumOf(a.map((x, n) => signedText(x) + " · " + signedText(b[n])), 6);
-
-// ---- the five steps ------------------------------------------------------------------------------------------------
-
-function stepScenes(app, data) {
-  const m = data.matrices;
-  const rows = names(data.qt, m.scores.length);
-  const columns = names(data.kt, m.scores[0].length);
-  const masked = (i, j) => j >= data.lengths[i];
-  const transposed = columns.map((_, j) => m.K[j]);
-  const keysAcross = m.K[0].map((_, d) => transposed.map((key) => key[d]));
-  const grid = (name, id, more) => Grid(app, { name, data: m[id], kind: "signed", rows, columns, ...more });
-  const bare = { rows: null, columns: null };
-  const pair = (c) => rows[c.i] + " → " + columns[c.j] + ":  ";
-  const makers = {
-    inputs() {
-      const plain = { columns: null };
-      const all = [grid("Q", "Q", plain), grid("K", "K", { ...plain, rows: columns }),
-        grid("V", "V", { ...plain, rows: columns })];
-      return { ...line(all, [], null), explain: () => "Rows are tokens, columns are features." };
-    },
-    scores() {
-      const top = Grid(app, { name: "K^T", data: keysAcross, kind: "signed", rows: null, columns });
-      const scene = product(grid("Q", "Q", { columns: null }), top, grid("S", "scores", bare));
-      return { ...scene, explain: (c) => pair(c) + dot(m.Q[c.i], m.K[c.j]) + " = " + digits(m.scores[c.i][c.j], 40) };
-    },
-    scaled() {
-      const result = grid("S / √d", "scaled");
-      return { ...line([grid("S", "scores"), result], ["→"], result), explain: (c) => pair(c) +
-        digits(m.scores[c.i][c.j], 40) + " / √" + data.features + " = " + digits(m.scaled[c.i][c.j], 40) };
-    },
-    masked() {
-      const result = grid("S masked", "masked", { masked });
-      return { ...line([grid("S / √d", "scaled"), result], ["→"], result), explain: (c) => pair(c) +
-        (masked(c.i, c.j) ? "key " + c.j + " is beyond the length " + data.lengths[c.i] + ", so its score becomes −10⁶"
-          : "key " + c.j + " is before the length " + data.lengths[c.i] + ", so its score stays") };
-    },
-    weights() {
-      const result = grid("A", "weights", { kind: "weight" });
-      const hides = data.steps.some((step) => step.id === "masked");
-      const before = grid(hides ? "S masked" : "S / √d", "masked", { masked, wholeRow: true });
-      return { ...line([before, result], ["→"], result), explain(c) {
-        const seen = columns.map((_, j) => j).filter((j) => !masked(c.i, j));
-        if (!seen.length) return pair(c) + "no key may be seen: all scores are alike, and so are the weights, 1 / " +
-          m.masked[c.i].length;
-        if (masked(c.i, c.j)) return pair(c) + "exp(−10⁶) = 0";
-        return pair(c) + softmaxText(seen.map((j) => m.masked[c.i][j]), seen.indexOf(c.j), 5) + " = " + digits(m.weights[c.i][c.j], 40);
-      } };
-    },
-    output() {
-      const top = grid("V", "V", { rows: columns, columns: null });
-      const scene = product(grid("A", "weights", { kind: "weight", columns: null }), top, grid("O", "output", bare));
-      const value = (c) => m.V.map((row) => row[c.j]);
-      return { ...scene, explain: (c) => rows[c.i] + ", feature " + c.j + ":  " + dot(m.weights[c.i], value(c)) + " = " +
-        digits(m.output[c.i][c.j], 40) };
-    },
-  };
-  return data.steps.map((step) => ({ ...step, group: 0, make: makers[step.id] }));
-}
 
 function names(tokens, count) {
   return Array.from({ length: count }, (_, i) => (tokens && i < tokens.length ? visible(tokens[i]) : String(i)));

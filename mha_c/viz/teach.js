@@ -1,7 +1,7 @@
 // The player: Back, Play, Next, a bar with all steps, formula and caption, the matrices, the arithmetic of one cell.
 // Arrow keys left and right step, space plays, up and down choose the query; pointing at a cell explains it.
 
-const STEP_MS = { steps: 3200, tiles: 2200, layer: 3200 };
+const STEP_MS = { tiles: 2200, layer: 3200 };
 const REVEAL_MS = 700;
 const TALLEST = 470; // pixels of a scene
 
@@ -15,7 +15,7 @@ function makePlayer(data, store) {
   const { state } = store;
   for (const name of ["step", "row", "column"]) state[name] = state[name] || 0;
   const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
-  const scenes = { tiles: tileScenes, steps: stepScenes, layer: typeof layerScenes === "undefined" ? null : layerScenes }[data.player](app, data);
+  const scenes = { tiles: tileScenes, layer: layerScenes }[data.player](app, data);
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const ui = playerFrame(data, scenes, { step, toggle, row: moveRow });
   const ends = endings();
