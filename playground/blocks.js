@@ -105,17 +105,6 @@ function Tiles(page, drawn) {
     focus: () => player && player.root.focus({ preventScroll: true }) };
 }
 
-// A table whose cells are bars as well as numbers.
-function barTable(title, rowNames, columnNames, rows, most, say) {
-  return el("table", { class: "mhac-bar-table", "data-result": title }, el("caption", { text: title }),
-    el("thead", {}, el("tr", {}, el("td"), ...columnNames.map((text) => el("th", { scope: "col", text })))),
-    el("tbody", {}, ...rows.map((row, i) => el("tr", {}, el("th", { scope: "row", text: rowNames[i] }), ...row.map((x) => {
-      const bar = el("span");
-      bar.style.width = clamp((100 * x) / (most || 1), 0, 100) + "%";
-      return el("td", {}, el("span", { class: "mhac-bar" }, bar), el("span", { class: "mhac-bar-w", text: say(x) }));
-    })))));
-}
-
 // ---- gradients ---------------------------------------------------------------------------------------------------
 
 function Gradients(page, drawn) {
@@ -198,9 +187,8 @@ function Gradients(page, drawn) {
       size(part(found.grad_v, call.keys, call.value_dim)[j])]);
     setText(said, T("{query}, feature {n}: {seen} of {keys} keys can move it.", { query: rows[i], n: c,
       seen: lengths.filter((pair) => pair[0] || pair[1]).length, keys: call.keys }));
-    sums.replaceChildren(barTable(T("How much each key moves it (length of its gradient)"), columns,
-      [T("its key"), T("its value")],
-      lengths, Math.max(...lengths.flat()), (x) => (x ? x.toFixed(3) : "0")));
+    sums.replaceChildren(table(T("How much each key moves it (length of its gradient)"), lengths, columns,
+      [T("its key"), T("its value")], 3, Math.max(...lengths.flat())));
   }
   ends.add(store.subscribe((changed) => changed.some((name) => ["row", "feature", "len", "causal"].includes(name))
     && update()));

@@ -131,10 +131,12 @@ function editor(name, title, rows, labels, change) {
 
 const number3 = (x) => String(Math.round(1000 * x) / 1000);
 
-// A matrix of results, read only.
-function table(name, rows, rowLabels, columnLabels, places) {
+// A matrix of results, read only.  With `most`, the largest, each number has a bar beside it.
+function table(name, rows, rowLabels, columnLabels, places, most) {
+  const bar = (x) => el("span", { class: "mhac-bar" }, el("span", { style: "width:" + (100 * x) / (most || 1) + "%" }));
   return el("table", { "data-result": name }, el("caption", { text: name }),
     el("thead", {}, el("tr", {}, el("td"), ...columnLabels.map((text) => el("th", { scope: "col", text })))),
     el("tbody", {}, ...rows.map((row, i) => el("tr", {}, el("th", { scope: "row", text: rowLabels[i] }),
-      ...row.map((x) => el("td", { text: Number.isFinite(x) ? x.toFixed(places) : x < 0 ? "−∞" : "∞" }))))));
+      ...row.map((x) => el("td", {}, most === undefined ? null : bar(x),
+        Number.isFinite(x) ? x.toFixed(places) : x < 0 ? "−∞" : "∞"))))));
 }
