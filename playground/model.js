@@ -68,11 +68,6 @@ const outputOf = (model, h) => rowsOf(model.found.out, model.call.queries, model
 
 const valuesOf = (model, h) => model.v.map((row) => headOf(row, h, model.call.value_dim));
 
-// Bits: 0 for one key alone, log2(keys) for all alike.
-function entropyOf(row) {
-  return row.reduce((sum, w) => (w > 0 ? sum - w * Math.log2(w) : sum), 0);
-}
-
 const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
 
 // What the attention view draws: the weights of all heads, as they are.

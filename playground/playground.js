@@ -25,7 +25,7 @@ const LANGUAGES = [["en", "English"], ["de", "Deutsch"], ["zh", "中文"], ["tr"
 async function buildPlayground(host, data, core) {
   const root = el("div", { class: "mhac-root mhac-play" });
   const theme = detectTheme(host);
-  const pen = { theme, ramp: ramp(theme), type: 12, color: (name) => COLORS[pen.theme][name] };
+  const pen = Pen(theme);
   const page = { host, root, data, core, pen, store: null, chapter: null };
   const chapters = CHAPTERS();
   let part = null;
@@ -127,18 +127,14 @@ async function buildPlayground(host, data, core) {
     event.preventDefault();
   });
 
-  themed(root, theme);
+  wear(root, pen, theme);
   document.body.style.padding = "8px"; // all of a chapter stands on the first screen
   open(address.start() || (data.own ? "ch=heads" : ""));
   return {
     root,
     first: page.chapter.build ? part : null, // chapters take arrows without the focus
     ready() {
-      followTheme(host, (now) => {
-        themed(root, now);
-        Object.assign(pen, { theme: now, ramp: ramp(now) });
-        part.draw();
-      });
+      followTheme(host, root, pen, () => part.draw());
       let size = "";
       const look = once(() => {
         if (size === root.clientWidth + "," + window.innerHeight) return;

@@ -25,7 +25,7 @@ function Plot(pen, spec) {
   const canvas = el("canvas", { role: "img", "aria-label": spec.name });
   const node = el("figure", { class: "mhac-plot" }, canvas);
   const { width, height, x, y } = spec;
-  const size = pen.type || 12;
+  const size = pen.type;
   const box = { left: 4 * size, right: 1.6 * size, top: (spec.title ? 2.3 : 1) * size, bottom: (x.label ? 3.3 : 2) * size };
   const part = (axis, value) => (axis.log ? Math.log(value / axis.low) / Math.log(axis.high / axis.low)
     : (value - axis.low) / (axis.high - axis.low));

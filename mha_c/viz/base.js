@@ -148,6 +148,11 @@ function percent(x) {
   return (x >= 0.0995 || x === 0 ? Math.round(100 * x) : (100 * x).toFixed(1)) + " %";
 }
 
+// Bits: 0 for one key alone, log2(keys) for all alike.
+function entropyOf(row) {
+  return row.reduce((sum, w) => (w > 0 ? sum - w * Math.log2(w) : sum), 0);
+}
+
 // Blanks would be invisible; everything else stays as it is.
 function visible(token) {
   if (token === "") return "∅";
@@ -196,9 +201,18 @@ const COLORS = {
     other: "#7fb0ea", "on-line": "#1d1413", raised: "#34363d", cross: "rgba(244,241,236,.5)", veil: "rgba(244,241,236,.14)" },
 };
 
-function themed(root, theme) {
+// What canvases draw with: the theme, its scale of weights, its colours by name, the size of letters.
+function Pen(theme) {
+  const pen = { type: 12, color: (name) => COLORS[pen.theme][name],
+    take: (now) => Object.assign(pen, { theme: now, ramp: ramp(now) }) };
+  return pen.take(theme);
+}
+
+// A part's elements and its pen take the theme of their surroundings.
+function wear(root, pen, theme) {
   root.setAttribute("data-theme", theme);
   for (const [name, color] of Object.entries(COLORS[theme])) root.style.setProperty("--" + name, color);
+  pen.take(theme);
 }
 
 // ---- theme ---------------------------------------------------------------------------------------------------
@@ -219,8 +233,9 @@ function detectTheme(host) {
   return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 
-// Calls `change(theme)` now and whenever the surroundings change, until what it returns is called.
-function followTheme(host, change) {
+// Root and pen wear the theme of the surroundings, now and whenever these change, and `draw` follows, until what is returned
+// is called.
+function followTheme(host, root, pen, draw) {
   let now = null;
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const watcher = new MutationObserver(() => look());
@@ -238,7 +253,8 @@ function followTheme(host, change) {
     if (theme === now) return;
     now = theme;
     host.setAttribute("data-theme", theme);
-    change(theme);
+    wear(root, pen, theme);
+    draw();
   }
   look();
   watcher.observe(document.body, { attributes: true });

@@ -28,7 +28,7 @@ function Grid(app, spec) {
       width > 1 ? el("span", { class: "mhac-note", text: height + " × " + width }) : null), canvas);
   const most = spec.top || Math.max(1e-9, ...spec.data.flat().map((x, at) =>
     (x === null || hidden(Math.floor(at / width), at % width) ? 0 : Math.abs(x))));
-  const size = app.type || 12;
+  const size = app.type;
   const GRID_FONT = size + "px " + FONT;
   let place = null;
 

@@ -14,7 +14,7 @@ async function buildPlayer(host, data) {
 function makePlayer(data, store) {
   const { state } = store;
   for (const name of ["step", "row", "column"]) state[name] = state[name] || 0;
-  const app = { theme: "light", ramp: ramp("light"), color: (name) => COLORS[app.theme][name] };
+  const app = Pen("light");
   const scenes = { tiles: tileScenes, layer: layerScenes }[data.player](app, data);
   const still = window.matchMedia("(prefers-reduced-motion: reduce)");
   const ui = playerFrame(data, scenes, { step, toggle, row: moveRow });
@@ -125,12 +125,7 @@ function makePlayer(data, store) {
   return {
     root: ui.root, end: ends.end,
     follow(host) {
-      ends.add(followTheme(host, (theme) => {
-        themed(ui.root, theme);
-        app.theme = theme;
-        app.ramp = ramp(theme);
-        draw();
-      }));
+      ends.add(followTheme(host, ui.root, app, draw));
       ends.add(followWidth(ui.root, (width) => {
         ui.root.setAttribute("data-size", width < 620 ? "small" : "large");
         measure();

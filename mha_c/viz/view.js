@@ -49,12 +49,7 @@ async function makeView(data, store) {
       redraw();
     },
     follow(host) {
-      ends.add(followTheme(host, (theme) => {
-        themed(frame.root, theme);
-        app.theme = theme;
-        app.ramp = ramp(theme);
-        redraw();
-      }));
+      ends.add(followTheme(host, frame.root, app, redraw));
       ends.add(followWidth(frame.root, () => {
         const { paddingLeft, paddingRight } = getComputedStyle(frame.root);
         const now = frame.root.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
@@ -71,13 +66,12 @@ async function makeApp(data, store) {
   for (const [name, start] of Object.entries(CHOSEN)) if (!(name in state)) state[name] = start;
   for (const name of ["layer", "example"]) if (!(name in state)) state[name] = data.panels[0][name];
   let asked = 0;
-  const app = {
-    data, store, state, theme: "light", ramp: ramp("light"),
+  const app = Object.assign(Pen("light"), {
+    data, store, state,
     label(side, i) {
       const tokens = side === "q" ? app.panel.qt : app.panel.kt;
       return tokens && i < tokens.length ? visible(tokens[i]) : String(i);
     },
-    color: (name) => COLORS[app.theme][name],
     number: (w) => number(w, app.panel.bits === 16),
     tall: () => (app.size() === "small" ? 460 : 560),
     size: () => "large",
@@ -149,7 +143,7 @@ async function makeApp(data, store) {
       const best = head.reduce((at, w, i) => (open(w) > open(head[at]) ? i : at), 0);
       Object.assign(state, { row: Math.floor(best / panel.k), column: best % panel.k });
     },
-  };
+  });
   await app.open();
   return app;
 }
@@ -286,8 +280,7 @@ function Readout(app) {
   function drawBars(row, k) {
     const best = strongest(row, 1, row.length, Math.min(BARS, row.length));
     const sum = row.reduce((a, b) => a + b, 0) || 1;
-    let entropy = 0;
-    for (const w of row) if (w > 0) entropy -= (w / sum) * Math.log2(w / sum);
+    const entropy = entropyOf(row.map((w) => w / sum));
     bars.forEach((bar, i) => {
       const at = i < best.length ? best[i] : -1;
       bar.item.hidden = at < 0;
