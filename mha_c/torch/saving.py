@@ -6,6 +6,7 @@ from torch import nn
 
 from . import variants
 from .bahdanau import Seq2SeqAttentionDecoder
+from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .multihead import MultiheadAttention
 from .positions import PositionalEncoding
@@ -39,8 +40,8 @@ def safe_globals() -> list[type]:
     """
     ours = [
         *(MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding),
-        *(Seq2SeqAttentionDecoder, MultiheadAttention, variants.MultiHeadedSelfAttention),
-        *(variants.SelfAttentionAISummer, variants.MultiHeadSelfAttentionAISummer),
+        *(GQAAttention, CausalAttention, Seq2SeqAttentionDecoder, MultiheadAttention),
+        *(variants.MultiHeadedSelfAttention, variants.SelfAttentionAISummer, variants.MultiHeadSelfAttentionAISummer),
     ]
     out_proj = type(nn.MultiheadAttention(1, 1).out_proj)
     return [*ours, nn.Linear, nn.Dropout, nn.Embedding, nn.GRU, out_proj]
