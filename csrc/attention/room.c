@@ -1,5 +1,6 @@
 /*
- * room.c: how large the buffers of a worker are, and where they lie: the list in mha_room_lay_out says both.
+ * room.c: how large the buffers of a worker are, and where they lie: the list in mha_room_lay_out says both.  (Taken
+ * from the scratch memory one by one, as all else, they made a call of 2 us take 1.03 of the time: it has few of them.)
  */
 #include "room.h"
 

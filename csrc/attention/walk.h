@@ -69,26 +69,30 @@ mha_walk_task(mha_walk *walk, const mha_attention_job *job, size_t task, unsigne
 }
 
 /*
- * Tiles are filled member by member: a whole struct would be copied in vectors, and a vector load of words
- * that were stored just before waits for tens of cycles, in every task.
+ * *to = *from, member by member: a whole struct would be copied in vectors, and a vector load of words that were stored
+ * just before waits for tens of cycles, in every task.
  */
+MHA_INLINE void
+mha_copy_rows(mha_rows *to, const mha_rows *from)
+{
+    to->item = from->item;
+    to->head = from->head;
+    to->key_head = from->key_head;
+    to->query = from->query;
+    to->rows = from->rows;
+    to->place = from->place;
+    to->row_keys = from->row_keys;
+    to->keys.first = from->keys.first;
+    to->keys.last = from->keys.last;
+}
 
 /* Makes all of the task's rows of head `group_head` the tile. */
 MHA_INLINE void
 mha_walk_describe_head(mha_walk *walk, size_t group_head)
 {
-    const mha_rows *task = &walk->task;
-    mha_rows *tile = &walk->tile;
-
-    tile->item = task->item;
-    tile->head = task->head + group_head;
-    tile->key_head = task->key_head;
-    tile->query = task->query;
-    tile->rows = task->rows;
-    tile->place = task->place + group_head * walk->plan->task_queries;
-    tile->row_keys = task->row_keys;
-    tile->keys.first = task->keys.first;
-    tile->keys.last = task->keys.last;
+    mha_copy_rows(&walk->tile, &walk->task);
+    walk->tile.head += group_head;
+    walk->tile.place += group_head * walk->plan->task_queries;
 }
 
 /* Makes rows [row, row + tile_rows) of the task's head `group_head`, cut at the task's end, the tile. */
