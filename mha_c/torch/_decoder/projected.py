@@ -91,7 +91,7 @@ def _rows(module: Any, keys: Tensor, values: Optional[Tensor]) -> list[Optional[
     """Projected by the core as a call of it would, to the bit, where no gradient is recorded; else by the children."""
     names, parts = dict(module._layout.slots), None
     if not torch.is_grad_enabled():
-        parts = parts_for_core(module, keys, keys, keys if values is None else values, None)
+        parts = parts_for_core(module, keys, keys, keys if values is None else values)
     found: list[Optional[Tensor]] = []
     for slot, x in ((1, keys), (2, values)):
         rows = None
