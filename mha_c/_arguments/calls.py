@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from opcode import opmap
 from typing import Any
 
+from ..errors import ShapeError
 from .names import meant
+
+_RAISE = opmap["RAISE_VARARGS"]
 
 # Names of masks in other libraries, and the equivalent lengths of a mask that hides the last keys of each row.
 _MASKS = {
@@ -63,3 +67,18 @@ def missing(owner: str, **inputs: Any) -> TypeError:
     none = [name for name, value in inputs.items() if value is None]
     alike = "; self-attention is layer(X, X, X)" if none == ["keys", "values"] else ""
     return TypeError(f"{owner} is called with queries, keys and values; missing or None: {', '.join(none)}{alike}")
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a check of ours made this error with a `raise`, so that the caller's line is all its traceback needs.
+
+    An error that an operation raised, NumPy's or one of ours with a bug, is none: its traceback says where.
+    """
+    if isinstance(error, ShapeError):
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or not last.tb_frame.f_globals.get("__name__", "").startswith("mha_c."):
+        return False
+    return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE

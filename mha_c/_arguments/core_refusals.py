@@ -11,7 +11,7 @@ import math
 import sys
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NoReturn, Optional, Union
 
 import numpy as np
 
@@ -31,15 +31,15 @@ def kind(value: Any, name: str, expected: str) -> Exception:
     return TypeError(f"{name} must be {expected}, got {type(value).__name__}")
 
 
-def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> Exception:
+def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> NoReturn:
     if array.dtype.kind in "US":
-        return TypeError(scalars.words(name))
+        raise TypeError(scalars.words(name))
     if array.dtype.type not in (np.float32, np.float64):
         numbers = array.dtype.kind in "biuf"
         advice = f": convert it, for example {name}.astype(np.float32)" if numbers else ""
-        return TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64{advice}")
+        raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64{advice}")
     other = "" if like is None else like.dtype.newbyteorder("=")
-    return TypeError(
+    raise TypeError(
         f"{name} has dtype {array.dtype}, but {like_name} has dtype {other}: all arrays of a call need the same"
     )
 

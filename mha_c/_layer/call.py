@@ -17,7 +17,6 @@ from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._arguments.core_refusals import PackedForOthers
 from .._core import explain_layer, isa, layer_backward, layer_forward
-from ..errors import ShapeError
 from ..linear import Parameters, State, packing_type
 from .kept_weights import Kept, saved_weights
 from .module import Dropout, Layer
@@ -149,8 +148,10 @@ class AttentionLayer(Layer, Viewable):
             raise calls.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
         try:
             return self._call(queries, keys, values, valid_lens, training, cache)
-        except ShapeError as error:  # the caller's line comes next in the traceback, not our five
-            raise error.with_traceback(None) from None
+        except (TypeError, ValueError) as error:
+            if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
+                raise error.with_traceback(None) from None
+            raise
 
     def _call(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None

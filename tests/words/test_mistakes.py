@@ -237,6 +237,46 @@ def frames_of_the_package(error):
     return [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(package)]
 
 
+@pytest.mark.parametrize("mistake", {
+    "a text": lambda one: one(X, X, "x"),
+    "words": lambda one: one(X, X, ["the", "cat"]),
+    "float16": lambda one: one(X.astype(np.float16), X, X),
+    "two types": lambda one: one(X, X.astype(np.float64), X),
+    "a keyword": lambda one: one(X, X, X, mask=3),
+    "no keys": lambda one: one(X),
+    "no values": lambda one: one(X, X),
+    "lengths of words": lambda one: one(X, X, X, "abc"),
+    "lengths of NaN": lambda one: one(X, X, X, [np.nan, 2]),
+    "a mask of bool": lambda one: one(X, X, X, np.ones(2, bool)),
+    "training": lambda one: one(X, X, X, training="yes"),
+}.values())  # fmt: skip
+@pytest.mark.parametrize("one", [
+    layer, lambda: mha_c.MultiHeadAttention(8, 2, 0.1), lambda: layer().train(), lambda: mha_c.DotProductAttention(0.1),
+    lambda: mha_c.AdditiveAttention(8, 0.1),
+])  # fmt: skip
+def test_and_before_any_error_of_arguments(mistake, one):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        mistake(one())
+    assert len(frames_of_the_package(caught.value)) == 1
+
+
+def test_an_error_that_no_check_made_keeps_its_frames(monkeypatch):
+    class Odd:
+        def __array__(self, *given, **named):
+            raise ValueError("the reader's own")
+
+    with pytest.raises(ValueError, match="the reader's own") as caught:
+        called(X, X, Odd())
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "__array__"
+
+    monkeypatch.setattr(
+        "mha_c._layer.call.to_arrays", lambda *named: len(None)
+    )  # a bug of ours, as an operation says it
+    with pytest.raises(TypeError, match="NoneType") as caught:
+        called(X, X, X)
+    assert len(frames_of_the_package(caught.value)) > 1
+
+
 @pytest.mark.parametrize("state", ["sizes known", "sizes open", "hooked"])
 def test_and_in_torch(state):
     torch = needs.module("torch")
