@@ -28,6 +28,9 @@ PHRASES = {
     r"looks anywhere": "its weights are random",
     r"behind the import": "after the import",
     r"Two lines after its import": "two lines after the one that imports d2l",
+    r"gone about": "computed",
+    r"of one's own": "your own",
+    r"puts words to it": "says it in words",
     r"needs a call in training mode before it": "call backward once after each call in training mode",
 }
 BANNED = [
