@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments.arrays import like_input, to_array, to_arrays
+from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_backward, attention_forward, linear_backward
 
@@ -27,6 +28,7 @@ def dot_product_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
 ) -> Any: ...
 @shows_options
+@refuses_at_the_call
 def dot_product_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, valid_lens: Any = None, **options: Unpack[AttentionOptions]
 ) -> Any:
@@ -89,6 +91,7 @@ def additive_attention_backward(
     **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
 @shows_options
+@refuses_at_the_call
 def additive_attention_backward(
     grad_out: Any, q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None,
     **options: Unpack[AttentionOptions],

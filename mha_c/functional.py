@@ -14,6 +14,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import like_input, of_one_type, to_arrays
+from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
@@ -54,6 +55,7 @@ def dot_product_attention(
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
 @shows_options
+@refuses_at_the_call
 def dot_product_attention(
     q: Any, k: Any, v: Any, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
@@ -149,6 +151,7 @@ def additive_attention(
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
 @shows_options
+@refuses_at_the_call
 def additive_attention(
     q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
@@ -205,6 +208,7 @@ def merge(
 ) -> tuple[NDArray[Real], NDArray[Real]]: ...
 @overload
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ...
+@refuses_at_the_call
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """Join the attention over some keys (a) and over other keys (b) into the attention over all of them.
 
@@ -265,6 +269,7 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     return like_input(out, as_tensor), like_input(lse, as_tensor)
 
 
+@refuses_at_the_call
 def weights_summary(
     q: Any, k: Any, valid_lens: Any = None, *, keep_mask: Any = None, bias: Any = None, causal: Causal = False,
     window: Window = None, scale: Optional[float] = None, softcap: Optional[float] = None, relative_bias: Any = None,

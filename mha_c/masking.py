@@ -11,6 +11,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import is_tensor, like_input, to_arrays, to_lengths
+from ._arguments.calls import refuses_at_the_call
 from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
 
@@ -27,6 +28,7 @@ __dir__ = __all__.copy  # what dir() and completion show
 def masked_softmax(X: NDArray[Real], valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> NDArray[Real]: ...
 @overload
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> Any: ...
+@refuses_at_the_call
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
@@ -79,6 +81,7 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
 def sequence_mask(X: NDArray[Number], valid_len: Any, value: Any = 0) -> NDArray[Number]: ...
 @overload
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
+@refuses_at_the_call
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
 
@@ -138,6 +141,7 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
 def transpose_qkv(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
 @overload
 def transpose_qkv(X: Any, num_heads: int) -> Any: ...
+@refuses_at_the_call
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
 
@@ -180,6 +184,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
 def transpose_output(X: NDArray[Number], num_heads: int) -> NDArray[Number]: ...
 @overload
 def transpose_output(X: Any, num_heads: int) -> Any: ...
+@refuses_at_the_call
 def transpose_output(X: Any, num_heads: int) -> Any:
     """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
 

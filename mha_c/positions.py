@@ -22,6 +22,7 @@ from ._arguments.arrays import (
     to_arrays,
     to_int64,
 )
+from ._arguments.calls import refuses_at_the_call
 from ._layer.module import Dropout, Trained
 from .errors import ShapeError
 
@@ -100,6 +101,7 @@ class PositionalEncoding(Trained):
     def __call__(self, X: NDArray[Real], *, start: Any = 0, training: Optional[bool] = None) -> NDArray[Real]: ...
     @overload
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any: ...
+    @refuses_at_the_call
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any:
         (array,), as_tensor = to_arrays((X, "X"))
         check_features(floats(array, "X"), "X", self.num_hiddens)
@@ -166,6 +168,7 @@ def steps(start: Any, batch: int, n_steps: int, max_len: int) -> Array:
 def rotary(x: NDArray[Real], positions: Any, base: float = 10000.0, interleaved: bool = False) -> NDArray[Real]: ...
 @overload
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
+@refuses_at_the_call
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """Rotate queries or keys by their positions, so that a dot product of two depends on their distance only.
 
@@ -218,6 +221,7 @@ def rotary_backward(
 ) -> NDArray[Real]: ...
 @overload
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any: ...
+@refuses_at_the_call
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """The gradient with respect to x of `rotary(x, positions, base, interleaved)`: the same rotation backwards.
 

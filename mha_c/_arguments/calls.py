@@ -1,16 +1,18 @@
-"""Errors of calls of a layer whose arguments have a wrong name or order, or are missing."""
+"""Errors of calls whose arguments have a wrong name or order, or are missing; and where a traceback shows a refusal."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from opcode import opmap
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ShapeError
 from .names import meant
 
 _RAISE = opmap["RAISE_VARARGS"]
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 # Names of masks in other libraries, and the equivalent lengths of a mask that hides the last keys of each row.
 _MASKS = {
@@ -82,3 +84,18 @@ def is_refusal(error: Exception) -> bool:
     if last is None or not last.tb_frame.f_globals.get("__name__", "").startswith("mha_c."):
         return False
     return last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+
+
+def refuses_at_the_call(function: Call) -> Call:
+    """Decorates a public function: where it refuses its arguments, a traceback shows one frame of the package."""
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except (TypeError, ValueError) as error:
+            if is_refusal(error):  # the caller's line comes next in the traceback
+                raise error.with_traceback(None) from None
+            raise
+
+    return call  # type: ignore[return-value]

@@ -173,8 +173,10 @@ class AttentionModule(ShowsWeights, Viewable):
             raise error.with_traceback(None) from None
         try:
             return self._otherwise(queries, keys, values, valid_lens, training, cache)
-        except ShapeError as error:
-            raise error.with_traceback(None) from None
+        except (TypeError, ValueError) as error:
+            if calls.is_refusal(error):
+                raise error.with_traceback(None) from None
+            raise
 
     def _otherwise(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool],

@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from .. import functional as of_numpy
 from .._arguments import scalars
+from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
 from ..errors import ShapeError
 from ._call.attention import attend
@@ -66,6 +67,7 @@ def dot_product_attention(
 ) -> Any: ...  # fmt: skip
 @twin(of_numpy.dot_product_attention)
 @shows_options
+@refuses_at_the_call
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
@@ -104,6 +106,7 @@ def additive_attention(
 ) -> Any: ...  # fmt: skip
 @twin(of_numpy.additive_attention)
 @shows_options
+@refuses_at_the_call
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
     valid_lens: Any = None, *,
@@ -129,6 +132,7 @@ def additive_attention(
 
 
 @twin(of_numpy.merge)
+@refuses_at_the_call
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Join the attention over some keys (a) and over other keys (b) into the attention over all of them.
 

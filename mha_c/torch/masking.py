@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .. import masking as of_numpy
 from .._arguments import scalars
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ._call.checks import checked_lengths, lengths_of_shape
 from ._private import unflatten
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 @twin(of_numpy.masked_softmax)
+@refuses_at_the_call
 def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
     """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
@@ -58,6 +60,7 @@ def empty_rows_of(masked_softmax: Any) -> str:
 
 
 @twin(of_numpy.sequence_mask)
+@refuses_at_the_call
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
     """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
 
@@ -81,6 +84,7 @@ def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
 
 
 @twin(of_numpy.transpose_qkv)
+@refuses_at_the_call
 def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
     """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
 
@@ -96,6 +100,7 @@ def transpose_qkv(X: Tensor, num_heads: int) -> Tensor:
 
 
 @twin(of_numpy.transpose_output)
+@refuses_at_the_call
 def transpose_output(X: Tensor, num_heads: int) -> Tensor:
     """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import positions as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
+from .._arguments.calls import refuses_at_the_call
 from ._private import on_cpu, tracing_state
 from ._tensors import HALVES, check_inputs, check_tensors
 from ._twins import twin
@@ -59,6 +60,7 @@ class PositionalEncoding(nn.Module):
         self.register_buffer("P", self._table.to(device, dtype or torch.float32), persistent=False)
         self._own = self.P  # until P is replaced
 
+    @refuses_at_the_call
     def forward(self, X: Tensor, *, start: Any = 0) -> Tensor:
         """Add the positions of the steps to X, then dropout: see the class."""
         check_inputs(X=X)
@@ -89,6 +91,7 @@ class PositionalEncoding(nn.Module):
 
 
 @twin(of_numpy.rotary)
+@refuses_at_the_call
 def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Tensor:
     """Rotate queries or keys by their positions, so that a dot product of two depends on their distance only.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import functional as of_numpy
+from .._arguments.calls import refuses_at_the_call
 from .._summary import WeightsSummary
 from ._tensors import HALVES, array, check_inputs, refuse_transforms
 from ._twins import twin
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @twin(of_numpy.weights_summary)
+@refuses_at_the_call
 def weights_summary(
     q: Tensor, k: Tensor, valid_lens: Any = None, *, keep_mask: Any = None, bias: Any = None, causal: Causal = False,
     window: Window = None, scale: Any = None, softcap: Any = None, relative_bias: Any = None, sinks: Any = None,

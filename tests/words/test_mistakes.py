@@ -293,6 +293,44 @@ def test_and_in_torch(state):
         assert len(frames_of_the_package(caught.value)) <= 1
 
 
+@pytest.mark.parametrize("mistake", {
+    "a batch": lambda one, X: one.functional.dot_product_attention(X, X[:1], X),
+    "a bias": lambda one, X: one.functional.dot_product_attention(X, X, X, bias=X[:, :1, :2]),
+    "a text": lambda one, X: one.functional.dot_product_attention(X, X, "x"),
+    "words for lengths": lambda one, X: one.functional.dot_product_attention(X, X, X, valid_lens="x"),
+    "a corner": lambda one, X: one.functional.dot_product_attention(X, X, X, causal="left"),
+    "a projection": lambda one, X: one.functional.additive_attention(X, X, X, X[0, 0], X[0], X[0]),
+    "a part": lambda one, X: one.functional.merge(X, X[..., 0], X[:1], X[..., 0]),
+    "a summary": lambda one, X: one.functional.weights_summary(X, X[:1]),
+    "an odd pair": lambda one, X: one.functional.rotary(X[..., :3], X[0, :, 0]),
+    "lengths": lambda one, X: one.masked_softmax(X, X[0, 0]),
+    "lengths of steps": lambda one, X: one.sequence_mask(X[0], X[0, 0]),
+    "heads": lambda one, X: one.transpose_qkv(X, 3),
+    "heads of an output": lambda one, X: one.transpose_output(X, 3),
+    "positions": lambda one, X: one.PositionalEncoding(8, 0.0)(X[..., :3]),
+}.values())  # fmt: skip
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_and_in_functions(mistake, library):
+    if library == "numpy":
+        one, given = mha_c, X
+    else:
+        given = needs.module("torch").ones(2, 3, 8)
+        import mha_c.torch as one
+    with pytest.raises((TypeError, ValueError)) as caught:
+        mistake(one, given)
+    assert len(frames_of_the_package(caught.value)) == 1 and caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("lengths", ["x", ["a", "b"], [[1], [2, 3]], {}])
+def test_lengths_that_torch_cannot_read_are_refused_in_our_words(lengths):
+    T = needs.module("torch").ones(2, 3, 8)
+    import mha_c.torch
+
+    with pytest.raises((TypeError, ValueError), match=r"^valid_lens ") as caught:
+        mha_c.torch.MultiHeadAttention(8, 2, 0.1)(T, T, T, lengths)
+    assert len(frames_of_the_package(caught.value)) == 1
+
+
 NEGATIVE = """
 import warnings
 import numpy as np, mha_c

@@ -94,7 +94,10 @@ def lengths_of_shape(value: Any, name: str, wanted: tuple[int, ...]) -> Tensor:
 
 
 def as_lengths(value: Any, name: str) -> Tensor:
-    lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    try:
+        lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (RuntimeError, TypeError, ValueError):  # words, None, a list of unequal lists: our words say it better
+        lens = torch.as_tensor(to_lengths(value, name))
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
     return lens
