@@ -39,7 +39,7 @@ class Explanation:
         self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
 
     def as_dict(self) -> Facts:
-        """A copy of the facts, named as in csrc/layer/explain.c; times are in seconds, sizes in bytes."""
+        """A copy of the facts, named as in csrc/mha_explain.h; times are in seconds, sizes in bytes."""
         return copy.deepcopy(self._facts)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
-#include "facts.h"
+#include "mha_explain.h"
 #include "runtime/cpu.h"
 #include "kernels/dispatch.h"
 
@@ -32,7 +32,7 @@ attention_refused(attention_case *c, mha_status status, const char *what)
     CHECK(mha_attention_forward(&c->args) == status, "forward: %s", what);
     CHECK(mha_attention_weights(&c->args) == status, "weights: %s", what);
     CHECK(mha_attention_backward(&c->args, &c->grads) == status, "backward: %s", what);
-    CHECK(mha_attention_explain(&c->args, NOTING_FACTS) == status, "explain: %s", what);
+    CHECK(mha_attention_explain(&c->args, &(mha_attention_facts){0}) == status, "explain: %s", what);
     CHECK(hash_operands() == before, "refused, and something was written: %s", what);
 }
 
@@ -121,8 +121,9 @@ check_linear_forward(void)
     CHECK(mha_linear_pack(dtype, HALF, IN, weight, IN, packed) == MHA_ERR_SIZE, "pack: sizes");
     CHECK(mha_linear_forward(NO_DTYPE, &good, ROWS, x, IN, y, OUT) == MHA_ERR_ARG, "linear: type");
     CHECK(mha_linear_forward(dtype, &none, ROWS, x, IN, y, OUT) == MHA_ERR_ARG, "linear: nothing packed");
-    CHECK(mha_linear_explain(NO_DTYPE, &good, ROWS, NOTING_FACTS) == MHA_ERR_ARG, "linear, explained: type");
-    CHECK(mha_linear_explain(dtype, &none, ROWS, NOTING_FACTS) == MHA_ERR_ARG, "linear, explained: nothing packed");
+    CHECK(mha_linear_explain(NO_DTYPE, &good, ROWS, &(mha_linear_facts){0}) == MHA_ERR_ARG, "linear, explained: type");
+    CHECK(mha_linear_explain(dtype, &none, ROWS, &(mha_linear_facts){0}) == MHA_ERR_ARG,
+          "linear, explained: nothing packed");
     CHECK(mha_linear_forward(dtype, &good, 0, x, IN, y, OUT) == MHA_OK, "linear: no rows");
     CHECK(hash_operands() == before, "linear: something was written");
     CHECK(mha_linear_forward(dtype, &good, ROWS, x, IN, y, OUT) == MHA_OK && hash_operands() != before, "linear");
@@ -224,7 +225,7 @@ layer_refused(layer_case *c, mha_status status, const char *what)
 
     c->grads.forward = &c->args;
     CHECK(mha_layer_forward(&c->args) == status, "layer: %s", what);
-    CHECK(mha_layer_explain(&c->args, NOTING_FACTS) == status, "layer, explained: %s", what);
+    CHECK(mha_layer_explain(&c->args, &(mha_layer_facts){0}) == status, "layer, explained: %s", what);
     CHECK(mha_layer_backward(&c->grads) == status, "layer backward: %s", what);
     CHECK(hash_operands() == before, "layer refused, and something was written: %s", what);
 }

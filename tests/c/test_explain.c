@@ -7,8 +7,10 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
-#include "facts.h"
+#include "mha_explain.h"
 #include "runtime/common.h"
+
+#include <string.h>
 
 /* --- The memory of a call -------------------------------------------------------------------------- */
 
@@ -40,46 +42,45 @@ check_attention(size_t D, size_t K, int additive, int wishes)
 {
     attention_case c = attention_of(D, K, additive);
     mha_attention_args *args = &c.args;
+    mha_attention_facts facts = {0};
 
     args->weights = wishes & 1 ? args->weights : NULL;
     args->row_max = wishes & 2 ? args->row_max : NULL;
     args->row_sum = wishes & 2 ? args->row_sum : NULL;
     args->lse = wishes & 4 ? args->lse : NULL;
-    CHECK(mha_attention_explain(args, NOTING_FACTS) == MHA_OK, "explain, %s", guard.doing);
+    CHECK(mha_attention_explain(args, &facts) == MHA_OK, "explain, %s", guard.doing);
     asked.n_calls = asked.n_bytes = 0;
-    const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward"), block = count_of("key_block");
-    CHECK(n_bytes == count_of("scratch_bytes"), "%s: %zu bytes, %zu explained", guard.doing, n_bytes,
-          count_of("scratch_bytes"));
-    CHECK(strcmp(fact("kernels.isa").word, mha_isa_name(mha_isa_active())) == 0, "%s: isa", guard.doing);
-    CHECK(count_of("kernels.itemsize") == size_of(dtype), "%s: type", guard.doing);
-    CHECK(count_of("n_tiles") <= count_of("n_tiles_all") && count_of("most_blocks") * block < K + block, "%s: tiles",
-          guard.doing);
-    CHECK(count_of("weights_again") == (args->weights != NULL && K > block), "%s: weights", guard.doing);
+    const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward"), block = facts.key_block;
+    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
+    CHECK(strcmp(facts.kernels.isa, mha_isa_name(mha_isa_active())) == 0, "%s: isa", guard.doing);
+    CHECK(facts.kernels.itemsize == size_of(dtype), "%s: type", guard.doing);
+    CHECK(facts.n_tiles <= facts.n_tiles_all && facts.most_blocks * block < K + block, "%s: tiles", guard.doing);
+    CHECK(facts.weights_again == (args->weights != NULL && K > block), "%s: weights", guard.doing);
 }
 
 static void
 check_layer(size_t D, size_t K, int additive)
 {
     layer_case c = layer_of(D, K, additive, 0);
+    mha_layer_facts facts = {0};
 
     c.args.context = D % 3 == 0 ? NULL : c.args.context;
     c.args.q_projected = K % 3 == 0 ? NULL : c.args.q_projected;
-    CHECK(mha_layer_explain(&c.args, NOTING_FACTS) == MHA_OK, "explain, %s", guard.doing);
+    CHECK(mha_layer_explain(&c.args, &facts) == MHA_OK, "explain, %s", guard.doing);
     asked.n_calls = asked.n_bytes = 0;
     const size_t n_bytes = bytes_of_call(mha_layer_forward(&c.args), "layer");
-    CHECK(n_bytes == count_of("scratch_bytes"), "%s: %zu bytes, %zu explained", guard.doing, n_bytes,
-          count_of("scratch_bytes"));
-    CHECK(count_of("attention.scratch_bytes") == n_bytes, "%s: bytes of attention", guard.doing);
-    CHECK(count_of("projections.W_q.rows") == c.n_queries, "%s: query rows", guard.doing);
-    CHECK(count_of("projections.W_k.rows") == c.n_keys, "%s: key rows", guard.doing);
-    CHECK(count_of("projections.W_k.rows_needed") <= c.n_keys, "%s: rows needed", guard.doing);
-    CHECK((find_fact("projections.W_o") != NULL) == !additive, "%s: W_o", guard.doing);
+    CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
+    CHECK(facts.attention.scratch_bytes == n_bytes, "%s: bytes of attention", guard.doing);
+    CHECK(facts.projections[0].rows == c.n_queries, "%s: query rows", guard.doing);
+    CHECK(facts.projections[1].rows == c.n_keys, "%s: key rows", guard.doing);
+    CHECK(facts.projections[1].rows_needed <= c.n_keys, "%s: rows needed", guard.doing);
+    CHECK((facts.projections[3].in_features > 0) == !additive, "%s: W_o", guard.doing);
 }
 
 /* --- Sharing ------------------------------------------------------------------------------------------ */
 
 /* Sizes alone: explaining looks at no operand. */
-static void
+static mha_attention_facts
 explain_sizes(size_t heads, size_t queries, size_t keys, mha_status status)
 {
     const mha_attention_args args = {
@@ -95,13 +96,16 @@ explain_sizes(size_t heads, size_t queries, size_t keys, mha_status status)
         .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
     };
 
-    CHECK(mha_attention_explain(&args, NOTING_FACTS) == status, "explain %zu, %zu, %zu", heads, queries, keys);
+    mha_attention_facts facts = {0};
+
+    CHECK(mha_attention_explain(&args, &facts) == status, "explain %zu, %zu, %zu", heads, queries, keys);
+    return facts;
 }
 
 static int
-reason_is(const char *reason)
+reason_is(const mha_share_facts *share, const char *reason)
 {
-    return strcmp(fact("share.reason").word, reason) == 0;
+    return strcmp(share->reason, reason) == 0;
 }
 
 #if defined(MHA_NO_THREADS)
@@ -110,44 +114,43 @@ check_threads(void)
 {
     mha_threads_set(8);
     for (size_t n = 0; n < 600; n += 13) {
-        explain_sizes(2, n, 200, MHA_OK);
-        CHECK(count_of("share.most_threads") == 1 && count_of("share.n_threads") == 1 && reason_is("all"),
+        const mha_attention_facts facts = explain_sizes(2, n, 200, MHA_OK);
+        CHECK(facts.share.most_threads == 1 && facts.share.n_threads == 1 && reason_is(&facts.share, "all"),
               "%zu: no threads", n);
     }
-    explain_sizes(1, 1, 20000, MHA_OK);
-    CHECK(count_of("n_splits") <= 1, "few queries on many keys: nobody to share them with");
+    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits <= 1, "few queries on many keys: nobody to share them with");
 }
 #else
 static void
 check_threads(void)
 {
+    mha_core_facts core;
+
     mha_threads_set(8);
-    mha_kernels_explain(NOTING_FACTS);
-    CHECK(count_of("share.most_threads") == 8 && count_of("share.n_threads") == 1 && reason_is("one task"), "no work");
+    mha_kernels_explain(&core);
+    CHECK(core.share.most_threads == 8 && core.share.n_threads == 1 && reason_is(&core.share, "one task"), "no work");
     for (size_t n = 1; n < 600; n += 13) {
-        explain_sizes(2, n, 200, MHA_OK);
-        const size_t n_threads = count_of("share.n_threads"), n_tasks = count_of("share.n_tasks");
-        const double work = fact("share.seconds").seconds;
+        const mha_attention_facts facts = explain_sizes(2, n, 200, MHA_OK);
+        const size_t n_threads = facts.share.n_threads, n_tasks = facts.share.n_tasks;
+        const double work = facts.share.seconds;
         CHECK(n_threads >= 1 && n_threads <= 8 && n_threads <= mha_max(n_tasks, 1), "%zu", n);
-        if (reason_is("one task")) {
+        if (reason_is(&facts.share, "one task")) {
             CHECK(n_tasks <= 1 && n_threads == 1, "%zu: one task", n);
-        } else if (reason_is("little work")) {
-            CHECK(work < fact("share.least_seconds").seconds && n_threads == 1, "%zu: little work", n);
-        } else if (reason_is("work")) {
-            CHECK(work < (double)(n_threads + 1) * fact("share.least_each").seconds, "%zu: work", n);
-        } else if (reason_is("tasks")) {
+        } else if (reason_is(&facts.share, "little work")) {
+            CHECK(work < facts.share.least_seconds && n_threads == 1, "%zu: little work", n);
+        } else if (reason_is(&facts.share, "work")) {
+            CHECK(work < (double)(n_threads + 1) * facts.share.least_each, "%zu: work", n);
+        } else if (reason_is(&facts.share, "tasks")) {
             CHECK(n_threads == n_tasks, "%zu: tasks", n);
         } else {
-            CHECK(reason_is("all") && n_threads == 8, "%zu: all", n);
+            CHECK(reason_is(&facts.share, "all") && n_threads == 8, "%zu: all", n);
         }
     }
-    explain_sizes(4, 2000, 2000, MHA_OK);
-    CHECK(reason_is("all"), "much work");
-    explain_sizes(1, 1, 20000, MHA_OK);
-    CHECK(count_of("n_splits") > 1, "few queries on many keys");
+    const mha_attention_facts much = explain_sizes(4, 2000, 2000, MHA_OK);
+    CHECK(reason_is(&much.share, "all"), "much work");
+    CHECK(explain_sizes(1, 1, 20000, MHA_OK).n_splits > 1, "few queries on many keys");
     mha_threads_set(1);
-    explain_sizes(4, 2000, 2000, MHA_OK);
-    CHECK(count_of("share.n_threads") == 1, "one thread allowed");
+    CHECK(explain_sizes(4, 2000, 2000, MHA_OK).share.n_threads == 1, "one thread allowed");
 }
 #endif
 
@@ -155,8 +158,8 @@ static void
 check_sharing(void)
 {
     check_threads();
-    explain_sizes(0, 5, 5, MHA_ERR_ARG);
-    explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
+    (void)explain_sizes(0, 5, 5, MHA_ERR_ARG);
+    (void)explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
 }
 
 int

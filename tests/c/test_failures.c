@@ -16,7 +16,7 @@
 #endif
 
 #include "cases.h"
-#include "facts.h"
+#include "mha_explain.h"
 
 /* --- An allocator that fails on demand -------------------------------------------------------------- */
 
@@ -86,13 +86,13 @@ layer_backward(void)
 static mha_status
 explain(void)
 {
-    return mha_attention_explain(&now.attention.args, NOTING_FACTS);
+    return mha_attention_explain(&now.attention.args, &(mha_attention_facts){0});
 }
 
 static mha_status
 explain_layer(void)
 {
-    return mha_layer_explain(&now.layer.args, NOTING_FACTS);
+    return mha_layer_explain(&now.layer.args, &(mha_layer_facts){0});
 }
 
 /* Each, with those that have to run before it: its inputs are their results. */

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cases.h"
-#include "facts.h"
+#include "mha_explain.h"
 
 #include <math.h>
 #include <string.h>
@@ -49,15 +49,16 @@ check_no_arguments(void)
     REFUSES(mha_attention_forward(NULL), MHA_ERR_ARG, "forward of nothing");
     REFUSES(mha_attention_weights(NULL), MHA_ERR_ARG, "weights of nothing");
     REFUSES(mha_attention_backward(NULL, NULL), MHA_ERR_ARG, "backward of nothing");
-    REFUSES(mha_attention_explain(NULL, NOTING_FACTS), MHA_ERR_ARG, "explain nothing");
+    REFUSES(mha_attention_explain(NULL, &(mha_attention_facts){0}), MHA_ERR_ARG, "explain nothing");
+    REFUSES(mha_attention_explain(&(mha_attention_args){.dtype = dtype}, NULL), MHA_ERR_ARG, "explain to nowhere");
     REFUSES(mha_dropout_factors(NULL), MHA_ERR_ARG, "factors of nothing");
     REFUSES(mha_linear_forward(dtype, NULL, 1, &n, 1, &n, 1), MHA_ERR_ARG, "linear of nothing");
     REFUSES(mha_linear_append(NULL), MHA_ERR_ARG, "append nothing");
     REFUSES(mha_linear_backward(NULL), MHA_ERR_ARG, "linear backward of nothing");
-    REFUSES(mha_linear_explain(dtype, NULL, 1, NOTING_FACTS), MHA_ERR_ARG, "explain no linear");
+    REFUSES(mha_linear_explain(dtype, NULL, 1, &(mha_linear_facts){0}), MHA_ERR_ARG, "explain no linear");
     REFUSES(mha_layer_forward(NULL), MHA_ERR_ARG, "layer of nothing");
     REFUSES(mha_layer_backward(NULL), MHA_ERR_ARG, "layer backward of nothing");
-    REFUSES(mha_layer_explain(NULL, NOTING_FACTS), MHA_ERR_ARG, "explain no layer");
+    REFUSES(mha_layer_explain(NULL, &(mha_layer_facts){0}), MHA_ERR_ARG, "explain no layer");
     REFUSES(mha_masked_softmax(NULL), MHA_ERR_ARG, "softmax of nothing");
     REFUSES(mha_linear_packed_size(dtype, 3, 3, NULL, &n), MHA_ERR_ARG, "packed size to nowhere");
     REFUSES(mha_linear_packed_size(dtype, 3, 3, &n, NULL), MHA_ERR_ARG, "packed width to nowhere");
@@ -362,10 +363,10 @@ check_nothing_to_compute(void)
     items.batch = HUGE_COUNT;
     items.queries = 100;
     items.keys = 50;
-    TAKES_NOTHING(mha_attention_explain(&items, NOTING_FACTS), "what items without numbers take");
+    TAKES_NOTHING(mha_attention_explain(&items, &(mha_attention_facts){0}), "what items without numbers take");
     wide.batch = HUGE_COUNT / 64;
     wide.keys = 3;
-    TAKES_NOTHING(mha_layer_explain(&wide, NOTING_FACTS), "what a layer on such items takes");
+    TAKES_NOTHING(mha_layer_explain(&wide, &(mha_layer_facts){0}), "what a layer on such items takes");
     mha_set_allocator(guarded_alloc, guarded_free);
 }
 
@@ -412,8 +413,8 @@ check_packed_for_another(void)
         CHECK(mha_linear_forward(dtype, &one, 1, x, 1, y, 1) == expected, "linear for another set");
         CHECK(mha_linear_append(&append) == expected, "append for another set");
         CHECK(mha_layer_forward(&c.args) == expected, "layer for another set");
-        CHECK(mha_linear_explain(dtype, &one, 1, NOTING_FACTS) == expected, "explain for another set");
-        CHECK(mha_layer_explain(&c.args, NOTING_FACTS) == expected, "explain a layer for another set");
+        CHECK(mha_linear_explain(dtype, &one, 1, &(mha_linear_facts){0}) == expected, "explain for another set");
+        CHECK(mha_layer_explain(&c.args, &(mha_layer_facts){0}) == expected, "explain a layer for another set");
         CHECK(expected == MHA_OK || hash_operands() == untouched, "refused, and something was written");
     }
     CHECK(mha_isa_select(before) == MHA_OK, "back again");

@@ -5,7 +5,7 @@
  *     test_slices [quick]
  */
 #include "drawn.h"
-#include "facts.h"
+#include "mha_explain.h"
 
 enum { BATCH = 23, ROWS = 97, SIZE = 40, FEATURES = 48, HEADS = 3 };
 
@@ -94,10 +94,11 @@ check_call(const mha_layer_args *all, unsigned wanted, const char *what)
 {
     outputs sliced = make_outputs(), alone = make_outputs();
     mha_layer_args a = *all;
+    mha_layer_facts facts = {0};
 
     point_outputs(&a, &sliced, 0, wanted);
-    CHECK(mha_layer_explain(&a, NOTING_FACTS) == MHA_OK && count_of("n_slices") > 1 && count_of("slice_items") < BATCH,
-          "%s: not sliced", what);
+    CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1 && facts.slice_items < BATCH, "%s: not sliced",
+          what);
     mha_set_allocator(no_memory, free);
     CHECK(mha_layer_forward(&a) == MHA_ERR_NOMEM, "%s: no memory", what);
     mha_set_allocator(NULL, NULL);
@@ -166,9 +167,11 @@ check_last_item(size_t keys)
         .out = out,
     };
 
+    mha_layer_facts facts = {0};
+
     for (size_t beyond = 1; beyond > 0; a.batch -= beyond) {
-        CHECK(mha_layer_explain(&a, NOTING_FACTS) == MHA_OK && count_of("n_slices") > 1, "no last slice of one item");
-        beyond = (a.batch - 1) % count_of("slice_items");
+        CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1, "no last slice of one item");
+        beyond = (a.batch - 1) % facts.slice_items;
     }
     CHECK(mha_layer_forward(&a) == MHA_OK, "all items");
     const size_t before = a.batch - 1, bytes = size_of(dtype);
