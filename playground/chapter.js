@@ -160,6 +160,9 @@ function Control(store, spec) {
 
 // ---- what pictures are made of -------------------------------------------------------------------------------------
 
+// What is across and what is down, beside the name of a matrix of scores or weights.
+const queriesByKeys = (rows, columns) => "↓ " + T("{n} queries", { n: rows }) + ", → " + T("{n} keys", { n: columns });
+
 // A grid with its place: `more` is a grid's spec, with cell sizes w and h, and margins where its neighbours ask for them.
 function placed(pen, name, data, { w, h, margins, look, pick, ...more }) {
   const grid = Grid(pen, { name, data, kind: "signed", rows: null, columns: null, ...more });

@@ -97,11 +97,11 @@ async function buildPlayground(host, data, core) {
     });
     root.toggleAttribute("data-projector", p === "1");
     setText(large, p ? "×" : T("Projector"));
-    pen.type = p && root.clientWidth >= 620 ? 15 : 12;
     if (root.isConnected) redraw();
   }
 
   function redraw() {
+    pen.type = page.store.state.p && root.clientWidth >= 620 ? 15 : 12;
     const list = nav.firstChild; // on a phone it is wider than the screen
     const now = list.querySelector("[aria-current]");
     list.scrollLeft = now.offsetLeft - list.offsetLeft - (list.clientWidth - now.offsetWidth) / 2;

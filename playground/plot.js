@@ -18,8 +18,9 @@ function ticksOf({ low, high, log, ticks }, most) {
 const tickText = (x) => (x !== 0 && (Math.abs(x) >= 1e5 || Math.abs(x) < 1e-3) ? x.toExponential(0) : String(x)).replace("-",
   "−");
 
-// spec: name (said to who cannot see it), title, width, height, x and y {low, high, log, ticks, label}, and
-// marks [{kind, at: [[x, y], …], color, size, dash, text, alpha}, …]: line, points, stems, bars (each [x0, x1, y]), span
+// spec: name (said to who cannot see it), title, width, height, x and y {low, high, log, ticks, label, say}, and
+// marks [{kind, at: [[x, y], …], color, size, dash, text, alpha}, …]: line, points (each [x, y], or [x, y, its own size]),
+// stems, bars (each [x0, x1, y]), span
 // (each [x0, x1]: a bracket on the x axis), text (each [x, y], `text` beside it), level (each [y]: across the plot).
 function Plot(pen, spec) {
   const canvas = el("canvas", { role: "img", "aria-label": spec.name });
@@ -56,7 +57,7 @@ function Plot(pen, spec) {
       says(tickText(value), box.left - 6, toY(value), "right");
     }
     for (const value of ticksOf(x, Math.max(2, Math.floor((width - box.left - box.right) / 56)))) {
-      says(tickText(value), toX(value), height - box.bottom + 0.95 * size, "center");
+      says((x.say || tickText)(value), toX(value), height - box.bottom + 0.95 * size, "center");
     }
     context.strokeStyle = pen.color("soft");
     stroke([[box.left, height - box.bottom], [width - box.right, height - box.bottom]]);
@@ -74,9 +75,9 @@ function Plot(pen, spec) {
 
   const draws = {
     line: (at) => stroke(at.map(([a, b]) => [toX(a), toY(b)])),
-    points: (at, mark) => at.forEach(([a, b]) => {
+    points: (at, mark) => at.forEach(([a, b, own]) => {
       context.beginPath();
-      context.arc(toX(a), toY(b), mark.size || 3, 0, 2 * Math.PI);
+      context.arc(toX(a), toY(b), own || mark.size || 3, 0, 2 * Math.PI);
       context.fill();
     }),
     stems: (at) => at.forEach(([a, b]) => stroke([[toX(a), toY(y.low)], [toX(a), toY(b)]])),

@@ -18,14 +18,14 @@ function signed(theme, share) {
 }
 
 // spec: name, data (list of rows, null for a cell that holds nothing), kind "signed", "weight" or "plain", rows and columns (labels or null),
-// masked(i, j), hidden (what is written in a masked cell, where it is wide enough; else the cell is hatched), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
+// shape (what is said of it in place of rows × columns), masked(i, j), hidden (what is written in a masked cell, where it is wide enough; else the cell is hatched), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
 function Grid(app, spec) {
   const height = spec.data.length;
   const width = spec.data[0] ? spec.data[0].length : 0;
   const canvas = el("canvas", { role: "img" });
   const node = el("figure", { class: "mhac-grid", "data-name": spec.name },
     el("figcaption", {}, el("b", {}, ...formula(spec.name)),
-      width > 1 ? el("span", { class: "mhac-note", text: height + " × " + width }) : null), canvas);
+      width > 1 ? el("span", { class: "mhac-note", text: spec.shape || height + " × " + width }) : null), canvas);
   const most = spec.top || Math.max(1e-9, ...spec.data.flat().map((x, at) =>
     (x === null || hidden(Math.floor(at / width), at % width) ? 0 : Math.abs(x))));
   const size = app.type;

@@ -39,7 +39,9 @@ const ADDITIVE = {
     const rows = range(0, ADDITIVE_KEYS - 1).map(String);
     const type = pen.type;
     const h = small ? 19 : Math.floor((height - 8.4 * type) / (ADDITIVE_KEYS + 3));
-    const w = small ? 16 : Math.floor(clamp((width * 0.72 - 25 * type) / (1.4 * HIDDEN), 24, 72));
+    const brief = width < 66 * type; // names of columns are not wider than these
+    const plot = small ? width : Math.max(200, Math.floor(width * 0.2));
+    const w = small ? 16 : Math.floor(clamp((width - plot - 76 - (brief ? 20 : 23.5) * type) / (1.3 * HIDDEN), 24, 72));
     const wide = small ? 9 : 2.5 * type; // a feature of the values
     const number = small ? 36 : 4 * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
@@ -48,12 +50,12 @@ const ADDITIVE = {
       + ";align-self:end" });
     const many = !small;
     const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 4 : 5) + ",auto)" },
-      ...(small ? [] : [at(grid("W_k k", n.b, w * 0.4, { rows, look: { row: s.key } }), 1, 2)]),
+      ...(small ? [] : [at(grid("W_k k", n.b, w * 0.3, { rows, look: { row: s.key } }), 1, 2)]),
       at(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
       at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1,
         look: { row: s.key, cell: { i: s.key, j: s.unit } }, pick: choose }), small ? 1 : 2, 2),
       at(grid("w_v", [n.w_v], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 3),
-      at(grid(small ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
+      at(grid(brief ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
         { kind: "plain", numbers: true, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 2 : 3, 2),
       at(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key },
         pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2),
@@ -61,8 +63,7 @@ const ADDITIVE = {
       at(grid(small ? "o" : "o = Σ α v", [n.output], wide, { numbers: many }), small ? 4 : 5, 3));
     const sum = n.a[s.unit] + n.b[s.key][s.unit];
     const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
-      title: T("unit {n} of key {key}", { n: s.unit, key: s.key }), width: small ? width
-      : Math.max(200, Math.floor(width * 0.22)),
+      title: T("unit {n}, ● key {key}", { n: s.unit, key: s.key }), width: plot,
       height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, ticks: [-4, -2, 0, 2, 4], label: "W_q q + W_k k" },
         y: { low: -1.2, high: 1.2 }, marks: [
         { kind: "line", at: TANH.map((x) => [x, Math.tanh(x)]), color: "soft", size: 2 },
@@ -82,6 +83,7 @@ const ADDITIVE = {
       [T("Output of {query}, feature {n}", { query: T("query"), n: 0 }), sumOf(n.weights.map((w, m) => digits(w, 40)
         + " · " + n.v[m][0]), 4) + " = " + exact(n.output[0])]];
   },
+  note: () => T("Additive scores compute a tanh for every query, key and hidden unit. A dot product is one product of matrices: where sizes are alike, it is the usual choice."),
   said: (n) => T("key {n}: score {score}, weight {weight}", { n: n.s.key, score: exact(n.scores[n.s.key]),
     weight: exact(n.weights[n.s.key]) }),
   table: (n) => [table("tanh(W_q q + W_k k)", n.plane, n.b.map((_, j) => String(j)), n.w_v.map((_, u) => String(u)), 4),

@@ -84,8 +84,8 @@ const COST = {
     if (n.s.failed) lines.push([T("Given up"), n.s.failed]);
     if (!last) return lines.concat([["", n.s.running ? T("Measuring …") : T("Nothing is measured yet.")]]);
     const { tiled, naive } = last;
-    lines.push([T("Time"), "n = " + last.n + ", " + T("{d} features", { d: last.depth }) + ": " + exact(naive.milliseconds)
-      + " ms / " + exact(tiled.milliseconds) + " ms = " + exact(naive.milliseconds / tiled.milliseconds)]);
+    lines.push([T("Time"), "n = " + last.n + ", " + T("{d} features", { d: last.depth }) + ": " + T("naive") + " "
+      + exact(naive.milliseconds) + " ms / " + T("tiled") + " " + exact(tiled.milliseconds) + " ms = " + exact(naive.milliseconds / tiled.milliseconds)]);
     lines.push([T("Memory"), T("naive") + " " + exact(naive.mebibytes) + " MiB, " + T("tiled") + " " + exact(tiled.mebibytes)
       + " MiB;  " + T("the outputs differ by at most {apart}", { apart: last.apart.toExponential(1) })]);
     return lines;

@@ -64,7 +64,7 @@ const DOT = {
         { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);
-    const matrix = placed(pen, "A", n.weights, { w: h, h, rows, columns: rows, kind: "weight", top: 1, masked: (a, b) => b > a,
+    const matrix = placed(pen, "A", n.weights, { w: h, h, rows, columns: rows, shape: queriesByKeys(count, count), kind: "weight", top: 1, masked: (a, b) => b > a,
       look: { row: i }, pick: (at) => ({ query: at.i, key: at.j <= at.i ? at.j : -1 }) });
     return stack(sentence, rowOf(matrix, lanes));
   },

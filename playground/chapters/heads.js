@@ -19,8 +19,8 @@ function layerOf(data, query) {
 
 const HEADS = {
   id: "heads", title: "Many heads", nav: "Many heads", signed: true,
-  says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads; each head attends by itself; transpose_output joins the heads, and W_o mixes them.",
-    "A query is the French word written last, and asks for the next: the row “<bos> → la” asks for “la”. Keys and values are English words."],
+  says: ["W_q, W_k and W_v project queries, keys and values; transpose_qkv cuts their features into heads; each head attends by itself; transpose_output joins them, and W_o mixes them.",
+    "Each row is a French word that asks the English words for the next: in “<bos> → la”, head 1 looks at “the”, the word to translate, and head 0 at “car”, whose gender decides between la and le."],
   seen: "Heads cut the same features into parts, and each part looks for something else.",
   saysOf: ({ own }) => (own ? [HEADS.says[0], "Your own layer."] : HEADS.says),
   fields: { heads: wholeOf(0, 0, 32), head: wholeOf(0, 0, 31), query: wholeOf(0, 0, 63) },
@@ -114,8 +114,8 @@ const HEADS = {
       T("The weights of your layer's last call. Give inputs= to layer.playground() and the whole way is computed here.")]];
     const f = n.q[0].length;
     const seen = range(0, kt.length - 1).filter((j) => n.sees(i, j));
-    return [[T("Features of head {h}", { h }), h + " · " + n.d + " = " + h * n.d + " … " + (h + 1) + " · " + n.d + " − 1 = "
-      + ((h + 1) * n.d - 1) + ";  " + heads + " · " + n.d + " = " + f],
+    return [[T("Head {h}", { h }), f + " / " + heads + " = " + n.d + ";  "
+      + T("features {first} to {last} of q, k and v", { first: h * n.d, last: (h + 1) * n.d - 1 })],
       seen.length ? [T("Weight") + ", " + pair, softmaxText(seen.map((j) => n.scores[h][i][j]), seen.indexOf(best), 10)
         + " = " + exact(row[best])]
         : [T("Weight"), T("no key may be seen: all weights are 1 / {n}", { n: kt.length }) + " = " + exact(row[best])]];

@@ -32,12 +32,14 @@ const MASKS = {
     const { words, i, sees } = n;
     const count = words.length;
     const type = pen.type;
-    const room = small ? (width - 78) / (3 * count) : Math.min((height - 11 * type) / count,
-      (width * 0.76 - 10 * type) / (3 * count));
-    const [w, h] = [Math.max(8, Math.floor(room)), Math.max(8, Math.floor(room))];
+    // The three matrices side by side, and below them, as wide as all, the bars of one query, named by the words.
+    const below = small ? 160 : Math.floor(clamp(height * 0.36, 110, 190));
+    const w = Math.max(8, Math.floor((width - (small ? 78 : 17 * type)) / (3 * count)));
+    const h = small ? w : Math.max(8, Math.floor((height - below - 8.5 * type) / count));
     const hidden = (a, b) => !sees[a][b];
     const choose = (at) => ({ query: at.i });
     const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words,
+      shape: queriesByKeys(count, count),
       pick: choose, ...more });
     const nothing = !sees[i].some(Boolean);
     const top = Math.max(...n.scores.flat().map(Math.abs));
@@ -45,16 +47,15 @@ const MASKS = {
       grid("A", n.weights, { kind: "weight", top: 1, masked: nothing ? null : hidden, })];
     const barsOf = (values, color, shift) => ({ kind: "bars", at: values.map((x, j) => [j + shift, j + shift + 0.4, x]),
       color });
-    const wide = small ? width : Math.floor(width - grids.length * (w * count + 2.5 * type) - 8 * type - 48);
     const bars = Plot(pen, { name: T("weights of “{query}” before and after the mask", { query: words[i] }),
       title: T("“{query}”: before, after", { query: words[i] }),
-      width: Math.max(small ? 200 : 180, wide), height: small ? 160 : Math.min(height, 330),
-        x: { low: 0, high: count, ticks: range(0, count - 1).filter((j) => small || j % 2 === 0), label: T("key") },
-        y: { low: 0, high: 1.4, ticks: [0, 0.5, 1] },
+      width, height: below,
+      x: { low: 0, high: count, ticks: range(0, count - 1).map((j) => j + 0.5), label: small && T("key"),
+        say: (at) => (small ? String(at - 0.5) : words[at - 0.5]) },
+      y: { low: 0, high: 1, ticks: [0, 0.5, 1] },
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
-        { kind: "text", at: [[0.1, 1.3]], text: "■ " + T("before"), color: "soft" },
-          { kind: "text", at: [[0.1, 1.13]], text: "■ " + T("after"), color: "line" }] });
-    if (!small) return rowOf(...grids, bars.node);
+        { kind: "text", at: [[count, 0.9]], text: "■ " + T("before"), color: "soft", align: "right", shift: -6 * type },
+        { kind: "text", at: [[count, 0.9]], text: "■ " + T("after"), color: "line", align: "right" }] });
     return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" }, ...grids), bars.node);
   },
 
@@ -74,6 +75,7 @@ const MASKS = {
         11) + " = " + exact(n.weights[i][best])],
       [T("before the mask"), softmaxText(n.scores[i], best, 11) + " = " + exact(n.before[i][best])]];
   },
+  note: () => T("Queries of the padding still look at words; what they give is not used."),
   said: (n) => T("{query}: {seen} keys may be seen", { query: n.words[n.i], seen: n.sees[n.i].filter(Boolean).length }),
   table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words,
     n.words, 4),

@@ -134,3 +134,28 @@ def test_the_space_bar_moves_the_third_control_and_a_clicker_turns_the_page(play
     shown.press("3")
     shown.browser.until(lambda: shown.texts("h1") == ["Additive attention"])
     assert shown.run("return R.querySelector('.mhac-root').hasAttribute('data-projector')")
+
+
+def test_a_link_for_the_projector_shows_what_the_key_shows(play):
+    """Its labels had the size of the desk's: the page asked how wide it was before it was in the document."""
+    drawn = "return [...R.querySelectorAll('.mhac-picture canvas')].map((e) => e.toDataURL())"
+    shown = play("ch=pooling&p=1", 1024)
+    opened = shown.run(drawn)
+    shown.press("p")
+    shown.settle()
+    assert shown.run(drawn) != opened
+    shown.press("p")
+    shown.settle()
+    assert shown.run(drawn) == opened
+
+
+@pytest.mark.parametrize("chapter", ["pooling", "dot", "additive", "heads", "masks", "root", "cost"])
+def test_the_projector_has_no_small_words(play, chapter):
+    """Controls, and what a picture says beside its drawings, are read in the last row; 12 pixels were not."""
+    shown = play(f"ch={chapter}&p=1", 1024)
+    small = shown.run(
+        "return [...R.querySelectorAll('.mhac-fields *, .mhac-lanes-of > p')].filter((e) => e.offsetParent"
+        " && e.childNodes.length && e.firstChild.nodeType === 3 && parseFloat(getComputedStyle(e).fontSize) < 16)"
+        ".map((e) => e.textContent)"
+    )
+    assert small == []

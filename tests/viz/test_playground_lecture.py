@@ -117,6 +117,13 @@ def test_heads(numbers, heads):
     close(found["output"], joined @ model["W_o"].T, atol=1e-4)
 
 
+def test_the_two_heads_look_where_the_chapter_says(numbers):
+    """For "la": head 1 at "the", head 0 at "car"; and the sentence stands on the page."""
+    found = numbers("ch=heads")
+    first = np.asarray(found["weights"])[:, 0]
+    assert [found["kt"][at] for at in first.argmax(axis=1)] == ["car", "the"] and first.max(axis=1).min() > 0.8
+
+
 @pytest.mark.parametrize(("length", "causal"), [(9, "no"), (6, "yes"), (0, "no"), (11, "yes")])
 def test_masks(numbers, length, causal):
     _, words, q, k, _ = reference("tired")

@@ -105,7 +105,8 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
 
 
 @pytest.mark.parametrize(("state", "key", "texts"), [
-    ("ch=masks", "ArrowDown", {"−∞": 55}),  # five hidden keys of eleven queries
+    ("ch=masks", "ArrowDown", {"−∞": 55, "cat": 5}),  # five hidden keys of eleven queries; a bar says its word, too
+    ("ch=additive&p=1", "ArrowDown", {"−1.58": 1, "39.0": 1}),  # on the projector, too
     ("ch=additive", "ArrowDown", {"39.0": 1, "0.0": 1, "19.6": 1}),  # values, and what they are mixed to
 ])  # fmt: skip
 def test_a_picture_writes_its_numbers(play, state, key, texts):
