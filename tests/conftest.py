@@ -97,6 +97,22 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.thread_unsafe(reason="changes or counts something of the whole process"))
 
 
+class TestsOfTorch(pytest.Module):
+    """A file that imports torch in its first lines: where there is none, it is skipped by its name."""
+
+    def collect(self):
+        needs.module("torch")
+        if self.path.name.startswith("test_distributed_"):
+            needs.distributed()
+        return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    if module_path.parent.name in ("torch", "d2l") or module_path.name.startswith("test_distributed_"):
+        return TestsOfTorch.from_parent(parent, path=module_path)
+    return None
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
     """A test that asks torch for a name that this torch does not have is skipped, and the name said."""

@@ -5,23 +5,18 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-import needs
-
-torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-nn = torch.nn
-
-import book_models  # noqa: E402  torch must be there
-import device_features  # noqa: E402
-import mha_c.d2l  # noqa: E402
-import own_device  # noqa: E402
-from features import weights_of  # noqa: E402
-from mha_c import torch as ours  # noqa: E402
+import book_models
+import device_features
+import mha_c.d2l
+import own_device
+from features import weights_of
+from mha_c import torch as ours
 
 # Sums of some tens of terms around 1, thrice behind one another, in another order.
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
-
 
 # And a real one, where there is one.
 DEVICES = [own_device.load(), *(torch.device("cuda", i) for i in range(min(1, torch.cuda.device_count())))]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +17,7 @@ import mha_c
 import needs
 from layouts import LAYOUTS
 
-torch = needs.module("torch")
-
 EAGER, LAZY = needs.real_d2l.VERSIONS
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 
 
 @pytest.fixture(params=[EAGER, LAZY])

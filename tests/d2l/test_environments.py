@@ -4,11 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import needs
-
-needs.module("torch")
-
-import torch_environments  # noqa: E402  torch must be there
+import torch_environments
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md"
 

@@ -10,16 +10,13 @@ import sys
 import types
 
 import pytest
+import torch
 
+import book_models
+import mha_c.d2l
+import mha_c.torch
 import needs
-
-torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-import book_models  # noqa: E402  torch must be there
-import mha_c.d2l  # noqa: E402
-import mha_c.torch  # noqa: E402
-from notebook import LENS, additive, equal_under_patch, multi_head, numbers  # noqa: E402
+from notebook import LENS, additive, equal_under_patch, multi_head, numbers
 
 # --- attention_weights, assigned -------------------------------------------------------------------------
 

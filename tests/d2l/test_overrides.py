@@ -1,18 +1,14 @@
 """Under patch(), who wants to see torch's operations sees them: modes, classes of tensors, functions put into torch."""
 
 import pytest
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import mha_c.d2l
 import needs
-
-torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from torch.nn import functional as F  # noqa: E402  torch must be there
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-import mha_c.d2l  # noqa: E402
-from notebook import LENS, additive, equal_under_patch, multi_head, numbers  # noqa: E402
+from notebook import LENS, additive, equal_under_patch, multi_head, numbers
 
 
 class Names(TorchFunctionMode):

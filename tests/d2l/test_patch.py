@@ -7,19 +7,14 @@ import sys
 import warnings
 
 import pytest
+import torch
 
+import book_models
+import mha_c.d2l
 import needs
+from mha_c import torch as mt
 
-torch = needs.module("torch")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*grid_sample.*:UserWarning"),
-]
-
-import book_models  # noqa: E402  torch must be there
-import mha_c.d2l  # noqa: E402
-from mha_c import torch as mt  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
+pytestmark = pytest.mark.filterwarnings("ignore:.*grid_sample.*:UserWarning")
 
 NAMES = ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"]
 OURS = tuple(getattr(mt, name) for name in NAMES)

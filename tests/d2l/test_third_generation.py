@@ -6,20 +6,16 @@ import inspect
 import io
 
 import pytest
+import torch
 
+import mha_c.d2l
 import needs
-
-torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-import mha_c.d2l  # noqa: E402  torch must be there
-import third_generation as book  # noqa: E402
-from mha_c import torch as mt  # noqa: E402
-from mha_c.d2l import _classes  # noqa: E402
+import third_generation as book
+from mha_c import torch as mt
+from mha_c.d2l import _classes
 
 LENS = torch.tensor([[2, 0, 3], [0, 0, 0]])  # rows without keys, of which this generation alone gets 0
 PATCHED = ["MultiHeadAttention", "DotProductAttention", "GQAAttention", "GPT.CausalAttention"]
-
 
 named = _classes.found_in
 

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import mha_c
+import mha_c.d2l
 import needs
-
-torch = needs.module("torch")
-
-import mha_c  # noqa: E402
-import mha_c.d2l  # noqa: E402  torch must be there
-import third_generation as stand_in  # noqa: E402
-from mha_c import torch as mt  # noqa: E402
+import third_generation as stand_in
+from mha_c import torch as mt
 
 needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the real package

@@ -4,16 +4,12 @@ Drawn: sizes, lengths in all forms, which inputs are one tensor, memory layouts,
 """
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import needs
-
-torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from one_thread import one_thread  # noqa: E402, F401
+from mha_c import torch as mt
 
 EAGER, LAZY = needs.real_d2l.VERSIONS
 

@@ -8,13 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import needs
-
-torch = needs.module("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch without torch.distributed", allow_module_level=True)
 
 VERSION = "1.0.3"
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "distributed.py"

@@ -1,16 +1,11 @@
 """What becomes of a group when one of its processes dies or stands still: an error in time, never a wrong answer."""
 
 import pytest
+import torch
 
-import needs
-
-torch = needs.module("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch without torch.distributed", allow_module_level=True)
-
-import distributed_faults as cases  # noqa: E402
-from mha_c.torch import functional  # noqa: E402
-from worlds import World  # noqa: E402
+import distributed_faults as cases
+from mha_c.torch import functional
+from worlds import World
 
 TIMEOUT = 4  # of the group, in seconds: a machine that needs longer for what no fault hinders gets more
 ROOM = 300  # how late an error may be seen on a machine that does other things too; gloo's own limit is half an hour

@@ -2,16 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
-import needs
-
-torch = needs.module("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch without torch.distributed", allow_module_level=True)
-
-import distributed_heads as cases  # noqa: E402
-from mha_c.torch.distributed import split_sequence  # noqa: E402
-from worlds import World  # noqa: E402
+import distributed_heads as cases
+from mha_c.torch.distributed import split_sequence
+from worlds import World
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids="{} processes".format)

@@ -4,20 +4,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 import accuracy
-import needs
-
-torch = needs.module("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch without torch.distributed", allow_module_level=True)
-
-import distributed_cases as cases  # noqa: E402
-from children import python  # noqa: E402
-from mha_c import functional as F  # noqa: E402
-from mha_c.torch.distributed import join_sequence, split_sequence  # noqa: E402
-from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Plan  # noqa: E402
-from worlds import World  # noqa: E402
+import distributed_cases as cases
+from children import python
+from mha_c import functional as F
+from mha_c.torch.distributed import join_sequence, split_sequence
+from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Plan
+from worlds import World
 
 SEED = 2**63 + 12345
 

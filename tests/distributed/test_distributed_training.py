@@ -2,15 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
-import needs
-
-torch = needs.module("torch")
-if not torch.distributed.is_available():
-    pytest.skip("torch without torch.distributed", allow_module_level=True)
-
-import distributed_training as training  # noqa: E402
-from worlds import World  # noqa: E402
+import distributed_training as training
+from worlds import World
 
 
 @pytest.fixture(scope="module")

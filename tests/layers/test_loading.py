@@ -155,7 +155,6 @@ def _whole_modules():
     }
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 @pytest.mark.parametrize("mode", ["fresh", "after a call", "after a training step"])
 def test_whole_torch_modules_are_read_as_weights_only(mode):
     """With the classes that safe_globals names; their results, and the weights of the last call, are the same."""
@@ -208,7 +207,6 @@ def test_what_a_file_may_not_do():
 
 # --- From NumPy layers to torch modules ---------------------------------------------------------------
 
-lazy = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 WITH_WEIGHTS = {
     "MultiHeadAttention": lambda m: m.MultiHeadAttention(6, 4, 5, 8, 2, 0.1, bias=True),
     "MultiHeadAttention, sizes open": lambda m: m.MultiHeadAttention(8, 2, 0.1, bias=True),
@@ -219,7 +217,6 @@ WITH_WEIGHTS = {
 }
 
 
-@lazy
 @pytest.mark.parametrize("kind", WITH_WEIGHTS)
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_numpy_layers_state_loads_into_its_twin_alone_and_inside_a_model(kind, assign):
@@ -245,7 +242,6 @@ def test_a_numpy_layers_state_loads_into_its_twin_alone_and_inside_a_model(kind,
             build(mha_c.torch).load_state_dict({**state, next(iter(state)): np.ones((3, 2))})
 
 
-@lazy
 @pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
 def test_a_numpy_layers_state_loads_into_d2ls_module(version):
     """Under `patch` as it is; beside it by the one line that the docstring of `state_dict` shows."""

@@ -14,13 +14,12 @@ from pathlib import Path
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import torch
+
 import needs
+import own_device
+from book_models import is_eager
 from features import ON_DEVICES, weights_of
-
-torch = needs.module("torch")
-
-import own_device  # noqa: E402
-from book_models import is_eager  # noqa: E402
 
 OWN = own_device.load()
 BEGIN, END = "<!-- made by `python tests/support/device_features.py` -->", "<!-- end of the table of devices -->"

@@ -101,6 +101,12 @@ def autocast(dtype):
     torch_does(f"autocast of {dtype} on the CPU", works)
 
 
+def distributed():
+    """Skips on a torch that was built without torch.distributed."""
+    if not module("torch").distributed.is_available():
+        skip_or_fail("needs a torch with torch.distributed")
+
+
 def operators():
     """Skips on a torch in which mha_c has no operators of its own."""
     of_torch("torch.library.register_vmap")

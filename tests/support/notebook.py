@@ -3,12 +3,10 @@
 import contextlib
 import math
 
+import torch
+
 import book_models
-import needs
-
-torch = needs.module("torch")
-
-import mha_c.d2l  # noqa: E402  torch must be there
+import mha_c.d2l
 
 LENS = [3, 2]
 

@@ -3,11 +3,11 @@
 import contextlib
 import io
 
+import torch
+from torch import nn
+
 import needs
 from features import OF_TORCH, weights_of
-
-torch = needs.module("torch")
-from torch import nn  # noqa: E402
 
 feature = OF_TORCH.feature
 

@@ -11,10 +11,10 @@ from pathlib import Path
 if __name__ == "__main__":  # behind what is installed: the working tree, built in place
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import torch
+
 import needs
 import torch_features
-
-torch = needs.module("torch")
 
 BEGIN = "<!-- made by `python tests/support/torch_environments.py`, a column for each torch -->"
 END = "<!-- end of torches -->"

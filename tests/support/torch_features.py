@@ -17,16 +17,14 @@ if __name__ == "__main__":  # behind what is installed: the working tree, built 
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import nn
+from torch.autograd import functional as AF
+from torch.nn.utils import prune
 
 import needs
 from features import OF_TORCH, weights_of
-
-torch = needs.module("torch")
-
-import torch.autograd.forward_ad as fwAD  # noqa: E402
-import torch.nn.utils.prune as prune  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.autograd import functional as AF  # noqa: E402
 
 feature = OF_TORCH.feature
 BEGIN, END = "<!-- made by `python tests/support/torch_features.py` -->", "<!-- end -->"

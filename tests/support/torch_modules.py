@@ -1,10 +1,8 @@
 """Tensors and torch modules that many tests take."""
 
-import needs
+import torch
 
-torch = needs.module("torch")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
+from mha_c import torch as mt
 
 
 def inputs(batch=2, queries=4, keys=6, sizes=(10, 12, 14), dtype=torch.float32, requires_grad=False):

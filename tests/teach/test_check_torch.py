@@ -14,7 +14,6 @@ from mha_c import teach
 from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES
 
 torch = needs.module("torch")
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")  # torch before 2.1
 F = torch.nn.functional
 SECONDS = 2  # an answer's
 IDS = {

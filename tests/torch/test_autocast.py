@@ -3,14 +3,12 @@
 import copy
 
 import pytest
+import torch
+from torch import nn
 
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from torch_modules import inputs, sized_layers  # noqa: E402
+from mha_c import torch as mt
+from torch_modules import inputs, sized_layers
 
 
 def test_autocast():

@@ -1,18 +1,14 @@
 """Children of the torch modules that are replaced, hooked or patched: called as d2l would call them."""
 
 import pytest
+import torch
+from torch import nn
 
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from mha_c import _core  # noqa: E402
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch._call import children as layer_children  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import inputs  # noqa: E402
+from mha_c import _core
+from mha_c import torch as mt
+from mha_c.torch._call import children as layer_children
+from torch_modules import inputs
 
 
 @pytest.mark.parametrize("kind", ["hook on W_q", "hook on attention", "Identity dropout", "parametrized", "subclass"])

@@ -6,20 +6,17 @@ import itertools
 import weakref
 
 import pytest
+import torch
+from torch import nn
 
 import needs
 
-torch = needs.module("torch")
 needs.compilers()
-nn = torch.nn
 
 from mha_c import torch as mt  # noqa: E402  torch must be there
 from mha_c.torch._call import ops  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = "multi-head", "multi-head with biases", "dot product", "additive"
 
 

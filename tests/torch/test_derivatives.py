@@ -5,24 +5,19 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+from torch import nn
+from torch.autograd import functional as AF
 
 import needs
+from mha_c import torch as mt
+from mha_c.torch import functional
+from torch_modules import leaf, seeded
 
-torch = needs.module("torch")
-import torch.autograd.forward_ad as fwAD  # noqa: E402
-from torch.autograd import functional as AF  # noqa: E402
-
-nn = torch.nn
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),  # by torch, for jvp
-]
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import leaf, seeded  # noqa: E402
+# By torch, for jvp.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 F64 = torch.float64
 

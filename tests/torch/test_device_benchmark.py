@@ -5,11 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-import needs
-
-torch = needs.module("torch")
-import own_device  # noqa: E402  torch must be there
+import own_device
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "devices.py"
 OWN = own_device.load()

@@ -9,21 +9,16 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import children
-import needs
-
-torch = needs.module("torch")
-import own_device  # noqa: E402  torch must be there
-
-nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from features import weights_of  # noqa: E402
-from mha_c import torch as ours  # noqa: E402
-from mha_c.torch import functional, variants  # noqa: E402
-from mha_c.torch._call import formulas  # noqa: E402
-from torch_modules import layers  # noqa: E402
+import own_device
+from features import weights_of
+from mha_c import torch as ours
+from mha_c.torch import functional, variants
+from mha_c.torch._call import formulas
+from torch_modules import layers
 
 SUPPORT = Path(own_device.__file__).parent
 F64 = torch.float64
@@ -31,7 +26,6 @@ F64 = torch.float64
 TOLERANCES = {torch.float32: 1e-5, F64: 1e-11}
 LENS = {"none": None, "1-D": [3, 6], "2-D": [[1, 2, 3, 9], [6, 4, 5, 1]], "empty": [[1, 0, 3, 9], [0, 4, 0, 1]],
         "floats": [2.5, 6.0]}  # fmt: skip
-
 
 # And a real one, where there is one.
 DEVICES = [own_device.load(), *(torch.device("cuda", i) for i in range(min(1, torch.cuda.device_count())))]

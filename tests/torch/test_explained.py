@@ -4,16 +4,15 @@ import contextlib
 import copy
 
 import pytest
+import torch
 
+import mha_c
 import needs
-
-torch = needs.module("torch")
-import mha_c  # noqa: E402
-import own_device  # noqa: E402  torch must be there
-from mha_c import torch as ours  # noqa: E402
-from mha_c.torch._call import attention, choice, core, formulas, general  # noqa: E402
-from mha_c.torch._decoder import decoding  # noqa: E402
-from torch_modules import layers  # noqa: E402
+import own_device
+from mha_c import torch as ours
+from mha_c.torch._call import attention, choice, core, formulas, general
+from mha_c.torch._decoder import decoding
+from torch_modules import layers
 
 
 def twins():
@@ -107,7 +106,6 @@ def test_nothing_changes_by_asking():
         assert facts["projections"]["W_k"]["rows_needed"] == 5 and facts["attention"]["keys"] == 4
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 def test_open_weights_are_drawn_in_vain():
     x = torch.randn(2, 4, 12)
     for layer in (ours.MultiHeadAttention(12, 3, 0.1), ours.AdditiveAttention(8, 0.1)):

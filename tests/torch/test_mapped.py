@@ -3,17 +3,15 @@
 import copy
 
 import pytest
+import torch
 
 import needs
+from mha_c import torch as mt
+from mha_c.torch import functional
 
-torch = needs.module("torch")
 needs.of_torch("torch.func")
 vmap = torch.func.vmap
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
 
 
 def looped(call, dims, tensors):

@@ -10,17 +10,13 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import mha_c
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import inputs, sized_layers  # noqa: E402
+from mha_c import torch as mt
+from torch_modules import inputs, sized_layers
 
 # --- Construction ------------------------------------------------------------------------------------
 

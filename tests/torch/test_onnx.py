@@ -8,24 +8,20 @@ import io
 import pickle
 
 import pytest
+import torch
+from torch import nn
 
 import children
 import needs
+from mha_c import torch as ours
+from mha_c.torch import functional, variants
 
-torch = needs.module("torch")
 onnx, onnxruntime = needs.module("onnx"), needs.module("onnxruntime")
 needs.module("onnxscript")
-nn = torch.nn
 
-from mha_c import torch as ours  # noqa: E402
-from mha_c.torch import functional, variants  # noqa: E402
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch's and onnxscript's own
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(  # of torch's and onnxscript's own
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning", "ignore::torch.jit.TracerWarning"
+)
 # float32 sums of some 50 terms around 1 in another order, thrice behind one another.
 TOLERANCE = 5e-6
 

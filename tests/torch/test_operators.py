@@ -2,17 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import needs
+from mha_c import torch as mt
+from mha_c.torch import functional
+from torch_modules import layers, leaf, seeded
 
-torch = needs.module("torch")
-nn = torch.nn
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import layers, leaf, seeded  # noqa: E402
 
 F64 = torch.float64
 

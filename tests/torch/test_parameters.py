@@ -6,16 +6,13 @@ import threading
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-
-from mha_c import _core, heads  # noqa: E402
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import variants  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
+from mha_c import _core, heads
+from mha_c import torch as mt
+from mha_c.torch import variants
 
 # --- Every way to change one number -------------------------------------------------------------------------
 

@@ -1,14 +1,11 @@
 """device= and dtype= of every torch module, as torch's own modules have them; tables of positions as tensors."""
 
 import pytest
+import torch
 
-import needs
-
-torch = needs.module("torch")
-
-from mha_c import functional as of_numpy  # noqa: E402
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional, variants  # noqa: E402
+from mha_c import functional as of_numpy
+from mha_c import torch as mt
+from mha_c.torch import functional, variants
 
 MODULES = {
     "MultiHeadAttention": lambda **place: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.1, **place),
@@ -23,7 +20,6 @@ MODULES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_made_where_and_as_it_is_asked_for(name):
     found = MODULES[name](device="meta", dtype=torch.float64)

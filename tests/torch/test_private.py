@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import children
 import needs
-
-torch = needs.module("torch")
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKE_AWAY = """
@@ -33,6 +32,7 @@ setattr(owner, name, old)  # for torch, which uses it itself
 from mha_c.torch import _private, functional
 torch.manual_seed(0)
 layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(2, 50, 8, requires_grad=True)
+
 
 def step():
     x.grad = None

@@ -5,17 +5,13 @@ import copy
 import pickle
 
 import pytest
+import torch
 
+import mha_c
 import needs
-
-torch = needs.module("torch")
-
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-import mha_c  # noqa: E402
-import own_device  # noqa: E402  torch must be there
-from mha_c import torch as ours  # noqa: E402
-from mha_c.torch._decoder import projected  # noqa: E402
+import own_device
+from mha_c import torch as ours
+from mha_c.torch._decoder import projected
 
 KINDS = {
     "dot": lambda dropout=0.0: ours.DotProductAttention(dropout),

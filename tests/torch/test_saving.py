@@ -5,13 +5,12 @@ import io
 import pickle
 
 import pytest
+import torch
 
 import needs
-
-torch = needs.module("torch")
-import own_device  # noqa: E402  torch must be there
-from features import weights_of  # noqa: E402
-from torch_modules import layers  # noqa: E402
+import own_device
+from features import weights_of
+from torch_modules import layers
 
 
 @pytest.mark.parametrize("place", ["meta", "own"])

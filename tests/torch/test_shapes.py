@@ -8,16 +8,13 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
 
 import mha_c
 import needs
-
-torch = needs.module("torch")
-
-import torch.autograd.forward_ad as fwAD  # noqa: E402
-
-from mha_c import torch as mt  # noqa: E402
-from torch_modules import layers  # noqa: E402
+from mha_c import torch as mt
+from torch_modules import layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")

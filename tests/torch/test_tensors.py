@@ -8,17 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 
 import children
 import mha_c
+import mha_c.torch as mt
 import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
-
-torch = needs.module("torch")
-
-import mha_c.torch as mt  # noqa: E402
-from mha_c.torch._call import autograd  # noqa: E402
+from mha_c.torch._call import autograd
 
 NONE = (None,) * 4
 FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")

@@ -3,18 +3,17 @@
 import os
 
 import pytest
+import torch
 
 import children
 import mha_c
-import needs
-
-torch = needs.module("torch")
-
-import mha_c.torch as mt  # noqa: E402
-from mha_c import _core  # noqa: E402
+import mha_c.torch as mt
+from mha_c import _core
 
 THREADS = """
 import os, torch, mha_c, mha_c.torch as mt
+
+
 def started():
     return len(os.listdir("/proc/self/task"))
 mha_c.set_num_threads(3)

@@ -5,13 +5,11 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import mha_c
-import needs
+import mha_c.torch as ours
 from decoding_layers import KINDS, causal_lens, layer_of
-
-torch = needs.module("torch")
-import mha_c.torch as ours  # noqa: E402
 
 
 def module_of(kind, dtype=torch.float32):

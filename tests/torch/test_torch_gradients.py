@@ -3,17 +3,14 @@
 import itertools
 
 import pytest
+import torch
 
 import needs
+from mha_c import torch as mt
+from mha_c.torch import functional, variants
+from torch_modules import leaf, seeded
 
-torch = needs.module("torch")
 gradcheck, nn = torch.autograd.gradcheck, torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional, variants  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import leaf, seeded  # noqa: E402
 
 F64 = torch.float64
 

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
+import torch
 
-import needs
+import mha_c.torch
 from mha_c import functional
-
-torch = needs.module("torch")
-
-import mha_c.torch  # noqa: E402  torch must be there
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

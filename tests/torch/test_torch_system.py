@@ -6,18 +6,14 @@ import shutil
 import warnings
 
 import pytest
+import torch
+from torch import nn
 
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-
-import torch_modules  # noqa: E402
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional, variants  # noqa: E402
-from mha_c.torch._call import autograd  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
+import torch_modules
+from mha_c import torch as mt
+from mha_c.torch import functional, variants
+from mha_c.torch._call import autograd
 
 
 def layers():

@@ -5,12 +5,8 @@ import inspect
 import pytest
 
 import mha_c
-import needs
-
-needs.module("torch")
-
-import mha_c.torch  # noqa: E402
-from mha_c.torch import functional  # noqa: E402
+import mha_c.torch
+from mha_c.torch import functional
 
 TWINS = [
     "masked_softmax",

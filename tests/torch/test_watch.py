@@ -6,21 +6,17 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 import needs
-
-torch = needs.module("torch")
-
-from torch import nn  # noqa: E402  torch must be there
-from torch.nn import functional as F  # noqa: E402
-
-from mha_c import torch as mt  # noqa: E402
-from small_gpt import formula, gpt  # noqa: E402
+from mha_c import torch as mt
+from small_gpt import formula, gpt
 
 # Softmax weights of scores around 1 in float32, some of them by other orders of sums: the issue's own limit.
 CLOSE = {"atol": 1e-5, "rtol": 0}
 pytestmark = pytest.mark.filterwarnings(  # of older versions
-    "ignore:Lazy modules",
     "ignore:Support for mismatched key_padding_mask",
     "ignore:Converting mask without torch.bool",
     "ignore:There is a performance drop",

@@ -1,19 +1,13 @@
 """mha_c.torch.watch: calls of our layers, of our functions and of the book's own classes."""
 
 import numpy as np
-import pytest
+import torch
+from torch import nn
 
-import needs
-
-torch = needs.module("torch")
-
-from torch import nn  # noqa: E402  torch must be there
-
-from mha_c import torch as mt  # noqa: E402
+from mha_c import torch as mt
 
 KEEP = np.tri(5, 7, 2, dtype=bool)  # an array
 CLOSE = {"atol": 1e-5, "rtol": 0}  # as in test_watch.py
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules")  # of older versions
 
 
 class Ours(nn.Module):

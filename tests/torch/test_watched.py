@@ -4,14 +4,12 @@ import copy
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import needs
-
-torch = needs.module("torch")
-nn = torch.nn
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c.torch import functional, variants  # noqa: E402
+from mha_c import torch as mt
+from mha_c.torch import functional, variants
 
 needs_dispatch = pytest.importorskip("torch.utils._python_dispatch")
 

@@ -10,17 +10,14 @@ from time import thread_time
 
 import numpy as np
 import pytest
+import torch
 
 import needs
-
-torch = needs.module("torch")
-
-from mha_c import torch as mt  # noqa: E402  torch must be there
-from mha_c._layer.kept_weights import Kept  # noqa: E402
-from mha_c.torch._weights import lazy  # noqa: E402
-from mha_c.torch._weights.last import OfCore  # noqa: E402
-from one_thread import one_thread  # noqa: E402, F401
-from torch_modules import inputs  # noqa: E402
+from mha_c import torch as mt
+from mha_c._layer.kept_weights import Kept
+from mha_c.torch._weights import lazy
+from mha_c.torch._weights.last import OfCore
+from torch_modules import inputs
 
 
 @pytest.mark.parametrize("keys", [6, 400])  # kept as they are; rebuilt when used
