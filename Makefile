@@ -183,7 +183,7 @@ tsan: $(STAMPS)/native-tools $(STAMPS)/build-tools
 	cd $(RUN) && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" \
 		TSAN_OPTIONS=suppressions=$(CURDIR)/tests/isolated/tsan.txt $(BIN)/python -m pytest \
 		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q -k many_threads \
-		../../tests/system/test_process.py ../../tests/binding ../../tests/layers $(ARGS)
+		../../tests/system/test_process.py ../../tests/binding $(ARGS)
 
 # Inputs nobody thought of, 60 s a target: tests/fuzz/run.py.
 fuzz:

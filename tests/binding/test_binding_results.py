@@ -2,7 +2,6 @@
 
 import gc
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from checks import MANY, close, same
 from core_calls import core as _core
 from layouts import LAYOUTS
 from mha_c import _reference
+from threads import in_threads
 
 # --- Array arguments: layout ----------------------------------------------------------------------------
 
@@ -345,11 +345,7 @@ def test_one_layer_in_many_threads():
             if not np.array_equal(out, expected) or not np.array_equal(_core.saved_weights(mine), kept[1]):
                 wrong.append(out)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 8)
     assert not wrong
 
 

@@ -59,7 +59,6 @@ def results(layer, inputs, lens=None):
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
 def test_grouped_heads(d2l, dtype, key_heads, rope, causal, lens):
-    torch.manual_seed(0)
     dtype = str(np.dtype(dtype))
     kind = getattr(torch, dtype)
     theirs = d2l.GQAAttention(16, 4, key_heads, True, rope, causal).to(kind)
@@ -89,7 +88,6 @@ def test_grouped_heads(d2l, dtype, key_heads, rope, causal, lens):
 @pytest.mark.parametrize("rope", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_attention_of_gpt(d2l, dtype, rope, bias):
-    torch.manual_seed(0)
     dtype = str(np.dtype(dtype))
     theirs = d2l.GPT.CausalAttention(16, 4, bias, rope).to(getattr(torch, dtype))
     with mha_c.d2l.patch(d2l):
@@ -150,7 +148,6 @@ def test_ten_steps_of_a_training(d2l, kind):
 
 def test_a_look_into_its_models(d2l):
     """TinyLM, GPT and the blocks as they are: nobody edits them."""
-    torch.manual_seed(0)
     model, tokens = d2l.GPT(9, 16, 4, 2), torch.randint(0, 9, (2, 6))
     expected = model(tokens)
     with mt.watch(model) as seen:
@@ -167,7 +164,6 @@ def test_a_look_into_its_models(d2l):
 
 
 def test_saved_copied_and_loaded(d2l):
-    torch.manual_seed(0)
     with mha_c.d2l.patch(d2l):
         models = [d2l.GQAAttention(16, 4, 2), d2l.GPT.CausalAttention(16, 4)]
         x = torch.randn(2, 6, 16)

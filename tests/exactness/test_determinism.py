@@ -6,7 +6,6 @@ Not promised, and not tested: the same bits on another instruction set.
 """
 
 import hashlib
-import threading
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import children
 import mha_c
 from checks import bits
 from core_calls import core as _core
+from threads import in_threads
 
 THREADS = range(1, 9)
 
@@ -103,11 +103,7 @@ def test_a_busy_pool(isa, dtype, rng):
     call = KINDS["long"](rng, dtype)
     _core.set_num_threads(2)
     expected, found = bits(call.run()), []
-    callers = [threading.Thread(target=lambda: found.extend(bits(call.run()) for _ in range(5))) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    in_threads(*[lambda: found.extend(bits(call.run()) for _ in range(5))] * 4)
     assert len(found) == 20 and all(result == expected for result in found)
 
 

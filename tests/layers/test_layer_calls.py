@@ -6,7 +6,6 @@ That their numbers are d2l's is proved in test_d2l_parity.py.
 import copy
 import pickle
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -278,24 +277,6 @@ def test_project_keys_checks_its_argument(inputs):
 # --- Threads -------------------------------------------------------------------------------------
 
 
-def in_threads(function, n=8):
-    errors, together = [], threading.Barrier(n)
-
-    def guarded(i):
-        try:
-            together.wait()
-            function(i)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors, errors
-
-
 def at_every_line(write, read):
     """What `read()` gave between any two lines of the package that `write()` runs, and afterwards."""
     package, found, before = str(Path(mha_c.__file__).parent), [], sys.gettrace()
@@ -340,19 +321,3 @@ def test_parameters_are_replaced_as_a_whole(writer, rng):
     seen = at_every_line(lambda: WRITERS[writer](layer), lambda: layer(*inputs).tobytes())
     n_old = seen.count(old)
     assert n_old > 3 and seen == [old] * n_old + [new] * (len(seen) - n_old) and old != new
-
-
-def test_one_layer_in_many_threads(rng):
-    inputs = [rng.standard_normal((2, 5 + i, 24)).astype(np.float32) for i in range(8)]
-    serial = MultiHeadAttention(24, 3, 0.0, rng=0)
-    expected = [serial(x, x, x, [3, 2]) for x in inputs]
-    weights = [serial(x, x, x, [3, 2]) is None or serial.attention_weights for x in inputs]
-    shared = MultiHeadAttention(24, 3, 0.0, rng=0)  # sizes open: the first calls race to fix them
-
-    def work(i):
-        for _ in range(50):
-            np.testing.assert_array_equal(shared(inputs[i], inputs[i], inputs[i], [3, 2]), expected[i])
-            seen = shared.attention_weights  # of any of the calls, but of one
-            assert any(np.array_equal(seen, w) for w in weights if w.shape == seen.shape)
-
-    in_threads(work)

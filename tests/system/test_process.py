@@ -9,7 +9,6 @@ import os
 import sys
 import sysconfig
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import children
 import mha_c
 import needs
 from mha_c import functional as F
+from threads import in_threads
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX processes and signals")
 ISOLATED = Path(__file__).parents[1] / "isolated"
@@ -113,26 +113,6 @@ def test_worker_processes(method):
 # --- Threads ----------------------------------------------------------------------------------------------
 
 
-def in_threads(*works):
-    """Runs each in a thread of its own, all from the same moment on; the first exception of any is raised here."""
-    errors, together = [], threading.Barrier(len(works))
-
-    def guarded(work):
-        try:
-            together.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 def while_another(disturb, check, times, met):
     """`check` in each of two threads while a third calls `disturb`: so many times, and until `met()`, however the
     system lets the threads take turns."""
@@ -165,22 +145,22 @@ def while_another(disturb, check, times, met):
 @pytest.mark.parametrize("kind", ["multi-head", "dot-product", "additive"])
 def test_many_threads_on_one_layer(kind, rng):
     """Each caller gets its own result; the weights read afterwards are those of one call, never a mixture."""
-    layer = {
+    make = {
         "multi-head": lambda: mha_c.MultiHeadAttention(32, 4, 0.0, rng=0),
         "dot-product": lambda: mha_c.DotProductAttention(0.0),
         "additive": lambda: mha_c.AdditiveAttention(16, 0.0, rng=0),
-    }[kind]()
+    }[kind]
     inputs = [rng.standard_normal((2, 40 + i, 32), dtype=np.float32) for i in range(8)]
-    expected = [layer(x, x, x, [30, 40 + i]).copy() for i, x in enumerate(inputs)]
-    weights = []
+    alone, expected, weights = make(), [], []
     for i, x in enumerate(inputs):
-        layer(x, x, x, [30, 40 + i])
-        weights.append(layer.attention_weights.tobytes())
+        expected.append(alone(x, x, x, [30, 40 + i]).copy())
+        weights.append(alone.attention_weights.tobytes())
+    shared = make()  # sizes open: the first calls race to fix them
 
     def work(i):
         for _ in range(REPETITIONS * 3):
-            np.testing.assert_array_equal(layer(inputs[i], inputs[i], inputs[i], [30, 40 + i]), expected[i])
-            assert layer.attention_weights.tobytes() in weights
+            np.testing.assert_array_equal(shared(inputs[i], inputs[i], inputs[i], [30, 40 + i]), expected[i])
+            assert shared.attention_weights.tobytes() in weights
 
     in_threads(*(lambda i=i: work(i) for i in range(8)))
 

@@ -13,7 +13,6 @@ from torch_modules import inputs
 
 @pytest.mark.parametrize("kind", ["hook on W_q", "hook on attention", "Identity dropout", "parametrized", "subclass"])
 def test_children_are_respected(kind):
-    torch.manual_seed(0)
     layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
     layer(*tensors, [3, 2])  # there is a plan before the change
     plain, factor = layer(*tensors, [3, 2]), 1
@@ -323,7 +322,6 @@ def test_training_for_one_call_beside_a_dropout_of_ones_own():
 
 
 def test_additive_attention_inside_multi_head():
-    torch.manual_seed(0)
     layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
     layer.attention = mt.AdditiveAttention(4, 4, 8, 0.0)
     q, k, v = (layer.transpose_qkv(W(x)) for W, x in zip((layer.W_q, layer.W_k, layer.W_v), tensors))
@@ -347,7 +345,6 @@ def test_a_profiler_finds_the_calls():
 
 @pytest.mark.parametrize("kind", ["bias", "another class", "hook", "pre-hook of all modules", "parametrized"])
 def test_children_of_the_labelled_variant(kind):
-    torch.manual_seed(0)
     layer, x = mt.variants.MultiHeadedSelfAttention(12, 3), torch.randn(2, 5, 12)
     plain, seen, handle = layer(x), [], None
     if kind == "bias":

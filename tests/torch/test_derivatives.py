@@ -47,7 +47,6 @@ LENS = {"none": None, "1-D": [3, 1], "2-D": [[1, 2], [4, 9]], "empty rows": [[1,
 @pytest.mark.parametrize("lens", LENS)
 @pytest.mark.parametrize("dropout, empty_rows", [(0.0, "uniform"), (0.4, "zero")])
 def test_layers(lens, dropout, empty_rows):
-    torch.manual_seed(0)
     q, k, v = leaf(2, 2, 3), leaf(2, 4, 2), leaf(2, 4, 2)
     multi_head = mt.MultiHeadAttention(2, 3, 2, 4, 2, dropout, bias=lens == "1-D", empty_rows=empty_rows)
     additive = mt.AdditiveAttention(2, 3, 3, dropout, empty_rows=empty_rows)
@@ -73,7 +72,6 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ",".join(options) or "plain")
 def test_functional(kind, options):
     """The output, the weights and the logarithm of their divisor."""
-    torch.manual_seed(0)
     extras = {"return_weights": True, "return_lse": "valid_lens" not in options and "keep_mask" not in options}
     if kind == "dot":  # two query heads for each key head
         check(
@@ -87,7 +85,6 @@ def test_functional(kind, options):
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 1, 1, 4), (1, 2, 3, 1)])
 def test_bias(shape):
-    torch.manual_seed(0)
 
     def call(q, k, v, bias):
         return functional.dot_product_attention(q, k, v, [4, 2], bias=bias, causal="bottom_right", dropout=0.2, rng=1)
@@ -99,7 +96,6 @@ def test_bias(shape):
 
 def test_one_tensor_computed_from_another():
     """Each input is a variable of its own: what leads from one to the other is counted once."""
-    torch.manual_seed(0)
     layer, x = mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.3).double(), leaf(2, 3, 4)
     call = with_parameters(layer, [3, 2])
     check(lambda x, *parameters: call(x, 2 * x, torch.sin(x), *parameters), x, *layer.parameters())
@@ -189,7 +185,6 @@ def test_gradients_with_and_without_a_graph_agree(size):
 
 
 def test_padding_may_hold_nan_in_second_derivatives_too():
-    torch.manual_seed(0)
     for layer in (mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.0).double(), mt.AdditiveAttention(4, 4, 3, 0.0).double(),
                   mt.DotProductAttention(0.0)):  # fmt: skip
         q, y, results = leaf(2, 3, 4), torch.randn(2, 5, 4, dtype=F64), []
@@ -347,7 +342,6 @@ def test_weights_in_a_loss(lens, keys):
 
 @pytest.mark.parametrize("keys", [3, 12])
 def test_weights_are_differentiable(keys):
-    torch.manual_seed(0)
     for layer in (mt.MultiHeadAttention(2, 3, 2, 4, 2, 0.4, True), mt.AdditiveAttention(2, 3, 3, 0.4)):
         call, v = with_parameters(layer.double(), [keys, 1]), leaf(2, keys, 2)
 

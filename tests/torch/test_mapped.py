@@ -45,7 +45,6 @@ LENGTHS = {
 @pytest.mark.parametrize("lens", LENGTHS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_layers(kind, lens, grad):
-    torch.manual_seed(0)
     layer, (lens_dim, lens) = LAYERS[kind](), LENGTHS[lens]
     queries, keys = torch.randn(3, 2, 3, 6), torch.randn(2, 4, 6, 3)
 
@@ -65,7 +64,6 @@ def test_layers(kind, lens, grad):
 
 
 def test_gradients_of_a_mapped_layer():
-    torch.manual_seed(0)
     layer, x = mt.MultiHeadAttention(6, 6, 6, 8, 2, 0.0, True).double(), torch.randn(3, 2, 4, 6, dtype=torch.float64)
     x.requires_grad_()
 
@@ -80,7 +78,6 @@ def test_gradients_of_a_mapped_layer():
 
 
 def test_weights_of_a_mapped_layer():
-    torch.manual_seed(0)
     layer, x = mt.MultiHeadAttention(6, 6, 6, 8, 2, 0.0), torch.randn(3, 2, 4, 6)
     lens, params = torch.tensor([3, 2]), [layer.W_q.weight, layer.W_k.weight]
 
@@ -184,7 +181,6 @@ def test_maps_among_other_transforms():
 @pytest.mark.parametrize("kind", ["dropout", "parameters", "sinks", "inner gradient", "tangents"])
 def test_what_goes_another_way(kind):
     """Right as before: each draws its own dropout, has its own parameters, or wants more than numbers."""
-    torch.manual_seed(0)
     layer, x = mt.MultiHeadAttention(6, 6, 6, 8, 2, 0.5).eval(), torch.randn(3, 2, 4, 6)
     if kind == "dropout":
         found = vmap(lambda x: layer(x, x, x, training=True), randomness="different")(torch.stack([x[0]] * 3))

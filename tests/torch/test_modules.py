@@ -225,7 +225,6 @@ CHANGES = (
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_parameters_are_seen(change, grad):
-    torch.manual_seed(1)
     layer = mt.MultiHeadAttention(10, 10, 10, 20, 5, 0.0, bias=True)
     x = torch.randn(2, 4, 10)
     layer(x, x, x).sum().backward()

@@ -214,7 +214,6 @@ def test_the_books_encoder(version, capsys):
 
 def test_other_modules():
     """nn.MultiheadAttention's twin, those of other courses, KernelAttention, PositionalEncoding."""
-    torch.manual_seed(0)
     x = inputs()[1]
     cases = {
         ours.MultiheadAttention(12, 3, batch_first=True): (x, x, x, torch.arange(7) > torch.tensor([[6], [3]])),

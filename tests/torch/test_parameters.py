@@ -70,7 +70,6 @@ def kinds(hiddens):
 def test_one_number(size):
     """Each way, in each parameter: the result is that of a copy that has never been called."""
     hiddens, rows, keys = size
-    torch.manual_seed(0)
     ways = itertools.cycle(WAYS)
     for layer in kinds(hiddens):
         layer.eval()
@@ -96,7 +95,6 @@ def test_one_number(size):
 @pytest.mark.parametrize("change", [_by_data, _by_numpy, _by_mask, _by_storage])
 def test_a_change_is_worth_noticing(change):
     """The edits above do change the result: without this, the test could not fail."""
-    torch.manual_seed(0)
     for layer in kinds(30):
         x = torch.randn(2, 5, 30)
         arguments = (x,) if isinstance(layer, variants.MultiHeadedSelfAttention) else (x, x, x)

@@ -17,6 +17,7 @@ import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
 from mha_c.torch._call import autograd
+from threads import in_threads
 
 NONE = (None,) * 4
 FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
@@ -321,11 +322,7 @@ def test_large_results_of_several_threads_have_memory_of_their_own():
             held = [large(seed) for _ in range(3)]
             wrong.extend(x for x in held if not torch.equal(x, expected[seed]))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(lambda seed=seed: work(seed) for seed in range(4)))
     assert not wrong
 
 

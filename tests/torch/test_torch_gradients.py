@@ -35,7 +35,6 @@ LENS = {
 @pytest.mark.parametrize("lens", LENS)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_layers(lens, dropout, empty_rows):
-    torch.manual_seed(0)
     q, k, v = leaf(2, 3, 3), leaf(2, 4, 2), leaf(2, 4, 5)
     for layer in (
         mt.MultiHeadAttention(2, 3, 5, 6, 2, dropout, bias=lens != "none", empty_rows=empty_rows),
@@ -49,7 +48,6 @@ def test_layers(lens, dropout, empty_rows):
 
 @pytest.mark.parametrize("sharing", ["self", "keys are values", "queries are keys"])
 def test_shared_inputs(sharing):
-    torch.manual_seed(0)
     layer, x, y = mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.3).double(), leaf(2, 3, 4), leaf(2, 3, 4)
     call = {
         "self": lambda x, y, *_: layer(x, x, x, [2, 3]),
@@ -60,7 +58,6 @@ def test_shared_inputs(sharing):
 
 
 def test_projected_keys_and_decoder():
-    torch.manual_seed(0)
     layer, q, k, v = mt.AdditiveAttention(2, 3, 4, 0.3).double(), leaf(2, 3, 3), leaf(2, 4, 2), leaf(2, 4, 5)
 
     def both_calls(q, k, v, *_):
@@ -94,7 +91,6 @@ def test_projected_keys_and_decoder():
     ids=lambda options: ",".join(options) or "plain",
 )
 def test_functional(kind, options):
-    torch.manual_seed(0)
     if kind == "dot":
         q, k, v = leaf(2, 4, 4, 3), leaf(2, 2, 6, 3), leaf(2, 2, 6, 5)  # two query heads for each key head
         assert check(lambda *x: functional.dot_product_attention(*x, **options), q, k, v)
@@ -107,7 +103,6 @@ def test_functional(kind, options):
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 1, 4, 6), (2, 1, 1, 6), (1, 3, 4, 1), (2, 3, 4, 6)])
 def test_bias(shape):
-    torch.manual_seed(0)
     q, k, v, bias = leaf(2, 3, 4, 3), leaf(2, 3, 6, 3), leaf(2, 3, 6, 5), leaf(*shape)
 
     def call(q, k, v, bias):
@@ -128,7 +123,6 @@ def test_extras():
 
 
 def test_merge():
-    torch.manual_seed(0)
     q, k, v = leaf(2, 4, 3), leaf(2, 6, 3), leaf(2, 6, 5)
     a = functional.dot_product_attention(q, k[:, :2], v[:, :2], [2, 0], return_lse=True)
     b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], [0, 3], return_lse=True)
@@ -163,7 +157,6 @@ def test_merge_with_nan_where_a_side_is_empty():
 
 
 def test_variants():
-    torch.manual_seed(0)
     x, drop = leaf(2, 3, 4), torch.ones(3, 3, dtype=torch.bool).triu(1)
     drop[2] = True
     for layer in (
@@ -180,7 +173,6 @@ def test_variants():
 
 
 def test_torchs_multi_head_attention():
-    torch.manual_seed(0)
     layer = mt.MultiheadAttention(8, 2, kdim=5, vdim=3, dropout=0.3).double()
     q, k, v = leaf(4, 2, 8), leaf(6, 2, 5), leaf(6, 2, 3)
     padding, added = torch.arange(6)[None, :] >= torch.tensor([[6], [3]]), leaf(4, 6)
@@ -197,7 +189,6 @@ def test_torchs_multi_head_attention():
 @pytest.mark.parametrize("asked", [*itertools.combinations(range(7), 1), (0, 2), (3, 6), (1, 4, 5)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_only_what_is_needed(asked, bias):
-    torch.manual_seed(0)
     layer = mt.MultiHeadAttention(2, 3, 5, 6, 2, 0.0, bias=bias).double()
     tensors = [leaf(2, 3, 3), leaf(2, 4, 2), leaf(2, 4, 5)]
     everything = [*tensors, *[getattr(layer, name).weight for name in ("W_q", "W_k", "W_v", "W_o")]]
@@ -216,7 +207,6 @@ def test_only_what_is_needed(asked, bias):
 @pytest.mark.parametrize("kind", ["stride 0", "strided", "transposed", "reversed"])
 @pytest.mark.parametrize("size", [3, 200])  # the tape kept as arrays; as saved tensors
 def test_layouts_of_incoming_gradients(kind, size, dtype):
-    torch.manual_seed(0)
     layer = mt.MultiHeadAttention(4, 4, 4, 8, 2, 0.0).to(dtype)
     x = torch.randn(20, size, 4, dtype=dtype, requires_grad=True)
     grad = {
@@ -343,7 +333,6 @@ def test_float32_is_as_exact_as_torchs(kind, shape):
 
 
 def test_masked_rows_may_hold_nan():
-    torch.manual_seed(0)
     multi_head, additive = mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.0), mt.AdditiveAttention(4, 4, 6, 0.0)
     for layer in (multi_head, additive, mt.DotProductAttention(0.0)):
         q, y = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4)

@@ -198,7 +198,6 @@ def test_saved_tensors_can_be_moved_away():
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("sizes", [{}, {"kdim": 5, "vdim": 3}, {"bias": False}])
 def test_torchs_multi_head_attention(sizes, batch_first):
-    torch.manual_seed(0)
     theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
     parameters, ours = list(theirs.parameters()), theirs
     theirs = copy.deepcopy(theirs)
@@ -238,7 +237,6 @@ def test_torchs_multi_head_attention(sizes, batch_first):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 def test_convert_torchs_transformer():
-    torch.manual_seed(0)
     model = nn.Transformer(16, 4, 2, 2, 32, dropout=0.0, batch_first=True)
     source, target = torch.randn(3, 5, 16), torch.randn(3, 4, 16)
     causal = nn.Transformer.generate_square_subsequent_mask(4)
@@ -314,7 +312,6 @@ def test_variants_are_those_of_the_numpy_side():
 
     import mha_c.variants
 
-    torch.manual_seed(0)
     x, drop = torch.randn(2, 5, 8), torch.ones(5, 5, dtype=torch.bool).triu(1)
     several = "MultiHeadSelfAttentionAISummer"
     cases = (

@@ -126,7 +126,6 @@ def test_masks_and_options(name, key_heads, compute):
 @has_function
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (2, 2, 3, 5, 8)])
 def test_axes_before_the_rows(shape):
-    torch.manual_seed(0)
     q, k, v = torch.randn(3, *shape)
     mask = torch.rand(*shape[:-2], 5, 5) < 0.7
     mask[..., 0] = True
@@ -183,7 +182,6 @@ OF_MULTIHEAD = {
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("name", [pytest.param(x, marks=is_young if x == "causal" else []) for x in OF_MULTIHEAD])
 def test_multihead_attention_in_both_modes(name, need_weights, compute):
-    torch.manual_seed(0)
     module, x, options = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16), OF_MULTIHEAD[name]
     if "is_causal" in options:
         needs.of_torch("torch.nn.MultiheadAttention.forward(is_causal)")
@@ -230,7 +228,6 @@ def test_multihead_attention_of_every_form(options, dropout):
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_fast_path_of_the_encoder_layer(padded, norm_first):
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first).eval()
     model, x = nn.Sequential(layer, nn.Linear(16, 3)), torch.randn(2, 5, 16)
     options = {"src_key_padding_mask": PADDING} if padded else {}
@@ -248,7 +245,6 @@ def test_the_fast_path_of_the_encoder_layer(padded, norm_first):
 
 
 def test_rows_that_see_nothing_are_what_torch_makes_of_them():
-    torch.manual_seed(0)
     module, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(1, 5, 16)
     mask = torch.zeros(5, 5, dtype=torch.bool)
     mask[2] = True

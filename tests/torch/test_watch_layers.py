@@ -28,7 +28,6 @@ class Ours(nn.Module):
 
 
 def test_our_layers():
-    torch.manual_seed(0)
     model, x, lens = Ours().eval(), torch.randn(2, 5, 16), torch.tensor([3, 0])
     model(x, lens)
     expected = model(x, lens)
@@ -77,7 +76,6 @@ def test_functions_of_ours():
 
 
 def test_the_books_own_classes(d2l):
-    torch.manual_seed(0)
     sizes = (16, 16, 16) if "0_17" in d2l.__name__ else ()
     encoder = nn.ModuleDict({"self": d2l.MultiHeadAttention(*sizes, 16, 2, 0.0)})
     one, x, lens = d2l.DotProductAttention(0.0), torch.randn(2, 5, 16), torch.tensor([3, 5])
