@@ -5,6 +5,7 @@ import pytest
 
 import mha_c
 from binding_calls import LAYER, PROJECTIONS, B, assert_leaks_nothing, attempt, numbers
+from checks import same
 from core_calls import core as _core
 
 
@@ -39,8 +40,7 @@ def test_step_is_forward_on_projected_rows(batch, rows, before, counts, rng):
     out, saved = _core.layer_forward(x, *part, after, projections, None, 2, "zero", 0.0, 0)
     found = step(queries=x, keys=x, values=y, valid_lens=after, cached_keys=keys, cached_values=values, before=before,
                  counts=counts, longest=longest)  # fmt: skip
-    for a, b in zip((out, saved[1], *expected), (found[0], found[1][1], keys, values)):
-        np.testing.assert_array_equal(a, b)
+    same((out, saved[1], *expected), (found[0], found[1][1], keys, values))
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ def test_a_row_without_keys_gets_0(d2l, lens, training):
         out = layer(queries, keys, keys, lens)
         grads = torch.autograd.grad(out.square().sum(), [queries, keys, *layer.parameters()])
         found.append([out, layer.attention.attention_weights, *grads])
-    for a, b in zip(*found):
-        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     if lens is not None:
         assert not found[1][1].reshape(2, 3, 3, 3)[1, :, 1].any()
 

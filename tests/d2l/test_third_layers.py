@@ -69,8 +69,7 @@ def test_grouped_heads(d2l, dtype, key_heads, rope, causal, lens):
     theirs.load_state_dict(ours.state_dict())
     inputs = [torch.randn(2, n, 16, dtype=kind) for n in (5, 7, 7)]
     found = results(ours, inputs, lens)
-    for a, b in zip(results(theirs, inputs, lens), found):
-        torch.testing.assert_close(b, a, **LIMITS[dtype])
+    torch.testing.assert_close(found, results(theirs, inputs, lens), **LIMITS[dtype])
     of_numpy = mha_c.GQAAttention(16, 4, key_heads, True, rope, causal, dtype=dtype)
     of_numpy.load_state_dict(theirs.state_dict())
     arrays = [x.numpy() for x in inputs]
@@ -96,8 +95,7 @@ def test_the_attention_of_gpt(d2l, dtype, rope, bias):
     ours.load_state_dict(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 6, 16, dtype=getattr(torch, dtype))
-    for a, b in zip(results(theirs, [x]), results(ours, [x])):
-        torch.testing.assert_close(b, a, **LIMITS[dtype])
+    torch.testing.assert_close(results(ours, [x]), results(theirs, [x]), **LIMITS[dtype])
     with mt.watch(theirs) as seen:
         theirs(x)
     torch.testing.assert_close(seen.calls[0].weights, ours.attention_weights, **LIMITS[dtype])

@@ -185,10 +185,12 @@ def test_the_first_minute_ends_with_a_line_that_works(tmp_path):
     shutil.copytree(PACKAGE, clone / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
     (clone / "csrc").mkdir()
     (clone / "csrc" / "mha.h").touch()
-    where = tmp_path / "there.py"  # -I leaves PYTHONPATH out as well: here this file stands for the installed package
-    where.write_text(f"import sys\nsys.path.append({str(PACKAGE.parent)!r})\nimport mha_c\nprint(mha_c.__file__)\n")
+    # -I leaves PYTHONPATH out as well.  Before what is installed here, behind the folder of the shell if that is there.
+    where = (
+        f"import sys; sys.path.insert(sys.path[0] == '', {str(PACKAGE.parent)!r}); import mha_c; print(mha_c.__file__)"
+    )
     ways = {"cwd": clone, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, *command[1:], str(where)], **ways)
+    done = subprocess.run([sys.executable, *command[1:], "-c", where], **ways)
     assert done.returncode == 0 and Path(done.stdout.strip()).parent == PACKAGE, done.stderr
     wrong = subprocess.run([sys.executable, "-c", "import mha_c"], **ways)
     assert "or start Python as `python -I`" in wrong.stderr

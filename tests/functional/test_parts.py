@@ -91,8 +91,7 @@ def test_an_origin_of_nothing_changes_nothing(rng, dtype):
     for origin in (None, (0, 0, 0, 0)):
         same(_core.attention_forward(q, k, v, **options, origin=origin)[0], out)
         plain = _core.attention_backward(grad, out, stats, q, k, v, **options)
-        for one, other in zip(_core.attention_backward(grad, out, stats, q, k, v, **options, origin=origin)[:3], plain):
-            same(one, other)
+        same(_core.attention_backward(grad, out, stats, q, k, v, **options, origin=origin)[:3], plain[:3])
 
 
 @pytest.mark.parametrize(

@@ -169,8 +169,7 @@ def test_other_type_than_the_layers(rng, kind):
     narrow, wide = make(kind, dtype=np.float32), make(kind)
     wide.load_state_dict(narrow.state_dict())
     arrays = fitting(kind, inputs(rng))
-    for a, b in zip(*(layer.backward(np.ones_like(layer(*arrays, training=True))) for layer in (narrow, wide))):
-        same(a, b)
+    same(*(layer.backward(np.ones_like(layer(*arrays, training=True))) for layer in (narrow, wide)))
     for a, b in zip(narrow.parameters(), wide.parameters()):
         same(a.grad, b.grad.astype(np.float32))
 
@@ -196,8 +195,7 @@ def test_the_gradient_of_a_sum(rng, dtype):
     first, second = make("multi-head", dtype=dtype), make("multi-head", dtype=dtype)
     shape = first(*arrays, training=True).shape
     second(*arrays, training=True)
-    for a, b in zip(first.backward(np.broadcast_to(dtype.type(1), shape)), second.backward(np.ones(shape, dtype))):
-        same(a, b)
+    same(first.backward(np.broadcast_to(dtype.type(1), shape)), second.backward(np.ones(shape, dtype)))
 
 
 # --- A call and its backward -------------------------------------------------------------------------
@@ -216,8 +214,7 @@ def test_gradients_are_those_of_the_call_whatever_changes_after_it(rng, kind):
     layer._dropout.p = 0.9
     for p in layer.parameters():
         p.data = np.zeros(p.shape)
-    for a, b in zip(layer.backward(grad), expected):
-        same(a, b)
+    same(layer.backward(grad), expected)
     for p, q in zip(layer.parameters(), other.parameters()):
         same(p.grad, q.grad)
 

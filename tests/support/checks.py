@@ -25,13 +25,18 @@ def close(found, expected, dtype, scale=1.0):
 
 
 def same(found, expected):
-    """The same bits."""
+    """The same numbers of one type; of several arrays, each."""
+    if isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            same(one, other)
+        return
     assert found.dtype == expected.dtype and found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
 
 
 def bits(arrays):
-    return [array.tobytes() for array in arrays]
+    return [None if array is None else array.tobytes() for array in arrays]
 
 
 def softmax(scores):

@@ -137,8 +137,7 @@ def test_what_torch_asks_with_second_derivatives(lens):
             ]
             for layer in (ours, theirs)
         )
-        for a, b in zip(found, expected):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_penalty_on_the_gradient():
@@ -165,8 +164,7 @@ def test_a_penalty_on_the_gradient():
                 (grad,) = torch.autograd.grad(layer(x, x, x, lens).square().sum(), x, create_graph=True)
                 way(grad.square().sum(), leaves)
                 results.append([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves])
-            for a, b in zip(*results):
-                torch.testing.assert_close(a, b)
+            torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("size", [3, 200])  # the tape kept as arrays; as saved tensors
@@ -219,8 +217,7 @@ def test_dual_numbers(grad):
                     del layer.W_q.weight
                     layer.W_q.weight = weight
         half = len(tangents) // 2
-        for a, b in zip(tangents[:half], tangents[half:]):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(tangents[:half], tangents[half:])
     q, t = torch.randn(2, 2, 3, 4)
     with fwAD.dual_level():
         dual = fwAD.make_dual(q[None], t[None])
@@ -259,8 +256,7 @@ def test_torch_func(lens):
                 forwards, hessian, over(call)(each), over(F.grad(loss))(each),
                 *over(lambda x, p=parameters, f=of_parameters: tuple(F.grad(f)(p, x).values()))(each),
             ]  # fmt: skip
-        for a, b in zip(*results):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(*results)
 
 
 def loop(function):
@@ -336,8 +332,7 @@ def test_weights_in_a_loss(lens, keys):
             assert shown.requires_grad and shown.grad_fn is not None and not shown.is_leaf
             (out.sum() + 0.1 * entropy(shown)).backward()
             results.append([x.grad, y.grad, *[p.grad for p in layer.parameters()]])
-        for a, b in zip(*results):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("keys", [3, 12])
@@ -385,8 +380,7 @@ def test_no_use_of_weights_loses_their_gradient(use):
     layer.attention.dropout.register_forward_hook(lambda *_: None)  # the composed way
     layer(x, x, x)
     expected = torch.autograd.grad(use(layer.attention.attention_weights), [x, layer.W_k.weight])
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, expected)
 
 
 def test_weights_that_carry_no_gradient():

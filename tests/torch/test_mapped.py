@@ -25,8 +25,7 @@ def check(call, dims, *tensors):
     expected = looped(call, dims, tensors)
     found = vmap(call, dims)(*tensors)
     assert len(found) == len(expected)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, expected)
 
 
 LAYERS = {
@@ -73,8 +72,7 @@ def test_gradients_of_a_mapped_layer():
     t = torch.randn(3, 2, 4, 8, dtype=torch.float64)
     grads = [torch.autograd.grad((out * t).sum(), [x, *layer.parameters()]) for out in (
         vmap(call)(x), torch.stack([call(y) for y in x]))]  # fmt: skip
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*grads)
 
 
 def test_weights_of_a_mapped_layer():
@@ -88,8 +86,7 @@ def test_weights_of_a_mapped_layer():
     for out, weights in (vmap(call)(x), looped(call, (0,), (x,))):
         loss = out.sum() + weights.sum()
         found.append([out, weights, *torch.autograd.grad(loss, params)])
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*found)
     vmap(lambda x: layer(x, x, x, lens))(x)  # read afterwards, they are those of all, as of d2l's
     rows = torch.stack([layer(y, y, y, lens) for y in x]), layer.attention_weights
     vmap(lambda x: layer(x, x, x, lens))(x)
@@ -159,8 +156,7 @@ def test_maps_among_other_transforms():
     for name in names:
         torch.testing.assert_close(found[name], expected[name])
     found, expected = (F.jvp(run, (x,), (t,)) for run in (vmap(call), each))
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, expected)
 
     def of_closed_over(way):  # mapped by the outer transform alone, wrapped by none of the inner ones
         q = torch.randn(2, 3, 6, generator=torch.Generator().manual_seed(1))
@@ -210,8 +206,7 @@ def test_what_goes_another_way(kind):
         }
         call = kinds[kind]
     found, expected = vmap(call)(*tensors), looped(call, (0, 0), tensors)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, expected)
 
 
 def test_beside_d2l():
@@ -223,8 +218,7 @@ def test_beside_d2l():
         out = vmap(lambda x, layer=layer: (layer(x, x, x, None), layer.attention.attention_weights * 1))(x)
         grads = torch.autograd.grad((out[0] ** 2).sum(), list(layer.parameters()))
         found.append([*out, *grads])
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("where", ["q", "k", "bias", "sinks"])

@@ -154,11 +154,9 @@ class Weighing(nn.Module):
 def test_weights_in_the_program(name, dynamo):
     model, args = Weighing(modules()[name]).eval(), [*inputs(), torch.tensor([[3, 0, 9, 1], [7, 2, 1, 4]])]
     wanted = [x.detach() for x in model(*args)]
-    for found, expected in zip(run(exported(model, args, dynamo), *args), wanted):
-        torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(run(exported(model, args, dynamo), *args), wanted, rtol=0, atol=TOLERANCE)
     again = copy.deepcopy(model)  # nothing of the exporter is left in the module
-    for found, expected in zip(again(*args), wanted):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(again(*args), wanted, rtol=0, atol=0)
 
 
 class Function(nn.Module):

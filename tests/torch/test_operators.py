@@ -39,15 +39,13 @@ def test_weights_in_a_compiled_loss():
     model, x, lens = Loss(0.3).double(), leaf(2, 5, 8), torch.tensor([3, 5])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = [torch.autograd.grad(seeded(call)(x, lens), [x, *model.parameters()]) for call in (model, compiled)]
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*found)
     layer = model.mha
     outcomes = []
     for call in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):  # read outside the compiled part
         loss = seeded(call)(x, x, x, lens).sum() + layer.attention_weights.square().sum()
         outcomes.append(torch.autograd.grad(loss, [x, *layer.parameters()]))
-    for a, b in zip(*outcomes):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*outcomes)
     call(x, x, x, lens)
     weights = layer.attention_weights
     with torch.no_grad():

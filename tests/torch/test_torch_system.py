@@ -50,8 +50,7 @@ def test_compile(name, backend):
     with inductor.patch(QUICK):
         compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend=backend)
         for lens in (None, torch.tensor([3, 7]), torch.tensor([9, 8])):
-            for found, expected in zip(results(compiled, x, y, lens), results(layer, x, y, lens)):
-                torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(results(compiled, x, y, lens), results(layer, x, y, lens))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -81,8 +80,7 @@ def test_compiled_model_reads_weights_and_drops():
         out = call(x, lens)
         outcomes.append([out, model.weights + 0, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])])
     for other in outcomes[1:]:
-        for found, expected in zip(other, outcomes[0]):
-            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(other, outcomes[0])
     with torch.no_grad():
         torch.testing.assert_close(compiled.eval()(x, lens), model.eval()(x, lens))
 
@@ -149,8 +147,7 @@ def test_gradients_of_programs_with_an_empty_row_among_others(way, empty_rows):
         out = call(*leaves, lens)
         outcomes.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     assert float(outcomes[0][1][1, 1].abs().max()) == 0  # the query that sees no key
-    for ours, theirs in zip(*outcomes):
-        torch.testing.assert_close(theirs, ours, rtol=0, atol=2e-6)  # float32 sums in another order
+    torch.testing.assert_close(*outcomes, rtol=0, atol=2e-6)  # float32 sums in another order
 
 
 # --- Memory -----------------------------------------------------------------------------------------------
@@ -171,8 +168,7 @@ def test_checkpointing(size, use_reentrant):
         outcomes.append([out, *[leaf.grad for leaf in leaves]])
         for leaf in leaves:
             leaf.grad = None
-    for found, expected in zip(*outcomes):  # sums over the three uses of x may come in another order
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*outcomes)  # sums over the three uses of x may come in another order
 
 
 def test_saved_tensors_can_be_moved_away():
@@ -229,10 +225,8 @@ def test_torchs_multi_head_attention(sizes, batch_first):
         except (RuntimeError, AssertionError) as error:  # a torch that takes no float key_padding_mask, or no hint
             assert "Mask tensor can take 0 and 1 values only" in str(error) or "Only allow causal mask" in str(error)
             continue
-        for found, expected in zip(ours(*tensors, **options), wanted):
-            torch.testing.assert_close(found, expected)
-    for found, expected in zip(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0])):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(ours(*tensors, **options), wanted)
+    torch.testing.assert_close(ours(q[0], k[0], v[0]), theirs(q[0], k[0], v[0]))
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
@@ -251,9 +245,9 @@ def test_convert_torchs_transformer():
     found = model(source, target, **options)
     torch.testing.assert_close(found, expected)
     largest = max(float(grad.abs().max()) for grad in grads)
-    for a, b in zip(torch.autograd.grad(found.square().sum(), list(model.parameters())), grads):
-        # Normalization amplifies rounding: 1e-5 of the largest gradient.
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * largest)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), list(model.parameters())), grads, rtol=1e-3, atol=1e-5 * largest
+    )
     twin = copy.deepcopy(model)
     torch.testing.assert_close(twin(source, target, **options), expected)
 

@@ -52,8 +52,7 @@ def test_a_model_of_the_readers_own(key_heads, compute):
         model[1][i].qkv.register_forward_hook(lambda module, args, out, i=i: plain.__setitem__(i, out))
     with mt.watch(model, compute=compute) as seen:
         found = step(model, x)
-    for a, b in zip(expected, found):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # gradients of sums over 18 tokens of 32 features
+    torch.testing.assert_close(expected, found, atol=1e-4, rtol=1e-4)  # gradients of sums over 18 tokens of 32 features
     assert [call.name for call in seen.calls] == ["1.0", "1.1"]
     for i, call in enumerate(seen.calls):
         q, k, _ = (
@@ -103,8 +102,7 @@ def test_masks_and_options(name, key_heads, compute):
         pytest.skip(f"this torch refuses it: {error}")
     with mt.watch(compute=compute) as seen:
         found = run()
-    for a, b in zip(expected, found):
-        torch.testing.assert_close(a, b, **CLOSE, equal_nan=True)
+    torch.testing.assert_close(expected, found, **CLOSE, equal_nan=True)
     mask = options.get("attn_mask")
     if options.get("is_causal"):
         future = torch.ones(5, 7, dtype=torch.bool).tril()
@@ -198,8 +196,7 @@ def test_multihead_attention_in_both_modes(name, need_weights, compute):
         with mt.watch(module, compute=compute) as seen:
             found = run()
         assert len(found) == len(expected)
-        for a, b in zip(expected, found):
-            torch.testing.assert_close(a, b, **CLOSE)
+        torch.testing.assert_close(expected, found, **CLOSE)
         (call,) = seen.calls
         assert call.name == "" and call.kind == "MultiheadAttention"
         torch.testing.assert_close(call.weights, weights, **CLOSE)
@@ -219,8 +216,7 @@ def test_multihead_attention_of_every_form(options, dropout):
             torch.manual_seed(1)
             with mt.watch() as seen:
                 found = module(*inputs)
-            for a, b in zip(expected, found):
-                torch.testing.assert_close(a, b, **CLOSE)
+            torch.testing.assert_close(expected, found, **CLOSE)
             weights = module.eval()(*inputs, average_attn_weights=False)[1].detach()
             torch.testing.assert_close(seen.calls[0].weights, weights.reshape(-1, 2, *weights.shape[-2:]), **CLOSE)
 
@@ -252,8 +248,7 @@ def test_rows_that_see_nothing_are_what_torch_makes_of_them():
         expected = module(x, x, x, attn_mask=mask, need_weights=need_weights)
         with mt.watch():
             found = module(x, x, x, attn_mask=mask, need_weights=need_weights)
-        for a, b in zip(expected, found):
-            torch.testing.assert_close(a, b, **CLOSE, equal_nan=True)
+        torch.testing.assert_close(expected, found, **CLOSE, equal_nan=True)
 
 
 # --- What watching leaves and costs ---------------------------------------------------------------------------
