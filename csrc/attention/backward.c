@@ -146,15 +146,15 @@ add_uniform_rows(mha_walk *walk, mha_interval keys)
  * gradients of keys and values, or of queries, stores it; later tiles add theirs, so nothing need be cleared.
  */
 static void
-backward_block(mha_walk *walk, const mha_result *grad_q, void *grad_w, int first_of_keys, int first_of_queries)
+backward_block(const mha_walk *walk, const mha_result *grad_q, void *grad_w, int first_of_keys, int first_of_queries)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
 
-    mha_backward_tile(walk, walk->problem->score_scale);
+    const mha_score_columns columns = mha_backward_tile(walk, walk->problem->score_scale);
     if (args->softcap > 0) { /* not in mha_backward_tile: what is added to a capped score has no slope */
-        const size_t at = walk->block.from * k->itemsize;
-        k->multiply_rows(walk->tile.rows, walk->block.width, walk->room->grads + at, walk->room->slopes + at,
+        const size_t at = columns.from * k->itemsize;
+        k->multiply_rows(walk->tile.rows, columns.width, walk->room->grads + at, walk->room->slopes + at,
                          (ptrdiff_t)walk->plan->score_stride);
     }
     const mha_product values = product_of_queries(walk, 1, first_of_keys);

@@ -10,8 +10,8 @@
 /* Writes statistics, 1/sum and delta of the task's rows, which are of one head, to their places in the room. */
 void mha_backward_rows(mha_walk *walk);
 
-/* Leaves P (times F) in room->scores and dS * scale in room->grads, for the tile and its block. */
-void mha_backward_tile(mha_walk *walk, double scale);
+/* Writes P (times F) to room->scores and dS * scale to room->grads, for the tile and its block; says which columns. */
+mha_score_columns mha_backward_tile(const mha_walk *walk, double scale);
 
 /* Runs a job of the backward pass whose memory is placed. */
 void mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads);

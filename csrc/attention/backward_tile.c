@@ -22,18 +22,18 @@ mha_backward_rows(mha_walk *walk)
 
 /* dS from the tile's scores and dP. */
 static void
-score_grads(const mha_walk *walk, double scale)
+score_grads(const mha_walk *walk, const mha_score_columns *columns, double scale)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_room *room = walk->room;
-    const mha_key_block *block = &walk->block;
+    const size_t first = walk->block.first_key + columns->from;
     const int drop = walk->problem->args->dropout > 0;
-    const mha_interval keys = {block->first_key + block->from, block->first_key + block->from + block->width};
-    const size_t at = block->from * k->itemsize, stat = walk->tile.place * k->itemsize;
+    const mha_interval keys = {first, first + columns->width};
+    const size_t at = columns->from * k->itemsize, stat = walk->tile.place * k->itemsize;
     const mha_score_grads grads = {
         .rows = walk->tile.rows,
-        .cols = block->width,
-        .visible = block->visible,
+        .cols = columns->width,
+        .visible = columns->visible,
         .max = room->max + stat,
         .inverse = room->inverse + stat,
         .weights = room->scores + at,
@@ -50,21 +50,19 @@ score_grads(const mha_walk *walk, double scale)
     k->score_grads(&grads);
 }
 
-void
-mha_backward_tile(mha_walk *walk, double scale)
+mha_score_columns
+mha_backward_tile(const mha_walk *walk, double scale)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_operand *grad_out = &walk->job->grads->grad_out;
     const mha_rows *tile = &walk->tile;
-    const mha_key_block *block = &walk->block;
     const size_t value_dim = walk->problem->args->value_dim;
-
-    mha_score_tile(walk);
+    const mha_score_columns columns = mha_score_tile(walk);
     /* Whole panels, as the values were packed; additive scores may start inside one. */
-    const size_t from = block->from / k->panel_width * k->panel_width;
+    const size_t from = columns.from / k->panel_width * k->panel_width;
     const mha_product product = {
         .rows = tile->rows,
-        .cols = block->from + block->width - from,
+        .cols = columns.from + columns.width - from,
         .depth = value_dim,
         .a = mha_operand_at(k, grad_out, tile->item, tile->head, tile->query),
         .a_row = grad_out->row_stride,
@@ -75,5 +73,6 @@ mha_backward_tile(mha_walk *walk, double scale)
         .scale = &walk->problem->one,
     };
     k->product(&product);
-    score_grads(walk, scale);
+    score_grads(walk, &columns, scale);
+    return columns;
 }

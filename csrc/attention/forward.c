@@ -38,17 +38,15 @@ write_weights(const mha_walk *walk, const char *inverse)
 
 /* Scores of the tile against the block, and their softmax relative to the block's own max. */
 static void
-softmax_block(mha_walk *walk, char *max, char *sum)
+softmax_block(const mha_walk *walk, char *max, char *sum)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const mha_key_block *block = &walk->block;
-
-    mha_score_tile(walk);
+    const mha_score_columns columns = mha_score_tile(walk);
     const mha_softmax softmax = {
         .rows = walk->tile.rows,
-        .visible = block->visible,
-        .phase = block->from / k->lanes,
-        .scores = walk->room->scores + block->from * k->itemsize,
+        .visible = columns.visible,
+        .phase = columns.from / k->lanes,
+        .scores = walk->room->scores + columns.from * k->itemsize,
         .scores_row = (ptrdiff_t)walk->plan->score_stride,
         .max = max,
         .sum = sum,
@@ -84,7 +82,7 @@ output_at(const mha_walk *walk)
 
 /* A tile all of whose keys lie in this block: a plain softmax, straight to the output.  Returns 1 if a row is empty. */
 static int
-attend_whole(mha_walk *walk)
+attend_whole(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_room *room = walk->room;
@@ -113,7 +111,7 @@ block_row(const mha_walk *walk)
 }
 
 static void
-attend_block(mha_walk *walk, const block_result *result)
+attend_block(const mha_walk *walk, const block_result *result)
 {
     softmax_block(walk, result->max, result->sum);
     average_values(walk, result->out, (ptrdiff_t)block_row(walk), NULL);

@@ -23,7 +23,7 @@ visit_rows(mha_walk *walk, add_row_fn add)
 {
     mha_walk_start(walk, 1, walk->task.keys);
     while (mha_next_prepared(walk)) {
-        mha_backward_tile(walk, 1.0);
+        (void)mha_backward_tile(walk, 1.0);
         for (size_t i = 0; i < walk->tile.rows; i++) {
             const mha_interval seen = mha_row_keys_here(walk, i);
             if (seen.first < seen.last) {

@@ -9,7 +9,7 @@
 #include <math.h>
 
 static void
-dot_scores(const mha_walk *walk)
+dot_scores(const mha_walk *walk, const mha_score_columns *columns)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
@@ -18,7 +18,7 @@ dot_scores(const mha_walk *walk)
     const mha_room *room = walk->room;
     mha_product product = {
         .rows = tile->rows,
-        .cols = block->width,
+        .cols = columns->width,
         .depth = args->head_dim,
         .part = MHA_SCORE_PART,
         .a = mha_operand_at(k, &args->q, tile->item, tile->head, tile->query),
@@ -35,9 +35,9 @@ dot_scores(const mha_walk *walk)
         product.b.panel = room->panels;
         product.c = mha_score_at(walk, room->scores, 0, block->keys.first);
     } else {
-        product.b.data = room->panels + block->from * args->head_dim * k->itemsize;
+        product.b.data = room->panels + columns->from * args->head_dim * k->itemsize;
         product.b.layout = MHA_PANELS;
-        product.c = room->scores + block->from * k->itemsize;
+        product.c = room->scores + columns->from * k->itemsize;
     }
     k->product(&product);
 }
@@ -106,15 +106,15 @@ add_relative_bias(const mha_walk *walk, size_t row, mha_interval keys, char *sco
 }
 
 static void
-cap_scores(const mha_walk *walk)
+cap_scores(const mha_walk *walk, const mha_score_columns *columns)
 {
     const mha_attention_args *args = walk->problem->args;
-    const size_t at = walk->block.from * walk->problem->kernels->itemsize;
+    const size_t at = columns->from * walk->problem->kernels->itemsize;
     /* Scores are multiplied by the cap's inverse.  For caps from `least` to 1 / least, both are normal numbers. */
     const double least = args->dtype == MHA_F32 ? FLT_MIN : DBL_MIN;
     const mha_cap cap = {
         .rows = walk->tile.rows,
-        .cols = walk->block.width,
+        .cols = columns->width,
         .scores = walk->room->scores + at,
         .slopes = walk->problem->pass == MHA_PASS_BACKWARD ? walk->room->slopes + at : NULL,
         .row_stride = (ptrdiff_t)walk->plan->score_stride,
@@ -164,46 +164,52 @@ apply_masks(const mha_walk *walk)
 
 /* Hides, in each row, all keys outside the interval that the row sees. */
 static void
-hide_ends(const mha_walk *walk)
+hide_ends(const mha_walk *walk, const mha_score_columns *columns)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const mha_key_block *block = &walk->block;
-    const size_t start = block->first_key + block->from;
+    const size_t start = walk->block.first_key + columns->from;
 
     for (size_t i = 0; i < walk->tile.rows; i++) {
         const mha_interval seen = mha_row_keys_here(walk, i);
         const size_t n = seen.last - seen.first;
-        if (n != block->visible) {
+        if (n != columns->visible) {
             const size_t first = n > 0 ? seen.first - start : 0, last = n > 0 ? seen.last - start : 0;
             char *row = mha_score_at(walk, walk->room->scores, i, start);
             k->fill(first, -HUGE_VAL, row);
-            k->fill(block->visible - last, -HUGE_VAL, row + last * k->itemsize);
+            k->fill(columns->visible - last, -HUGE_VAL, row + last * k->itemsize);
         }
     }
 }
 
-void
-mha_score_tile(mha_walk *walk)
+/* From the first panel (of additive scores, vector) with a visible key on, to the end of a full vector. */
+static mha_score_columns
+columns_of(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const int additive = walk->plan->way == MHA_WAY_ADDITIVE;
-    mha_key_block *block = &walk->block;
+    const mha_key_block *block = &walk->block;
     const size_t first = block->keys.first - block->first_key;
+    const size_t from = first - first % (walk->plan->way == MHA_WAY_ADDITIVE ? k->lanes : k->panel_width);
+    const size_t visible = block->keys.last - block->first_key - from;
 
-    /* From the first panel (of additive scores, vector) with a visible key on, to the end of a full vector. */
-    block->from = first - first % (additive ? k->lanes : k->panel_width);
-    block->visible = block->keys.last - block->first_key - block->from;
-    block->width = mha_round_up(block->visible, k->lanes);
-    if (additive) {
+    return (mha_score_columns){from, mha_round_up(visible, k->lanes), visible};
+}
+
+mha_score_columns
+mha_score_tile(const mha_walk *walk)
+{
+    const mha_score_columns columns = columns_of(walk);
+
+    if (walk->plan->way == MHA_WAY_ADDITIVE) {
         additive_scores(walk);
     } else {
-        dot_scores(walk);
+        dot_scores(walk, &columns);
     }
     if (walk->problem->args->softcap > 0) {
-        cap_scores(walk);
+        cap_scores(walk, &columns);
     }
     apply_masks(walk);
     if (!walk->problem->same_visibility) {
-        hide_ends(walk);
+        hide_ends(walk, &columns);
     }
+    return columns;
 }

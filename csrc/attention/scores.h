@@ -28,7 +28,18 @@ mha_relative mha_relative_keys(const mha_attention_args *args, size_t query, mha
 /* Describes additive scores of these rows and keys; the caller adds where they go. */
 mha_additive mha_describe_additive(const mha_walk *walk, const mha_rows *rows, mha_interval keys);
 
-/* Writes the tile's scores against its block, masks applied, to room->scores, and their columns to walk->block. */
-void mha_score_tile(mha_walk *walk);
+/*
+ * Which numbers of a tile's rows in room->scores are scores: columns [from, from + width), counted from the block's
+ * first key.  The first `visible` of them reach to the last visible key, the rest only fill a vector.
+ */
+typedef struct {
+    size_t from, width, visible;
+} mha_score_columns;
+
+/*
+ * Writes the tile's scores against its block, masks applied, to room->scores (of capped ones, in the backward pass, the
+ * slopes to room->slopes), and returns which columns they are.
+ */
+mha_score_columns mha_score_tile(const mha_walk *walk);
 
 #endif

@@ -17,14 +17,10 @@ typedef struct {
     mha_interval keys;            /* what any of them sees */
 } mha_rows;
 
-/*
- * The key block that a tile meets.  The tile's scores are columns [from, from + width), counted from the block's
- * first key: the first `visible` of them reach to the last visible key, the rest only fill a vector.
- */
+/* The key block that a tile meets. */
 typedef struct {
     size_t first_key;  /* of the block */
     mha_interval keys; /* those of the block that the tile sees */
-    size_t from, width, visible;
 } mha_key_block;
 
 /* Where a worker stands in its task: `tile` meets `block`. */

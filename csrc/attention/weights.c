@@ -15,13 +15,13 @@
 
 /* The weights of the tile's rows for the keys of its block that they see. */
 static void
-weigh_block(mha_walk *walk)
+weigh_block(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
     const char *max = mha_statistics_at(walk, walk->room->max);
     const char *inverse = mha_statistics_at(walk, walk->room->inverse);
 
-    mha_score_tile(walk);
+    (void)mha_score_tile(walk);
     for (size_t i = 0; i < walk->tile.rows; i++) {
         const mha_interval seen = mha_row_keys_here(walk, i);
         if (seen.first < seen.last) {
