@@ -38,7 +38,7 @@ typedef struct {
     size_t tile_queries; /* queries that meet a block together */
     size_t task_queries; /* queries of a task, for each of its heads */
     size_t task_heads;   /* those that share a key head, or those, of several items too, side by side by columns */
-    size_t n_splits;     /* > 1: a task's blocks that are tasks of their own */
+    size_t n_splits;     /* > 1: a task's key blocks are tasks of their own, so many */
     int by_columns;      /* scores stand transposed: see columns.c */
     int weights_again;   /* weights asked for are computed by a second pass */
     /* Pairs (tile, key block): those computed; those if every query saw every key; the most blocks of one tile. */

@@ -18,8 +18,8 @@ mha_attention_run(const mha_attention_job *job)
                                                                   : mha_forward_task;
     void *context = (void *)(uintptr_t)job;
 
-    if (plan->blocks_abreast > 1) {
-        mha_parallel_for(plan->n_tasks * plan->blocks_abreast, plan->n_workers, mha_block_task, context);
+    if (plan->n_splits > 1) {
+        mha_parallel_for(plan->n_tasks * plan->n_splits, plan->n_workers, mha_split_task, context);
     }
     mha_parallel_for(plan->n_tasks, plan->n_workers, run, context);
     if (plan->weights_later) {

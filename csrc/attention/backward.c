@@ -6,9 +6,9 @@
  *     dV += (P F)^T G,  dP = G V^T,  dS = P (F dP - delta),  dQ += dS K,  dK += dS^T Q
  * where F are the dropout factors, G the gradient of the output and delta_i = G_i . O_i.
  *
- * The keys are cut into spans of MHA_SPAN_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
+ * The keys are cut into splits of MHA_SPLIT_BLOCKS blocks from key 0 on, each with a gradient of q of its own, and
  * these are added up in order: so the bits depend neither on threads nor on batch size nor on keys behind
- * the lengths.  A task is one span of one key head of one item; where heads are few, several of its spans run side
+ * the lengths.  A task is one split of one key head of one item; where heads are few, several of its splits run side
  * by side, in rounds.
  */
 #include "backward.h"
@@ -20,20 +20,20 @@
 
 #include <string.h>
 
-/* Where the gradient of q of the task's head goes: the caller's array, or, of several spans, the span's own. */
+/* Where the gradient of q of the task's head goes: the caller's array, or, of several splits, the split's own. */
 static mha_result
-grad_q_rows(const mha_walk *walk, size_t span)
+grad_q_rows(const mha_walk *walk, size_t split)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
     const mha_result *q = &walk->job->grads->grad_q;
     const size_t head = walk->task.head;
 
-    if (walk->plan->n_spans == 1) {
+    if (walk->plan->n_splits == 1) {
         return (mha_result){mha_result_at(k, q, walk->task.item, head, 0), 0, 0, q->row_stride};
     }
     const size_t row = (walk->task.item * args->heads + head) * args->queries;
-    char *own = walk->job->partials + span % walk->plan->spans_abreast * walk->job->partial_bytes;
+    char *own = walk->job->partials + split % walk->plan->splits_abreast * walk->job->partial_bytes;
     return (mha_result){own + row * args->head_dim * k->itemsize, 0, 0, (ptrdiff_t)args->head_dim};
 }
 
@@ -168,54 +168,54 @@ backward_block(const mha_walk *walk, const mha_result *grad_q, void *grad_w, int
     add_query_grads(walk, grad_q, first_of_queries);
 }
 
-/* Adds a span's gradient of q of the task's head to the caller's. */
+/* Adds a split's gradient of q of the task's head to the caller's. */
 static void
-add_span(const mha_walk *walk, size_t span)
+add_split(const mha_walk *walk, size_t split)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
-    const mha_result q = grad_q_rows(walk, span);
+    const mha_result q = grad_q_rows(walk, split);
 
     for (size_t i = 0; i < args->queries; i++) {
         char *out = mha_result_at(k, &walk->job->grads->grad_q, walk->task.item, walk->task.head, i);
-        if (span == 0) {
+        if (split == 0) {
             memset(out, 0, args->head_dim * k->itemsize);
         }
         k->add_row(args->head_dim, mha_result_at(k, &q, 0, 0, i), out, 1);
     }
 }
 
-/* All queries of the task's head against the keys of one span; is_first: no other head has been there. */
+/* All queries of the task's head against the keys of one split; is_first: no other head has been there. */
 static void
-backward_head(mha_walk *walk, mha_interval span_keys, size_t span, int is_first, void *grad_w)
+backward_head(mha_walk *walk, mha_interval split_keys, size_t split, int is_first, void *grad_w)
 {
     const mha_attention_args *args = walk->problem->args;
-    const mha_result grad_q = grad_q_rows(walk, span);
-    const mha_interval seen = mha_interval_meet(walk->task.keys, span_keys);
+    const mha_result grad_q = grad_q_rows(walk, split);
+    const mha_interval seen = mha_interval_meet(walk->task.keys, split_keys);
     const int stores = walk->problem->same_visibility && seen.first < seen.last;
 
     mha_backward_rows(walk);
     if (!stores || args->additive_weights != NULL) {
         clear_rows(walk->problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
     }
-    mha_walk_start(walk, 1, span_keys);
+    mha_walk_start(walk, 1, split_keys);
     while (mha_next_prepared(walk)) {
         backward_block(walk, &grad_q, grad_w, stores && is_first && walk->tile.query == 0,
-                       stores && walk->block.first_key == span_keys.first);
+                       stores && walk->block.first_key == split_keys.first);
     }
-    add_uniform_rows(walk, span_keys);
+    add_uniform_rows(walk, split_keys);
 }
 
-/* All heads that share a key head against one span of its keys. */
+/* All heads that share a key head against one split of its keys. */
 static void
-run_span(mha_walk *walk, size_t span, void *grad_w)
+run_split(mha_walk *walk, size_t split, void *grad_w)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_attention_grads *grads = walk->job->grads;
     const mha_kernels *k = walk->problem->kernels;
-    const size_t span_keys = MHA_SPAN_BLOCKS * walk->plan->key_block, first_head = walk->task.head;
+    const size_t split_keys = MHA_SPLIT_BLOCKS * walk->plan->key_block, first_head = walk->task.head;
     const size_t item = walk->task.item, key_head = walk->task.key_head;
-    const mha_interval all = {0, args->keys}, mine = {span * span_keys, (span + 1) * span_keys};
+    const mha_interval all = {0, args->keys}, mine = {split * split_keys, (split + 1) * split_keys};
     const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(walk->task.keys, keys);
     /* Where all queries see the same keys, the first tile of queries writes all their gradients; the others add. */
     const int written = walk->problem->same_visibility && args->queries > 0 && seen.first < seen.last;
@@ -225,43 +225,43 @@ run_span(mha_walk *walk, size_t span, void *grad_w)
     clear_rows(k, &grads->grad_v, item, key_head, unwritten, args->value_dim);
     for (size_t g = 0; g < walk->problem->group; g++) {
         walk->task.head = first_head + g;
-        backward_head(walk, keys, span, g == 0, grad_w);
+        backward_head(walk, keys, split, g == 0, grad_w);
     }
     walk->task.head = first_head;
 }
 
-/* One span of this round. */
+/* One split of this round. */
 static void
 run_task(void *context, size_t number, unsigned worker)
 {
     const mha_attention_job *job = context;
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
-    const size_t task = number / plan->spans_abreast, span = job->first_span + number % plan->spans_abreast;
-    char *grad_w = job->grad_w == NULL ? NULL : job->grad_w + (task * plan->n_spans + span) * job->grad_w_bytes;
+    const size_t task = number / plan->splits_abreast, split = job->first_split + number % plan->splits_abreast;
+    char *grad_w = job->grad_w == NULL ? NULL : job->grad_w + (task * plan->n_splits + split) * job->grad_w_bytes;
     mha_walk walk;
 
-    if (span < plan->n_spans) {
+    if (split < plan->n_splits) {
         mha_walk_task(&walk, job, task, worker);
         job->problem.kernels->fill(args->additive_weights != NULL ? args->head_dim : 0, 0, grad_w);
-        run_span(&walk, span, grad_w);
+        run_split(&walk, split, grad_w);
     }
 }
 
-/* The gradients of q of one head from the spans of this round, added up in order. */
+/* The gradients of q of one head from the splits of this round, added up in order. */
 static void
-join_spans(void *context, size_t task, unsigned worker)
+join_splits(void *context, size_t task, unsigned worker)
 {
     const mha_attention_job *job = context;
     const size_t heads = job->problem.args->heads;
-    const size_t last = mha_min(job->first_span + job->plan.spans_abreast, job->plan.n_spans);
+    const size_t last = mha_min(job->first_split + job->plan.splits_abreast, job->plan.n_splits);
     mha_walk walk;
 
     mha_walk_init(&walk, job, &job->rooms[worker]);
     walk.task.item = task / heads;
     walk.task.head = task % heads;
-    for (size_t span = job->first_span; span < last; span++) {
-        add_span(&walk, span);
+    for (size_t split = job->first_split; split < last; split++) {
+        add_split(&walk, split);
     }
 }
 
@@ -274,10 +274,10 @@ mha_backward_run(mha_attention_job *job, const mha_attention_grads *grads)
     void *grad_w = grads->grad_additive_weights;
 
     job->grads = grads;
-    for (job->first_span = 0; job->first_span < plan->n_spans; job->first_span += plan->spans_abreast) {
-        mha_parallel_for(plan->n_tasks, plan->n_workers, run_task, job);
-        if (plan->n_spans > 1) {
-            mha_parallel_for(args->batch * args->heads, plan->n_workers, join_spans, job);
+    for (job->first_split = 0; job->first_split < plan->n_splits; job->first_split += plan->splits_abreast) {
+        mha_parallel_for(plan->n_tasks * plan->splits_abreast, plan->n_workers, run_task, job);
+        if (plan->n_splits > 1) {
+            mha_parallel_for(args->batch * args->heads, plan->n_workers, join_splits, job);
         }
     }
     if (grad_w != NULL && args->additive_weights != NULL) {

@@ -164,8 +164,8 @@ join_block(const mha_walk *walk, const block_result *result)
 }
 
 /*
- * With few queries on many keys, the blocks of a task are tasks of their own (mha_block_task), and are joined when all
- * of them are done.  Returns where this block leaves the results of the tile's rows.
+ * With few queries on many keys, each block is a split: a task of its own (mha_split_task); all are joined when they
+ * are done.  Returns where this block leaves the results of the tile's rows.
  */
 static block_result
 partial_result(const mha_walk *walk, size_t task)
@@ -173,7 +173,7 @@ partial_result(const mha_walk *walk, size_t task)
     const mha_plan *plan = walk->plan;
     const size_t rows = plan->task_heads * plan->task_queries, itemsize = walk->problem->kernels->itemsize;
     const size_t row = walk->tile.place, number = walk->block.first_key / plan->key_block;
-    char *base = walk->job->partials + (task * plan->blocks_abreast + number) * walk->job->partial_bytes;
+    char *base = walk->job->partials + (task * plan->n_splits + number) * walk->job->partial_bytes;
 
     return (block_result){
         .max = base + row * itemsize,
@@ -183,11 +183,11 @@ partial_result(const mha_walk *walk, size_t task)
 }
 
 void
-mha_block_task(void *context, size_t number, unsigned worker)
+mha_split_task(void *context, size_t number, unsigned worker)
 {
     const mha_attention_job *job = context;
-    const size_t task = number / job->plan.blocks_abreast;
-    const size_t first = number % job->plan.blocks_abreast * job->plan.key_block;
+    const size_t task = number / job->plan.n_splits;
+    const size_t first = number % job->plan.n_splits * job->plan.key_block;
     mha_walk walk;
 
     mha_walk_task(&walk, job, task, worker);
@@ -235,7 +235,7 @@ mha_forward_task(void *context, size_t task, unsigned worker)
     const mha_room *room = &job->rooms[worker];
     const block_result own = {room->block_max, room->block_sum, room->block_out};
     const size_t rows = job->problem.group * job->plan.task_queries;
-    const int joins = job->plan.blocks_abreast > 1;
+    const int joins = job->plan.n_splits > 1;
     mha_walk walk;
 
     mha_walk_task(&walk, job, task, worker);

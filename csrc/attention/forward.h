@@ -8,7 +8,7 @@
 
 /* A task; and, if key blocks of a task are tasks of their own, one of those, which all come before. */
 void mha_forward_task(void *job, size_t task, unsigned worker);
-void mha_block_task(void *job, size_t number, unsigned worker);
+void mha_split_task(void *job, size_t number, unsigned worker);
 
 /* MHA_WAY_COLUMNS: a task. */
 void mha_columns_task(void *job, size_t task, unsigned worker);

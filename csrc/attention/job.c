@@ -20,24 +20,23 @@ has_own_statistics(const mha_attention_job *job)
     return job->plan.weights_later && job->plan.n_tasks > 0 && job->problem.args->row_max == NULL;
 }
 
-/* Memory for the results of tasks that are joined later. */
+/* Memory for the results of splits, which are joined later. */
 static void
 take_partials(mha_attention_job *job, mha_scratch *scratch)
 {
     const mha_plan *plan = &job->plan;
     const mha_attention_args *args = job->problem.args;
     const mha_kernels *k = job->problem.kernels;
-    size_t numbers = args->batch * args->heads * args->queries * args->head_dim,
-           n = plan->n_spans > 1 ? plan->spans_abreast : 0;
+    size_t numbers = args->batch * args->heads * args->queries * args->head_dim, n = plan->splits_abreast;
 
     if (job->problem.pass != MHA_PASS_BACKWARD) { /* for each row of the task: two statistics and an output */
         numbers = plan->task_queries * plan->task_heads * (mha_round_up(args->value_dim, k->lanes) + 2);
-        n = plan->blocks_abreast > 1 ? plan->n_tasks * plan->blocks_abreast : 0;
+        n *= plan->n_tasks;
     }
     job->partial_bytes = mha_round_up(numbers * k->itemsize, MHA_ALIGN);
-    job->partials = mha_scratch_take(scratch, n, job->partial_bytes);
+    job->partials = mha_scratch_take(scratch, plan->n_splits > 1 ? n : 0, job->partial_bytes);
     if (job->problem.pass == MHA_PASS_BACKWARD && args->additive_weights != NULL && plan->n_tasks > 0) {
-        job->n_grad_w = args->batch * args->kv_heads * plan->n_spans;
+        job->n_grad_w = args->batch * args->kv_heads * plan->n_splits;
         job->grad_w_bytes = mha_round_up(args->head_dim * k->itemsize, MHA_ALIGN);
         job->grad_w = mha_scratch_take(scratch, job->n_grad_w, job->grad_w_bytes);
     }

@@ -17,13 +17,13 @@ typedef struct {
     size_t room_bytes;
     mha_interval *row_keys;  /* what each query sees, if that is the same in all items; else NULL */
     void *row_max, *row_sum; /* the caller's, or the job's own if the weights need them, or NULL */
-    char *partials;          /* results of blocks abreast; backward: a gradient of q for each span abreast */
+    char *partials;          /* results of splits; backward: a gradient of q for each split abreast */
     size_t partial_bytes;
     char *grad_w; /* backward: n_grad_w gradients of the additive weights, one per task */
     size_t grad_w_bytes, n_grad_w;
 
     const mha_attention_grads *grads; /* backward */
-    size_t first_span;                /* backward: the first span of this round of tasks */
+    size_t first_split;               /* backward: the first split of this round of tasks */
 } mha_attention_job;
 
 /*

@@ -148,12 +148,13 @@ choose_tasks(mha_plan *plan, const mha_problem *problem)
     plan->tasks_per_head = mha_ceil_div(args->queries, plan->task_queries);
     const size_t n_tasks = mha_ceil_div(args->batch * args->heads, plan->task_heads) * plan->tasks_per_head;
     plan->n_tasks = writes_nothing(args) ? 0 : n_tasks;
-    plan->blocks_abreast = 1;
+    plan->n_splits = 1;
     if (problem->pass != MHA_PASS_WEIGHTS && !problem->counts_keys && plan->n_tasks < most &&
         args->queries * problem->group <= SPLIT_ROWS) {
-        plan->blocks_abreast = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
+        plan->n_splits = mha_max(mha_ceil_div(args->keys, plan->key_block), 1);
     }
-    plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->blocks_abreast, problem->work);
+    plan->splits_abreast = plan->n_splits;
+    plan->n_workers = most == 1 ? 1 : mha_threads_for(plan->n_tasks * plan->n_splits, problem->work);
 }
 
 /* By columns whole vectors of queries; else whole panels of keys and a vector: powers of two would share cache sets. */
@@ -208,15 +209,14 @@ mha_plan_backward(mha_plan *plan, const mha_problem *problem)
         .task_queries = mha_max(args->queries, 1),
         .task_heads = 1,
         .tasks_per_head = 1,
-        .n_spans = has_grads ? mha_max(mha_ceil_div(args->keys, BACKWARD_BLOCK * MHA_SPAN_BLOCKS), 1) : 1,
-        .spans_abreast = 1,
-        .blocks_abreast = 1,
+        .n_splits = has_grads ? mha_max(mha_ceil_div(args->keys, BACKWARD_BLOCK * MHA_SPLIT_BLOCKS), 1) : 1,
+        .splits_abreast = 1,
     };
     plan->copies_rows = copies_rows(problem, plan);
     plan->score_stride = choose_score_stride(problem, plan);
     if (heads > 0 && heads < ENOUGH_TASKS) {
-        plan->spans_abreast = mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_spans);
+        plan->splits_abreast = mha_min(mha_ceil_div(ENOUGH_TASKS, heads), plan->n_splits);
     }
-    plan->n_tasks = has_grads ? heads * plan->spans_abreast : 0;
-    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks, args->queries), problem->work);
+    plan->n_tasks = has_grads ? heads : 0;
+    plan->n_workers = mha_threads_for(mha_max(plan->n_tasks * plan->splits_abreast, args->queries), problem->work);
 }

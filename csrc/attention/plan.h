@@ -22,7 +22,7 @@
 /* The most queries of a task of MHA_WAY_COLUMNS that gathers runs. */
 #define MHA_GATHERED ((size_t)64)
 
-#define MHA_SPAN_BLOCKS ((size_t)2) /* key blocks that share a gradient of q, see backward.c */
+#define MHA_SPLIT_BLOCKS ((size_t)2) /* backward: key blocks of a split, which share a gradient of q */
 
 /* How scores are computed. */
 typedef enum {
@@ -38,13 +38,14 @@ typedef struct {
     size_t tile_rows;      /* query rows per tile */
     size_t score_stride;   /* from one row of a tile's scores to the next */
     int copies_rows;       /* rows of a key block are copied side by side: values; in the backward pass keys */
-    int weights_later;     /* rows may span several blocks: weights are written by a second pass */
+    int weights_later;     /* rows may have several blocks: weights are written by a second pass */
     size_t task_queries;   /* queries per task */
     size_t task_heads;     /* heads per task (by columns: runs), whose row statistics are in the room together */
     size_t tasks_per_head; /* tasks per key head */
-    size_t n_tasks;
-    size_t blocks_abreast; /* key blocks of a task that are tasks of their own and are joined afterwards; 1: none is */
-    size_t n_spans, spans_abreast; /* backward: spans, and how many run side by side; see backward.c */
+    size_t n_tasks;        /* before a split */
+    /* A task's keys are cut into splits, whose results are joined in the order of the keys. */
+    size_t n_splits;       /* 1: they are not */
+    size_t splits_abreast; /* that many are tasks of their own, side by side: forward all, backward see backward.c */
     unsigned n_workers;
 } mha_plan;
 

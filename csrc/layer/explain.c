@@ -95,7 +95,7 @@ count_tiles(const mha_attention_job *job, mha_attention_facts *facts)
 static mha_share_facts
 share_of_job(const mha_attention_job *job)
 {
-    return share_of(job->plan.n_tasks * job->plan.blocks_abreast, job->problem.work);
+    return share_of(job->plan.n_tasks * job->plan.n_splits, job->problem.work);
 }
 
 /* `args` are the caller's; `at_a_time` is the plan of what runs at a time: of the call, or of a slice of it. */
@@ -119,7 +119,7 @@ explain_job(const mha_attention_job *job, const mha_attention_args *args, const 
         .tile_queries = mha_min(plan->tile_rows, queries),
         .task_queries = mha_min(at_a_time->task_queries, queries),
         .task_heads = at_a_time->task_heads * (args->heads / job->problem.args->heads),
-        .n_splits = at_a_time->blocks_abreast,
+        .n_splits = at_a_time->n_splits,
         .by_columns = plan->way == MHA_WAY_COLUMNS,
         .weights_again = plan->weights_later,
     };

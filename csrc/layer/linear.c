@@ -97,7 +97,7 @@ mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear)
     return linear->layout == MHA_WEIGHT_ROWS ? mha_round_up(bytes, MHA_ALIGN) : 0;
 }
 
-/* Evenly spaced rows of x, split over threads by blocks of them. */
+/* Evenly spaced rows of x, shared among threads by blocks of them. */
 typedef struct {
     const mha_kernels *kernels;
     const mha_linear *linear;

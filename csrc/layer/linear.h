@@ -43,7 +43,7 @@ mha_linear_check(const mha_kernels *kernels, const mha_linear *linear)
 void mha_linear_apply(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows);
 size_t mha_linear_panel_bytes(const mha_kernels *kernels, const mha_linear *linear);
 
-/* How the rows of a projection are split over threads. */
+/* How the rows of a projection are shared among threads. */
 typedef struct {
     size_t task_rows, n_tasks;
     double work; /* multiply-adds */
@@ -52,7 +52,8 @@ typedef struct {
 
 mha_linear_plan mha_linear_plan_for(const mha_kernels *kernels, const mha_linear *linear, size_t rows);
 
-/* mha_linear_apply, split by `plan`, which may be for more rows; rows->panel holds a panel for each of its workers. */
+/* mha_linear_apply, shared out by `plan`, which may be for more rows; rows->panel holds a panel for each of its
+ * workers. */
 void mha_linear_run(const mha_kernels *kernels, const mha_linear *linear, const mha_linear_rows *rows,
                     const mha_linear_plan *plan);
 
@@ -90,7 +91,7 @@ typedef struct {
 /* Enlarges *room so that it suffices for these gradients too. */
 void mha_linear_grads_plan(const mha_kernels *kernels, const mha_linear_grads *grads, mha_linear_room *room);
 
-/* mha_linear_backward for arguments known to be right: allocates nothing, splits its work over threads. */
+/* mha_linear_backward for arguments known to be right: allocates nothing, shares its work among threads. */
 void mha_linear_grads_run(const mha_kernels *kernels, const mha_linear_grads *grads, const mha_linear_room *room);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * scratch.h: the core's only allocation: one aligned block per call, planned first, then split by offsets.
+ * scratch.h: the core's only allocation: one aligned block per call, planned first, then shared out by offsets.
  *
  * A driver declares what it needs (mha_scratch_add), asks once (mha_scratch_open) and then cannot fail;
  * mha_scratch_close gives it back.  Sizes that overflow surface as MHA_ERR_SIZE from open.
