@@ -177,5 +177,9 @@ function placed(pen, name, data, { w, h, margins, look, pick, ...more }) {
   return grid.node;
 }
 
+// A node in a grid of columns and rows, at the foot of its place, so that matrices stand on one line.
+const standing = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
+  + ";align-self:end" });
+
 const rowOf = (...nodes) => el("div", { class: "mhac-row" }, ...nodes);
 const stack = (...nodes) => el("div", { class: "mhac-stack" }, ...nodes);

@@ -13,11 +13,12 @@ const IT = 8;
 
 const referenceWords = (last) => ("the cat did not eat the soup because it was " + last).split(" ");
 
-// "it" and its sentence: what goes into W_q, W_k and W_v.
-function referenceInputs(model, last) {
+// "it" and its sentence: the words, and what W_q, W_k and W_v make of them.
+function referenceProjected(core, model, last) {
   const words = referenceWords(last);
   const ids = words.map((word) => model.words.indexOf(word));
   const keys = ids.map((id, i) => added(model.weights.word[id], model.weights.place[i]));
   const queries = keys.map((row, i) => added(row, model.weights.later[ids[i + 2] || 0]));
-  return { words, queries, keys };
+  const { W_q, W_k, W_v } = model.weights;
+  return { words, q: projected(core, queries, W_q), k: projected(core, keys, W_k), v: projected(core, keys, W_v) };
 }

@@ -46,21 +46,19 @@ const ADDITIVE = {
     const number = small ? 36 : 4 * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
     const choose = (at) => ({ key: at.i, unit: at.j });
-    const at = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
-      + ";align-self:end" });
     const many = !small;
     const lanes = el("div", { class: "mhac-lanes-of", style: "grid-template-columns:repeat(" + (small ? 4 : 5) + ",auto)" },
-      ...(small ? [] : [at(grid("W_k k", n.b, w * 0.3, { rows, look: { row: s.key } }), 1, 2)]),
-      at(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
-      at(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1,
+      ...(small ? [] : [standing(grid("W_k k", n.b, w * 0.3, { rows, look: { row: s.key } }), 1, 2)]),
+      standing(grid("W_q q", [n.a], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 1),
+      standing(grid("tanh(W_q q + W_k k)", n.plane, w, { rows: small ? rows : null, numbers: many, top: 1,
         look: { row: s.key, cell: { i: s.key, j: s.unit } }, pick: choose }), small ? 1 : 2, 2),
-      at(grid("w_v", [n.w_v], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 3),
-      at(grid(brief ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
+      standing(grid("w_v", [n.w_v], w, { numbers: many, look: { cell: { i: 0, j: s.unit } } }), small ? 1 : 2, 3),
+      standing(grid(brief ? "s" : "s = w_v · tanh", n.scores.map((x) => [x]), number,
         { kind: "plain", numbers: true, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 2 : 3, 2),
-      at(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key },
+      standing(grid("α", n.weights.map((x) => [x]), number, { kind: "weight", numbers: true, top: 1, look: { row: s.key },
         pick: (p) => ({ key: p.i }) }), small ? 3 : 4, 2),
-      at(grid("V", n.v, wide, { numbers: many, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 4 : 5, 2),
-      at(grid(small ? "o" : "o = Σ α v", [n.output], wide, { numbers: many }), small ? 4 : 5, 3));
+      standing(grid("V", n.v, wide, { numbers: many, look: { row: s.key }, pick: (p) => ({ key: p.i }) }), small ? 4 : 5, 2),
+      standing(grid(small ? "o" : "o = Σ α v", [n.output], wide, { numbers: many }), small ? 4 : 5, 3));
     const sum = n.a[s.unit] + n.b[s.key][s.unit];
     const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
       title: T("unit {n}, ● key {key}", { n: s.unit, key: s.key }), width: plot,

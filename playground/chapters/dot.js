@@ -16,9 +16,8 @@ const DOT = {
 
   numbers(s, core, { models }) {
     const model = models.reference;
-    const { words, queries, keys } = referenceInputs(model, s.last);
-    const { W_q, W_k, W_v, W_o, answer } = model.weights;
-    const [q, k, v] = [[queries, W_q], [keys, W_k], [keys, W_v]].map(([x, weight]) => projected(core, x, weight));
+    const { words, q, k, v } = referenceProjected(core, model, s.last);
+    const { W_o, answer } = model.weights;
     const d = q[0].length;
     const call = checkedCall({ q, k, v, causal: "top_left", scale: s.root === "yes" ? null : 1 });
     const found = core.attention(call);
@@ -48,19 +47,17 @@ const DOT = {
     const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);
     const grid = (name, data, w, more) => placed(pen, name, data, { w, h, margins: { top: 0 }, look: { row: j }, pick: (at) =>
       (at.i <= i ? { key: at.i } : null), ...more });
-    const cell = (node, column, row) => Object.assign(node, { style: "grid-column:" + column + ";grid-row:" + row
-      + ";align-self:end" });
     const strip = (name, row) => placed(pen, name, [row], { w: narrow, h, margins: { top: 0 } });
-    const lanes = el("div", { class: "mhac-lanes-of" }, cell(strip("q", n.q[i]), 1, 1),
-      cell(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
-      cell(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
+    const lanes = el("div", { class: "mhac-lanes-of" }, standing(strip("q", n.q[i]), 1, 1),
+      standing(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
+      standing(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
         { kind: "plain", numbers: true }), 2, 2),
-      cell(grid(brief ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
-      cell(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
-      cell(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), cell(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
+      standing(grid(brief ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
+      standing(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
+      standing(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), standing(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
-      lanes.append(cell(el("p", { class: "mhac-note", text: T("French for it: il (le chat, the cat) {il}, elle (la soupe, the soup) {elle}",
+      lanes.append(standing(el("p", { class: "mhac-note", text: T("French for it: il (le chat, the cat) {il}, elle (la soupe, the soup) {elle}",
         { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);

@@ -14,10 +14,7 @@ const MASKS = {
   ],
 
   numbers(s, core, { models }) {
-    const model = models.reference;
-    const { words, queries, keys } = referenceInputs(model, s.last);
-    const [q, k, v] = [[queries, "W_q"], [keys, "W_k"], [keys, "W_v"]].map(([x, name]) =>
-      projected(core, x, model.weights[name]));
+    const { words, q, k, v } = referenceProjected(core, models.reference, s.last);
     const options = { q, k, v, emptyRows: "uniform" };
     const call = checkedCall({ ...options, validLens: s.len, causal: s.causal === "yes" ? "top_left" : false });
     const rows = (of) => rowsOf(of, words.length, words.length);
