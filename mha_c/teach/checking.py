@@ -13,7 +13,7 @@ from .answers import NEAR, Answer, Example, Lines, written
 from .mistakes import SOURCES, Mistake, function, known, sources
 from .names import told
 from .probes import Inputs, probes
-from .student import Outcome, Student, Way, own_line
+from .student import NoOutput, Outcome, Student, Way, own_line
 
 _SCORING = "11.3 Attention Scoring Functions"
 SECTIONS = {  # of the book's second edition (of its first)
@@ -50,7 +50,8 @@ def check(mine: Any, kind: Optional[str] = None) -> Answer:
     ----------
     mine : callable
         A function of arrays or tensors, a layer, or its class.  Names may be the book's or others; weights are
-        attributes W_q, W_k, W_v, W_o, w_v of a layer, or arguments of these names.  It may return (output, weights).
+        attributes of a layer, or arguments, named W_q, W_k, W_v, W_o, w_v, or like Wq or q_proj.  It may return
+        (output, weights), and take one input: self-attention.
     kind : str, optional
         "masked_softmax" (X, valid_lens), "dot_product" (queries, keys, values, valid_lens), "additive", "multi_head",
         "transpose_qkv" and "transpose_output" (X, num_heads), "positional_encoding" (X) or "causal" (queries, keys,
@@ -173,7 +174,8 @@ def _beside(run: _Run) -> tuple[list[str], list[Any]]:
     types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [f"Inputs of {wanted} give a result of {types[0]}; it should have their type."] if types else []
-    if _takes_no_lens(run.student) and not any("mask" in name for name in run.student.takes):
+    no_lens = _takes_no_lens(run.student) and not run.student.attends_to_itself
+    if no_lens and not any("mask" in name for name in run.student.takes):
         mistakes += ["no_mask"]
         signature = ", ".join(run.student.arguments)
         parts += [f"It takes no valid_lens, so it hides no key; the book's is {run.student.kind}({signature})."]
@@ -202,6 +204,8 @@ def _notes(run: _Run) -> list[str]:
         notes += ["it writes the mask into X, as the book's own does.  A caller who needs X afterwards passes a copy."]
     if _takes_no_lens(student):
         notes += ["it takes no valid_lens, so no mask was tried."]
+    if student.attends_to_itself:
+        notes += ["it takes queries alone, so keys and values were the queries, too: self-attention."]
     if student.kind == "causal":
         inputs = probes("causal")[-1]
         inputs["queries"] = inputs["queries"][:, -2:]
@@ -215,14 +219,16 @@ def _notes(run: _Run) -> list[str]:
 
 def _known(run: _Run, mistakes: Sequence[Mistake]) -> Answer:
     kind = run.student.kind
-    texts = sources(kind, mistakes) or {}
+    # Without what only carries an argument to the line that is wrong.
+    texts = sources(kind, [each._replace(changes=each.changes[:1]) for each in mistakes]) or {}
     places = list(dict.fromkeys(each.changes[0].where for each in mistakes))
     errors, (more, beside) = _error(run, function(kind, mistakes)), _beside(run)
     start = f"Your {run.student.name} equals the book's if {', and '.join(each.says for each in mistakes)}."
     lines = [Lines(SOURCES[place], texts[place]) for place in places]
     read = "Read: " + "; ".join(dict.fromkeys(SECTIONS[place] for place in places))
     ids = [*(each.id for each in mistakes), *(["raises"] if errors else []), *more]
-    return Answer(ids, [start, *lines, *_example(run), *errors, *beside, read], _notes(run))
+    told = errors or _error(run, function(kind))  # those that the mistakes explain, too: a student has met them
+    return Answer(ids, [start, *lines, *_example(run), *told, *beside, read], _notes(run))
 
 
 def _example(run: _Run) -> list[Any]:
@@ -239,6 +245,8 @@ def _error(run: _Run, made: Any) -> list[str]:
     """The smallest probe with an error where `made` has none."""
     for inputs, outcome in zip(run.probes, run.outcomes):
         error = outcome.error
+        if isinstance(error, NoOutput):
+            return [f"Here {error}"]
         if error is not None and _output(made, inputs) is not None:
             shapes = ", ".join(f"{name} {x.shape}" for name, x in inputs.items() if isinstance(x, np.ndarray))
             return [f"It raises {type(error).__name__}: {error}\nin {own_line(error)}\nwith {shapes}"]
@@ -254,20 +262,38 @@ def _unknown(run: _Run) -> Answer:
     if errors:
         same = "the others are right" if errors == others else "the others differ from the book's, too"
         words = f"Your {student.name} raises an error for {len(errors)} of {len(run.probes)} probes"
-        words += "." if len(errors) == len(run.probes) else f"; {same}."
+        if isinstance(run.outcomes[errors[0]].error, NoOutput):
+            words = f"Your {student.name} gives no output for {len(errors)} of {len(run.probes)} probes"
+        words += "." if len(errors) == len(run.probes) else f"; {same}.{_lens_of(run, errors)}"
         return Answer(["raises"] if errors == others else ["raises", "unknown"],
                       [words, *_error(run, function(student.kind)), *_example(run), section])  # fmt: skip
     for i in others:
         got, right = run.outcomes[i].output, run.right[i]
         if got is not None and got.shape != right.shape:
             words = f"Your {student.name} gives shape {got.shape} where the book's {student.kind} gives {right.shape}"
-            words += _reshaped(got, right)
-            return Answer(["shape"], [words + ".", written({**run.probes[i], "expected": right, "got": got}), section])
+            words += f"{_reshaped(got, right)}.{_lens_of(run, others)}"
+            return Answer(["shape"], [words, written({**run.probes[i], "expected": right, "got": got}), section])
     laws = lawful.found(student, run.way)
     broken = [f"{law.id}: {law.says}" for law in laws if not law.holds]
     says = "Laws that it breaks:\n  " + "\n  ".join(broken) if broken else "It breaks none of the laws."
     start = f"Your {student.name} differs from the book's {student.kind}, and no known mistake explains it."
+    start += _lens_of(run, others)
     return Answer(["unknown"], [start, *_example(run), says, section])
+
+
+def _lens_of(run: _Run, chosen: list[int]) -> str:
+    """What these probes, and no others, have in common, if it is their lengths."""
+    lens: list[Any] = [each.get("valid_lens") for each in run.probes]
+    forms = {
+        "valid_lens is None": [i for i, each in enumerate(lens) if each is None],
+        "there are valid_lens": [i for i, each in enumerate(lens) if each is not None],
+        "valid_lens has a length for each query, as (batch, queries)": [
+            i for i, x in enumerate(lens) if np.ndim(x) == 2
+        ],
+        "valid_lens has a length for each item, as (batch,)": [i for i, x in enumerate(lens) if np.ndim(x) == 1],
+    }
+    says = next((form for form, those in forms.items() if those == chosen), "")
+    return f"  This is so wherever {says}, and nowhere else." if says and len(chosen) < len(lens) else ""
 
 
 def _reshaped(got: Any, right: Any) -> str:

@@ -106,7 +106,7 @@ def found(student: Student, way: Way) -> list[Law]:
 
     kept = []
     for id, says, kinds, law in _LAWS:
-        if student.kind in kinds:
+        if student.kind in kinds and (id in ("items_apart", "prefix") or not student.attends_to_itself):
             tried = [_tried(law, run, inputs) for inputs in student.probes()]
             examples = [each for each in tried if each is not None]
             if examples:

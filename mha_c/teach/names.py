@@ -13,7 +13,8 @@ _OTHERS = {  # the book's names, and others for the same
     "queries": "query q", "keys": "key k", "values": "value v", "X": "x input inputs scores score s a logits",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length",
     "num_heads": "n_heads heads h H nhead n_head",
-    "W_q": "wq w_query", "W_k": "wk w_key", "W_v": "wv w_value", "W_o": "wo w_out w_output", "w_v": "wv",
+    "W_q": "wq w_query q_proj query_proj query", "W_k": "wk w_key k_proj key_proj key",
+    "W_v": "wv w_value v_proj value_proj value", "W_o": "wo w_out w_output o_proj out_proj proj", "w_v": "wv",
     "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim", "max_len": "max_length",
     "query_size": "d d_k", "key_size": "", "value_size": "",
     "dropout": "dropout_p drop p dropout_rate", "bias": "use_bias",
@@ -31,6 +32,14 @@ _KINDS = [  # by the name of an implementation, else by an argument that only th
 def books_name(name: str, wanted: list[str]) -> str:
     """Which of the wanted names of the book `name` stands for, or ""."""
     return next((each for each in wanted if name.lower() in (each.lower(), *_OTHERS[each].split())), "")
+
+
+def attribute(layer: Any, name: str) -> str:
+    """What a layer calls the weight of this name of the book, or ""."""
+    if hasattr(layer, name):
+        return name
+    held = ((each, getattr(layer, each, None)) for each in dir(layer) if books_name(each, [name]))
+    return next((each for each, weight in held if hasattr(weight, "weight") or hasattr(weight, "shape")), "")
 
 
 def parameters(mine: Any) -> list[inspect.Parameter]:
@@ -70,7 +79,7 @@ def told(mine: Any, kind: Optional[str]) -> str:
         raise TypeError("the function comes first, then its kind: write check(your_function, kind)")
     if kind is not None and kind not in KINDS:
         raise unknown_kind(kind)
-    if not callable(mine):
+    if not (callable(mine) or hasattr(mine, "forward")):
         raise TypeError(f"mine: a function, a class or a layer expected, got {type(mine).__name__}")
     name = getattr(mine, "__name__", type(mine).__name__)
     signs = {books_name(p.name, [sign for _, _, sign in _KINDS if sign]) for p in parameters(mine)}

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._arguments.arrays import is_tensor
 from . import book
-from .names import HEADS, books_name, parameters, taken
+from .names import HEADS, attribute, books_name, parameters, taken
 from .probes import Inputs, Sizes, probes
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class Way(NamedTuple):
     def dtype(self) -> str:
         """The type of its numbers."""
         return "float32" if self.tensors else "float64"
+
+
+class NoOutput(TypeError):
+    """What a student gives is no output."""
 
 
 class Outcome(NamedTuple):
@@ -63,14 +67,8 @@ class Student:
         self.arguments = list(inspect.signature(getattr(book, kind)).parameters)[: 4 if self.has_weights else None]
         self.takes = taken(mine, self.arguments)
         self.by_name = {each.name for each in parameters(mine) if each.kind is each.KEYWORD_ONLY}
-        missing = [] if self.is_class else [
-            each for each in WEIGHTS.get(kind, ()) if not (hasattr(mine, each) or each in self.takes.values())
-        ]  # fmt: skip
-        if missing:
-            raise TypeError(
-                f"{name}: check needs {', '.join(WEIGHTS[kind])} by these names, as attributes of a layer or "
-                f"arguments of a function; {missing[0]} is missing"
-            )
+        self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & {*self.takes.values()}
+        self.weights: dict[str, str] = {} if self.is_class else self._weights(mine)  # a class: of its first layer
         self._layers: dict[Any, Any] = {} if self.is_class or not self.is_layer else {None: _copied(mine)}
         self.sizes = None if self.is_class else self._sizes()
 
@@ -79,6 +77,12 @@ class Student:
         asked = probes(self.kind, self.sizes)
         if "valid_lens" not in self.takes.values():
             asked = [{**each, "valid_lens": None} if "valid_lens" in each else each for each in asked]
+        if self.attends_to_itself:
+            asked = [{**each, "keys": each["queries"], "values": each["queries"]} for each in asked]
+            widths = [
+                (each["queries"].shape[-1], [len(each[W]) for W in ("W_k", "W_v") if W in each]) for each in asked
+            ]
+            asked = [each for each, (width, needed) in zip(asked, widths) if all(width == size for size in needed)]
         return [each for each in asked if self._layer(each) is not None] if self.is_class else asked
 
     def ways(self) -> list[Way]:
@@ -90,7 +94,8 @@ class Student:
             types = [True]
         elif torch and any(x is torch for x in getattr(self.mine, "__globals__", {}).values()):
             types.reverse()
-        linear = self.is_layer and (self.is_class or not hasattr(getattr(self.mine, "W_q", None), "shape"))
+        W_q = getattr(self.mine, self.weights.get("W_q", ""), None)
+        linear = self.is_layer and (self.is_class or not hasattr(W_q, "shape"))
         turns = [False] if linear or self.kind not in WEIGHTS else [False, True]  # the order in a Linear is known
         columns = [False, True] if self.kind == "additive" and not self.is_layer else [False]
         return list(itertools.starmap(Way, itertools.product(types, turns, columns)))
@@ -141,16 +146,35 @@ class Student:
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
             result = self._called(layer, given)
         if result is None:
-            raise TypeError("it gives None: is a return missing?")
-        return result[0] if isinstance(result, tuple) and len(result) == 2 else result  # (output, weights)
+            raise NoOutput("it gives None: is a return missing?")
+        if isinstance(result, dict):
+            raise NoOutput("it gives a dict: return the output, or (output, weights)")
+        return result[0] if isinstance(result, tuple) and len(result) > 1 else result  # (output, weights)
 
     def _called(self, layer: Any, given: Inputs) -> Any:
         """By place what stands at the beginning, the others by name."""
         by_place = list(itertools.takewhile(lambda name: self.takes[name] and name not in self.by_name, self.takes))
         named = {theirs: given[ours] for theirs, ours in self.takes.items() if ours and theirs not in by_place}
-        return layer(*(given[self.takes[theirs]] for theirs in by_place), **named)
+        call = layer if callable(layer) else layer.forward
+        return call(*(given[self.takes[theirs]] for theirs in by_place), **named)
 
     # ---- layers ---------------------------------------------------------------------------------------------------
+
+    def _weights(self, mine: Any) -> dict[str, str]:
+        """{the book's name of a weight: the attribute or argument}.  The last, W_o or w_v, may be forgotten."""
+        wanted = WEIGHTS.get(self.kind, ())
+        ours = {ours: theirs for theirs, ours in self.takes.items()}
+        found = {name: attribute(mine, name) if self.has_weights else ours.get(name, "") for name in wanted}
+        missing = [name for name, theirs in found.items() if not theirs]
+        others = (
+            _weights_held(mine) if self.has_weights else [theirs for theirs, name in self.takes.items() if not name]
+        )
+        if missing and (missing[0] != wanted[-1] or {*others} - {*found.values()}):
+            raise TypeError(
+                f"{self.name}: check needs {', '.join(wanted)} by these names, as attributes of a layer or "
+                f"arguments of a function; {missing[0]} is missing"
+            )
+        return {name: theirs for name, theirs in found.items() if theirs}
 
     def _layer(self, inputs: Inputs) -> Any:
         """The layer for these inputs: a copy of the student's, or one that its class makes; None if it makes none."""
@@ -172,8 +196,9 @@ class Student:
         key = tuple(known.values())
         if key not in self._layers:
             self._layers[key] = _evaluating(self.mine(**arguments))
-        layer, names = self._layers[key], WEIGHTS.get(self.kind, ())
-        return layer if all(_size(layer, name) in (0, np.size(inputs[name])) for name in names) else None
+            self.weights = self._weights(self._layers[key])
+        layer, held = self._layers[key], self.weights.items()
+        return layer if all(_size(layer, theirs) in (0, np.size(inputs[name])) for name, theirs in held) else None
 
     def _sizes(self) -> Optional[Sizes]:
         """Of a layer, or of a layer's method, that is given; None where any will do."""
@@ -185,24 +210,28 @@ class Student:
             return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
         if self.kind == "multi_head" and not heads:
             raise TypeError(f"{self.name}: check reads the number of heads as num_heads, which is not there")
-        wide = _size(self.mine, "w_v" if self.kind == "additive" else "W_o")
+        size = {name: _size(self.mine, theirs) for name, theirs in self.weights.items()}
+        wide = size.get("w_v" if self.kind == "additive" else "W_o", 0)
         hiddens = wide if self.kind == "additive" else round(wide**0.5)
-        if not hiddens or not _size(self.mine, "W_q"):  # open: they follow from the first call
-            hiddens = hiddens or getattr(self.mine, "num_hiddens", 0) or getattr(self.mine.W_q, "out_features", 6)
+        if not hiddens:
+            hiddens = getattr(self.mine, "num_hiddens", 0)
+            hiddens = hiddens or getattr(getattr(self.mine, self.weights["W_q"]), "out_features", 0)
+            hiddens = hiddens or round(size["W_q"] ** 0.5) or 6
+        if not size["W_q"]:  # open: they follow from the first call
             return Sizes(hiddens, hiddens, hiddens, hiddens, heads or 1)
-        q, k = (_size(self.mine, name) // hiddens for name in ("W_q", "W_k"))
-        v = _size(self.mine, "W_v") // hiddens if self.kind == "multi_head" else 3
+        q, k = (size[name] // hiddens for name in ("W_q", "W_k"))
+        v = size["W_v"] // hiddens if self.kind == "multi_head" else 3
         return Sizes(q, k, v, hiddens, heads or 1)
 
     def _put_weights(self, layer: Any, inputs: Inputs, given: Inputs, turned: bool) -> None:
-        if not all(_size(layer, name) for name in WEIGHTS[self.kind]):
+        if not all(_size(layer, theirs) for theirs in self.weights.values()):
             self._called(layer, given)  # open sizes become those of the call
-        for name in WEIGHTS[self.kind]:
-            holder = getattr(layer, name)
-            owner, attribute = (holder, "weight") if hasattr(holder, "weight") else (layer, name)
-            shape = tuple(getattr(owner, attribute).shape)
+        for name, theirs in self.weights.items():
+            holder = getattr(layer, theirs)
+            owner, held = (holder, "weight") if hasattr(holder, "weight") else (layer, theirs)
+            shape = tuple(getattr(owner, held).shape)
             new = inputs[name].T if owner is holder or turned else inputs[name]
-            _fill(owner, attribute, (new.T if new.T.shape == shape != new.shape else new).reshape(shape))
+            _fill(owner, held, (new.T if new.T.shape == shape != new.shape else new).reshape(shape))
             if owner is holder and getattr(holder, "bias", None) is not None:
                 _fill(holder, "bias", np.zeros(tuple(holder.bias.shape)))
 
@@ -245,6 +274,13 @@ def _size(layer: Any, name: str) -> int:
     held = getattr(layer, name)
     held = getattr(held, "weight", held)
     return 0 if _is_open(held) or not hasattr(held, "shape") else int(np.prod(tuple(held.shape)))
+
+
+def _weights_held(layer: Any) -> list[str]:
+    """The attributes of a layer that are weights, or have some."""
+    if hasattr(layer, "named_parameters"):
+        return [name.partition(".")[0] for name, _ in layer.named_parameters()]
+    return [name for name, x in vars(layer).items() if hasattr(x, "shape")]
 
 
 def _fill(owner: Any, attribute: str, new: Array) -> None:

@@ -46,7 +46,7 @@ def test_an_error_with_its_line():
         return book.masked_softmax(X, valid_lens)
 
     answer = teach.check(no_transpose, "dot_product")
-    assert "raises" in answer.mistakes
+    assert answer.mistakes == ["no_transpose"] and "It raises ValueError" in str(answer)
     assert "scores = queries @ keys / np.sqrt(queries.shape[-1])" in str(answer)
     answer = teach.check(no_second_axis, "masked_softmax")
     assert answer.mistakes == ["raises"]
