@@ -47,7 +47,7 @@ STATEMENT = re.compile(
 def sites_of(path):
     """(line number, old line, new line) of every mutant of a file."""
     in_comment = False
-    for number, line in enumerate(path.read_text().splitlines()):
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
         starts, code = in_comment, re.sub(r'"[^"]*"|/\*.*?\*/', lambda m: " " * len(m.group()), line)
         in_comment = ("*/" not in code) if starts else ("/*" in code)
         if starts or in_comment or code.lstrip().startswith(("#", "MHA_ASSERT", "_Static")) or "(void)" in code:
@@ -74,7 +74,8 @@ class Build:
         shutil.copytree(ROOT / "csrc", work / "csrc")
         # Without AVX-512, which takes longest to compile and whose kernels have the same texts.
         cpu = work / "csrc" / "runtime" / "cpu.c"
-        cpu.write_text(cpu.read_text().replace("return x86_offers(HAS_AVX512, SAVES_ZMM);", "return 0;"))
+        text = cpu.read_text(encoding="utf-8").replace("return x86_offers(HAS_AVX512, SAVES_ZMM);", "return 0;")
+        cpu.write_text(text, encoding="utf-8")
         asked = (
             "import numpy, sysconfig as s;"
             "print(numpy.get_include(), s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
@@ -106,7 +107,7 @@ class Build:
 
     def link(self, program):
         core = [str(self.object_of(s)) for s in self.sources if self.work / "csrc" / "python" not in s.parents]
-        text = (ROOT / "tests" / "c" / f"{program}.c").read_text()
+        text = (ROOT / "tests" / "c" / f"{program}.c").read_text(encoding="utf-8")
         stated = re.search(r"^ \* build: (.*)$", text, re.MULTILINE)
         wanted = stated.group(1).split() if stated else []
         own = str(self.object_of(ROOT / "tests" / "c" / f"{program}.c"))
@@ -147,10 +148,10 @@ class Build:
 def try_mutant(build, path, number, new):
     """The name of the test that kills the mutant, NOTHING if it is none, or None."""
     copy = build.work / "csrc" / path.relative_to(ROOT / "csrc")
-    original = copy.read_text()
+    original = copy.read_text(encoding="utf-8")
     lines = original.splitlines(keepends=True)
     lines[number] = new + "\n"
-    copy.write_text("".join(lines))
+    copy.write_text("".join(lines), encoding="utf-8")
     units = [f"{isa}_{number}.c" for isa in ("scalar", "avx2") for number in ("f32", "f64")]
     kernels = [build.work / "csrc" / "kernels" / unit for unit in units]
     if path.suffix == ".h":
@@ -162,7 +163,7 @@ def try_mutant(build, path, number, new):
             return "the compiler"
         return NOTHING if build.is_unchanged(changed) else build.killer()
     finally:
-        copy.write_text(original)
+        copy.write_text(original, encoding="utf-8")
         build.compile(changed)
 
 
@@ -195,7 +196,7 @@ def judged(sites, python, jobs):
 
 
 def explained():
-    lines = EXPLAINED.read_text().splitlines() if EXPLAINED.exists() else []
+    lines = EXPLAINED.read_text(encoding="utf-8").splitlines() if EXPLAINED.exists() else []
     return {line.split(" -> ")[0].strip() for line in lines if line and not line.startswith("#")}
 
 

@@ -88,12 +88,12 @@ def python_reference():
                 kind = "autoexception" if name == "ShapeError" else kind
                 options = ["   :members:", f"   :inherited-members: {NOT_OURS}"] if kind == "autoclass" else []
                 lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", *options, "```", ""]
-        (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines))
+        (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def c_reference():
     """mha.h and mha_explain.h, their sections as headings, their functions as entries of the index."""
-    header = "".join((ROOT / "csrc" / name).read_text() for name in ("mha.h", "mha_explain.h"))
+    header = "".join((ROOT / "csrc" / name).read_text(encoding="utf-8") for name in ("mha.h", "mha_explain.h"))
     intro, *sections = re.split(r"^/\* --- (.*?) -+ \*/\n", header, flags=re.MULTILINE)
     lines = ["# C API", "", "`cc -Icsrc csrc/{attention,kernels,layer,runtime}/*.c` is the core without Python.", ""]
     lines += ["```c", intro.strip(), "```", ""]
@@ -103,7 +103,7 @@ def c_reference():
         index = ["```{index} " + entries, "```"] if entries else []
         declared = re.sub(r"#endif /\* MHA_\w+ \*/|/\*\n \* mha_explain.h(.|\n)*", "", text).strip()
         lines += [*index, f"## {title}", "", "```c", declared, "```", ""]
-    (SOURCE / "api" / "c.md").write_text("\n".join(lines))
+    (SOURCE / "api" / "c.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def site_links(text, folder):
@@ -155,13 +155,13 @@ def lay_out():
         jupytext.write(notebook, path.with_suffix(".ipynb"))
         jupytext.write(notebooks.portable(path.stem), SOURCE / "files" / path.with_suffix(".ipynb").name)
         path.unlink()
-    opening = re.sub(r"(\]\()(?=[\w-]+\.md|img/)", r"\1docs/", (ROOT / "docs" / "index.md").read_text())
+    opening = re.sub(r"(\]\()(?=[\w-]+\.md|img/)", r"\1docs/", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
     sections, tables = ["", "## All pages", ""], []
     for title, listed in PAGES.items():
         sections += [f"- **{title}**: " + ", ".join(f"{{doc}}`{page}`" for page in listed)]
         tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
     opening = site_links(opening.replace("](../", "]("), SOURCE)
-    (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]))
+    (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]), encoding="utf-8")
     python_reference()
     c_reference()
 

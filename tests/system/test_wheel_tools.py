@@ -48,7 +48,7 @@ def test_every_system_has_a_place_for_the_sources(monkeypatch):
 def test_mirrors_that_cannot_be_read_are_left_out(system, asked, monkeypatch):
     said = "mirror+file:/etc/apt/mirrors.txt\nhttps://one.test/debian/\nhttps://one.test/debian-security/\n"
     monkeypatch.setattr(inputs, "LINUX", True)
-    monkeypatch.setattr(inputs.Path, "read_text", lambda path: system)
+    monkeypatch.setattr(inputs.Path, "read_text", lambda *_, **__: system)
     done = type("Done", (), {"stdout": said})
     monkeypatch.setattr(inputs.subprocess, "run", lambda *_, **__: done)
     assert inputs.debian_mirrors() == (["https://one.test/debian"] if asked else [])

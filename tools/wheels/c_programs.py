@@ -27,7 +27,7 @@ SYSTEMS = {  # compiler, words for the link, runner, suffix
 
 
 def said_in_head(program, key):
-    found = re.search(rf"^ \* {key}: (.*)$", program.read_text().partition("*/")[0], re.MULTILINE)
+    found = re.search(rf"^ \* {key}: (.*)$", program.read_text(encoding="utf-8").partition("*/")[0], re.MULTILINE)
     return found and found.group(1)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "wheels"
 LINUX = sys.platform == "linux"
-PINNED = json.loads((HERE / "inputs.json").read_text())
+PINNED = json.loads((HERE / "inputs.json").read_text(encoding="utf-8"))
 # What a module without the global lock calls beside the stable ABI, by way of Py_DECREF.
 FREE_THREADED_FUNCTIONS = ["_Py_DecRefShared", "_Py_MergeZeroLocalRefcount"]
 
@@ -37,7 +37,7 @@ def pinned_file(path, sha256):
 
 def debian_mirrors():
     """Where this machine's own apt finds Debian's packages; nowhere on another system."""
-    if not re.search("^ID=debian$", Path("/etc/os-release").read_text() if LINUX else "", re.MULTILINE):
+    if not re.search("^ID=debian$", Path("/etc/os-release").read_text(encoding="utf-8") if LINUX else "", re.MULTILINE):
         return []
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -120,12 +120,12 @@ def headers(platform, interface, folder):
     shutil.copytree(source / "Include", folder, ignore=shutil.ignore_patterns("internal"))
     if platform.system == "windows":
         (given,) = (source / "PC").glob("pyconfig.h*")
-        config = given.read_text()
+        config = given.read_text(encoding="utf-8")
     else:
-        config = (HERE / "pyconfig_posix.h").read_text()
+        config = (HERE / "pyconfig_posix.h").read_text(encoding="utf-8")
     if interface.free_threaded:
         config = f"#define Py_GIL_DISABLED 1\n{config}"
-    (folder / "pyconfig.h").write_text(config)
+    (folder / "pyconfig.h").write_text(config, encoding="utf-8")
     return folder, numpy_headers(platform.numpy)
 
 
@@ -133,7 +133,7 @@ def stable_symbols(interface, oldest):
     """(functions, data) of the stable ABI up to the version `oldest`, as Windows' DLL exports them."""
     import tomllib  # Python 3.11; the rest of this file is read by older ones too
 
-    listed = tomllib.loads((cpython_source(interface.headers) / "Misc" / "stable_abi.toml").read_text())
+    listed = tomllib.loads((cpython_source(interface.headers) / "Misc" / "stable_abi.toml").read_text(encoding="utf-8"))
 
     def names(kind):
         return [
