@@ -50,9 +50,13 @@ static void
 clear_unseen(const mha_py_layer *layer, PyArrayObject *kept)
 {
     const npy_intp rows = layer->keys.shape[1];
-    const size_t row_bytes = kept == NULL ? 0 : (size_t)(PyArray_DIM(kept, 2) * PyArray_ITEMSIZE(kept));
+    size_t row_bytes;
 
-    for (npy_intp b = 0; b < layer->keys.shape[0] && layer->lengths.data != NULL && row_bytes > 0; b++) {
+    if (kept == NULL || layer->lengths.data == NULL) {
+        return; /* nothing is kept, or every row is seen */
+    }
+    row_bytes = (size_t)(PyArray_DIM(kept, 2) * PyArray_ITEMSIZE(kept));
+    for (npy_intp b = 0; b < layer->keys.shape[0] && row_bytes > 0; b++) {
         const npy_intp seen = seen_rows(layer, b);
 
         memset((char *)PyArray_DATA(kept) + (size_t)(b * rows + seen) * row_bytes, 0,
