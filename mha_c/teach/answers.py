@@ -55,7 +55,8 @@ class Lines(NamedTuple):
             f'<span style="{_MARKED if who else ""}">{html.escape(f"{who:>6}  {line}")}</span>'
             for who, line in self.marked()
         ]
-        return f'<div style="{_BOX}">' + "\n".join(shown) + "</div>"
+        # Wrapped: on a phone the end of a line is often what differs.
+        return f'<div style="{_BOX}; white-space: pre-wrap">' + "\n".join(shown) + "</div>"
 
 
 class Example(NamedTuple):

@@ -228,5 +228,6 @@ def test_the_page_marks_what_differs():
     page = answer._repr_html_()
     assert page.count("<table") == 2 and page.count("font-weight: 600") > 2 and "<script" not in page
     known = teach.check(lambda queries, keys, values: book.dot_product(queries, keys, values), "causal")
+    assert "pre-wrap" in known._repr_html_()  # a phone shows the ends of the lines, too
     assert "<span" in known._repr_html_() and "# nothing" in known._repr_html_()
     assert teach.check(book.dot_product)._repr_html_().count("<p") == 1
