@@ -15,9 +15,10 @@ from .._decoder import caches
 from ._call import formulas
 from ._call.attention import any_needs_grad
 from ._call.checks import checked_lengths
+from ._call.children import Parts
 from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
-from ._call.inputs import check_call, checked_inputs, copied, in_one_type, materialize
+from ._call.inputs import check_call, checked_inputs, copied, materialize
 from ._call.records import Parameters
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
@@ -51,13 +52,11 @@ def explained(
     check_call(module, queries, keys, values, valid_lens, projected)
     if parts is None or cache is not None:
         return facts
-    parameters, _, own_dropout, _ = parts
-    parameters = parameters.for_projected() if projected else parameters
+    parts = parts.for_projected() if projected else parts
     if way == CORE:
         lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-        dropout = rate(own_dropout, training)
-        return {**facts, **_of_core(module, inputs, parameters, lens, dropout)}
-    return {**facts, **_of_torch(inputs, parameters, counts)} if way == GENERAL else facts
+        return {**facts, **_of_core(module, inputs, parts, lens, rate(parts.dropout, training))}
+    return {**facts, **_of_torch(inputs, parts.parameters, counts)} if way == GENERAL else facts
 
 
 def _draw(module: Any, inputs: Any) -> None:
@@ -70,10 +69,9 @@ def _draw(module: Any, inputs: Any) -> None:
         materialize(module, *inputs)
 
 
-def _of_core(module: Any, inputs: Any, parameters: Parameters, lens: Any, dropout: float) -> Facts:
-    learns = torch.is_grad_enabled() and any_needs_grad(inputs, parameters)
-    queries, keys, values = inputs
-    *tensors, parameters = in_one_type(queries, keys, values, parameters)
+def _of_core(module: Any, inputs: Any, parts: Parts, lens: Any, dropout: float) -> Facts:
+    learns = torch.is_grad_enabled() and any_needs_grad(inputs, parts.parameters)
+    (parameters, *_), tensors = parts.in_one_type(inputs)
     pairs = zip(map(optional_array, parameters[:4]), map(optional_array, parameters[4:8]))
     projections, w_v = tuple(None if W is None else (W, b) for W, b in pairs), optional_array(parameters.w_v)
     call: Any = (

@@ -21,11 +21,12 @@ from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general, ops
 from ._call.children import Layout
-from ._call.choice import GENERAL, OPERATOR, PLAIN, choose, parts_for_core
+from ._call.choice import GENERAL, OPERATOR, choose, parts_for_core
 from ._call.inputs import checked_inputs, materialize
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
+from ._tensors import PLAIN
 from ._twins import twin
 from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax

@@ -46,7 +46,7 @@ def exporting() -> bool:
     return is_exporting() or tracing_state() is not None
 
 
-OWN_TYPES = (Tensor, torch.nn.Parameter, type(None))
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 
 
 def refuse_transforms(name: str) -> None:
@@ -76,7 +76,7 @@ def float32_if_half(tensor: Any) -> Any:
 
 def has_numbers(tensor: Tensor) -> bool:
     """Whether its numbers can be read, and stay valid: no fake or meta tensor, none of a transform, no exporter."""
-    if type(tensor) not in OWN_TYPES or tensor.is_meta or is_compiling() or exporting():
+    if type(tensor) not in PLAIN or tensor.is_meta or is_compiling() or exporting():
         return False
     return not (in_functorch() and is_of_a_transform(tensor))
 
@@ -107,7 +107,7 @@ def mask_for_core(mask: Any) -> Any:
 
 def without_subclass(tensor: Any) -> Any:
     """A tensor of a subclass (of fastai, torchvision) as a plain tensor, which the core takes."""
-    return tensor if type(tensor) in OWN_TYPES else tensor.as_subclass(Tensor)
+    return tensor if tensor is None or type(tensor) in PLAIN else tensor.as_subclass(Tensor)
 
 
 def optional_tensor(value: Optional[Array]) -> Optional[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from .._private import on_cpu, tracing_state, watched
 from .._tensors import (
     FLOATS,
-    OWN_TYPES,
+    PLAIN,
     autocast_on,
     check_devices,
     check_inputs,
@@ -46,7 +46,7 @@ def attend(call: AttentionCall, tensors: AttentionTensors, rng: Rng = None, clea
     plain = _is_for_core(tensors, dtype)
     if not plain:
         check_mask(tensors.keep_mask)
-        tensors = in_one_type(tensors)
+        tensors = _of_one_type(tensors)
         plain = _is_for_core(tensors, tensors.q.dtype)
     if plain and not (is_compiling() or watched() or (call.valid_lens is not None and elsewhere(call.valid_lens))):
         try:
@@ -68,7 +68,7 @@ def _is_for_core(tensors: AttentionTensors, dtype: torch.dtype) -> bool:
     if dtype not in FLOATS or not on_cpu(tensors.q) or (mask is not None and mask.dtype is not torch.bool):
         return False
     for x in tensors:
-        if x is not None and not (type(x) in OWN_TYPES and (x.dtype is dtype or x is mask)):
+        if x is not None and not (type(x) in PLAIN and (x.dtype is dtype or x is mask)):
             return False
     return True
 
@@ -82,7 +82,7 @@ def _by_core(call: AttentionCall, tensors: AttentionTensors, rng: Rng) -> Attend
     return Attended(*done[:3])
 
 
-def in_one_type(tensors: AttentionTensors) -> AttentionTensors:
+def _of_one_type(tensors: AttentionTensors) -> AttentionTensors:
     """In the type of the computation: on the CPU 16-bit floats are computed in float32, elsewhere in their own type."""
     q, k, v, w_v, mask, bias, relative_bias, sinks = tensors
     terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}

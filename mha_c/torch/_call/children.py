@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
-from .._tensors import FLOATS, exporting, is_compiling
-from .inputs import in_one_type
+from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
 from .records import Parameters
 
@@ -54,12 +53,17 @@ class Parts(NamedTuple):
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
     def in_one_type(self, inputs: Any) -> tuple[Parts, Any]:
-        """Parts and inputs in the type that the core computes in; packed weights are of the parameters' type."""
+        """Parts and inputs in the type that the core computes in: float32 for 16-bit floats, also mixed with float32.
+
+        Packed weights are of the parameters' type.
+        """
         found = {x.dtype for x in (*inputs, *self.parameters) if x is not None}
         if len(found) == 1 and found.issubset(FLOATS):
             return self, inputs
-        *inputs, parameters = in_one_type(*inputs, self.parameters)
-        return self._replace(parameters=parameters, packed=None), inputs
+        queries, keys, values = inputs
+        common = common_type(queries=queries, keys=keys, values=values, parameters=tuple(self.parameters))
+        parameters = Parameters(*[None if x is None else x.to(common) for x in self.parameters])
+        return self._replace(parameters=parameters, packed=None), tuple(x.to(common) for x in inputs)
 
     def for_projected(self) -> Parts:
         """For a call whose keys and values have been through W_k and W_v already."""

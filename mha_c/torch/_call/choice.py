@@ -14,14 +14,11 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from torch import Tensor, nn
-
 from ..._core import layer_parts
 from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
-from .._tensors import elsewhere, exporting, is_compiling
+from .._tensors import PLAIN, elsewhere, exporting, is_compiling
 from .children import Parts, standard_parts
 
-PLAIN = frozenset((Tensor, nn.Parameter))
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
 WHY = {
     CORE: "the compiled core",

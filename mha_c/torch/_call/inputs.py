@@ -14,7 +14,6 @@ from .._private import on_cpu
 from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling, refuse_half_fake
 from .._weights.lazy import LazyWeights, computed
 from .checks import check_options, check_sizes, checked_lengths, rank_of
-from .records import Parameters
 
 
 def checked_inputs(owner: str, queries: Any, keys: Any, values: Any) -> Any:
@@ -27,13 +26,6 @@ def checked_inputs(owner: str, queries: Any, keys: Any, values: Any) -> Any:
         if x.dim() != 3:
             raise rank_of(name, x)
     return tuple(computed(x) if type(x) is LazyWeights else x for x in named.values())
-
-
-def in_one_type(queries: Tensor, keys: Tensor, values: Tensor, parameters: Parameters) -> Any:
-    """The same in the type that the core computes in: float32 for 16-bit floats, also mixed with float32."""
-    common = common_type(queries=queries, keys=keys, values=values, parameters=tuple(parameters))
-    queries, keys, values = (x.to(common) for x in (queries, keys, values))
-    return queries, keys, values, Parameters(*[None if x is None else x.to(common) for x in parameters])
 
 
 def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, projected: bool) -> None:

@@ -23,7 +23,6 @@ from .checks import checked_lengths
 from .children import Parts
 from .dropout import number, rate
 from .formulas import split_heads
-from .inputs import in_one_type
 from .records import LayerCall, Parameters
 from .scored import Scored
 
@@ -42,10 +41,8 @@ SCHEMAS = {
 
 def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any) -> Tensor:
     """The output of a call of a layer, in the type of queries."""
-    parameters, holder, dropout, _ = parts
-    queries, keys, values = inputs
-    dtype, p = result_type(queries.dtype), float(rate(dropout, training))
-    queries, keys, values, parameters = in_one_type(queries, keys, values, parameters)
+    dtype, p = result_type(inputs[0].dtype), float(rate(parts.dropout, training))
+    (parameters, holder, _, _), (queries, keys, values) = parts.in_one_type(inputs)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
     options = module.num_heads, module.empty_rows, p, draw_seed_tensor() if p else None
     out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *options)

@@ -16,7 +16,7 @@ from ..._decoder import caches
 from .._call.attention import any_needs_grad
 from .._call.records import Parameters
 from .._private import on_cpu
-from .._tensors import OWN_TYPES, check_inputs, elsewhere, refuse_transforms
+from .._tensors import PLAIN, check_inputs, elsewhere, refuse_transforms
 from .._twins import twin
 
 NO_GRADIENT = "{} is not differentiable: call it under torch.no_grad(), or project with gradients enabled"
@@ -58,7 +58,7 @@ def _state(weight: Any) -> Any:
     if weight is None:
         return None
     version = 0 if weight.is_inference() else weight._version
-    return version, weight.data_ptr() if type(weight) in OWN_TYPES else 0
+    return version, weight.data_ptr() if type(weight) in PLAIN else 0
 
 
 def _equal(a: Any, b: Any) -> bool:

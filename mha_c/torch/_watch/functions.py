@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .. import functional as ours
 from .._private import FakeTensor, checkpointing, in_mode, in_transform
-from .._tensors import FLOATS, OWN_TYPES, autocasting, exporting, is_compiling
+from .._tensors import FLOATS, PLAIN, autocasting, exporting, is_compiling
 from .operands import Operands
 
 Note = Callable[..., None]  # (kind, operands, causal, mask)
@@ -77,7 +77,7 @@ class _ScaledCall:
     def suits_core(self) -> bool:
         """Whether the core can take it, as torch would compute it."""
         numbers = [x for x in (self.q, self.k, self.v, self.mask) if x is not None]
-        plain = all(type(x) in OWN_TYPES and x.layout is torch.strided and x.device.type == "cpu" for x in numbers)
+        plain = all(type(x) in PLAIN and x.layout is torch.strided and x.device.type == "cpu" for x in numbers)
         one_type = all(x.dtype is self.q.dtype or (x is self.mask and x.dtype is torch.bool) for x in numbers)
         of_both = self.causal and self.mask is not None  # some versions of torch refuse this
         usual = self.q.dtype in FLOATS and not (self.dropout or of_both)
@@ -204,7 +204,7 @@ class _MultiheadCall:
         names = ("query", "key", "value", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         numbers = [given[name] for name in names if given.get(name) is not None]
         dtype = numbers[0].dtype
-        plain = all(type(x) in OWN_TYPES and x.device.type == "cpu" and x.dtype is dtype for x in numbers)
+        plain = all(type(x) in PLAIN and x.device.type == "cpu" and x.dtype is dtype for x in numbers)
         extended = given["bias_k"] is not None or given["add_zero_attn"]
         dropped = given["training"] and given["dropout_p"] > 0
         return plain and dtype in FLOATS and not (extended or dropped) and _core_may_compute()

@@ -15,8 +15,8 @@ from .._call.autograd import HeadsSource
 from .._call.records import Attended, AttentionCall, AttentionTensors
 from .._call.scored import Computed, Scored
 from .._private import in_transform, of_all_examples, unflatten, written_down
-from .._tensors import OWN_TYPES, elsewhere, exporting, is_compiling, optional_tensor
-from .lazy import Recipe, split_heads
+from .._tensors import PLAIN, elsewhere, exporting, is_compiling, optional_tensor
+from .lazy import Recipe, with_heads
 
 
 class OfCore(NamedTuple):
@@ -64,7 +64,7 @@ class Last:
         if found is None:
             _check_numbers(self.kept)
             if self._passes():
-                return split_heads(self._now().to(self.dtype), heads)
+                return with_heads(self._now().to(self.dtype), heads)
             with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
                 found = self.recipe().shown(heads, self.source)
             # What leads to a graph is not kept: it lives as long as somebody reads it.
@@ -85,7 +85,7 @@ class Last:
         one = self.kept[0]
         if in_transform() or is_compiling() or exporting():
             return True
-        return isinstance(one, Tensor) and type(one) not in OWN_TYPES
+        return isinstance(one, Tensor) and type(one) not in PLAIN
 
     def _now(self) -> Tensor:
         """The weights (B, H, Q, K), not kept; computed by operations that compilers and transforms can follow."""

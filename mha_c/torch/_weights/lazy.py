@@ -63,14 +63,14 @@ class Recipe:
         source  what the gradient of the weights flows back to (`autograd.Source`)
         """
         if source is None:
-            return self._lazy(heads) if self._tensor is None else split_heads(self._tensor, heads)
+            return self._lazy(heads) if self._tensor is None else with_heads(self._tensor, heads)
         arguments = source.arguments()
         shown = Shown(self._lazy(heads), self, source, arguments is None)
         return WeightsFunction.apply(shown, *(arguments or [torch.empty((), requires_grad=True)]))
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
         if not has_wrappers:
-            return split_heads(self.tensor(), heads)
+            return with_heads(self.tensor(), heads)
         tensor, kept = self._tensor, self._kept
         sizes, device = (kept.shape, kept.device) if tensor is None else (tensor.shape, tensor.device)
         batch, own_heads, queries, keys = sizes
@@ -127,7 +127,7 @@ class NumbersOf(Function):
         return grad
 
 
-def split_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
+def with_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
     """(B, H, Q, K) as (B*H, Q, K) if heads is None; or with other heads, if a caller has folded them into the batch."""
     if heads is None or weights.shape[-3] != heads:
         weights = weights.flatten(-4, -3)
@@ -157,7 +157,7 @@ def numbers(weights: Tensor) -> Tensor:
     state = weights.__dict__
     result: Optional[Tensor] = state.get("_is")
     if result is None:
-        result = split_heads(state["_recipe"].tensor(), None if weights.dim() == 3 else weights.shape[1])
+        result = with_heads(state["_recipe"].tensor(), None if weights.dim() == 3 else weights.shape[1])
         state["_is"] = result
     return result
 
