@@ -14,11 +14,10 @@ from .._arguments.arrays import to_lengths
 from .._decoder import caches
 from ._call import formulas
 from ._call.attention import any_needs_grad
-from ._call.checks import checked_lengths
 from ._call.children import Parts
 from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
-from ._call.inputs import check_call, checked_inputs, copied, materialize
+from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
 from ._call.records import Parameters
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
@@ -39,7 +38,7 @@ def explained(
     projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
     if projected:
         keys, values, valid_lens = keys._given_to(module, queries, values, valid_lens)
-    queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values)
+    queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values, valid_lens)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)
         _draw(module, inputs)
@@ -49,12 +48,11 @@ def explained(
         "dtype": str(queries.dtype).rpartition(".")[2], "device": str(queries.device), "way": way, "why": WHY[way],
         "attention": dict(zip(("batch", "heads", "queries", "keys"), counts)),
     }  # fmt: skip
-    check_call(module, queries, keys, values, valid_lens, projected)
+    lens = check_call(module, children_of(module, projected), queries, keys, values, valid_lens)
     if parts is None or cache is not None:
         return facts
     parts = parts.for_projected() if projected else parts
     if way == CORE:
-        lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
         return {**facts, **_of_core(module, inputs, parts, lens, rate(parts.dropout, training))}
     return {**facts, **_of_torch(inputs, parts.parameters, counts)} if way == GENERAL else facts
 

@@ -26,7 +26,6 @@ from ._call.inputs import checked_inputs, materialize
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
-from ._tensors import PLAIN
 from ._twins import twin
 from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
@@ -189,19 +188,15 @@ class AttentionModule(ShowsWeights, Viewable):
         projected, steps = False, None
         if isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
-        if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN):
-            calls.check_order(type(self).__name__, values, valid_lens)
-            queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values)
+        queries, keys, values = inputs = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)
         materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
         if cache is not None:
-            steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
+            steps = Steps.of(self, cache, inputs, valid_lens, training)
         way, parts = choose(self, queries, keys, values, valid_lens)
-        inputs = queries, keys, values
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts
             if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
                 return ops.call(self, parts, inputs, valid_lens, training)
-            calls.check_order(type(self).__name__, values, valid_lens)
             parts, plain = parts.in_one_type(inputs)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
                 return core.call(self, parts, plain, valid_lens, training, steps, queries.dtype)

@@ -89,11 +89,11 @@ def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor)
     def layer(queries: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Any:
         parameters = Parameters._make(others)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return formulas.attention(options, AttentionTensors(q, k, v, parameters.w_v), drop, False, True).out
 
         keys, values = formulas.without_hidden(queries, keys, values, call.valid_lens, call.empty_rows)
-        return (formulas.composed((queries, keys, values), parameters.projections(), call.num_heads, attend),)
+        return (formulas.composed((queries, keys, values), parameters.projections(), call.num_heads, attention_of),)
 
     return formulas.gradients(layer, tensors, needs, (grad_out,))
 

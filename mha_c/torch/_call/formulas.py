@@ -230,14 +230,14 @@ def without_autocast(q: Tensor) -> Any:
 # --- A whole layer ------------------------------------------------------------------------------------------
 
 
-def composed(inputs: Any, projections: Any, num_heads: int, attend: Callable[..., Tensor]) -> Tensor:
-    """The book's lines, W_o(attend(W_q(queries), W_k(keys), W_v(values))), of inputs (B, rows, .).
+def composed(inputs: Any, projections: Any, num_heads: int, attention_of: Callable[..., Tensor]) -> Tensor:
+    """The book's lines, W_o(attention_of(W_q(queries), W_k(keys), W_v(values))), of inputs (B, rows, .).
 
-    projections  W_q, W_k, W_v, W_o: modules or functions; None where there is none
-    attend       takes and gives heads (B, H, rows, d)
+    projections   W_q, W_k, W_v, W_o: modules or functions; None where there is none
+    attention_of  takes and gives heads (B, H, rows, d)
     """
     *into, W_o = projections
-    heads = attend(*(split_heads(x if W is None else W(x), num_heads) for x, W in zip(inputs, into)))
+    heads = attention_of(*(split_heads(x if W is None else W(x), num_heads) for x, W in zip(inputs, into)))
     joined = heads.transpose(1, 2).flatten(2)
     return joined if W_o is None else W_o(joined)
 

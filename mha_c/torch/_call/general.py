@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from .._tensors import exporting
 from .._weights.last import last_of
-from . import attention, formulas
-from .checks import checked_lengths
+from . import formulas
+from .attention import attend
 from .children import is_changed, plain_attention
 from .choice import looked_at
 from .dropout import rate
-from .inputs import check_call
+from .inputs import check_call, children_of
 from .records import AttentionCall, AttentionTensors
 
 
@@ -26,23 +26,17 @@ def call(
     steps      the `decoding.Steps` of a call with a cache
     """
     queries, keys, values = inputs
-    ours = hasattr(module._inner(), "_layout")  # another attention may see what it likes, and have lengths of its own
-    check_call(module, queries, keys, values, valid_lens if ours else None, projected)
-    children = {slot: getattr(module, name) for slot, name in module._layout.slots}
+    children, empty_rows, clean = children_of(module, projected), module.empty_rows, False
     W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
-    empty_rows, clean, inner = module.empty_rows, False, None
-    scores = scorer is None or (_is_plain(scorer) and scorer.bias is None)
-    # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
-    own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
-    if scores and not looked_at(queries, keys, values, *own):
-        inner = plain_attention(module)
-    if valid_lens is not None and steps is None and ours:
-        valid_lens = checked_lengths(valid_lens, queries)
-        keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
+    inner = _attention_inside(module, children, inputs)
+    # Another attention may see what it likes, and have lengths of its own.
+    lens = valid_lens if hasattr(module._inner(), "_layout") else None
+    lens = check_call(module, children, queries, keys, values, lens)
+    if steps is None and lens is not None:
+        valid_lens = lens
+        keys, values = formulas.without_hidden(queries, keys, values, lens, empty_rows)
         clean = all(W is None or _is_plain(W) for W in (W_k, W_v))
-    if projected:
-        W_k = W_v = None
-    if steps is not None:
+    elif steps is not None:
         rows = [x if W is None else W(x) for x, W in ((keys, W_k), (values, W_v))]
         keys, values, valid_lens = steps.appended(*rows)
         W_k, W_v, clean, empty_rows = None, None, True, "zero"
@@ -53,18 +47,28 @@ def call(
         return module._by_children(q, k, v, valid_lens, training)
     p = float(rate(inner.dropout, training))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))
         options = AttentionCall(valid_lens, dropout=p, empty_rows=empty_rows)
         given = options, tensors
         if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
             visible = formulas.visible_keys(queries, keys, valid_lens)
             given = options._replace(valid_lens=None), tensors._replace(keep_mask=visible)
-        found = attention.attend(*given, clean=clean)
+        found = attend(*given, clean=clean)
         inner.__dict__["_last"] = last_of(options, tensors, found, (W_q is None, W_k is None))
         return found.out
 
-    return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), module.num_heads, attend)
+    return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), module.num_heads, attention_of)
+
+
+def _attention_inside(module: Any, children: dict[int, Any], inputs: Any) -> Any:
+    """The module whose attention can be computed as a whole; None where each of the book's operations must be seen."""
+    scorer = children.get(8)
+    if scorer is not None and not (_is_plain(scorer) and scorer.bias is None):
+        return None
+    # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
+    own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
+    return None if looked_at(*inputs, *own) else plain_attention(module)
 
 
 def _is_plain(linear: Any) -> bool:

@@ -16,8 +16,9 @@ from .._weights.lazy import LazyWeights, computed
 from .checks import check_options, check_sizes, checked_lengths, rank_of
 
 
-def checked_inputs(owner: str, queries: Any, keys: Any, values: Any) -> Any:
+def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
     """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
+    calls.check_order(owner, values, valid_lens)
     named = {"queries": queries, "keys": keys, "values": values}
     if any(x is None for x in named.values()):
         raise calls.missing(owner, **named)
@@ -28,33 +29,44 @@ def checked_inputs(owner: str, queries: Any, keys: Any, values: Any) -> Any:
     return tuple(computed(x) if type(x) is LazyWeights else x for x in named.values())
 
 
-def check_call(module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, projected: bool) -> None:
-    """What the core would refuse, refused before sizes are set and children are called.
+def children_of(module: Any, projected: bool) -> dict[int, Any]:
+    """The projections of a call, by their places among the Parameters.
 
-    projected   keys and values have been through W_k and W_v
+    projected   keys and values have been through W_k and W_v: without these
     """
-    calls.check_order(type(module).__name__, values, valid_lens)
-    queries, keys, values = checked_inputs(type(module).__name__, queries, keys, values)
-    if is_compiling() and not exporting():  # a compiler's program raises errors when it runs
-        return
-    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
-    used: dict[int, Any] = {slot: child for slot, child in children.items() if not (projected and slot in (1, 2))}
+    slots = module._layout.slots
+    return {slot: getattr(module, name) for slot, name in slots if not (projected and slot in (1, 2))}
+
+
+def check_call(
+    module: Any, children: dict[int, Any], queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
+) -> Any:
+    """What the core would refuse, refused before sizes are set and children are called; the lengths as a tensor.
+
+    children    those of the call, of `children_of`
+    """
+    if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
+        _check_children(module, children, queries, keys, values, valid_lens)
+    return None if valid_lens is None else checked_lengths(valid_lens, queries)
+
+
+def _check_children(
+    module: Any, children: dict[int, Any], queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
+) -> None:
     # A parametrized child computes its weight when asked for it, and may change with it.
-    owned = [child._parameters for child in used.values() if isinstance(child, nn.Linear)]
+    owned = [child._parameters for child in children.values() if isinstance(child, nn.Linear)]
     weights = tuple(own["weight"] for own in owned if "weight" in own)
     check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
     one = weights[0] if weights else None
     refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
     check_options(module.empty_rows, getattr(getattr(module._inner(), "dropout", None), "p", 0.0))
     sizes = None
-    if all(isinstance(child, nn.Linear) for child in used.values()):
+    if all(isinstance(child, nn.Linear) for child in children.values()):
         features = {slot: x.shape[-1] for slot, x in enumerate((queries, keys, values))}
-        sizes = [_sizes(used.get(slot), features.get(slot)) for slot in range(4)]
+        sizes = [_sizes(children.get(slot), features.get(slot)) for slot in range(4)]
         if on_cpu(queries):
             common_type(queries=queries, keys=keys, values=values, parameters=weights)
     check_sizes(queries, keys, values, sizes, module.num_heads)
-    if valid_lens is not None:
-        checked_lengths(valid_lens, queries)
 
 
 def _sizes(linear: Any, n_features: Optional[int]) -> Any:
@@ -75,30 +87,25 @@ def copied(module: Any) -> Any:
     return copy.deepcopy(module, twins)
 
 
-def has_open_sizes(module: Any) -> bool:
-    return any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots)
-
-
 def materialize(
     module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None, projected: bool = False
-) -> bool:
-    """Draw the weights of lazy projections of a layer, in the order in which d2l would call them; False: none is lazy.
+) -> None:
+    """Draw the weights of lazy projections of a layer, in the order in which d2l would call them.
 
     An input is None if it is projected already.
     """
-    if not has_open_sizes(module):
-        return False
+    if not any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots):
+        return
+    children = children_of(module, projected)
     if queries is not None:
-        check_call(module, queries, keys, values, valid_lens, projected)
+        check_call(module, children, queries, keys, values, valid_lens)
     inputs = (queries, None, None) if projected else (queries, keys, values)
-    children = {slot: module._modules.get(name) for slot, name in module._layout.slots}
     for slot, x in enumerate(inputs):
         if x is not None and isinstance(children.get(slot), nn.LazyLinear):
             _materialize(children[slot], x.shape[-1])
     for slot, before in ((3, 2), (8, 0)):  # d2l calls W_o after W_v, w_v after W_q
         if inputs[before] is not None and isinstance(children.get(slot), nn.LazyLinear):
             _materialize(children[slot], children[before].out_features)
-    return True
 
 
 def _materialize(linear: Any, features: int) -> None:

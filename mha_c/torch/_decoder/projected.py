@@ -46,7 +46,6 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
         if self._values is None:
             if queries is None or values is None:
                 raise calls.missing(name, queries=queries, values=values)
-            calls.check_order(name, values, valid_lens)
         if self._weights is not None and not _without_numbers():
             self._check(Held.by(module))
         if not self._recorded and torch.is_grad_enabled():
