@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ._arguments import scalars
+from ._arguments.calls import refuses_at_the_call
 from ._explain import explain
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
@@ -100,6 +101,7 @@ class _Sizes(NamedTuple):
     projections: list[tuple[str, int, int, int]]
 
 
+@refuses_at_the_call
 def cost(
     layer: Any,
     queries: int,

@@ -16,6 +16,7 @@ import numpy as np
 from . import _core, functional
 from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
+from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
 from ._decoder.steps import DecodingLayer, check_cache
@@ -46,6 +47,7 @@ class Explanation:
         return self._text
 
 
+@refuses_at_the_call
 def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
     """Which kernels, tiles, threads and how much memory a call would use, and why.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from ._arguments.calls import refuses_at_the_call
 from ._head_tables import HeadTable
 from ._summary import Given, Piece, entropy_of
 from .errors import ShapeError
@@ -59,6 +60,7 @@ class Patterns(HeadTable):
         return [self.names[i] for i in np.argsort(-np.nan_to_num(scores, nan=-1.0), kind="stable")]
 
 
+@refuses_at_the_call
 def patterns(source: Any, tokens: Any = None) -> Patterns:
     """How much each head looks at the previous token, at the first, at itself, evenly, and where induction heads look.
 

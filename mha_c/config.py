@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 
 from . import _core
+from ._arguments.calls import refuses_at_the_call
 
 __all__ = ["get_num_threads", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -40,6 +41,7 @@ def get_num_threads() -> int:
     return _core.get_num_threads()
 
 
+@refuses_at_the_call
 def set_num_threads(n: int) -> NumThreads:
     """Let every call from now on use up to `n` threads.
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import like_input, of_one_type, to_arrays
-from ._arguments.calls import refuses_at_the_call
+from ._arguments.calls import is_refusal, refuses_at_the_call
 from ._arguments.options import additive_features, core_options, shows_options
 from ._core import attention_forward
 from ._gradients import additive_attention_backward, dot_product_attention_backward
@@ -55,7 +55,6 @@ def dot_product_attention(
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
 @shows_options
-@refuses_at_the_call
 def dot_product_attention(
     q: Any, k: Any, v: Any, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
@@ -136,7 +135,12 @@ def dot_product_attention(
     >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
     array([1. , 1.5, 3. ])
     """
-    return _attention(q, k, v, None, valid_lens, options, (return_weights, return_lse))
+    try:
+        return _attention(q, k, v, None, valid_lens, options, (return_weights, return_lse))
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            raise error.with_traceback(None) from None
+        raise
 
 
 @overload
@@ -151,7 +155,6 @@ def additive_attention(
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any: ...  # fmt: skip
 @shows_options
-@refuses_at_the_call
 def additive_attention(
     q: Any, k: Any, v: Any, w_v: Any, W_q: Any = None, W_k: Any = None, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
@@ -198,8 +201,13 @@ def additive_attention(
     >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
     array([[[2.]]])
     """
-    q, k, w_v = additive_features(q, k, w_v, W_q, W_k)
-    return _attention(q, k, v, w_v, valid_lens, options, (return_weights, return_lse))
+    try:
+        q, k, w_v = additive_features(q, k, w_v, W_q, W_k)
+        return _attention(q, k, v, w_v, valid_lens, options, (return_weights, return_lse))
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            raise error.with_traceback(None) from None
+        raise
 
 
 @overload

@@ -8,6 +8,7 @@ import numpy as np
 
 from ._arguments import calls, scalars
 from ._arguments.arrays import check_features, gradient_like, like_input, of_one_type, to_arrays
+from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._arguments.options import core_options
 from ._core import attention_backward, attention_forward, linear, linear_backward
@@ -110,6 +111,7 @@ class GQAAttention(Layer, Viewable):
     _by_head = True
     _record: Optional[_Record] = None
 
+    @refuses_at_the_call
     def __init__(
         self, num_hiddens: int, num_heads: int, num_kv_heads: int, bias: bool = False, rope: bool = False,
         causal: bool = True, *, dtype: Any = np.float32, rng: RngLike = None,
@@ -143,6 +145,7 @@ class GQAAttention(Layer, Viewable):
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any: ...
+    @refuses_at_the_call
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
@@ -196,6 +199,7 @@ class GQAAttention(Layer, Viewable):
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
+    @refuses_at_the_call
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss with respect to queries, keys and values; adds those of the parameters to their `grad`.
 

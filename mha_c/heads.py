@@ -20,6 +20,7 @@ import numpy as np
 
 from . import _layers_with_heads
 from ._arguments import scalars
+from ._arguments.calls import refuses_at_the_call
 from ._head_tables import HeadTable
 from ._layers_with_heads import LayerWithHeads
 from ._patterns import Patterns, patterns
@@ -111,6 +112,7 @@ class Importance(HeadTable):
         return [(self.names[i], self.names[j], float(more)) for more, i, j in found]
 
 
+@refuses_at_the_call
 def importance(
     model: Any,
     data: Any,
@@ -210,6 +212,7 @@ def importance(
     return Importance(names, {name: scores[name] for name in methods}, baseline, lost if joint else None)
 
 
+@refuses_at_the_call
 def prune(model: Any, heads: Any) -> Any:
     """Remove heads from a layer, or from the layers of a model, in place, and return the layer or model.
 

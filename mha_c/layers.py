@@ -14,6 +14,7 @@ import numpy as np
 
 from . import masking
 from ._arguments import constructors, scalars
+from ._arguments.calls import refuses_at_the_call
 from ._decoder.caches import ProjectedKeys
 from ._decoder.steps import DecodingLayer
 from ._layer.module import Dropout
@@ -57,6 +58,7 @@ class DotProductAttention(DecodingLayer):
     (2, 1, 10)
     """
 
+    @refuses_at_the_call
     def __init__(
         self, dropout: float, *, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform"
     ) -> None:
@@ -159,6 +161,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     @constructors.shows(FORMS[1], FORMS[0])
+    @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
@@ -247,6 +250,7 @@ class AdditiveAttention(DecodingLayer):
         dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
     @constructors.shows(FORMS[1], FORMS[0])
+    @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
     ) -> None:
@@ -260,6 +264,7 @@ class AdditiveAttention(DecodingLayer):
         """The layer's dropout: its probability `p`."""
         return self._dropout
 
+    @refuses_at_the_call
     def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeys:
         """Project the keys by W_k once, for a decoder that uses the same keys at every step.
 

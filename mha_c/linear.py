@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _core
 from ._arguments.arrays import like_input, parameter_array, to_arrays
+from ._arguments.calls import refuses_at_the_call
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ class Linear:
     def __call__(self, x: NDArray[Real]) -> NDArray[Real]: ...
     @overload
     def __call__(self, x: Any) -> Any: ...
+    @refuses_at_the_call
     def __call__(self, x: Any) -> Any:
         """x (..., in_features) -> (..., out_features); tensor in, tensor out."""
         (array,), as_tensor = to_arrays((x, "x"))

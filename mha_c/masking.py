@@ -11,7 +11,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import is_tensor, like_input, to_arrays, to_lengths
-from ._arguments.calls import refuses_at_the_call
+from ._arguments.calls import is_refusal, refuses_at_the_call
 from ._core import masked_softmax as core_masked_softmax
 from .errors import ShapeError
 
@@ -28,7 +28,6 @@ __dir__ = __all__.copy  # what dir() and completion show
 def masked_softmax(X: NDArray[Real], valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> NDArray[Real]: ...
 @overload
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ...) -> Any: ...
-@refuses_at_the_call
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
@@ -68,13 +67,19 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     <BLANKLINE>
            [[0.333, 0.333, 0.333]]])
     """
-    (scores,), as_tensor = to_arrays((X, "X"))
-    lens = to_lengths(valid_lens)
-    shape = scores.shape
-    if lens is None and scores.ndim != 3 and scores.ndim > 0:
-        n_rows = int(np.prod(shape[:-1], dtype=np.int64))
-        scores = scores.reshape(1, n_rows, shape[-1])
-    return like_input(core_masked_softmax(scores, lens, empty_rows).reshape(shape), as_tensor)
+    try:
+        (scores,), as_tensor = to_arrays((X, "X"))
+        lens = to_lengths(valid_lens)
+        shape = scores.shape
+        if lens is None and scores.ndim != 3 and scores.ndim > 0:
+            n_rows = int(np.prod(shape[:-1], dtype=np.int64))
+            scores = scores.reshape(1, n_rows, shape[-1])
+        weights = core_masked_softmax(scores, lens, empty_rows)
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            raise error.with_traceback(None) from None
+        raise
+    return like_input(weights.reshape(shape), as_tensor)
 
 
 @overload
@@ -233,6 +238,7 @@ class TransposesHeads:
     def transpose_qkv(self, X: NDArray[Number]) -> NDArray[Number]: ...
     @overload
     def transpose_qkv(self, X: Any) -> Any: ...
+    @refuses_at_the_call
     def transpose_qkv(self, X: Any) -> Any:
         """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
 
@@ -257,6 +263,7 @@ class TransposesHeads:
     def transpose_output(self, X: NDArray[Number]) -> NDArray[Number]: ...
     @overload
     def transpose_output(self, X: Any) -> Any: ...
+    @refuses_at_the_call
     def transpose_output(self, X: Any) -> Any:
         """The reverse of `transpose_qkv`.
 

@@ -87,6 +87,7 @@ class PositionalEncoding(Trained):
     # The shape of the last training call and its factors: 0 for dropped numbers, else 1/(1 - p); or one for all.
     _record: Optional[tuple[tuple[int, ...], Array]] = None
 
+    @refuses_at_the_call
     def __init__(self, num_hiddens: int, dropout: float, max_len: int = 1000, *, rng: RngLike = None) -> None:
         self.num_hiddens = scalars.whole(num_hiddens, "num_hiddens", least=2)
         if num_hiddens % 2:
@@ -117,6 +118,7 @@ class PositionalEncoding(Trained):
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
     @overload
     def backward(self, grad_output: Any) -> Any: ...
+    @refuses_at_the_call
     def backward(self, grad_output: Any) -> Any:
         """The gradient with respect to X, from the gradient with respect to the result of the last training call.
 
@@ -283,6 +285,7 @@ def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, 
 # --- Relative biases ----------------------------------------------------------------------------------
 
 
+@refuses_at_the_call
 def alibi_slopes(num_heads: int) -> Array:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
@@ -323,6 +326,7 @@ def alibi_slopes(num_heads: int) -> Array:
     return np.concatenate([slopes, further])
 
 
+@refuses_at_the_call
 def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Array:
     """T5's bucket of each distance j - i of a key j from a query i.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays, to_lengths
+from ._arguments.calls import refuses_at_the_call
 from ._layer.module import Trained
 from .errors import ShapeError
 from .functional import dot_product_attention, dot_product_attention_backward
@@ -105,6 +106,7 @@ class KernelAttention(Trained):
 
     _record: Optional[_Record] = None
 
+    @refuses_at_the_call
     def __init__(
         self,
         kernel: Kernel = "gaussian",
@@ -133,6 +135,7 @@ class KernelAttention(Trained):
         return self._width
 
     @width.setter
+    @refuses_at_the_call
     def width(self, value: float) -> None:
         self._width = scalars.positive(value, "width")
 
@@ -145,6 +148,7 @@ class KernelAttention(Trained):
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any: ...
+    @refuses_at_the_call
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
@@ -182,6 +186,7 @@ class KernelAttention(Trained):
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
+    @refuses_at_the_call
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss with respect to queries, keys and values; adds that of the width to `width_grad`.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from ._arguments import scalars
 from ._arguments.arrays import check_features, floats, like_input, of_one_type, to_array, to_arrays
+from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._core import linear
 from ._layer.call import AttentionLayer
@@ -43,6 +44,7 @@ def scaled_dot_product_attention(
 ) -> tuple[NDArray[Real], NDArray[Real]]: ...
 @overload
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]: ...
+@refuses_at_the_call
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
     """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
 
@@ -120,6 +122,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
     _by_head = True
 
+    @refuses_at_the_call
     def __init__(self, d_model: int, num_heads: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
         self.d_model, self._num_heads = divisible(d_model, "d_model", num_heads)
         states = tuple(State(name, self.d_model, self.d_model) for name in self._roles)
@@ -134,6 +137,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def __call__(self, x: NDArray[Real]) -> NDArray[Real]: ...
     @overload
     def __call__(self, x: Any) -> Any: ...
+    @refuses_at_the_call
     def __call__(self, x: Any) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         check_features(floats(array, "x"), "x", self.d_model)
@@ -144,6 +148,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
     @overload
     def backward(self, grad_output: Any) -> Any: ...
+    @refuses_at_the_call
     def backward(self, grad_output: Any) -> Any:
         """The gradient with respect to x; otherwise like `MultiHeadAttention.backward`.
 
@@ -177,6 +182,7 @@ class _AISummer(Layer):
     def __call__(self, x: NDArray[Real], mask: Any = None) -> NDArray[Real]: ...
     @overload
     def __call__(self, x: Any, mask: Any = None) -> Any: ...
+    @refuses_at_the_call
     def __call__(self, x: Any, mask: Any = None) -> Any:
         (array,), as_tensor = to_arrays((x, "x"))
         check_features(floats(array, "x"), "x", self.dim)
@@ -226,6 +232,7 @@ class SelfAttentionAISummer(_AISummer):
     (2, 3, 4)
     """
 
+    @refuses_at_the_call
     def __init__(self, dim: int, *, dtype: Any = np.float32, rng: RngLike = None) -> None:
         dim = scalars.whole(dim, "dim")
         super().__init__(dim, 1, dim, dtype, rng)
@@ -275,6 +282,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
 
     W_0 = Projection()
 
+    @refuses_at_the_call
     def __init__(
         self, dim: int, heads: int = 8, dim_head: Optional[int] = None, *, dtype: Any = np.float32, rng: RngLike = None
     ) -> None:

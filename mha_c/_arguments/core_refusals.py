@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # --- Types and numbers ----------------------------------------------------------------------------
 
 
-def kind(value: Any, name: str, expected: str) -> Exception:
-    return TypeError(f"{name} must be {expected}, got {type(value).__name__}")
+def kind(value: Any, name: str, expected: str) -> NoReturn:
+    raise TypeError(f"{name} must be {expected}, got {type(value).__name__}")
 
 
 def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> NoReturn:
@@ -65,18 +65,18 @@ def threads(value: Any, most: int) -> int:
     return number
 
 
-def isa(name: Any) -> Exception:
+def isa(name: Any) -> NoReturn:
     if not isinstance(name, str):
-        return kind(name, "name", "a string")
+        kind(name, "name", "a string")
     isas = _core.isas()
     there, offered = ", ".join([i for i, _ in isas]), ", ".join([i for i, available in isas if available])
-    return ValueError(
+    raise ValueError(
         f"instruction set {name!r:.100} is not available: this CPU offers {offered} (this build has {there})"
     )
 
 
-def size(name: str, shape: Sizes) -> Exception:
-    return ValueError(f"{name} of shape {shape} would be too large")
+def size(name: str, shape: Sizes) -> NoReturn:
+    raise ValueError(f"{name} of shape {shape} would be too large")
 
 
 # --- Shapes -----------------------------------------------------------------------------------------
@@ -156,17 +156,17 @@ def attention(q: Array, k: Array, v: Array, w_v: Optional[Array]) -> Optional[Ex
     return found
 
 
-def bool_bias(name: str) -> Exception:
-    return TypeError(
+def bool_bias(name: str) -> NoReturn:
+    raise TypeError(
         f"{name} has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
         f"keep_mask"
     )
 
 
-def mask_kind(value: Any, name: str) -> Exception:
+def mask_kind(value: Any, name: str) -> NoReturn:
     if not hasattr(value, "dtype") or isinstance(value, np.generic):
-        return kind(value, name, "an array of bool")
-    return TypeError(
+        kind(value, name, "an array of bool")
+    raise TypeError(
         f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name} != 0, or pass numbers "
         f"to be added to the scores as bias"
     )
@@ -194,12 +194,12 @@ def mask(array: Array, name: str, scores: Sizes) -> Optional[Exception]:
     return None
 
 
-def corner_with_origin() -> Exception:
-    return ValueError("causal='bottom_right' needs the sizes of the whole call: it takes no origin")
+def corner_with_origin() -> NoReturn:
+    raise ValueError("causal='bottom_right' needs the sizes of the whole call: it takes no origin")
 
 
-def far_origin(origin: Any, last: int) -> Exception:
-    return ValueError(f"origin must be at most {last}, the last place that dropout counts, got {origin!r:.100}")
+def far_origin(origin: Any, last: int) -> NoReturn:
+    raise ValueError(f"origin must be at most {last}, the last place that dropout counts, got {origin!r:.100}")
 
 
 def relative_bias(table: Array, heads: int) -> Exception:
@@ -210,8 +210,8 @@ def relative_bias(table: Array, heads: int) -> Exception:
 # --- Layers -------------------------------------------------------------------------------------------
 
 
-def cache_counts(before: Any, counts: Any, longest: int, room: int) -> Exception:
-    return ValueError(
+def cache_counts(before: Any, counts: Any, longest: int, room: int) -> NoReturn:
+    raise ValueError(
         f"a cache with room for {room} rows, of which {before} are taken, cannot take {counts} more and have {longest}"
     )
 
@@ -246,7 +246,7 @@ def features(
         return ShapeError(f"{k} {of_k} features, but {q} {of_q}: they are scored against each other")
     for n, name in ((of_q, "queries and keys"), (of_v, "values")):
         if n % num_heads:
-            return ValueError(f"num_heads = {num_heads} does not divide the {n} projected features of {name}")
+            raise ValueError(f"num_heads = {num_heads} does not divide the {n} projected features of {name}")
     if W_o is not None and W_o[1] != of_v:
         return ShapeError(f"W_o expects {W_o[1]} features, but the attended values have {of_v}")
     if w_v is None:
@@ -254,8 +254,8 @@ def features(
     return rank(w_v, "w_v", 1, "(features of a head,)") or shape(w_v, "w_v", (of_q // num_heads,))
 
 
-def projection(name: str) -> Exception:
-    return TypeError(f"{name} must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))")
+def projection(name: str) -> NoReturn:
+    raise TypeError(f"{name} must be (weight, bias or None) or (packed, bias or None, (out_features, in_features))")
 
 
 class PackedForOthers(ValueError):

@@ -14,6 +14,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
+from .._arguments.calls import refuses_at_the_call
 from .._core import linear
 from ..errors import ShapeError
 
@@ -60,6 +61,7 @@ class KeyValueCache:
     __slots__ = ("_batch", "_keys", "_max_len", "_steps", "_values", "_weights")
     _same: Any = staticmethod(same_weights)
 
+    @refuses_at_the_call
     def __init__(self, batch: int, max_len: int) -> None:
         self._max_len = scalars.whole(max_len, "max_len")
         self._batch = scalars.whole(batch, "batch")
@@ -93,6 +95,7 @@ class KeyValueCache:
         """Forget all steps, but keep the memory."""
         self._steps, self._weights = 0, None
 
+    @refuses_at_the_call
     def reorder(self, index: Any) -> None:
         """Replace each item i by what item index[i] was, for beam search.
 
@@ -180,6 +183,7 @@ class ProjectedKeyValues:
         """Sizes (B, K, features of the projected keys)."""
         return tuple(self._keys.shape)
 
+    @refuses_at_the_call
     def reorder(self: Kept, index: Any) -> Kept:
         """Copy the items index[0], index[1], ... into a new object, for beam search.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from .._arguments import scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
+from .._arguments.calls import refuses_at_the_call
 from .._core import explain_layer, layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
@@ -40,6 +41,7 @@ def check_cache(cache: Any, training: bool) -> None:
 class DecodingLayer(AttentionLayer):
     """An attention layer whose keys and values can be kept from call to call."""
 
+    @refuses_at_the_call
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Make a cache for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
 
@@ -78,6 +80,7 @@ class DecodingLayer(AttentionLayer):
         """
         return KeyValueCache(batch, max_len)
 
+    @refuses_at_the_call
     def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 

@@ -348,7 +348,13 @@ class AttentionLayer(Layer, Viewable):
                 "the last call in training mode was given projected keys, through which no gradient reaches W_k: give "
                 "it the keys themselves"
             )
-        grads = self._gradients(record, gradient_like(record.out.shape, record.out.dtype, grad_output), roles)
+        try:
+            grad_output = gradient_like(record.out.shape, record.out.dtype, grad_output)
+        except (TypeError, ValueError) as error:
+            if calls.is_refusal(error):
+                raise error.with_traceback(None) from None
+            raise
+        grads = self._gradients(record, grad_output, roles)
         with self._parameters.lock:
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")

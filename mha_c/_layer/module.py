@@ -13,6 +13,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import parameter_array
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ..linear import Linear, Parameter, Parameters, State
 
@@ -69,6 +70,7 @@ class Trained:
     training = False
     _record: Any = None  # what `backward` needs of the last call; copies and pickles have none
 
+    @refuses_at_the_call
     def train(self: Self, mode: bool = True) -> Self:
         """Switch to training mode: calls drop weights and keep what `backward` needs (NumPy layers start in eval mode).
 
@@ -123,6 +125,7 @@ class Layer(Trained):
         """The type of the parameters, float32 or float64.  A result has the type of the inputs."""
         return self._parameters.dtype
 
+    @refuses_at_the_call
     def initialize(self, rng: RngLike = None, method: str = "xavier_uniform") -> None:
         """Draw all weights again; weights whose sizes are still open are drawn at the first call.
 
@@ -241,6 +244,7 @@ class Layer(Trained):
         entries = {f"{name}.{suffix}": x for name, state in states.items() for suffix, x in _arrays_of(state)}
         return {name: array.copy() for name, array in entries.items() if array is not None}
 
+    @refuses_at_the_call
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copy all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
 

@@ -6,6 +6,7 @@ import inspect
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .._arguments.calls import refuses_at_the_call
 from .._arguments.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ class Viewable:
 
     __slots__ = ()
 
+    @refuses_at_the_call
     def view(self, tokens: Any = None, **options: Any) -> Page:
         """The weights of the last call as an interactive page; a decoder's page has one row for each step.
 
@@ -53,6 +55,7 @@ class Viewable:
                 raise TypeError(f"view() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}")
         return view(self, tokens, **options)
 
+    @refuses_at_the_call
     def playground(self, tokens: Any = None, **options: Any) -> Page:
         """The page that computes attention in any browser, opened at this layer: its chapter "Many heads" shows it.
 

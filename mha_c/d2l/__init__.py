@@ -18,6 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Optional
 
+from .._arguments.calls import refuses_at_the_call
 from ._originals import construct_by_own_name, pickle_by_name
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Patched(AbstractContextManager["Patched"]):
         return f"<mha_c in {', '.join(module.__name__ for module in self._modules) or 'nothing new'}>"
 
 
+@refuses_at_the_call
 def patch(module: Optional[ModuleType] = None) -> Patched:
     """Replace d2l's attention classes by ours, and print their names; `unpatch` undoes it.
 
@@ -94,6 +96,7 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
     return Patched(modules)
 
 
+@refuses_at_the_call
 def unpatch(module: Optional[ModuleType] = None) -> None:
     """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where nothing is patched.
 
@@ -111,6 +114,7 @@ def unpatch(module: Optional[ModuleType] = None) -> None:
     _restore(list(_patched) if module is None else [module])
 
 
+@refuses_at_the_call
 def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
     """Run `module` and a copy of it with our attention side by side; print speed ratio and largest difference.
 

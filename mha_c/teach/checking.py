@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
 from . import lawful
 from .answers import NEAR, Answer, Example, Lines, written
 from .mistakes import SOURCES, Mistake, function, known, sources
@@ -40,6 +41,7 @@ class _Run(NamedTuple):
     right: list[Any]
 
 
+@refuses_at_the_call
 def check(mine: Any, kind: Optional[str] = None) -> Answer:
     """Compare an implementation with the book's, and say which line is wrong.
 

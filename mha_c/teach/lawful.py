@@ -8,6 +8,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
 from .answers import NEAR, written
 from .mistakes import KINDS
 from .names import told
@@ -65,6 +66,7 @@ class Laws:
             raise AssertionError(self.text)
 
 
+@refuses_at_the_call
 def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     """Try the laws of attention on an implementation: no reference, no known mistakes, any sizes.
 

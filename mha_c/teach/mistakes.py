@@ -17,6 +17,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
+
 _FOLDER = Path(__file__).parent
 _TEXT = (_FOLDER / "book.py").read_text(encoding="utf-8")
 SOURCES = {  # the book's functions as they are written
@@ -56,6 +58,7 @@ class Mistake(NamedTuple):
 MISTAKES: list[Mistake] = []
 
 
+@refuses_at_the_call
 def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None:
     """Teach `check` and `puzzle` one more mistake: a line of a function of the book that reads differently.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ..viz.page import Page
 from ..viz.sources import to_numpy
@@ -64,6 +65,7 @@ class LayerSteps(Page):
         return str((folded, rows // folded, columns))
 
 
+@refuses_at_the_call
 def multi_head(
     layer: Any, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
     tokens: Any = None, example: int = 0,
@@ -124,6 +126,7 @@ def multi_head(
     return LayerSteps("multi_head", "Multi-head attention, line by line", flat, inputs, biases, heads)
 
 
+@refuses_at_the_call
 def additive(
     layer: Any, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
     tokens: Any = None, example: int = 0,

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .._arguments import scalars
+from .._arguments.calls import refuses_at_the_call
 from .answers import NEAR, Answer
 from .checking import check
 from .mistakes import KINDS, Mistake, function, known, sources
@@ -66,6 +67,7 @@ class Puzzle:
         return check(mended, self.kind)
 
 
+@refuses_at_the_call
 def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1) -> Puzzle:
     """The book's function with a mistake in it, to be found.
 

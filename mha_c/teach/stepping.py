@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
+from .._arguments.calls import refuses_at_the_call
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
 from ..viz import labels
@@ -105,6 +106,7 @@ class Steps(Page):
         return Tiles(self.inputs, block_size)
 
 
+@refuses_at_the_call
 def steps(
     q: Any, k: Any = None, v: Any = None, valid_lens: Any = None, *, tokens: Any = None, example: int = 0
 ) -> Steps:
@@ -244,6 +246,7 @@ class Tiles(Page):
         return "\n".join([*lines, "", "output: what was summed up, divided by the sum", matrix_text(self.output)])
 
 
+@refuses_at_the_call
 def tiles(
     q: Any,
     k: Any,

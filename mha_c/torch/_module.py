@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .._arguments import calls, scalars
+from .._arguments.calls import refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._decoder.steps import DecodingLayer
 from .._layer.viewable import Viewable
@@ -103,6 +104,7 @@ class AttentionModule(ShowsWeights, Viewable):
                 child.reset_parameters()
 
     @twin(DecodingLayer.new_cache)
+    @refuses_at_the_call
     def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
         """Make a cache for the projected keys and values of max_len steps of `batch` items.
 
@@ -124,6 +126,7 @@ class AttentionModule(ShowsWeights, Viewable):
         return KeyValueCache(batch, max_len)
 
     @twin(DecodingLayer.project)
+    @refuses_at_the_call
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
@@ -159,22 +162,20 @@ class AttentionModule(ShowsWeights, Viewable):
 
         `defaults`: None for each keyword; torch.onnx.export(dynamo=False) passes these by position.
         """
-        if defaults or misnamed:
-            calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
-        if training is not None:
-            training = scalars.flag(training, "training")
-        parts = parts_for_core(self, queries, keys, values)
         try:
-            if parts is not None and cache is None:
-                return core.call(self, parts, (queries, keys, values), valid_lens, training)
-        except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then computed by torch, or refused
-            pass
-        except ShapeError as error:  # in a traceback the caller's line comes next, not ours
-            raise error.with_traceback(None) from None
-        try:
+            if defaults or misnamed:
+                calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
+            if training is not None:
+                training = scalars.flag(training, "training")
+            parts = parts_for_core(self, queries, keys, values)
+            try:
+                if parts is not None and cache is None:
+                    return core.call(self, parts, (queries, keys, values), valid_lens, training)
+            except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
+                pass
             return self._otherwise(queries, keys, values, valid_lens, training, cache)
         except (TypeError, ValueError) as error:
-            if calls.is_refusal(error):
+            if calls.is_refusal(error):  # in a traceback the caller's line comes next, not ours
                 raise error.with_traceback(None) from None
             raise
 

@@ -137,7 +137,7 @@ def check_inputs(**named: Any) -> None:
         if value.is_nested:
             raise TypeError(nested(name))
         if name == "bias" and value.dtype is torch.bool:
-            raise bool_bias(name)
+            bool_bias(name)
         if value.layout is not torch.strided or not value.is_floating_point():
             raise TypeError(
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "

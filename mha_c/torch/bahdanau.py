@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._arguments.calls import refuses_at_the_call
 from .._layer.viewable import Viewable
 from ._call.children import is_changed
 from ._tensors import check_tensors
@@ -87,6 +88,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
     (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
     """
 
+    @refuses_at_the_call
     def __init__(self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0) -> None:
         super().__init__()
         self.attention = AdditiveAttention(num_hiddens, num_hiddens, num_hiddens, dropout)
@@ -95,6 +97,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         self.dense = nn.Linear(num_hiddens, vocab_size)
         self._attention_weights: list[Tensor] = []
 
+    @refuses_at_the_call
     def init_state(self, enc_outputs: Any, enc_valid_lens: Any = None, *args: Any) -> Any:
         """The state that the first call takes.
 
@@ -116,6 +119,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         check_tensors(enc_outputs=outputs)
         return outputs.permute(1, 0, 2), hidden_state, enc_valid_lens
 
+    @refuses_at_the_call
     def forward(self, X: Tensor, state: Any) -> Any:
         """The scores of all words at each step: see the class."""
         enc_outputs, hidden_state, enc_valid_lens = state

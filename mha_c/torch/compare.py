@@ -19,6 +19,8 @@ from .convert import convert
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"compare takes a torch module, then its arguments; got {type(module).__name__}")
     with in_eval_mode(module), torch.no_grad():
         module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
     theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes, of copies only

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ._call.children import is_changed
 from ._call.inputs import copied
@@ -44,6 +46,7 @@ _STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # attributes of our mo
 _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
 
 
+@refuses_at_the_call
 def convert(module: nn.Module) -> nn.Module:
     """Convert the attention modules inside `module` to ours, in place, and return `module`.
 
@@ -99,12 +102,12 @@ def convert(module: nn.Module) -> nn.Module:
                 kind = f"{type(part).__module__}.{type(part).__qualname__}"
                 left.append(f"{name or 'the module itself'} ({kind}) {reason}")
     if left:
-        warnings.warn(f"convert left as they were: {'; '.join(reversed(left))}", stacklevel=2)
+        warnings.warn(f"convert left as they were: {'; '.join(reversed(left))}", stacklevel=3)
     elif not found:
         warnings.warn(
             f"convert found nothing to replace in {type(module).__name__}: it knows nn.MultiheadAttention, and "
             f"{', '.join(_KINDS)} as the book has them",
-            stacklevel=2,
+            stacklevel=3,
         )
     return module
 
@@ -236,6 +239,7 @@ def _results(module: Any, lens: Any, rows: tuple[int, ...] = (3, 5)) -> list[Ten
 # --- Names of parameters ------------------------------------------------------------------------------
 
 
+@refuses_at_the_call
 def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The state_dict of a d2l or mha_c MultiHeadAttention, renamed for nn.MultiheadAttention.
 
@@ -259,6 +263,7 @@ def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tens
     >>> theirs.load_state_dict(mha_c.torch.to_torch_state(ours.state_dict()))
     <All keys matched successfully>
     """
+    _check_names(state, *(f"{prefix}W_{name}.weight" for name in "qkvo"))
     weights = [state[f"{prefix}W_{name}.weight"] for name in "qkv"]
     renamed = {}
     if len({tuple(weight.shape) for weight in weights}) == 1 and weights[0].shape[0] == weights[0].shape[1]:
@@ -274,6 +279,7 @@ def to_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tens
 
 
 @twin(to_torch_state)
+@refuses_at_the_call
 def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The reverse of `to_torch_state`: nn.MultiheadAttention's entries under d2l's names.
 
@@ -290,6 +296,7 @@ def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Te
     >>> ours.load_state_dict(mha_c.torch.from_torch_state(theirs.state_dict()))
     <All keys matched successfully>
     """
+    _check_names(state, f"{prefix}out_proj.weight")
     unknown = [name for name in ("bias_k", "bias_v") if f"{prefix}{name}" in state]
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: d2l's MultiHeadAttention has no such parameters")
@@ -305,3 +312,14 @@ def from_torch_state(state: dict[str, Tensor], prefix: str = "") -> dict[str, Te
         if bias is not None:
             renamed[f"W_{name}.bias"] = bias
     return renamed
+
+
+def _check_names(state: Any, *names: str) -> None:
+    """Errors unless `state` is a state_dict that has these entries."""
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"state must be a state_dict, {{name: Tensor}}, got {type(state).__name__}: write m.state_dict()"
+        )
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(f"state has no {', '.join(missing)}: say in prefix what stands before the names, with its dot")

@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from .. import functional as of_numpy
 from .._arguments import scalars
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.options import core_corner, core_window, shows_options, unknown_option
 from ..errors import ShapeError
 from ._call.attention import attend
@@ -67,7 +67,6 @@ def dot_product_attention(
 ) -> Any: ...  # fmt: skip
 @twin(of_numpy.dot_product_attention)
 @shows_options
-@refuses_at_the_call
 def dot_product_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *,
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[TensorOptions],
@@ -89,7 +88,12 @@ def dot_product_attention(
     >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
     torch.Size([1, 4, 5, 8])
     """
-    return _attention(q, k, v, None, valid_lens, return_weights, return_lse, **options)
+    try:
+        return _attention(q, k, v, None, valid_lens, return_weights, return_lse, **options)
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            raise error.with_traceback(None) from None
+        raise
 
 
 @overload
@@ -106,7 +110,6 @@ def additive_attention(
 ) -> Any: ...  # fmt: skip
 @twin(of_numpy.additive_attention)
 @shows_options
-@refuses_at_the_call
 def additive_attention(
     q: Tensor, k: Tensor, v: Tensor, w_v: Tensor, W_q: Optional[Tensor] = None, W_k: Optional[Tensor] = None,
     valid_lens: Any = None, *,
@@ -123,12 +126,17 @@ def additive_attention(
     >>> mha_c.torch.functional.additive_attention(q, k, v, w_v=torch.ones(2))
     tensor([[[2.]]])
     """
-    check_inputs(w_v=w_v)
-    if w_v.dim() != 1:
-        raise ShapeError(f"w_v must have shape (h,), got {tuple(w_v.shape)}")
-    q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
-    k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
-    return _attention(q, k, v, w_v, valid_lens, return_weights, return_lse, **options)
+    try:
+        check_inputs(w_v=w_v)
+        if w_v.dim() != 1:
+            raise ShapeError(f"w_v must have shape (h,), got {tuple(w_v.shape)}")
+        q = _projected(q, "q", W_q, "W_q", w_v.shape[0])
+        k = _projected(k, "k", W_k, "W_k", w_v.shape[0])
+        return _attention(q, k, v, w_v, valid_lens, return_weights, return_lse, **options)
+    except (TypeError, ValueError) as error:
+        if is_refusal(error):
+            raise error.with_traceback(None) from None
+        raise
 
 
 @twin(of_numpy.merge)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.arrays import check_features
+from .._arguments.calls import refuses_at_the_call
 from ._call.records import AttentionCall
 from ._heads import AttendsHeads
 from ._private import in_transform
@@ -55,6 +56,7 @@ class GQAAttention(RotatesHeads):
     (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]))
     """
 
+    @refuses_at_the_call
     def __init__(
         self, num_hiddens: int, num_heads: int, num_kv_heads: int, bias: bool = False, rope: bool = False,
         causal: bool = True, *, device: Any = None, dtype: Optional[torch.dtype] = None,
@@ -69,6 +71,7 @@ class GQAAttention(RotatesHeads):
         for name, n_out in (("W_q", hiddens), ("W_k", n_shared), ("W_v", n_shared), ("W_o", hiddens)):
             setattr(self, name, nn.Linear(hiddens, n_out, bias, **place))
 
+    @refuses_at_the_call
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
         """One call of the layer: see the class."""
         calls.check_order(type(self).__name__, values, valid_lens)
@@ -120,6 +123,7 @@ class CausalAttention(RotatesHeads):
     torch.Size([2, 5, 16])
     """
 
+    @refuses_at_the_call
     def __init__(
         self, num_hiddens: int, num_heads: int, bias: bool = False, rope: bool = False, *, device: Any = None,
         dtype: Optional[torch.dtype] = None,
@@ -131,6 +135,7 @@ class CausalAttention(RotatesHeads):
         self.W_qkv = nn.Linear(hiddens, 3 * hiddens, bias, **place)
         self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
 
+    @refuses_at_the_call
     def forward(self, X: Tensor, *others: Any) -> Tensor:
         """One call of the layer: see the class."""
         check_inputs(X=X)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .. import layers as of_numpy
 from .._arguments import constructors, scalars
+from .._arguments.calls import refuses_at_the_call
 from ..masking import TransposesHeads
 from . import masking
 from ._call import formulas
@@ -41,6 +42,7 @@ class DotProductAttention(AttentionModule):
     torch.Size([2, 1, 4])
     """
 
+    @refuses_at_the_call
     def __init__(self, dropout: float, *, empty_rows: EmptyRows = "uniform") -> None:
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(scalars.probability(dropout))
@@ -122,6 +124,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
     @constructors.shows(FORMS[1], FORMS[0])
+    @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,
@@ -202,6 +205,7 @@ class AdditiveAttention(AttentionModule):
         device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
     @constructors.shows(FORMS[1], FORMS[0])
+    @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None, **named: Any,
@@ -216,6 +220,7 @@ class AdditiveAttention(AttentionModule):
         self.dropout = nn.Dropout(scalars.probability(given["dropout"]))
 
     @twin(of_numpy.AdditiveAttention.project_keys)
+    @refuses_at_the_call
     def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
         """Project the keys by W_k once, for a decoder that uses the same keys at every step."""
         return project(self, keys, None, valid_lens)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ._private import unflatten
 from ._tensors import check_tensors
@@ -43,6 +44,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
     """
 
+    @refuses_at_the_call
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor] = None,
         need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,

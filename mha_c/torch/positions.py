@@ -48,6 +48,7 @@ class PositionalEncoding(nn.Module):
 
     P: Tensor
 
+    @refuses_at_the_call
     def __init__(
         self, num_hiddens: int, dropout: float, max_len: int = 1000, *, device: Any = None,
         dtype: Optional[torch.dtype] = None,
@@ -118,6 +119,7 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
 
 
 @twin(of_numpy.alibi_slopes)
+@refuses_at_the_call
 def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> Tensor:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
@@ -142,6 +144,7 @@ def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dt
 
 
 @twin(of_numpy.t5_buckets)
+@refuses_at_the_call
 def t5_buckets(
     distances: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Tensor:  # fmt: skip

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .. import similarity as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
+from .._arguments.calls import refuses_at_the_call
 from ._call import formulas
 from ._call.checks import checked_lengths
 from ._module import ShowsWeights
@@ -45,6 +46,7 @@ class KernelAttention(ShowsWeights):
     torch.Size([])
     """
 
+    @refuses_at_the_call
     def __init__(
         self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform", device: Any = None,
         dtype: Optional[torch.dtype] = None,
@@ -56,6 +58,7 @@ class KernelAttention(ShowsWeights):
         of_numpy.check_width(width, torch.finfo(dtype or torch.get_default_dtype()))
         self.width = nn.Parameter(torch.tensor(width, device=device, dtype=dtype))
 
+    @refuses_at_the_call
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
         """The mean of the values for each query: see the class."""
         check_inputs(queries=queries, keys=keys, values=values)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .. import variants as of_numpy
 from .._arguments import scalars
 from .._arguments.arrays import check_features
+from .._arguments.calls import refuses_at_the_call
 from .._arguments.constructors import divisible
 from ._call.formulas import composed
 from ._call.records import AttentionCall
@@ -36,6 +37,7 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 @twin(of_numpy.scaled_dot_product_attention)
+@refuses_at_the_call
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
 
@@ -70,6 +72,7 @@ class MultiHeadedSelfAttention(AttendsHeads):
     torch.Size([1, 3, 8])
     """
 
+    @refuses_at_the_call
     def __init__(
         self, d_model: int, num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None
     ) -> None:
@@ -78,6 +81,7 @@ class MultiHeadedSelfAttention(AttendsHeads):
         for name in of_numpy.MultiHeadedSelfAttention._roles:
             setattr(self, name, nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype))
 
+    @refuses_at_the_call
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
@@ -100,6 +104,7 @@ class _AISummer(TakesArrays):
         self.to_qvk = nn.Linear(dim, 3 * heads * dim_head, bias=False, **place)
         self.W_0: Any = None
 
+    @refuses_at_the_call
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Attention of x to itself: see the class."""
         check_inputs(x=x)
@@ -130,6 +135,7 @@ class SelfAttentionAISummer(_AISummer):
     torch.Size([2, 3, 4])
     """
 
+    @refuses_at_the_call
     def __init__(self, dim: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
         dim = scalars.whole(dim, "dim")
         super().__init__(dim, 1, dim, {"device": device, "dtype": dtype})
@@ -147,6 +153,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     torch.Size([2, 3, 16])
     """
 
+    @refuses_at_the_call
     def __init__(
         self, dim: int, heads: int = 8, dim_head: Optional[int] = None, *, device: Any = None,
         dtype: Optional[torch.dtype] = None,

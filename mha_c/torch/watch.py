@@ -6,6 +6,7 @@ from typing import Any, Optional
 
 from torch import nn
 
+from .._arguments.calls import refuses_at_the_call
 from ._watch import places
 from ._watch.names import Names
 from ._watch.seen import Call, Seen
@@ -63,6 +64,7 @@ class watch:
     torch.Size([1, 2, 5, 5])
     """
 
+    @refuses_at_the_call
     def __init__(self, model: Optional[nn.Module] = None, *, compute: str = "core") -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch module, got {type(model).__name__}")

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
 from .heatmaps import name_ticks, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+@refuses_at_the_call
 def show_bars(
     columns: Mapping[str, Any],
     labels: Sequence[str],
@@ -52,6 +54,8 @@ def show_bars(
     >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
     1
     """
+    if not isinstance(columns, Mapping):
+        raise TypeError(f"columns must be a dict {{title: numbers}}, got {type(columns).__name__}")
     if figsize is None:
         figsize = (max(2.6, 0.22 * len(labels) + 1.0) * len(columns), 2.6)
     figure = new_figure("show_bars", figsize)

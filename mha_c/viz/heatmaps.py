@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from . import labels
 from .sources import holds_arrays, to_numpy
@@ -20,6 +21,7 @@ _ONE_PANEL = (2.5, 2.5)  # d2l's default for one panel; figures of several panel
 _LABELS_UP_TO = 40  # labels along one axis; more are unreadable in a small panel
 
 
+@refuses_at_the_call
 def show_heatmaps(
     matrices: Any,
     xlabel: str,

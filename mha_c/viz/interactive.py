@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import to_lengths
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from . import labels, pack
 from .page import Page
@@ -34,6 +35,7 @@ class _Panel(NamedTuple):
     self_attention: bool
 
 
+@refuses_at_the_call
 def view(
     weights: Any,
     tokens: Any = None,

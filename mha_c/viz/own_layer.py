@@ -10,6 +10,7 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from .._arguments import scalars
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from . import labels
 from .page import Page, as_javascript
@@ -46,6 +47,7 @@ class Playground(Page):
         return f'<iframe srcdoc="{source}" width="100%" height="780" style="border: 0" title="{self.title}"></iframe>'
 
 
+@refuses_at_the_call
 def playground(
     source: Any,
     tokens: Any = None,

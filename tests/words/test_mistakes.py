@@ -1,5 +1,7 @@
 """Mistakes of the first hour, each with words of the answer: the argument that is wrong, and what to write."""
 
+import contextlib
+import inspect
 import re
 import traceback
 from pathlib import Path
@@ -13,6 +15,7 @@ import mha_c.d2l
 import needs
 from mha_c import functional as F
 from mha_c import variants
+from mha_c._arguments.calls import refuses_at_the_call
 
 X = np.random.default_rng(0).standard_normal((2, 3, 8), dtype=np.float32)
 LONG = np.ones((2, 6, 8), np.float32)
@@ -202,6 +205,17 @@ TORCH = {
     "mask= of a function": (lambda mt, T: mt.functional.dot_product_attention(T, T, T, mask=T), "mean keep_mask"),
     "weights before a call": (lambda mt, T: mt.DotProductAttention(0.1).attention_weights, "call the layer first"),
     "devices": (lambda mt, T: mt.DotProductAttention(0.1)(T, T.to("meta"), T), "queries.*on cpu.*on meta"),
+    "lengths of words": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, "abc"), "valid_lens must.*got words"),
+    "lengths in words": (
+        lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T, T, T, ["two", "three"]),
+        "valid_lens has dtype.*lengths",
+    ),
+    "no lengths": (lambda mt, T: mt.sequence_mask(T, None), "valid_len must hold integers or floats, got None"),
+    "a module as a state": (
+        lambda mt, T: mt.to_torch_state(mt.DotProductAttention(0.1)),
+        r"state_dict.*m.state_dict\(\)",
+    ),
+    "compare of a function": (lambda mt, T: mha_c.d2l.compare(len, T), "compare takes a torch module"),
     "patch(3)": (lambda mt, T: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
     "patch(mha_c)": (lambda mt, T: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
 }
@@ -258,6 +272,97 @@ def test_and_before_any_error_of_arguments(mistake, one):
     with pytest.raises((TypeError, ValueError)) as caught:
         mistake(one())
     assert len(frames_of_the_package(caught.value)) == 1
+
+
+def public(*modules):
+    """{name: what users call}, of these modules; results, which are built by us alone, are left out."""
+    found = {}
+    for module in modules:
+        for name in dir(module):
+            one = getattr(module, name)
+            built = isinstance(one, type) and (issubclass(one, (tuple, Exception)) or name in RESULTS)
+            if callable(one) and not name.startswith("_") and not built:
+                found[f"{module.__name__}.{name}"] = one
+    return found
+
+
+RESULTS = (
+    "Answer Importance Laws LayerSteps Page Patterns ProjectedKeyValues ProjectedKeys Puzzle Steps Tiles "
+    "AttentionDecoder"  # the last is a base
+).split()
+TAKES_NOTHING = {"get_num_threads", "show_config", "safe_globals", "unpatch"}
+
+
+def wrong_calls_of(*modules):
+    for name, one in public(*modules).items():
+        kinds = [one.kind for one in inspect.signature(one).parameters.values()]
+        takes = sum(
+            kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+        )
+        if name.rpartition(".")[2] not in TAKES_NOTHING:
+            yield name, one, ["words"] * takes
+
+
+def check_frames_of(name, one, words):
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+        with one(*words) if name.endswith("frozen") else contextlib.nullcontext(one(*words)):
+            pass
+    ours = frames_of_the_package(caught.value)
+    assert len(ours) <= (2 if name.endswith("frozen") else 1), f"{name}: {[frame.name for frame in ours]}"
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_one_frame_stands_before_the_answer_of_everything_that_users_call():
+    needs.module("matplotlib")
+    calls = list(wrong_calls_of(mha_c, F, variants, mha_c.heads, mha_c.viz, mha_c.teach, mha_c.d2l))
+    assert len(calls) > 45
+    for name, one, words in calls:
+        if name.startswith("mha_c.d2l.compare"):
+            needs.module("torch")
+        check_frames_of(name, one, words)
+
+
+def test_of_everything_in_torch_too():
+    needs.module("torch")
+    import mha_c.torch
+
+    calls = list(wrong_calls_of(mha_c.torch, mha_c.torch.functional, mha_c.torch.variants))
+    assert len(calls) > 25
+    for name, one, words in calls:
+        check_frames_of(name, one, words)
+
+
+@pytest.mark.parametrize("mistake", {
+    "a text": lambda mt, T: mt.DotProductAttention(0.1)(T, T, "x"),
+    "lengths of words": lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T, T, T, "x"),
+    "a keyword": lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T, T, T, vl=3),
+    "arrays": lambda mt, T: mt.AdditiveAttention(8, 0.1)(X, X, X),
+    "no keys": lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T),
+    "training": lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T, T, T, training="x"),
+    "keys of a function": lambda mt, T: mt.functional.dot_product_attention(T, T[:1], T),
+    "a kernel": lambda mt, T: mt.KernelAttention("gaussian")(T, T[:1], T),
+    "grouped": lambda mt, T: mt.GQAAttention(8, 4, 2)(T, T[:1], T),
+    "a position": lambda mt, T: mt.PositionalEncoding(8, 0.0)(T, start="x"),
+    "the keys of project": lambda mt, T: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.1).project(T, T[:1]),
+    "a variant": lambda mt, T: mt.variants.SelfAttentionAISummer(8)(T[0]),
+}.values())  # fmt: skip
+def test_calls_of_torch_modules_too(mistake):
+    torch = needs.module("torch")
+    import mha_c.torch
+
+    with pytest.raises((TypeError, ValueError)) as caught:
+        mistake(mha_c.torch, torch.ones(2, 3, 8))
+    assert len(frames_of_the_package(caught.value)) == 1
+
+
+def test_a_program_that_was_given_to_us_keeps_its_frames():
+    def model(batch):
+        return called(batch, X[:1], X)
+
+    with pytest.raises(mha_c.ShapeError) as caught:
+        refuses_at_the_call(model)(X)
+    assert "model" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
 
 
 def test_an_error_that_no_check_made_keeps_its_frames(monkeypatch):

@@ -15,7 +15,7 @@ from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
 from ...errors import ShapeError
 from .._private import on_cpu, tracing_state, without_tracing
-from .._tensors import array, float32_if_half, has_numbers
+from .._tensors import array, float32_if_half, has_numbers, is_compiling
 
 
 def check_sizes(queries: Tensor, keys: Tensor, values: Tensor, linears: Any, num_heads: int) -> None:
@@ -51,7 +51,7 @@ def check_options(empty_rows: Any, dropout: Any, keep_mask: Optional[Tensor] = N
 
 def check_mask(keep_mask: Optional[Tensor]) -> None:
     if keep_mask is not None and keep_mask.dtype is not torch.bool:
-        raise core_refusals.mask_kind(Type(keep_mask.dtype), "keep_mask")  # not the tensor, for compilers
+        core_refusals.mask_kind(Type(keep_mask.dtype), "keep_mask")  # not the tensor, for compilers
 
 
 def check_attention(q: Tensor, k: Tensor, v: Tensor, w_v: Any, **masks: Any) -> None:
@@ -94,10 +94,11 @@ def lengths_of_shape(value: Any, name: str, wanted: tuple[int, ...]) -> Tensor:
 
 
 def as_lengths(value: Any, name: str) -> Tensor:
-    try:
-        lens = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    except (RuntimeError, TypeError, ValueError):  # words, None, a list of unequal lists: our words say it better
-        lens = torch.as_tensor(to_lengths(value, name))
+    if value is None:
+        raise TypeError(f"{name} must hold integers or floats, got None")
+    if not (isinstance(value, Tensor) or is_compiling()):
+        value = to_lengths(value, name)
+    lens = torch.as_tensor(value)
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
     return lens

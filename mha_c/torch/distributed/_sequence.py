@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments import scalars
+from ..._arguments.calls import refuses_at_the_call
 from ...errors import ShapeError
 from .._twins import twin
 
@@ -80,6 +81,7 @@ def piece_length(length: int, rank: int, world_size: int, layout: str) -> int:
     return sum(part.size for part in parts_of(length, rank, world_size, layout))
 
 
+@refuses_at_the_call
 def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """The piece of a sequence that a rank works on.
 
@@ -121,6 +123,7 @@ def split_sequence(x: Tensor, rank: int, world_size: int, *, layout: str = "cont
 
 
 @twin(split_sequence)
+@refuses_at_the_call
 def join_sequence(pieces: Sequence[Tensor], *, layout: str = "contiguous", dim: int = -2) -> Tensor:
     """Join the pieces of all ranks into the whole sequence: the reverse of `split_sequence`.
 

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from ..._arguments import scalars
 from ..._arguments.arrays import to_lengths
+from ..._arguments.calls import refuses_at_the_call
 from ..._arguments.options import core_window
 from ...errors import ShapeError
 from .._call.checks import check_attention
@@ -25,6 +26,7 @@ from ._group import Field, Ranks, agree, ranks_of
 from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
 
 
+@refuses_at_the_call
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, valid_lens: Any = None, *, causal: Any = False, window: Any = None,
     dropout: float = 0.0, rng: Rng = None, layout: str = "contiguous", group: Optional[dist.ProcessGroup] = None,
@@ -104,6 +106,7 @@ def ring_attention(
     return call.run(ranks, found)
 
 
+@refuses_at_the_call
 def ring_traffic(
     world_size: int, n_queries: int, n_keys: Optional[int] = None, valid_lens: Any = None, *, causal: Any = False,
     window: Any = None, layout: str = "contiguous",

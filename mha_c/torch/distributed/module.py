@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..._arguments import scalars
+from ..._arguments.calls import refuses_at_the_call
 from .._call.children import has_own_attention, is_changed
 from .._call.dropout import rate
 from .._twins import twin
@@ -22,6 +23,7 @@ from .attention import ring_attention
 
 
 @twin(ring_attention)
+@refuses_at_the_call
 def spread_sequence(
     module: nn.Module, group: Optional[dist.ProcessGroup] = None, *, layout: str = "contiguous"
 ) -> nn.Module:
