@@ -139,9 +139,10 @@ def check_inputs(**named: Any) -> None:
         if name == "bias" and value.dtype is torch.bool:
             bool_bias(name)
         if value.layout is not torch.strided or not value.is_floating_point():
+            dense = value.layout is torch.strided
             raise TypeError(
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "
-                f"got {value.dtype} ({value.layout})"
+                f"got {value.dtype} ({value.layout}): write {name}.{'float' if dense else 'to_dense'}()"
             )
 
 

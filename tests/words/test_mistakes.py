@@ -184,7 +184,7 @@ TORCH = {
     "whole numbers": (lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(T.long(), T, T), "queries.*float32"),
     "whole numbers alone": (
         lambda mt, T: mt.DotProductAttention(0.1)(T.int(), T.int(), T.int()),
-        r"no float type: queries torch.int32.*float\(\)",
+        r"queries must.*float32.*got torch.int32.*write queries\.float\(\)",
     ),
     "names of torch.nn": (
         lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1)(query=T, key=T, value=T),
