@@ -96,9 +96,10 @@ def lengths_of_shape(value: Any, name: str, wanted: tuple[int, ...]) -> Tensor:
 def as_lengths(value: Any, name: str) -> Tensor:
     if value is None:
         raise TypeError(f"{name} must hold integers or floats, got None")
-    if not (isinstance(value, Tensor) or is_compiling()):
-        value = to_lengths(value, name)
-    lens = torch.as_tensor(value)
+    if isinstance(value, Tensor):
+        lens = value  # as it is: inside torch.func, as_tensor gives one whose numbers cannot be read
+    else:
+        lens = torch.as_tensor(value if is_compiling() else to_lengths(value, name))
     if lens.dtype is torch.bool or lens.is_complex():
         raise TypeError(f"{name} must hold integers or floats, got {lens.dtype}")
     return lens
