@@ -20,7 +20,7 @@ typedef struct field {
 #define RECORD(record, name, fields) {#name, GROUP, offsetof(record, name), fields}
 #define END {NULL}
 
-/* clang-format off: else a line for each. */
+/* By hand: clang-format writes a line for each. */
 /* clang-format off */
 #define OF(kind, name) FIELD(kind, mha_kernel_facts, name)
 static const field kernel_fields[] = {
