@@ -44,7 +44,7 @@ class Cost(NamedTuple):
     steps           one `Step` for each step of a call, in order
     naive_memory    bytes in addition to inputs, parameters and result, if all scores are stored
     tiled_memory    bytes in addition to inputs, parameters and result of a call of this package
-    seconds         time of the fastest measured call; None where measure=False
+    seconds         time of the fastest measured call; None with measure=False
     threads         how many threads a call may use
     way             for a torch module: what computes the call, and where (see `explain`)
     """
@@ -118,26 +118,27 @@ def cost(
     layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
         A layer of this package, or a module of mha_c.torch.
     queries, keys : int
-        How many queries and keys.  Default of keys: queries.
+        How many queries and keys; `keys` defaults to `queries`.
     batch : int
         How many items.
     features : int, optional
-        Features of the inputs whose sizes are open in the layer.  Default: num_hiddens; 64 for a DotProductAttention.
+        Features of the inputs, if the layer does not know them yet.  Default: num_hiddens; 64 for a
+        DotProductAttention.
     measure : bool
-        False: no call is made, and no time measured.
+        False: make no call and measure no time.
 
     Returns
     -------
     Cost
-        Prints as a table: operations, and bytes moved and memory needed in two cases: every array of scores is stored
-        (naive), or scores are computed in tiles, as this package does (tiled).
+        Prints as a table of operations, bytes moved and memory, in two cases: all scores are stored (naive), or scores
+        are computed in tiles, as this package does (tiled).
 
     Raises
     ------
     TypeError
-        Where `layer` or a number is of another kind, or a module calls its children one by one.
+        If `layer` or a size has the wrong type, or if a module calls its children one by one, as it does with hooks.
     ValueError
-        Where a number is below 1, or where the layer does not take so many features.
+        If a size is below 1, or if the layer expects another number of features.
 
     Notes
     -----

@@ -32,7 +32,7 @@ __all__ = ["Explanation", "explain"]
 
 
 class Explanation:
-    """The result of `explain`: it prints as sentences; `as_dict()` gives the facts behind them."""
+    """The result of `explain`: it prints as sentences; `as_dict()` returns the facts behind them."""
 
     def __init__(self, title: str, facts: Facts, lines: list[tuple[str, str]]) -> None:
         self._facts = facts
@@ -49,14 +49,14 @@ class Explanation:
 
 @refuses_at_the_call
 def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
-    """Which kernels, tiles, threads and how much memory a call would use, and why.
+    """Explain which kernels, tiles and threads a call would use, how much memory, and why.
 
-    `explain` computes no result and changes nothing: it draws no random numbers and sets no open sizes.
+    `explain` computes no result and changes nothing: it draws no random numbers and initialises no weights.
 
     Parameters
     ----------
     call : layer or function
-        A NumPy layer; a layer of the book as a module of mha_c.torch; functional.dot_product_attention or
+        A NumPy layer, one of the book's layers in mha_c.torch, functional.dot_product_attention or
         functional.additive_attention.
     *args : Any
         The positional arguments of the call; for a layer also (queries, kv), where kv is the result of its `project`.
@@ -66,15 +66,15 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     Returns
     -------
     Explanation
-        Prints as text; `as_dict()` gives the same facts by name.  Times are estimates: the core uses them to choose the
-        number of threads.  For a torch module the text begins with the way that the call takes; the way depends on the
-        device of its tensors and on what watches the call (a compiler, a transform, hooks).  More is said only if the
-        core or torch's own operations compute the call.
+        Prints as text; `as_dict()` returns the same facts by name.  Times are estimates: the core uses them to choose
+        the number of threads.  For a torch module the text first says what computes the call: this depends on the
+        device of its tensors and on what observes the call (a compiler, a transform, hooks).  Further lines follow only
+        if the core or torch's own operations compute it.
 
     Raises
     ------
     TypeError
-        Where `call` is none of these; other errors are those of the call.
+        If `call` is none of these.  Other errors are those of the call itself.
 
     Examples
     --------

@@ -34,35 +34,35 @@ def dot_product_attention_backward(
 ) -> Any:
     """Gradients of a loss with respect to q, k, v (and bias), from the gradient with respect to the output.
 
-    The output is computed once more (a layer's `backward` need not do so).  No array of all scores exists at any time.
+    It computes the output again (a layer's `backward` does not need to).  The array of all scores never exists.
 
     Parameters
     ----------
     grad_out : array of the shape of `dot_product_attention(q, k, v, ...)`
         The gradient with respect to the output.
     q, k, v, valid_lens, keep_mask, bias, causal, window : as in that call
-        Keys and values that no query sees get exactly 0.
+        Keys and values that no query sees get a gradient of exactly 0.
     scale, softcap, relative_bias, sinks, dropout : as in that call
         All these must have the values that they had in that call.
     rng : int, optional
-        With dropout: the int that the forward call was given, so that the same weights are dropped.
+        With dropout: the int of the forward call, so that the same weights are dropped.
     empty_rows : as in that call
         What a query without visible keys got.
 
     Returns
     -------
     tuple of arrays
-        The gradients of q, k, v; then the gradients of bias, relative_bias, sinks, as far as they are given.  Each has
-        the shape of its argument: over axes that were broadcast it is summed.
+        The gradients of q, k and v, then those of bias, relative_bias and sinks, if given.  Each has the shape of its
+        argument: axes that were broadcast are summed.
 
     Raises
     ------
     ValueError
-        Where there is dropout and rng is not an int; other errors are those of the forward call.
+        If dropout is above 0 and rng is not an int.  Other errors are those of the forward call.
 
     Notes
     -----
-    Source: Dao 2023, FlashAttention-2; but row maximum and row sum are kept as two numbers, which loses no digits.
+    Source: Dao 2023, FlashAttention-2; unlike there, row maximum and row sum stay two numbers, which loses no digits.
 
     Examples
     --------
@@ -103,18 +103,18 @@ def additive_attention_backward(
     grad_out : array of the shape of `additive_attention(q, k, v, ...)`
         The gradient with respect to the output.
     q, k, v, w_v, W_q, W_k, valid_lens, keep_mask, bias, causal, window : as in that call
-        Rows of k that no query sees add nothing to the gradient of W_k, whatever numbers they hold.
+        Rows of k that no query sees add nothing to the gradient of W_k, even if they hold NaN.
     scale, softcap, relative_bias, sinks, dropout : as in that call
         All these must have the values that they had in that call.
     rng : int, optional
-        As in `dot_product_attention_backward`; the errors are the same, too.
+        As in `dot_product_attention_backward`, which also lists the errors.
     empty_rows : as in that call
         What a query without visible keys got.
 
     Returns
     -------
     tuple of arrays
-        The gradients of q, k, v, w_v; then those of W_q, W_k, bias, relative_bias, sinks, as far as they are given.
+        The gradients of q, k, v and w_v, then those of W_q, W_k, bias, relative_bias and sinks, if given.
 
     Examples
     --------

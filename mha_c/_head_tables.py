@@ -22,7 +22,7 @@ class HeadTable:
         self.names, self.scores = list(names), dict(scores)
 
     def chart(self, **options: Any) -> Figure:
-        """A bar chart, one panel for each measure.  Needs matplotlib.
+        """Draw a bar chart with one panel for each measure.  Needs matplotlib.
 
         Parameters
         ----------

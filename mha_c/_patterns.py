@@ -27,7 +27,7 @@ class Patterns(HeadTable):
     names : list
         The heads, in order: numbers for a single layer, pairs (layer's name, number) for several.
     scores : dict
-        {pattern: (len(names),) array}, each between 0 and 1, or NaN where no query could show it.
+        {pattern: (len(names),) array}, each between 0 and 1, or NaN if no query could show it.
 
     Examples
     --------
@@ -44,12 +44,12 @@ class Patterns(HeadTable):
     _title = "what heads look at: the mean weight there"
 
     def ranked(self, pattern: str) -> list[Any]:
-        """The names of the heads, that which shows the pattern most first.
+        """Sort the heads: the one that shows the pattern most comes first.
 
         Parameters
         ----------
         pattern : str
-            One of those in `scores`.
+            A key of `scores`.
 
         Returns
         -------
@@ -62,10 +62,10 @@ class Patterns(HeadTable):
 
 @refuses_at_the_call
 def patterns(source: Any, tokens: Any = None) -> Patterns:
-    """How much each head looks at the previous token, at the first, at itself, evenly, and where induction heads look.
+    """Measure what each head looks at: the previous token, the first, itself, all evenly, or what induction heads do.
 
-    Queries and keys are taken for the same tokens, the last query at the last key.  Queries at the first two places
-    are left out (there the previous token is the first one, or none), and so are rows without keys.
+    Queries and keys are assumed to be the same tokens, with the last query at the last key.  The first two queries are
+    left out (their previous token is the first one, or there is none), and so are rows without keys.
 
     Parameters
     ----------
@@ -80,18 +80,18 @@ def patterns(source: Any, tokens: Any = None) -> Patterns:
         A table with, for each head, means over all queries of all items:
 
         "previous": the weight on the token before.
-        "first": the weight on the first token; a sink, if it is much.
+        "first": the weight on the first token; if it is large, the token is an attention sink.
         "self": the weight on the token itself.
-        "even": the entropy of the weights, divided by that of even weights on the same keys.
-        "induction": the weight on the tokens that come after earlier copies of this token, as far as there are some; a
-        model that has seen "A B ... A" then looks at B.  With `tokens` only.
+        "even": the entropy of the weights, divided by that of uniform weights on the same keys.
+        "induction": the weight on the tokens that come after earlier copies of this token, if there are any: after
+        "A B ... A" such a head looks at B.  Only with `tokens`.
 
     Raises
     ------
     ShapeError
-        Where tokens have another length than the keys, or there are more queries than keys.
+        If there are not as many tokens as keys, or if there are more queries than keys.
     TypeError
-        Where there are no weights.
+        If `source` has no attention weights.
 
     Notes
     -----

@@ -30,11 +30,12 @@ class WeightsSummary(NamedTuple):
     received : array (B, [H,] K)
         The sum, over all queries, of the weights that each key gets.
     entropy : array (B, [H,] Q)
-        The entropy of each query's weights in bits: 0 for one key, log2(n) for n keys evenly, 0 for a row without keys.
+        The entropy of each query's weights in bits: 0 for one key, log2(n) for n equal weights, 0 for a row without
+        keys.
     top_weights : array (B, [H,] Q, top)
-        The largest weights of each query, the largest first; 0 where fewer keys have a weight.
+        The largest weights of each query, the largest first; 0 if fewer keys have a weight.
     top_keys : array of int64 (B, [H,] Q, top)
-        The keys that have them; -1 where fewer keys have a weight.
+        The keys that have them; -1 if fewer keys have a weight.
 
     Examples
     --------

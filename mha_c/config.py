@@ -45,7 +45,8 @@ def get_num_threads() -> int:
 def set_num_threads(n: int) -> NumThreads:
     """Let every call from now on use up to `n` threads.
 
-    In a `with` statement, until its end.  Results do not depend on `n`, to the bit.  Small calls always use one thread.
+    In a `with` statement the setting ends with the block.  Results are bit-identical for every `n`.  Small calls always
+    use one thread.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def set_num_threads(n: int) -> NumThreads:
     Raises
     ------
     ValueError
-        Where `n` is anything else, True and 2.0 included.
+        If `n` is anything else, including True and 2.0.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def show_config() -> dict[str, Any]:
     dict
         Keys: version, isa (the active instruction set), isas (those in the core that this CPU has), kernels (for each
         type: numbers in a vector, rows and columns of a register tile), threads, threads_from, share_from
-        (seconds of work below which a call stays on one thread), numpy.  If torch is imported already also torch, and
+        (seconds of work below which a call stays on one thread), numpy.  If torch is already imported, also torch, and
         torch_device: the kind of accelerator that torch has here, or None.
 
     See Also

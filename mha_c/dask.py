@@ -42,12 +42,12 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
     Parameters
     ----------
     layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
-        A NumPy layer without open sizes, in evaluation mode.  `apply` copies it: later changes of its parameters have
-        no effect.
+        A NumPy layer whose sizes are all known, in evaluation mode.  `apply` copies it: later changes of its parameters
+        have no effect.
     queries, keys, values : dask arrays (B, Q, .), (B, K, .), (B, K, .)
-        Or anything that dask.array.asarray takes.
-    valid_lens : None, or numbers (B,) or (B, Q)
-        A dask array, an array or a list.
+        Or anything that dask.array.asarray accepts.
+    valid_lens : None, or array_like (B,) or (B, Q)
+        Lengths: a dask array, a NumPy array or a list.
 
     Returns
     -------
@@ -58,15 +58,15 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
     Raises
     ------
     TypeError
-        Where `layer` is not such a layer.
+        If `layer` is not such a layer.
     ValueError
-        Where the layer is in training mode or has open sizes.
+        If the layer is in training mode, or if a size is not known yet.
     ShapeError
-        Where shapes do not fit together; a ValueError.
+        If shapes do not match; a ValueError.
 
     Notes
     -----
-    Afterwards reading `attention_weights` of the layer is a RuntimeError, because other processes make the calls.
+    Reading the layer's `attention_weights` afterwards raises a RuntimeError, because other processes make the calls.
 
     Examples
     --------

@@ -69,12 +69,12 @@ def dot_product_attention(
         Keys; Hkv divides H.
     v : array (B, [Hkv,] K, Dv)
         Values.  Keys and values that no query sees are never read.
-    valid_lens : numbers (B,) or (B, Q), optional
+    valid_lens : array_like (B,) or (B, Q), optional
         How many keys of an item, or of a query, count: integers, or floats, which are rounded up.
     keep_mask : bool array, optional
         True where a query may see a key.  Its shape is (Q, K), or has the rank of the scores and broadcasts to theirs.
     bias : array, optional
-        Numbers that are added to the scaled scores; shapes as of keep_mask.  A query whose row is all -inf sees no key.
+        Added to the scaled scores; the same shapes as keep_mask.  A query whose row is all -inf sees no key.
     causal : {False, True, "top_left", "bottom_right"}
         "top_left": query i sees keys 0..i.  "bottom_right": query i sees keys 0..i + K - Q, so that the last query sees
         all keys.  True is allowed where Q = K: both are the same then.
@@ -94,13 +94,13 @@ def dot_product_attention(
     dropout : float
         Each weight is dropped with this probability.
     rng : None, int or numpy.random.Generator
-        For dropout: the same int drops the same weights again; from a Generator one such int is drawn.
+        Random numbers for dropout.  The same int drops the same weights again; a Generator is asked for one such int.
     empty_rows : {"zero", "uniform"}
         What a query without visible keys gets; "uniform" is the mean of all values.
     return_weights : bool
-        Return also the weights.
+        Also return the weights.
     return_lse : bool
-        Return also the log-sum-exp.
+        Also return the log-sum-exp.
 
     Returns
     -------
@@ -114,11 +114,11 @@ def dot_product_attention(
     Raises
     ------
     ShapeError
-        Where shapes do not fit together; a ValueError.
+        If shapes do not match; a ValueError.
     TypeError
-        Where types differ or are not the types above.
+        If types differ or are not those above.
     ValueError
-        Where a number, a word or a length is not allowed.
+        If an option or a length has a value that is not allowed.
 
     Notes
     -----
@@ -182,7 +182,7 @@ def additive_attention(
     softcap, relative_bias, sinks, dropout, rng, empty_rows : as in `dot_product_attention`
         How scores become weights.
     return_weights, return_lse : bool
-        Return also the weights, or the log-sum-exp, or both.  Errors are those of `dot_product_attention`.
+        Also return the weights, the log-sum-exp, or both.  Errors are those of `dot_product_attention`.
 
     Returns
     -------
@@ -230,20 +230,20 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     Returns
     -------
     out : array (B, [H,] Q, Dv)
-        Where a query saw no key in one call (lse -inf), the row of the other call, bit for bit; 0 where in neither.
+        If a query saw no key in one call (lse -inf): the row of the other call, bit for bit.  If in neither: 0.
     lse : array (B, [H,] Q)
-        Over all keys; -inf where a query saw no key in either call.
+        Over all keys; -inf if a query saw no key in either call.
 
     Raises
     ------
     ShapeError
-        Where shapes differ.
+        If shapes differ.
     TypeError
-        Where types differ.
+        If types differ.
 
     Notes
     -----
-    Source: FlashAttention and ring attention join blocks by this rule.  All logarithms are natural ones.
+    Source: FlashAttention and ring attention join blocks by this rule.  All logarithms are natural.
 
     Examples
     --------
@@ -283,9 +283,9 @@ def weights_summary(
     window: Window = None, scale: Optional[float] = None, softcap: Optional[float] = None, relative_bias: Any = None,
     sinks: Any = None, empty_rows: EmptyRows = "zero", top: int = 0,
 ) -> WeightsSummary:  # fmt: skip
-    """What each key receives, how spread each query looks, and the largest weights, without a (Q, K) array.
+    """Summarise attention weights without a (Q, K) array: what each key receives, each query's entropy, the largest.
 
-    The weights of `dot_product_attention` are computed in pieces, and each piece is forgotten when it is summed up: for
+    The weights of `dot_product_attention` are computed in pieces, and each piece is freed when it is summed up: for
     20,000 tokens, whose weights would fill 1.6 GB a head, less than 100 MB are needed.
 
     Parameters
@@ -299,19 +299,19 @@ def weights_summary(
     scale, softcap, relative_bias, sinks, empty_rows : as in `dot_product_attention`
         How scores become weights.
     top : int
-        How many of the largest weights of each query are wanted.
+        How many of the largest weights of each query to return.
 
     Returns
     -------
     WeightsSummary
         A named tuple: received (B, [H,] K), the sum over queries of each key's weights; entropy (B, [H,] Q) in bits;
-        top_weights and top_keys (B, [H,] Q, top), largest first, of equal weights the first key first, and key -1
-        where a query has fewer keys.
+        top_weights and top_keys (B, [H,] Q, top), largest first (of equal weights the first key first); the key is -1
+        if a query has fewer keys.
 
     Raises
     ------
     ShapeError, TypeError, ValueError
-        For what `dot_product_attention` refuses.
+        As in `dot_product_attention`.
 
     Notes
     -----

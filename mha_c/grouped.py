@@ -63,7 +63,7 @@ class GQAAttention(Layer, Viewable):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    training=None) gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
+    training=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
     `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call in training mode.
 
     Parameters
@@ -73,28 +73,28 @@ class GQAAttention(Layer, Viewable):
     num_heads : int
         Heads of queries; num_kv_heads divides it.
     num_kv_heads : int
-        Heads of keys and values: query head h uses number h // (num_heads // num_kv_heads).
+        Heads of keys and values: query head h uses key head h // (num_heads // num_kv_heads).
     bias : bool
         Whether the four projections add a bias.
     rope : bool
-        Whether queries and keys are rotated by their positions, 0 for the first of each (neighbours are pairs).
+        Whether queries and keys are rotated by their positions, which start at 0 (features 2i and 2i + 1 are a pair).
     causal : bool
-        Whether query i sees keys 0..i only; where valid_lens are given, keys 0..i + K - Q.
+        Whether query i sees keys 0..i only; with valid_lens, keys 0..i + K - Q.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        For the first weights.
+        Random numbers for the initial weights.
 
     Raises
     ------
     ShapeError, TypeError, ValueError
-        For sizes and inputs that `MultiHeadAttention` refuses, and where num_kv_heads does not divide num_heads.
+        As in `MultiHeadAttention`, and if num_kv_heads does not divide num_heads.
 
     Notes
     -----
     Parameters `W_q`, `W_k`, `W_v`, `W_o`: W_k and W_v have num_kv_heads * (num_hiddens / num_heads) rows.  A query
     without visible keys gets 0 before W_o.  Unlike d2l's: no keys are copied for the heads that share them; angles of
-    rope are float64 (d2l's are float32: at position 1000 the results differ by some 1e-4).
+    rope are float64 (d2l's are float32: at position 1000 the results differ by about 1e-4).
     Source: Ainslie et al. 2023, GQA; the book's third generation, whose state_dicts load.
 
     Examples
@@ -216,7 +216,7 @@ class GQAAttention(Layer, Viewable):
         Raises
         ------
         RuntimeError
-            Without a call in training mode before, and for a second backward of one call.
+            If there was no call in training mode before, or if its backward was called already.
         """
         record = self._record
         if record is None:

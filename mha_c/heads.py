@@ -49,7 +49,7 @@ class Importance(HeadTable):
     baseline : float, optional
         The mean loss with all heads; None if no loss was given.
     joint : (len(names), len(names)) array, optional
-        What is lost without two heads, in the unit of "ablation", whose numbers are its diagonal.
+        How much the loss grows without each two heads, in the unit of "ablation", which is its diagonal.
 
     Examples
     --------
@@ -77,7 +77,7 @@ class Importance(HeadTable):
         Parameters
         ----------
         method : str, optional
-            One of the measured methods.  Default: the first.  For "entropy" the head with the highest comes first.
+            A measured method.  Default: the first.  For "entropy" the head with the highest entropy comes first.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class Importance(HeadTable):
         return [self.names[i] for i in np.argsort(sign * self.scores[method], kind="stable")]
 
     def pairs(self) -> list[tuple[Any, Any, float]]:
-        """Pairs of heads, first those that are missed together most beyond what each of them is missed alone.
+        """Pairs of heads, first those that are missed together far more than the sum of what each is missed alone.
 
         Such heads do the same work: each can be pruned, but not both.
 
@@ -101,7 +101,7 @@ class Importance(HeadTable):
         Raises
         ------
         ValueError
-            Where `importance` was called without joint=True.
+            If `importance` was called without joint=True.
         """
         if self.joint is None:
             raise ValueError("pairs need importance(..., joint=True)")
@@ -122,10 +122,10 @@ def importance(
     per_example: bool = True,
     joint: bool = False,
 ) -> Importance:
-    """How much each head of a layer, or of all layers of a model, matters on some data.
+    """Measure how much each head of a layer, or of all layers of a model, matters on some data.
 
-    There is no dropout while it measures: torch models are in eval mode; NumPy layers, if there is a loss, are in
-    training mode without dropout.  Parameters, gradients and modes are restored afterwards.
+    It measures without dropout: torch models are in eval mode; NumPy layers, if there is a loss, are in training mode
+    without dropout.  Parameters, gradients and modes are restored afterwards.
 
     Parameters
     ----------
@@ -141,18 +141,18 @@ def importance(
         output changes, norm(without - with) / norm(with).
         "gradient": the mean over the examples of |d loss / d gate|, where the gate is a factor 1 on the head's output.
         It needs a loss, and one backward pass, while ablation needs a forward pass for each head.
-        "entropy": the entropy of the head's weights in bits, mean over all queries; 0: each looks at one key.
+        "entropy": the entropy of the head's weights in bits, mean over all queries (0: each query looks at one key).
         "confidence": the largest weight of a query, mean over all queries.
         Entropy and confidence use the attention weights after each batch: those of the last call of each layer.
     loss : function, optional
-        The call loss(model, batch) gives a number (torch: a tensor).  For "gradient" in NumPy it must also call
+        The call loss(model, batch) returns a number (torch: a tensor).  For "gradient" in NumPy it must also call
         `backward` of the layers.  Without a loss, model(*batch) is called.
     per_example : bool
         For "gradient".  True: one gradient for each example, as the definition asks (opposite signs must not cancel).
         False: each batch counts as one example, which is faster.
     joint : bool
-        For "ablation".  True: also what is lost without each two heads, in `Importance.joint`: heads may each be
-        prunable, but not jointly.  n heads take n (n - 1) / 2 more forward passes.
+        For "ablation".  True: also measure every pair of heads, in `Importance.joint`: each of two heads may be
+        prunable, but not both.  n heads take n (n - 1) / 2 more forward passes.
 
     Returns
     -------
@@ -162,9 +162,9 @@ def importance(
     Raises
     ------
     ValueError
-        For a method that needs a loss if none is given, for layers with open sizes, for data without a batch.
+        If a method needs a loss and none is given, if a layer's sizes are not known yet, or if `data` holds no batch.
     TypeError
-        For a model without such layers.
+        If the model has no such layers.
 
     Notes
     -----
@@ -216,9 +216,10 @@ def importance(
 def prune(model: Any, heads: Any) -> Any:
     """Remove heads from a layer, or from the layers of a model, in place, and return the layer or model.
 
-    W_q, W_k and W_v lose the rows of these heads, W_o loses their columns: fewer parameters and less work, but the same
-    size of the result.  Weights and outputs of the remaining heads do not change; the result is that of the whole layer
-    with the outputs of the removed heads replaced by 0.  To keep the whole layer, copy it with copy.deepcopy before.
+    W_q, W_k and W_v lose the rows of these heads, W_o loses their columns: there are fewer parameters and less work,
+    and the result keeps its shape.  Weights and outputs of the remaining heads do not change; the result is that of the
+    whole layer with the outputs of the removed heads replaced by 0.  To keep the whole layer, copy it first with
+    copy.deepcopy.
 
     Parameters
     ----------
@@ -236,10 +237,10 @@ def prune(model: Any, heads: Any) -> Any:
     Raises
     ------
     ValueError
-        For a head that does not exist, for removing all heads of a layer, for open sizes.
+        If a head does not exist, if all heads of a layer would be removed, or if sizes are not known yet.
     TypeError
-        For torch.nn.MultiheadAttention, whose heads must fill embed_dim; for parameters that others share, unless all
-        lose the same rows or columns.  After an error nothing has changed.
+        If the layer is a torch.nn.MultiheadAttention, whose heads must fill embed_dim, or if parts of the model share
+        parameters and would not all lose the same rows or columns.  After an error nothing has changed.
 
     Notes
     -----

@@ -31,12 +31,12 @@ class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None)
-    gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
+    returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
 
     Parameters
     ----------
     dropout : float
-        Probability in 0..1 with which a weight is dropped, in training mode only.
+        Probability, from 0 to 1, with which an attention weight is dropped, in training mode only.
     dtype, rng, empty_rows : as in `MultiHeadAttention`
         Keyword-only.
 
@@ -76,7 +76,7 @@ class DotProductAttention(DecodingLayer):
 class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
 
-    There are two forms of the constructor, one of each generation of the book; the arguments tell which is meant:
+    There are two forms of the constructor, one for each generation of the book; the arguments tell which is meant:
 
         # d2l 1.0, mxnet
         MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)
@@ -93,7 +93,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     num_heads : int
         How many heads; must divide num_hiddens.
     dropout : float
-        Probability in 0..1 with which a weight is dropped, in training mode only.
+        Probability, from 0 to 1, with which an attention weight is dropped, in training mode only.
     bias : bool
         Whether the four projections add a bias; the name `use_bias` is accepted too.
     dtype : float32 or float64
@@ -106,31 +106,32 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     Raises
     ------
     ShapeError
-        Where shapes do not fit together; a ValueError.
+        If shapes do not match; a ValueError.
     TypeError
-        Where types differ or are not the types named here.
+        If types differ or are not those named here.
     ValueError
-        Where a number is not allowed, such as a length of NaN or a num_hiddens that num_heads does not divide.  A
-        call that raises an error changes nothing in the layer.
+        If a value is not allowed, such as a length of NaN or a num_hiddens that is not divisible by num_heads.  A call
+        that raises an error changes nothing in the layer.
 
     Notes
     -----
     Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None)
-    gives (B, Q, num_hiddens).
+    returns (B, Q, num_hiddens).
 
     queries, keys, values   all float32 or all float64, whatever `dtype` is: arrays, nested lists, CPU tensors
                 without gradient.  The result has the same type, and is a tensor if one input is.  The call does not
                 modify its inputs.
     valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
                 values beyond these lengths are never read.  A length above K means all keys, one below 0 means 0.
-    training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In
-                training mode weights are dropped, and the layer keeps what `backward` needs until `backward`.
+    training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In training
+                mode attention weights are dropped, and the layer keeps what `backward` needs.
 
     After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.
     Parameters are `W_q`, `W_k`, `W_v`, `W_o`; their `.weight` and `.bias` can be read and assigned.  See also
     `initialize`, `state_dict`, `load_state_dict`, and for training `backward`, `parameters`, `zero_grad`.  Several
     threads may call one layer at the same time.
-    Unlike d2l's: starts in eval mode, checks its arguments, draws weights Xavier-uniform, needs no valid_lens.
+    Unlike d2l's, it starts in eval mode, checks its arguments, draws its weights Xavier-uniform and needs no
+    valid_lens.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples
@@ -189,7 +190,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 
     @property
     def attention(self) -> DotProductAttention:
-        """The inner attention of d2l: its `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h."""
+        """The attention of each head, as in d2l: it has `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h."""
         return self._attention
 
     def _children(self) -> Iterable[tuple[str, Any]]:
@@ -199,7 +200,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
-    There are two forms of the constructor, one of each generation of the book:
+    There are two forms of the constructor, one for each generation of the book:
 
         # d2l 1.0, mxnet
         AdditiveAttention(num_hiddens, dropout)
@@ -207,7 +208,7 @@ class AdditiveAttention(DecodingLayer):
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
-    *, training=None) gives (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
+    *, training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
     may also be the result of `project_keys`.  `attention_weights` is (B, Q, K).
 
     Parameters
@@ -272,14 +273,14 @@ class AdditiveAttention(DecodingLayer):
         ----------
         keys : array_like (B, K, key_size)
             The keys that a call would take.
-        valid_lens : numbers (B,) or (B, Q), optional
+        valid_lens : array_like (B,) or (B, Q), optional
             As in `project`, which projects the values too.
 
         Returns
         -------
         ProjectedKeys
-            A call takes it in the place of `keys`, skips W_k and gives the same numbers.  If W_k has changed since, a
-            call refuses it (ValueError): project again then.
+            A call takes it in place of `keys`, skips W_k and returns the same result.  If W_k has changed since, the
+            call raises a ValueError: project again.
 
         Notes
         -----

@@ -157,9 +157,9 @@ class Linear:
 
     `weight` (out_features, in_features) and `bias` (out_features,) or None are read-only arrays of the layer's
     dtype.  To change one, assign a NumPy array, list or tensor of its shape, which is copied; the next call uses the
-    new numbers.
-    While a size is open, reading raises an AttributeError.  `weight_grad` and `bias_grad` are the gradients of
-    the layer's `backward`, None before it.
+    new values.
+    As long as a size is not known, reading raises an AttributeError.  `weight_grad` and `bias_grad` are the
+    gradients of the layer's `backward`, None before it.
 
     >>> import mha_c
     >>> W_q = mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, rng=0).W_q

@@ -35,11 +35,11 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     ----------
     X : array_like (B, Q, K), float32 or float64
         Scores; X may have any shape if valid_lens is None.
-    valid_lens : None, or numbers (B,) or (B, Q)
+    valid_lens : None, or array_like (B,) or (B, Q)
         How many elements of a row count: integers, or floats, which are rounded up.
     empty_rows : {"uniform", "zero"}
-        A row of length <= 0, or whose scores that count are all -inf, becomes 1/K in every element ("uniform", as d2l
-        has it for lengths <= 0) or 0 ("zero").
+        What a row becomes if its length is <= 0, or if all scores that count are -inf: 1/K in every element ("uniform",
+        as in d2l for lengths <= 0) or 0 ("zero").
 
     Returns
     -------
@@ -49,11 +49,11 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     Raises
     ------
     ShapeError
-        Where valid_lens has another shape.
+        If valid_lens has the wrong shape.
     TypeError
-        Where X or valid_lens have other types.
+        If X or valid_lens has the wrong type.
     ValueError
-        Where a length is NaN or infinite, or where `empty_rows` is another word.
+        If a length is NaN or infinite, or if `empty_rows` is neither of these.
 
     Notes
     -----
@@ -88,13 +88,13 @@ def sequence_mask(X: NDArray[Number], valid_len: Any, value: Any = 0) -> NDArray
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
 @refuses_at_the_call
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
-    """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
+    """Return a copy of X in which the steps (axis 1) from `valid_len` on have the given `value`.
 
     Parameters
     ----------
     X : array_like (B, T) or (B, T, ...), of any type
         One sequence in each row.
-    valid_len : numbers (B,)
+    valid_len : array_like (B,)
         How many steps of each sequence count: integers, or floats, which are rounded up.
     value : number
         A real number that X's type can hold.
@@ -107,11 +107,11 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     Raises
     ------
     ShapeError
-        Where X or valid_len has another shape.
+        If X or valid_len has the wrong shape.
     TypeError
-        Where a length or `value` is not a number.
+        If a length or `value` is not a number.
     ValueError
-        Where X cannot hold `value` or a length is NaN or infinite.
+        If X cannot hold `value` or a length is NaN or infinite.
 
     Notes
     -----
@@ -165,9 +165,9 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     Raises
     ------
     ShapeError
-        Where X has another rank or num_heads does not divide its last axis.
+        If X has the wrong rank, or if its last axis is not divisible by num_heads.
     TypeError, ValueError
-        Where num_heads is not a whole number >= 1.
+        If num_heads is not a whole number >= 1.
 
     Notes
     -----
@@ -208,9 +208,9 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     Raises
     ------
     ShapeError
-        Where X has another rank or num_heads does not divide its first axis.
+        If X has the wrong rank, or if its first axis is not divisible by num_heads.
     TypeError, ValueError
-        Where num_heads is not a whole number >= 1.
+        If num_heads is not a whole number >= 1.
 
     Notes
     -----
@@ -255,7 +255,7 @@ class TransposesHeads:
         Raises
         ------
         ShapeError
-            Where X has another shape.
+            If X has the wrong shape.
         """
         return self._masking.transpose_qkv(X, self.num_heads)
 
@@ -280,7 +280,7 @@ class TransposesHeads:
         Raises
         ------
         ShapeError
-            Where X has another shape.
+            If X has the wrong shape.
         """
         return self._masking.transpose_output(X, self.num_heads)
 

@@ -1,7 +1,7 @@
 """Positions of tokens: the book's PositionalEncoding, rotary positions, and the tables of two relative biases.
 
 `PositionalEncoding` adds sines and cosines to the inputs of a model, `rotary` rotates queries and keys, and
-`alibi_slopes` and `t5_buckets` give biases of the scores.  All is computed in NumPy; tensors give tensors.
+`alibi_slopes` and `t5_buckets` give biases of the scores.  Everything is computed in NumPy; tensors give tensors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 
 class PositionalEncoding(Trained):
-    """Add sines and cosines of each step's position to X, then dropout: how the book tells steps apart.
+    """Add sines and cosines of each step's position to X, then dropout, so that a model can tell the steps apart.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
     `start` is the position of the first step: one whole number, or one for each item (B,), such as the lengths of a
-    cache when decoding; start + T must not exceed max_len.  In training mode (`train()`) numbers are dropped, and
+    cache when decoding; start + T must not exceed max_len.  In training mode (`train()`) elements are dropped, and
     `backward` gives the gradient of the last call with respect to X.
 
     Parameters
@@ -48,7 +48,7 @@ class PositionalEncoding(Trained):
     num_hiddens : int
         Features of X, an even number.
     dropout : float
-        Probability in 0..1 with which a number of the sum is dropped, in training mode only.
+        Probability, from 0 to 1, with which an element of the sum is dropped, in training mode only.
     max_len : int
         How many positions there are.
     rng : None, int or numpy.random.Generator
@@ -62,11 +62,11 @@ class PositionalEncoding(Trained):
     Raises
     ------
     ShapeError
-        Where X has another shape.
+        If X has the wrong shape.
     TypeError
-        Where X has another type.
+        If X has the wrong type.
     ValueError
-        For an odd num_hiddens and for steps beyond max_len.
+        If num_hiddens is odd, or if a step is beyond max_len.
 
     Notes
     -----
@@ -178,8 +178,8 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     ----------
     x : array_like (B, [H,] T, D), float32 or float64
         Queries or keys; D is even.
-    positions : numbers (T,) or (B, T)
-        Whole numbers or not; negative positions rotate backwards.
+    positions : array_like (T,) or (B, T)
+        Integers or floats; negative positions rotate backwards.
     base : float
         Pair i is rotated by the angle position * base**(-2i / D).
     interleaved : bool
@@ -194,11 +194,11 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     Raises
     ------
     ShapeError
-        Where x or positions have another shape.
+        If x or positions has the wrong shape.
     TypeError
-        Where x or positions have other types.
+        If x or positions has the wrong type.
     ValueError
-        Where base is not above 0 or a position is not finite.
+        If base is not above 0 or a position is not finite.
 
     Notes
     -----
@@ -232,7 +232,7 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
     grad_out : array of x's shape and type
         The gradient of a loss with respect to the result of `rotary`.
     positions, base, interleaved : as in the call of `rotary`
-        The errors are those of `rotary`, too.
+        `rotary` also lists the errors.
 
     Returns
     -------
@@ -305,9 +305,9 @@ def alibi_slopes(num_heads: int) -> Array:
     Raises
     ------
     TypeError
-        Where num_heads is not a whole number.
+        If num_heads is not a whole number.
     ValueError
-        Where num_heads is below 1.
+        If num_heads is below 1.
 
     Notes
     -----
@@ -353,9 +353,9 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     Raises
     ------
     TypeError
-        Where distances, num_buckets or max_distance are not whole numbers.
+        If distances, num_buckets or max_distance are not whole numbers.
     ValueError
-        Where num_buckets or max_distance is too small, and for an odd num_buckets if bidirectional.
+        If num_buckets or max_distance is too small, or if num_buckets is odd and bidirectional is True.
 
     Notes
     -----

@@ -69,28 +69,28 @@ class KernelAttention(Trained):
     kernel : {"gaussian", "boxcar", "epanechnikov", "constant"} or function
         With u = distance / width, in this order: exp(-u**2 / 2); 1 where u < 1, else 0; max(0, 1 - u), as in the book
         (the book's "epanechikov" is elsewhere the triangular kernel, and Epanechnikov's own kernel is
-        `lambda u: (1 - u**2).clip(0)`); 1.  A function takes an array of u and gives numbers >= 0.
+        `lambda u: (1 - u**2).clip(0)`); 1.  A function takes an array of u and returns its values, which must be >= 0.
     width : float
-        The distance that counts as 1, above 0, in the type of the inputs too; it can be read and assigned.
+        The distance that counts as 1: above 0, also when rounded to the inputs' type.  It can be read and assigned.
     derivative : function, optional
-        For `backward`: the derivative of a kernel that is a function.
+        For `backward`: the derivative with respect to u, if the kernel is a function.
     empty_rows : {"uniform", "zero"}
-        What a query gets whose weights are all 0: the mean of all values (also of those beyond its length), or 0.
+        What a query gets if its weights are all 0: the mean of all values (also of those beyond its length), or 0.
 
     Raises
     ------
     ShapeError
-        Where shapes do not fit together.
+        If shapes do not match.
     TypeError
-        Where inputs have other types.
+        If inputs have the wrong type.
     ValueError
-        For a width that is not above 0, or infinite, and for a kernel that is below 0 or NaN.
+        If the width is not above 0 or is infinite, or if the kernel is below 0 or NaN.
 
     Notes
     -----
-    Unlike the book's lines: Gaussian weights far from every key are right, not 0/0 (a softmax of the distances, not a
-    quotient of numbers that have underflowed), as far as u**2 is a number of the inputs' type; weights have queries in
-    rows.  A (B, Q, K) array of distances exists.
+    Unlike the book's code: Gaussian weights stay right far from every key, where the book's are 0/0 (they are a softmax
+    of the distances, not a quotient of numbers that underflow), as long as u**2 is finite in the inputs' type; the rows
+    of the weights are the queries.  The (B, Q, K) array of distances is stored.
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
 
     Examples
@@ -131,7 +131,7 @@ class KernelAttention(Trained):
 
     @property
     def width(self) -> float:
-        """Unit of the distance: the kernel is computed of distance / width."""
+        """The unit of distance: the kernel's argument is distance / width."""
         return self._width
 
     @width.setter
@@ -190,7 +190,7 @@ class KernelAttention(Trained):
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss with respect to queries, keys and values; adds that of the width to `width_grad`.
 
-        Where a query equals a key, the kernel may have no derivative: the gradient there is 0.  The inputs of the call
+        If a query equals a key, the kernel may have no derivative: the gradient there is 0.  The inputs of the call
         must not have changed since.
 
         Parameters
@@ -206,10 +206,10 @@ class KernelAttention(Trained):
         Raises
         ------
         RuntimeError
-            Without a call in training mode before, for a second backward of one call, and for a kernel that is a
-            function without `derivative`.
+            If there was no call in training mode before, if its backward was called already, or if the kernel is a
+            function and has no `derivative`.
         ShapeError, TypeError
-            Where grad_output does not have the shape and type of the output.
+            If grad_output does not have the shape and type of the output.
 
         Examples
         --------

@@ -28,7 +28,7 @@ def register() -> None:
     Raises
     ------
     ImportError
-        If threadpoolctl is not installed (it is no dependency: pip install threadpoolctl).
+        If threadpoolctl is not installed (mha_c does not depend on it: pip install threadpoolctl).
 
     Examples
     --------

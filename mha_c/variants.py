@@ -60,16 +60,16 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
     Returns
     -------
     context : array (..., Q, Dv)
-        The mean of the values that each query sees.
+        For each query, the weighted mean of the values.
     weights : array (..., Q, K)
         Rows sum to 1.
 
     Raises
     ------
     ShapeError
-        Where shapes do not fit together.
+        If shapes do not match.
     TypeError
-        Where types differ or are no floats.
+        If types differ or are not floats.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
 class MultiHeadedSelfAttention(AttentionLayer):
     """Multi-head self-attention with one argument and four projections without biases.
 
-    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
+    Call: layer(x (B, T, d_model)) returns (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        For the first weights.
+        Random numbers for the initial weights.
 
     Notes
     -----
@@ -199,7 +199,7 @@ class _AISummer(Layer):
 class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
+    Call: layer(x (B, T, dim), mask=None) returns (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
     of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).  Scores are scaled by dim**-0.5.
 
     Parameters
@@ -209,14 +209,14 @@ class SelfAttentionAISummer(_AISummer):
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        For the first weights.
+        Random numbers for the initial weights.
 
     Raises
     ------
     ShapeError
-        Where x or mask has another shape.
+        If x or mask has the wrong shape.
     TypeError
-        Where x or mask has another type.
+        If x or mask has the wrong type.
 
     Notes
     -----
@@ -241,7 +241,7 @@ class SelfAttentionAISummer(_AISummer):
 class MultiHeadSelfAttentionAISummer(_AISummer):
     """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
 
-    Call: layer(x (B, T, dim), mask=None) gives (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
+    Call: layer(x (B, T, dim), mask=None) returns (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
     are scaled by dim_head**-0.5.
 
     Parameters
@@ -255,16 +255,16 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        For the first weights.
+        Random numbers for the initial weights.
 
     Raises
     ------
     ShapeError
-        Where x or mask has another shape.
+        If x or mask has the wrong shape.
     TypeError
-        Where x or mask has another type.
+        If x or mask has the wrong type.
     ValueError
-        Where dim // heads is 0.
+        If dim // heads is 0.
 
     Notes
     -----

@@ -38,7 +38,8 @@ def same_weights(kept: Any, now: Any) -> bool:
 class KeyValueCache:
     """The projected keys and values of all steps so far, for one layer; made by `layer.new_cache(batch, max_len)`.
 
-    A cache belongs to the W_k and W_v that filled it; it refuses calls with others.  It can be copied and pickled.
+    A cache belongs to the W_k and W_v that filled it: a call with other weights is an error.  It can be copied and
+    pickled.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class KeyValueCache:
 
         Parameters
         ----------
-        index : whole numbers
+        index : array_like of int
             Its length is the new batch size, which may be smaller or larger than before.
         """
         self._reorder(index)
@@ -189,7 +190,7 @@ class ProjectedKeyValues:
 
         Parameters
         ----------
-        index : whole numbers
+        index : array_like of int
             Its length is the new batch size, which may be smaller or larger than before.
 
         Returns

@@ -46,14 +46,14 @@ class DecodingLayer(AttentionLayer):
         """Make a cache for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
 
         layer(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the cache.
-        Each new step attends to itself and to all steps before it.  The result is that of a causally masked call on the
-        whole sequence, for the new steps.  valid_lens (B,) says how many of the n steps of each item count, for prompts
+        Each new step attends to itself and to all steps before it.  For the new steps, the result is that of a causally
+        masked call on the whole sequence.  valid_lens (B,) says how many of the n steps of each item count, for prompts
         of different lengths; rows of the result beyond that have no meaning.  In evaluation mode only.
 
         Parameters
         ----------
         batch, max_len : int
-            How many items, and the largest number of steps.
+            The batch size, and the largest number of steps.
 
         Returns
         -------
@@ -87,15 +87,15 @@ class DecodingLayer(AttentionLayer):
         Parameters
         ----------
         keys, values : array_like (B, K, .)
-            The keys and values that a call would take.  They set the sizes of W_k and W_v that are open.
-        valid_lens : numbers (B,) or (B, Q), optional
+            The keys and values that a call would take.  They set sizes of W_k and W_v that are not known yet.
+        valid_lens : array_like (B,) or (B, Q), optional
             Used by calls that give no valid_lens.
 
         Returns
         -------
         ProjectedKeyValues
-            A call takes it in the place of both: layer(queries, kv) gives the same numbers.  If W_k or W_v has changed
-            since, a call refuses it (ValueError): project again then.
+            A call takes it in place of both: layer(queries, kv) returns the same result.  If W_k or W_v has changed
+            since, the call raises a ValueError: project again.
 
         Examples
         --------

@@ -273,18 +273,18 @@ class AttentionLayer(Layer, Viewable):
 
     @property
     def attention_weights(self) -> Array:
-        """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and keys that do not count have 0.
+        """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and masked keys have weight 0.
 
         Layers with heads have (B, H, Q, K), the attention inside a MultiHeadAttention (B*H, Q, K).  The first reading
-        computes the weights, whatever has changed since the call; each later one gives the same array (a tensor if
-        inputs were tensors) until the next call.
+        computes the weights of that call, even if parameters have changed since; each later one returns the same array
+        (a tensor if inputs were tensors) until the next call.
 
         Raises
         ------
         AttributeError
             Before the first call.
         RuntimeError
-            Where the call used another instruction set (a pickle from another kind of CPU).
+            If the call used another instruction set (a pickle from another kind of CPU).
         """
         saved, (read, found) = self._last and self._last[0], self._shown.get("weights", (None, {}))
         if saved is None or read is not saved:
@@ -324,7 +324,7 @@ class AttentionLayer(Layer, Viewable):
         Raises
         ------
         RuntimeError
-            Without a call in training mode before, and for a second backward of one call.
+            If there was no call in training mode before, or if its backward was called already.
 
         Examples
         --------

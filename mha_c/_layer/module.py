@@ -72,7 +72,7 @@ class Trained:
 
     @refuses_at_the_call
     def train(self: Self, mode: bool = True) -> Self:
-        """Switch to training mode: calls drop weights and keep what `backward` needs (NumPy layers start in eval mode).
+        """Switch to training mode: calls use dropout and keep what `backward` needs (NumPy layers start in eval mode).
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class Trained:
         return self
 
     def eval(self: Self) -> Self:
-        """Switch to eval mode: calls drop no weights and keep nothing for `backward`.
+        """Switch to eval mode: calls use no dropout and keep nothing for `backward`.
 
         Returns
         -------
@@ -127,15 +127,15 @@ class Layer(Trained):
 
     @refuses_at_the_call
     def initialize(self, rng: RngLike = None, method: str = "xavier_uniform") -> None:
-        """Draw all weights again; weights whose sizes are still open are drawn at the first call.
+        """Initialise all weights again; weights whose sizes are not known yet are initialised by the first call.
 
-        The numbers depend on the stream and the sizes only: a float32 layer gets the numbers of a float64 layer,
-        rounded, and it does not matter whether sizes were given or came with the first call.
+        The weights depend on the random numbers and the sizes only: a float32 layer gets the rounded weights of a
+        float64 layer, and it does not matter whether the sizes were given or set by the first call.
 
         Parameters
         ----------
         rng : None, int or numpy.random.Generator
-            None: the layer's own stream.
+            None: the layer's own generator.
         method : {"xavier_uniform", "torch"}
             "xavier_uniform": as in d2l's training functions, biases 0.  "torch": as in nn.Linear, weights and biases
             uniform in +-1/sqrt(in_features).
@@ -185,7 +185,8 @@ class Layer(Trained):
         Returns
         -------
         list of Parameter
-            A handle of each: `data` is its array, `grad` its gradient, `name` its name, and `p -= step` changes it.
+            Handles, not arrays: `p.data` is the array, `p.grad` its gradient, `p.name` its name, and `p -= step`
+            updates it.
 
         Examples
         --------
@@ -235,7 +236,7 @@ class Layer(Trained):
         Raises
         ------
         ValueError
-            While a size is open.
+            If a size is not known yet.
         """
         states = self._parameters.states
         open_ones = [name for name, state in states.items() if state.weight is None]
@@ -248,7 +249,7 @@ class Layer(Trained):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
         """Copy all parameters from NumPy arrays or torch tensors, for example d2l_module.state_dict().
 
-        The call sets sizes that are open.  It converts float32 to float64 and float64 to float32 where needed.
+        It sets sizes that were not known yet, and converts float32 to float64 and float64 to float32 if needed.
 
         Parameters
         ----------
@@ -268,7 +269,7 @@ class Layer(Trained):
             Lists every missing, unexpected and wrongly shaped entry (ShapeError if a shape is wrong).  Nothing is
             loaded unless everything fits.
         TypeError
-            Lists every entry of another type.
+            Lists every entry of the wrong type.
 
         Examples
         --------

@@ -63,10 +63,10 @@ class Viewable:
         W_q, W_k, W_v, the heads and W_o, computed in the page from the layer's parameters: change the number of heads,
         choose a head or a word, copy the layer as Python.  The other chapters are the lecture's.
 
-        The page itself, playground.html, holds the C core as WebAssembly.  The wheels of a release bring it; a package
-        that was built from its sources does not: `make playground` makes it in a clone, and the site has it as a
-        download.  It is looked for in the current folder, in its build folder, in that of a clone and in the package;
-        `page=` names it where it lies elsewhere.
+        The page itself, playground.html, holds the C core as WebAssembly.  The wheels of a release contain it; a
+        package that was built from its sources does not: `make playground` makes it in a clone, and the site has it as
+        a download.  It is searched for in the current folder, in its build folder, in that of a clone and in the
+        package; if it is elsewhere, give its path as `page=`.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class Viewable:
         Raises
         ------
         FileNotFoundError
-            Where playground.html is not found: the message says how to get it.
+            If playground.html is not found: the message says how to get it.
 
         Examples
         --------

@@ -33,7 +33,7 @@ _patched: list[ModuleType] = []  # each d2l.torch that has them now
 
 
 class Patched(AbstractContextManager["Patched"]):
-    """The result of `patch`: the end of `with patch():` undoes the patch."""
+    """The result of `patch`: the end of a `with patch():` block undoes the patch."""
 
     def __init__(self, modules: list[ModuleType]) -> None:
         self._modules = modules
@@ -50,9 +50,9 @@ class Patched(AbstractContextManager["Patched"]):
 def patch(module: Optional[ModuleType] = None) -> Patched:
     """Replace d2l's attention classes by ours, and print their names; `unpatch` undoes it.
 
-    Models that are built afterwards by d2l's own code, or by code that says `d2l.MultiHeadAttention`, use our
-    classes, and still work after `unpatch`.  Names that a program has imported from d2l before (`from d2l.torch
-    import MultiHeadAttention`) still mean d2l's classes: `patch` prints each of them, with the line that replaces it.
+    Models that are built afterwards by d2l's own code, or by code that writes `d2l.MultiHeadAttention`, use our
+    classes, and still work after `unpatch`.  Names that a program has imported from d2l before (`from d2l.torch import
+    MultiHeadAttention`) still mean d2l's classes: `patch` prints each of them, with the line that replaces it.
     Subclasses of d2l's classes and models that exist already do not change; mha_c.torch.convert changes models.  A
     model that was saved as a whole gets, when loaded, the classes that d2l has at that moment.
 
@@ -68,7 +68,7 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
     Returns
     -------
     Patched
-        For `with mha_c.d2l.patch(): ...`, whose end undoes the patch.
+        For `with mha_c.d2l.patch(): ...`: the end of the block undoes the patch.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
 @refuses_at_the_call
 def unpatch(module: Optional[ModuleType] = None) -> None:
-    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error where nothing is patched.
+    """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error if nothing is patched.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     seconds : float
         How long to measure.
     show : bool
-        False: nothing is printed.
+        False: print nothing.
 
     Returns
     -------
@@ -139,7 +139,7 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     Raises
     ------
     ValueError
-        Where `module` contains no attention module; errors of the module itself pass through.
+        If `module` contains no attention module; errors of the module itself pass through.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Attention taught: one step at a time, and students' own attention checked.
+"""Teaching attention: one step at a time, and checks of students' own code.
 
     import mha_c.teach as teach
     teach.check(my_attention)             # which line is wrong?

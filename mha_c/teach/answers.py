@@ -121,12 +121,12 @@ class Answer:
     Attributes
     ----------
     ok : bool
-        Whether it computes what the book's does.
+        Whether the implementation computes what the book's does.
     mistakes : list of str
         What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
         raises, unknown.
     notes : list of str
-        What is worth knowing, and no mistake.
+        Remarks that are worth reading, but are not mistakes.
     """
 
     def __init__(self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = ()) -> None:

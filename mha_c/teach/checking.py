@@ -45,19 +45,19 @@ class _Run(NamedTuple):
 def check(mine: Any, kind: Optional[str] = None) -> Answer:
     """Compare an implementation with the book's, and say which line is wrong.
 
-    It is run on inputs of few numbers, and so are the book's function and the book's function with each known mistake,
-    and with each two of them.  What explains all outcomes is the answer.
+    `check` runs the implementation on small inputs, beside the book's function, the book's function with each known
+    mistake, and with each two of them.  The mistakes that explain all its results are the answer.
 
     Parameters
     ----------
     mine : callable
-        A function of arrays or tensors, a layer, or its class.  Names may be the book's or others; weights are
-        attributes of a layer, or arguments, named W_q, W_k, W_v, W_o, w_v, or like Wq or q_proj.  It may return
-        (output, weights), and take one input: self-attention.
+        A function of arrays or tensors, a layer, or its class.  Its arguments may have the book's names or others;
+        weights are attributes of a layer, or arguments, named W_q, W_k, W_v, W_o, w_v, or like Wq or q_proj.  It may
+        return (output, weights), and it may take one input, for self-attention.
     kind : str, optional
         "masked_softmax" (X, valid_lens), "dot_product" (queries, keys, values, valid_lens), "additive", "multi_head",
         "transpose_qkv" and "transpose_output" (X, num_heads), "positional_encoding" (X) or "causal" (queries, keys,
-        values).  Default: what its name and signature tell.
+        values).  Default: told from its name and signature.
 
     Returns
     -------
@@ -67,9 +67,9 @@ def check(mine: Any, kind: Optional[str] = None) -> Answer:
     Raises
     ------
     TypeError
-        Where `mine` cannot be called, or has no weights by the names above.
+        If `mine` cannot be called, or has no weights with the names above.
     ValueError
-        Where there is no such kind, or where none can be told.
+        If there is no such kind, or if name and signature do not tell the kind.
 
     Examples
     --------

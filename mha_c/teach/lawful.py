@@ -61,19 +61,19 @@ class Laws:
         return self.text
 
     def assert_all(self) -> None:
-        """Raise the errors of a test that fails, with the counterexamples, unless all laws hold."""
+        """Raise an AssertionError with the counterexamples, unless all laws hold."""
         if not self.ok:
             raise AssertionError(self.text)
 
 
 @refuses_at_the_call
 def laws(mine: Any, kind: Optional[str] = None) -> Laws:
-    """Try the laws of attention on an implementation: no reference, no known mistakes, any sizes.
+    """Test an implementation by the laws of attention: no reference, no known mistakes, any sizes.
 
     Parameters
     ----------
     mine, kind : as in `check`
-        The implementation, and what it is of.
+        The implementation, and its kind.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     Raises
     ------
     TypeError, ValueError
-        For what `check` refuses: nothing that can be called, or a kind that is unknown.
+        As in `check`: if `mine` cannot be called, or if the kind is unknown.
 
     Examples
     --------

@@ -71,12 +71,12 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
     says : str
         Ends the sentence "it equals the book's if ...".
     line, instead : str
-        Words that stand once in the book's function, and what they become.
+        Text that occurs once in the book's function, and its replacement.
 
     Raises
     ------
     ValueError
-        Where there is no such function, or where `line` does not stand in it once.
+        If there is no such function, or if `line` does not occur in it exactly once.
 
     Examples
     --------

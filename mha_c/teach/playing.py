@@ -89,11 +89,11 @@ def multi_head(
     Raises
     ------
     ShapeError
-        Where shapes do not fit together.
+        If shapes do not match.
     TypeError
-        Where the layer is no multi-head attention.
+        If the layer is not multi-head attention.
     ValueError
-        Where matrices are too large to look at, or where there is no call to show.
+        If matrices are too large to look at, or if there is no call to show.
 
     Examples
     --------
@@ -138,7 +138,7 @@ def additive(
     layer : module
         An `AdditiveAttention` of `mha_c`, `mha_c.torch` or d2l: anything with W_q, W_k and w_v.
     queries, keys, values, valid_lens, tokens, example : as in `multi_head`
-        Without values, the keys are the values.  The errors are those of `multi_head`, too.
+        Without values, the keys are the values.  Errors are those of `multi_head`.
 
     Returns
     -------

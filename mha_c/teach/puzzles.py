@@ -69,17 +69,17 @@ class Puzzle:
 
 @refuses_at_the_call
 def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1) -> Puzzle:
-    """The book's function with a mistake in it, to be found.
+    """Make a puzzle: the book's function with a mistake in it, to be found.
 
     Parameters
     ----------
     seed : int, optional
-        The same seed is the same puzzle; None draws one, which the puzzle says.
+        The same seed gives the same puzzle; None draws a seed, which the puzzle shows.
     kind : str
         As in `check`.
     level : int
-        1: a mistake that any input shows.  2: one that hides where all sizes are alike, in a batch of one, with a
-        single head.  3: two mistakes.
+        1: a mistake that any input shows.  2: one that stays hidden if all sizes are equal, in a batch of one, with one
+        head.  3: two mistakes.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     Raises
     ------
     ValueError
-        Where there is no such kind or level.
+        If there is no such kind or level.
 
     Examples
     --------

@@ -132,11 +132,11 @@ def steps(
     Raises
     ------
     ShapeError
-        Where shapes do not fit together.
+        If shapes do not match.
     TypeError
-        Where q, k, v or lengths are not numbers.
+        If q, k, v or lengths are not numeric.
     ValueError
-        Where a matrix is too large to look at, where there is no such example, or where tokens outnumber the rows.
+        If a matrix is too large to look at, if there is no such example, or if there are more tokens than rows.
 
     Examples
     --------
@@ -262,7 +262,7 @@ def tiles(
     Parameters
     ----------
     q, k, v, valid_lens : as in `steps`
-        The errors are those of `steps`, too.
+        Errors are those of `steps`.
     block_size : int, optional
         How many keys a tile has.
     tokens, example : as in `steps`

@@ -98,7 +98,7 @@ class AttentionModule(ShowsWeights, Viewable):
         return self
 
     def reset_parameters(self) -> None:
-        """Draw all weights again, as torch's modules do; the first call draws those of lazy modules."""
+        """Initialise all weights again, as torch's modules do; the first call initialises those of lazy modules."""
         for child in self.children():
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
@@ -130,8 +130,7 @@ class AttentionModule(ShowsWeights, Viewable):
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
-        Where gradients are recorded, they flow back to keys, values, W_k and W_v; calls under torch.no_grad() are the
-        fastest.
+        Gradients flow back to keys, values, W_k and W_v; under torch.no_grad() calls are fastest.
 
         Examples
         --------
@@ -215,7 +214,7 @@ class AttentionModule(ShowsWeights, Viewable):
         """Weights of the last call, before dropout: (B, Q, K), or (B, H, Q, K) in a MultiHeadAttention.
 
         In the attention inside a MultiHeadAttention the shape is (B*H, Q, K), row b*H + h, as in d2l.  Each reading
-        gives the same tensor.  An assigned value can be read until the next call.
+        returns the same tensor.  An assigned value can be read until the next call.
         """
         return self._read_weights()
 

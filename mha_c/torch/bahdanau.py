@@ -17,7 +17,7 @@ from .layers import AdditiveAttention
 class AttentionDecoder(nn.Module, Viewable):
     """The book's abstract base class of decoders that show attention weights.
 
-    Call: decoder(X (B, T) of whole numbers, state) gives the scores and the state for the next call.
+    Call: decoder(X (B, T), state) with token ids X returns the scores and the state for the next call.
 
     Not meant to be constructed directly.
 
@@ -54,17 +54,17 @@ class AttentionDecoder(nn.Module, Viewable):
 
 
 class Seq2SeqAttentionDecoder(AttentionDecoder):
-    """A GRU over [context ; embedding]; additive attention of the top hidden state to the encoder gives the context.
+    """A GRU over [context ; embedding]; additive attention of the top hidden state over the encoder is the context.
 
-    Call: decoder(X, state) with words X (B, T) as whole numbers gives scores (B, T, vocab_size), one row for each step,
-    and the state for the next call.  `init_state` gives the state of the first call.
+    Call: decoder(X, state) with token ids X (B, T) returns scores (B, T, vocab_size), one row for each step, and the
+    state for the next call.  `init_state` gives the state of the first call.
 
     Parameters
     ----------
     vocab_size : int
-        How many words there are.
+        Size of the vocabulary.
     embed_size : int
-        Features of an embedded word.
+        Features of a token's embedding.
     num_hiddens : int
         Features of a hidden state, the same as in the encoder.
     num_layers : int
@@ -121,7 +121,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
 
     @refuses_at_the_call
     def forward(self, X: Tensor, state: Any) -> Any:
-        """The scores of all words at each step: see the class."""
+        """Compute the scores of all tokens at each step: see the class."""
         enc_outputs, hidden_state, enc_valid_lens = state
         embedded = self.embedding(X).permute(1, 0, 2)  # (T, B, embed_size)
         keys = values = enc_outputs

@@ -52,9 +52,9 @@ def convert(module: nn.Module) -> nn.Module:
 
     d2l's MultiHeadAttention, AdditiveAttention, DotProductAttention, GQAAttention and CausalAttention of any generation
     become our classes of the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules
-    and parameters stay the same objects, so optimizers keep working; modes, a program's own attributes, hooks of the
-    model around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on
-    a few small inputs are compared with ours, including gradients and the place of its dropout.
+    and parameters stay the same objects, so optimizers keep working; modes, your own attributes, hooks of the model
+    around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few
+    small inputs are compared with ours, including gradients and the place of its dropout.
 
     Parameters
     ----------
@@ -69,13 +69,13 @@ def convert(module: nn.Module) -> nn.Module:
     Raises
     ------
     TypeError
-        Where `module` is not a torch module.
+        If `module` is not a torch module.
 
     Warns
     -----
     UserWarning
-        Names the attention modules that are not converted, and why: hooks of their own, subclasses, another formula;
-        or says that `module` contains none.
+        Names the attention modules that are not converted and says why (hooks of their own, a subclass, another
+        formula), or says that `module` contains none.
 
     Notes
     -----

@@ -17,10 +17,10 @@ from ._tensors import FLOATS
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
-    """Pack the weights of mha_c's attention layers in `model` once, for calls in a `with` that record no gradient.
+    """Pack the weights of mha_c's attention layers in `model` once, for the calls without gradients in a `with` block.
 
-    This saves time for small batches in large layers: other calls bring the weights into the kernels' order each time.
-    Outside the `with` statement every call uses the current numbers of the parameters.
+    This saves time for small batches in large layers: other calls pack the weights each time.  Outside the block every
+    call uses the current parameters.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     Raises
     ------
     RuntimeError
-        On leaving, if a weight has changed inside: calls since the change may have used the old numbers.  Every number
-        is compared, and the message names the weights.  Where the `with` ends by another error, that error goes on, and
-        the message is a warning.
+        At the end of the block, if a weight has changed inside: calls since the change may have used the old weight.
+        All weights are compared, and the message names those that changed.  If the block ends with another error, that
+        error is raised, and this one becomes a warning.
 
     Examples
     --------

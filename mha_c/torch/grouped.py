@@ -38,14 +38,14 @@ class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None)
-    gives (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
+    returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
     then (B, num_heads, Q, K).
 
     Notes
     -----
     Children, in d2l's order: W_q, W_k, W_v, W_o, so that state_dicts load both ways.  No keys are copied for the heads
-    that share them.  A query without visible keys gets 0 before W_o.  Angles of rope have the default type of torch, as
-    in the book.  Source: Ainslie et al. 2023, GQA; the book's third generation.
+    that share them.  A query without visible keys gets 0 before W_o.  Angles of rope have torch's default dtype, as in
+    the book.  Source: Ainslie et al. 2023, GQA; the book's third generation.
 
     Examples
     --------
@@ -97,17 +97,17 @@ class GQAAttention(RotatesHeads):
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
-    Call: attention(X (B, T, num_hiddens)) gives (B, T, num_hiddens); further arguments are ignored, as in the book,
-    whose blocks give X three times.  `attention_weights` is then (B, num_heads, T, T).
+    Call: attention(X (B, T, num_hiddens)) returns (B, T, num_hiddens); further arguments are ignored, as in the book,
+    whose blocks pass X three times.  `attention_weights` is then (B, num_heads, T, T).
 
     Parameters
     ----------
     num_hiddens, num_heads : int
-        Features of X and of the result; heads, which divide them.
+        Features of X and of the result, and the number of heads, which divides them.
     bias : bool
         Whether the two projections add a bias.
     rope : bool
-        Whether queries and keys are rotated by their positions (neighbours are pairs).
+        Whether queries and keys are rotated by their positions (features 2i and 2i + 1 are a pair).
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
 

@@ -67,13 +67,14 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     Raises
     ------
     ShapeError
-        Where shapes do not fit together; a ValueError.
+        If shapes do not match; a ValueError.
     TypeError
-        Where types differ, or where tensors are of another kind or on another device.
+        If types or devices differ, or if an input is not a tensor of floats.
     ValueError
-        Where a number is not allowed, such as a length of NaN or a num_hiddens that num_heads does not divide.
+        If a value is not allowed, such as a length of NaN or a num_hiddens that is not divisible by num_heads.
     RuntimeError
-        For the gradient of the output with respect to attention_weights: the output is computed without these.
+        If the gradient of the output with respect to attention_weights is asked for: the output is not computed from
+        them.
 
     Notes
     -----
@@ -82,7 +83,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
     queries, keys, values   of the parameters' device and type, float32 or float64.  On the CPU bfloat16 and float16,
                 also mixed with float32, are computed in float32; the result is rounded to the type of queries.  Under
-                autocast all but float64 results have its type.  If `keys` is a result of `project`, leave out values
+                autocast, results other than float64 have autocast's type.  If `keys` is a result of `project`, leave
+                out values
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
                 (rounded up); keys and values beyond these lengths are never read.  A length above K means all
                 keys, one below 0 means 0
@@ -91,11 +93,11 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
     After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.  They
     are the weights before dropout, computed at their first use; where gradients are recorded, gradients flow from them
-    to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On other devices than the
-    CPU torch's own kernels compute.
-    Unlike d2l's: checks its arguments, needs no valid_lens, keeps no graph in its weights (so copy.deepcopy works
-    after a training step).  A child that was replaced, or that has hooks, is called as d2l would call it, with 0 in
-    the rows of keys and values that no query sees.
+    to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On devices other than the
+    CPU, torch's own kernels compute the call.
+    Unlike d2l's, it checks its arguments, needs no valid_lens and keeps no graph in its attention weights (so
+    copy.deepcopy works after a training step).  A child that was replaced, or that has hooks, is called as d2l would
+    call it, with 0 in the rows of keys and values that no query sees.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples

@@ -62,7 +62,7 @@ def empty_rows_of(masked_softmax: Any) -> str:
 @twin(of_numpy.sequence_mask)
 @refuses_at_the_call
 def sequence_mask(X: Tensor, valid_len: Any, value: Any = 0) -> Tensor:
-    """Copy X and set the steps (axis 1) from `valid_len` on to `value`.
+    """Return a copy of X in which the steps (axis 1) from `valid_len` on have the given `value`.
 
     Examples
     --------

@@ -18,7 +18,7 @@ from ._twins import twin
 
 @twin(of_numpy.PositionalEncoding)
 class PositionalEncoding(nn.Module):
-    """Add sines and cosines of each step's position to X, then dropout: how the book tells steps apart.
+    """Add sines and cosines of each step's position to X, then dropout, so that a model can tell the steps apart.
 
     Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
     position of the first step, one whole number or one for each item (B,).
@@ -32,8 +32,8 @@ class PositionalEncoding(nn.Module):
     ----------
     P : Tensor (1, max_len, num_hiddens)
         A float32 buffer that is not in the state_dict; in d2l P is a plain attribute.  P may be changed, or replaced by
-        other numbers or by an nn.Parameter that is learned: the module then adds these.  For inputs of float64 the
-        module's own numbers are added in float64.
+        another tensor or by a learned nn.Parameter, which the module then adds.  To float64 inputs the module's own
+        table is added in float64.
 
     Notes
     -----
@@ -126,7 +126,7 @@ def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dt
     Parameters
     ----------
     device, dtype : optional
-        Of the result; by default those of torch.zeros.
+        Device and type of the result; defaults as in torch.zeros.
 
     Returns
     -------

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class KernelAttention(ShowsWeights):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) gives (B, Q, Dv).  As in the
-    book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is kernel(distance of query and key / width),
-    divided by the sum over the keys of the query.  Gradients flow back to queries, keys, values and `width`, a
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) returns (B, Q, Dv).  As in
+    the book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is kernel(distance of query and key /
+    width), divided by the sum over the keys of the query.  Gradients flow back to queries, keys, values and `width`, a
     parameter that is learned like w = 1/width of the book's NWKernelRegression
     (`attention.width.requires_grad_(False)` keeps it constant).
 
@@ -60,7 +60,7 @@ class KernelAttention(ShowsWeights):
 
     @refuses_at_the_call
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
-        """The mean of the values for each query: see the class."""
+        """Compute the mean of the values for each query: see the class."""
         check_inputs(queries=queries, keys=keys, values=values)
         of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1

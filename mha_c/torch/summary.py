@@ -24,7 +24,7 @@ def weights_summary(
     window: Window = None, scale: Any = None, softcap: Any = None, relative_bias: Any = None, sinks: Any = None,
     empty_rows: EmptyRows = "zero", top: int = 0,
 ) -> WeightsSummary:  # fmt: skip
-    """What each key receives, how spread each query looks, and the largest weights, without a (Q, K) tensor.
+    """Summarise attention weights without a (Q, K) tensor: what each key receives, each query's entropy, the largest.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def weights_summary(
 
     Notes
     -----
-    The compiled core computes it, on the CPU: tensors on other devices are copied, of which q and k are Q + K rows.
+    The compiled core computes it on the CPU: tensors on other devices are copied (q and k are only Q + K rows).
 
     Examples
     --------

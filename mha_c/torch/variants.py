@@ -61,8 +61,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor) -> t
 class MultiHeadedSelfAttention(AttendsHeads):
     """Multi-head self-attention with one argument and four projections without biases.
 
-    Call: layer(x (B, T, d_model)) gives (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  A child
-    that was replaced, or that has hooks, is called.
+    Call: layer(x (B, T, d_model)) returns (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  Children
+    that were replaced, or that have hooks, are called.
 
     Examples
     --------

@@ -15,7 +15,7 @@ __all__ = ["Call", "Seen", "watch"]
 
 
 class watch:
-    """Show the attention of every call inside `with watch() as seen:`, also where the model keeps no weights.
+    """Record the attention of every call inside `with watch() as seen:`, even if the model keeps no weights.
 
     It sees torch's F.scaled_dot_product_attention, nn.MultiheadAttention and the Transformer layers of torch (which
     leave their fast paths meanwhile), the layers and functions of mha_c.torch, and the book's attention classes.  A
@@ -24,32 +24,33 @@ class watch:
     Parameters
     ----------
     model : torch.nn.Module, optional
-        Only calls inside this model are noted.  Default: all calls in this thread, with names in whatever model is
-        called.
+        Only calls inside this model are noted.  Default: all calls in this thread; names are those in whichever model
+        is called.
     compute : {"core", "torch"}
         "core": calls on the CPU, in float32 or float64 and without dropout, are computed by mha_c, with the same
-        results up to rounding and gradients as before.  "torch": all calls are computed as they would be otherwise.
+        results up to rounding and gradients as before.  "torch": all calls are computed as they would be without
+        `watch`.
 
     Returns
     -------
     Seen
-        By `as`: `seen.calls` lists the calls in order.  Each has its module's `name`, sizes, `causal`, `mask`;
-        `weights`, which are computed when they are read; and `received()`, `entropy()`, `top(k)`, which never need all
-        weights at once.  `seen.view(i, tokens=...)` is the interactive page.
+        `seen.calls` lists the calls in order.  Each has its module's `name`, sizes, `causal`, `mask`; `weights`, which
+        are computed when they are read; and `received()`, `entropy()`, `top(k)`, which never need all weights at once.
+        `seen.view(i, tokens=...)` is the interactive page.
 
     Raises
     ------
     TypeError
-        Where model is no torch module.
+        If model is not a torch module.
     ValueError
-        Where compute is another word.
+        If compute is neither of these.
 
     Notes
     -----
     A call is noted with copies of its queries and keys, and with its mask: memory grows with Q + K.  Watches may be
     nested, and errors inside leave nothing behind.  Calls inside torch.func, torch.compile and exporters are not seen.
-    A nn.TransformerEncoder in evaluation, on its fast path, gives 0 for padding tokens; under `watch` it gives what
-    it gives in training.
+    In eval mode, on its fast path, nn.TransformerEncoder returns 0 for padding tokens; under `watch` it returns what it
+    returns in training mode.
 
     Examples
     --------

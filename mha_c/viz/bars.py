@@ -28,7 +28,7 @@ def show_bars(
     Parameters
     ----------
     columns : dict
-        {title: numbers}, each as long as `labels`.
+        {title: values}, one value for each label.
     labels : list of str
         One label for each bar.
     xlabel : str
@@ -41,12 +41,12 @@ def show_bars(
     Returns
     -------
     matplotlib.figure.Figure
-        One axes for each column.
+        One Axes for each column.
 
     Raises
     ------
     ImportError
-        Where matplotlib is missing; the message says what to install.
+        If matplotlib is missing; the message says what to install.
 
     Examples
     --------

@@ -53,18 +53,18 @@ def show_heatmaps(
     Returns
     -------
     matplotlib.figure.Figure
-        One axes for each panel, and the colour bar.
+        One Axes for each panel, and one for the colour bar.
 
     Raises
     ------
     ShapeError
-        Where matrices have another rank.
+        If matrices have the wrong rank.
     TypeError
-        Where matrices are not numbers.
+        If matrices are not numeric.
     ValueError
-        Where titles or tokens do not fit the matrices.
+        If titles or tokens do not fit the matrices.
     ImportError
-        Where matplotlib is missing.
+        If matplotlib is missing.
 
     Notes
     -----

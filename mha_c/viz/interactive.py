@@ -47,7 +47,7 @@ def view(
     title: Optional[str] = None,
     max_bytes: int = MAX_BYTES,
 ) -> Page:
-    """An interactive page of attention weights: all heads side by side, one head large, lines, text; without network.
+    """An interactive page of attention weights: all heads side by side, one head large, lines, text; no network.
 
     Parameters
     ----------
@@ -62,7 +62,8 @@ def view(
     valid_lens : optional
         One number, or one per example: keys from this position on are left out.
     num_heads : int, optional
-        Splits d2l's (batch * heads, queries, keys), other weights have to have as many; layers know it themselves.
+        Splits d2l's (batch * heads, queries, keys); other weights must have this many heads; layers know their own
+        number.
     head_names, layer_names : list of str, optional
         Labels instead of "head 0" (heads count from 0, as in mha_c.heads) and "layer 1".
     title : str, optional
@@ -79,11 +80,11 @@ def view(
     Raises
     ------
     ShapeError
-        Where weights or valid_lens have another shape.
+        If weights or valid_lens has the wrong shape.
     TypeError
-        Where `weights` has no attention weights.
+        If `weights` has no attention weights.
     ValueError
-        Where tokens or names do not fit the weights.
+        If tokens or names do not fit the weights.
 
     Examples
     --------

@@ -67,13 +67,13 @@ def playground(
         The words of queries and keys: see `mha_c.viz.view`.
     inputs : optional
         What the layer is called with: an array for self-attention, or (queries, keys, values), each (rows, features) or
-        with a batch axis in front.  With them the page computes the layer itself, from its parameters.
+        with a batch axis in front.  With inputs the page computes the layer itself, from its parameters.
     valid_lens : optional
         The length of the example, with `inputs`.
     example : int
         Which item of the batch is shown.
     page : str or Path, optional
-        The file playground.html, where it is not found by itself.
+        The file playground.html, if it is not found by itself.
 
     Returns
     -------
@@ -83,9 +83,9 @@ def playground(
     Raises
     ------
     FileNotFoundError
-        Where playground.html is not there: the message says how to get it.
+        If playground.html is not found: the message says how to get it.
     ShapeError, TypeError, ValueError
-        Where inputs or tokens do not fit, or are too large to be looked at.
+        If inputs or tokens do not fit, or are too large to be looked at.
 
     Examples
     --------

@@ -26,11 +26,11 @@ class Call:
     kind : str
         What was called: "scaled_dot_product_attention", "MultiheadAttention", "MultiHeadAttention", ...
     batch, heads, key_heads, queries, keys : int
-        Sizes: the weights are (batch, heads, queries, keys).  Leading axes that are neither are part of the batch.
+        Sizes: the weights are (batch, heads, queries, keys).  Other leading axes are part of the batch.
     causal : bool or str
         False; True: query i sees keys 0..i; or the corner, as in mha_c.functional.
     mask : Tensor or None
-        The mask of the call as it was given: bool, or numbers that are added to the scores.
+        The mask of the call as it was given: bool, or float, which is added to the scores.
     valid_lens : Tensor or None
         The lengths of the call.
     """
@@ -59,12 +59,12 @@ class Call:
         return self._tensor(summarize(self._made_of.source()).received)
 
     def entropy(self) -> Tensor:
-        """How spread each query looks: the entropy of its weights in bits.
+        """How widely each query looks: the entropy of its weights in bits.
 
         Returns
         -------
         Tensor (B, H, Q)
-            0 for a query that sees one key, log2(n) for n keys evenly.  Computed in pieces.
+            0 for a query that sees one key, log2(n) for n equal weights.  Computed in pieces.
         """
         return self._tensor(summarize(self._made_of.source()).entropy)
 
@@ -79,9 +79,9 @@ class Call:
         Returns
         -------
         weights : Tensor (B, H, Q, k)
-            The largest first; 0 where a query has fewer keys.
+            The largest first; 0 if a query has fewer keys.
         keys : Tensor of int64 (B, H, Q, k)
-            Of equal weights the first key comes first; -1 where a query has fewer keys.
+            Of equal weights the first key comes first; -1 if a query has fewer keys.
         """
         found = summarize(self._made_of.source(), scalars.whole(k, "k"))
         return self._tensor(found.top_weights), self._tensor(found.top_keys)
@@ -113,7 +113,7 @@ class Call:
         tokens : optional
             The words, as in mha_c.viz.view.
         **options : Any
-            `example`, and `page` where playground.html is not found: see `playground` of `mha_c.MultiHeadAttention`.
+            `example`, and `page` if playground.html is not found: see `playground` of `mha_c.MultiHeadAttention`.
 
         Returns
         -------
@@ -123,7 +123,7 @@ class Call:
         Raises
         ------
         FileNotFoundError
-            Where playground.html is not found: the message says how to get it.
+            If playground.html is not found: the message says how to get it.
         """
         from ...viz import playground
 
@@ -173,7 +173,7 @@ class Seen:
         Raises
         ------
         ValueError
-            Where there is no such call.
+            If there is no such call.
         """
         if not self.calls:
             raise ValueError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")
@@ -205,9 +205,9 @@ class Seen:
         Raises
         ------
         ValueError
-            Where there is no such call.
+            If there is no such call.
         FileNotFoundError
-            Where playground.html is not found: the message says how to get it.
+            If playground.html is not found: the message says how to get it.
         """
         if not self.calls:
             raise ValueError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")

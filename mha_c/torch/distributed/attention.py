@@ -44,7 +44,7 @@ def ring_attention(
     q, k, v : Tensor (B, H, Nq/n, D), (B, Hkv, N/n, D), (B, Hkv, N/n, Dv)
         CPU tensors of one type; n is the number of ranks, and Hkv divides H.  float32 and float64 are computed
         natively; bfloat16 and float16 are computed in float32, and the result is rounded.
-    valid_lens : numbers (B,) or (B, Nq), optional
+    valid_lens : array_like (B,) or (B, Nq), optional
         Lengths of the whole sequence: integers or floats.
     causal : {False, True, "top_left"}
         Query i of the whole sequence sees keys 0..i.
@@ -73,9 +73,9 @@ def ring_attention(
     Raises
     ------
     ShapeError, TypeError, ValueError
-        Where arguments do not fit together.  All ranks raise an error, which names the rank with the wrong argument.
+        If arguments do not match.  All ranks raise an error, which names the rank with the wrong argument.
     RuntimeError
-        If a rank has died, hangs beyond the group's timeout or calls something else: on all ranks.  Use a new group.
+        On all ranks, if one has died, hangs beyond the group's timeout or makes another call.  Use a new group then.
 
     Notes
     -----
@@ -127,7 +127,7 @@ def ring_traffic(
     Returns
     -------
     list of int
-        One number for each rank.  A key and its value are B Hkv (D + Dv) numbers.  In the backward pass the same keys
+        One count for each rank.  A key and its value are B Hkv (D + Dv) numbers.  In the backward pass the same keys
         travel again, and their gradients travel as far.
 
     Examples

@@ -46,9 +46,9 @@ def spread_sequence(
     Raises
     ------
     ValueError
-        Where the module contains no such layer.
+        If the module contains no such layer.
     TypeError
-        Where the attention in a layer is replaced or has hooks, because spread_sequence replaces it.
+        If the attention in a layer is replaced or has hooks, because spread_sequence replaces it.
 
     See Also
     --------
